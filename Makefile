@@ -1,0 +1,39 @@
+# One local verb equals CI: `make check test`.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: help demo test check bench format clean
+help:            ## what each verb does
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+
+# A plain `pip install torch` would take the newest CUDA build; the dev group pins the CPU one.
+$(STAMP): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@echo "installing shardmesh and its development tools into $(VENV) (about a minute)"
+	@$(BIN)/python -m pip install --quiet --editable '.[server]' --group dev
+	@touch $(STAMP)
+
+demo: $(STAMP)   ## the main job on one node: store, preprocess, train, resume, share (about three minutes)
+	@$(BIN)/python -m demo
+
+test: $(STAMP)   ## every test that runs without foreign servers
+	@$(BIN)/python -m pytest
+
+check: $(STAMP)  ## lint, types, architecture
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: $(STAMP)  ## side by side with SeaweedFS, nginx and the peer loaders; writes docs/benchmarks.md
+	@$(BIN)/python -m bench
+
+format: $(STAMP) ## apply the formatter
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+clean:           ## remove environments and scratch data
+	rm -rf $(VENV) .demo .bench

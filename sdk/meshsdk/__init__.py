@@ -1,0 +1,1 @@
+"""The SDK of a training pod."""
