@@ -1,4 +1,4 @@
-"""The shape of the distribution: what a bare install imports, and that no folder of ours shadows the standard library."""
+"""The shape of the distribution: what a bare install imports; no folder of ours shadows the standard library."""
 
 from __future__ import annotations
 
