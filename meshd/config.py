@@ -1,0 +1,337 @@
+"""Settings of a node: frozen dataclasses, one table of options, one loader.
+
+Law: validated once, here; passed down as values; nothing else reads flags, files or MESHD_* settings.
+Precedence: flags, then environment (MESHD_*), then the configuration file, then the default.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import yaml
+
+from meshd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+Durability = Literal["commit", "relaxed"]
+LogFormat = Literal["text", "json"]
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {f"{unit}i": 1 << (10 * power) for power, unit in enumerate("kmgt", start=1)}
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """Where and how objects are kept. Sizes in bytes."""
+
+    data_dir: Path
+    """Holds `lock`, `run/`, `control/`, credentials, and (unless told otherwise) data and index."""
+    disks: tuple[Path, ...]
+    """Directories of the data files; objects spread over them. Default: the data directory itself."""
+    index_dir: Path
+    """Holds the LMDB index; wants the fastest device. Default: `<data_dir>/index`."""
+    durability: Durability = "commit"
+    """commit: a PUT is on the disk before it is answered. relaxed: for caches; a power cut may lose the last."""
+    small_object_bytes: int = 1 << 20
+    """Objects up to this size share segments; larger ones get a file of their own."""
+    segment_bytes: int = 256 << 20
+    """A segment is sealed at about this size."""
+    index_map_bytes: int = 64 << 30
+    """Address space reserved for the index; not memory, not disk."""
+
+    @classmethod
+    def at(cls, data_dir: Path, **changes: Any) -> StoreSettings:
+        """Settings for one directory with every default derived from it."""
+        data_dir = Path(data_dir)
+        return cls(
+            **({"data_dir": data_dir, "disks": (data_dir,), "index_dir": data_dir / "index"} | changes)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """The S3 and native endpoint. Times in seconds, sizes in bytes."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Loopback by default: the daemon speaks plain HTTP."""
+    port: int = 9000
+    """TCP port; 0 takes a free one and says which in the ready line."""
+    max_header_bytes: int = 64 << 10
+    """Request line and headers together; S3 itself allows about 8 KiB of headers."""
+    max_xml_bytes: int = 2 << 20
+    """Largest XML or JSON body (DeleteObjects of 1,000 long keys fits)."""
+    body_timeout: float = 120.0
+    """A request body that brings nothing for this long is given up (408-like, nothing is stored)."""
+    idle_timeout: float = 75.0
+    """A keep-alive connection without a request is closed after this."""
+    drain_timeout: float = 30.0
+    """After SIGTERM, running requests get this long to finish."""
+    backlog: int = 1024
+    """Connections the kernel queues for a worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransformSettings:
+    """The pool that decodes and augments, and the cache of finished batches."""
+
+    processes: int = 2
+    """Transform processes. Default: the cores this process may run on."""
+    frame_cache_bytes: int = 1 << 30
+    """Finished batches kept in shared memory, least recently used out first. Counts against the machine's RAM."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """Everything one daemon needs to know, validated."""
+
+    node_id: str
+    """Names the node in metrics, logs and the cluster map. Default: the host name."""
+    store: StoreSettings
+    http: HttpSettings = field(default_factory=HttpSettings)
+    transform: TransformSettings = field(default_factory=TransformSettings)
+    workers: int = 1
+    """HTTP processes on the one port. Default: min(4, cores). With 1, the steward lives in the worker."""
+    users_file: Path | None = None
+    """YAML list of users; read at start and on SIGHUP."""
+    region: str = "us-east-1"
+    """What GetBucketLocation answers, and the region new buckets get."""
+    log_format: LogFormat = "text"
+    log_level: str = "info"
+
+    @property
+    def run_dir(self) -> Path:
+        """Sockets and metrics of the running processes; emptied at start."""
+        return self.store.data_dir / "run"
+
+    @property
+    def metrics_dir(self) -> Path:
+        """Files through which the processes share their counters."""
+        return self.run_dir / "metrics"
+
+    @property
+    def control_dir(self) -> Path:
+        """The embedded control store."""
+        return self.store.data_dir / "control"
+
+    @property
+    def steward_socket(self) -> Path:
+        """Unix socket on which the steward serves the workers."""
+        return self.run_dir / "steward.sock"
+
+    def transform_socket(self, index: int) -> Path:
+        """Unix socket of transform process `index`."""
+        return self.run_dir / f"transform-{index}.sock"
+
+
+def cores() -> int:
+    """CPUs this process may run on (an affinity mask or cpuset counts, unlike `os.cpu_count`)."""
+    return len(os.sched_getaffinity(0))
+
+
+def parse_size(text: object) -> int:
+    """Bytes of `4096`, `64KiB`, `1.5G`: decimal units and, with an i, binary ones. Raises ValueError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", str(text).lower())
+    if match is None or match[2] not in _UNITS:
+        raise ValueError("expected a size such as 64MiB or 2GB")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _positive(text: object) -> int:
+    value = int(str(text))
+    if value < 1:
+        raise ValueError("expected a whole number of at least 1")
+    return value
+
+
+def _seconds(text: object) -> float:
+    value = float(str(text))
+    if not 0 < value < 1e7:
+        raise ValueError("expected a number of seconds above 0")
+    return value
+
+
+def _choice(*allowed: str) -> Callable[[object], str]:
+    def parse(text: object) -> str:
+        if str(text) not in allowed:
+            raise ValueError(f"expected one of {', '.join(allowed)}")
+        return str(text)
+
+    return parse
+
+
+def _name(text: object) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", str(text)):
+        raise ValueError("expected letters, digits, dots and dashes, at most 63")
+    return str(text)
+
+
+def _path(text: object) -> Path:
+    if not isinstance(text, str | os.PathLike) or not str(text):
+        raise ValueError("expected a path")
+    return Path(os.path.abspath(Path(text).expanduser()))
+
+
+def _paths(value: object) -> tuple[Path, ...]:
+    if isinstance(value, str):
+        value = [item for item in value.split(os.pathsep) if item]
+    if not isinstance(value, list | tuple):
+        raise ValueError("expected a path or a list of paths")  # noqa: TRY004  reported as a bad setting
+    return tuple(_path(item) for item in value)
+
+
+def parse_listen(text: object) -> tuple[str, int]:
+    """`HOST:PORT`, `:PORT`, `[v6]:PORT` → (host, port). Raises ValueError."""
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^:\[\]]*)):(\d{1,5})", str(text))
+    if match is None or int(match[3]) > 65535:
+        raise ValueError("expected HOST:PORT, such as 127.0.0.1:9000 or [::1]:9000")
+    return match[1] or match[2] or "0.0.0.0", int(match[3])
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One setting under its one name: `--name`, `MESHD_NAME`, `name:` in the file."""
+
+    name: str
+    parse: Callable[[object], object]
+    default: Callable[[], object]
+
+    @property
+    def env(self) -> str:
+        return "MESHD_" + self.name.replace("-", "_").upper()
+
+
+OPTIONS: Mapping[str, Option] = {
+    option.name: option
+    for option in (
+        Option("data-dir", _path, lambda: None),
+        Option("disk", _paths, tuple),
+        Option("index-dir", _path, lambda: None),
+        Option("durability", _choice("commit", "relaxed"), lambda: "commit"),
+        Option("small-object", parse_size, lambda: 1 << 20),
+        Option("segment-size", parse_size, lambda: 256 << 20),
+        Option("index-map", parse_size, lambda: 64 << 30),
+        Option("listen", parse_listen, lambda: ("127.0.0.1", 9000)),
+        Option("body-timeout", _seconds, lambda: 120.0),
+        Option("idle-timeout", _seconds, lambda: 75.0),
+        Option("drain-timeout", _seconds, lambda: 30.0),
+        Option("workers", _positive, lambda: min(4, cores())),
+        Option("transforms", _positive, cores),
+        Option("frame-cache", parse_size, lambda: 1 << 30),
+        Option("users", _path, lambda: None),
+        Option("node-id", _name, lambda: _name(socket.gethostname())),
+        Option("region", _name, lambda: "us-east-1"),
+        Option("log-format", _choice("text", "json"), lambda: "text"),
+        Option("log-level", _choice("debug", "info", "warning", "error"), lambda: "info"),
+    )
+}
+
+
+def load_settings(
+    flags: Mapping[str, object], *, config_file: Path | None = None, env: Mapping[str, str] | None = None
+) -> NodeSettings:
+    """The node's settings from flags (None means not given), MESHD_* variables and a YAML file.
+
+    Raises ConfigError, which names the setting, where it came from and what would be accepted.
+    """
+    environment = os.environ if env is None else env
+    given: dict[str, object] = {}
+    if config_file is not None:
+        given.update(_read_file(config_file))
+    sources = dict.fromkeys(given, str(config_file))
+    for option in OPTIONS.values():
+        if environment.get(option.env):
+            given[option.name], sources[option.name] = environment[option.env], option.env
+    for name, value in flags.items():
+        key = _known(name, "the command line")
+        if value is not None and value != ():
+            given[key], sources[key] = value, f"--{key}"
+    return _assemble({name: _value(option, given, sources) for name, option in OPTIONS.items()})
+
+
+def _value(option: Option, given: Mapping[str, object], sources: Mapping[str, str]) -> object:
+    if option.name not in given:
+        return option.default()
+    try:
+        return option.parse(given[option.name])
+    except ValueError as error:
+        shown = str(given[option.name])[:80]
+        raise ConfigError(f"{option.name}: {error}, not {shown!r} (from {sources[option.name]})") from None
+
+
+def _known(name: str, source: str) -> str:
+    key = str(name).replace("_", "-")
+    if key in OPTIONS:
+        return key
+    close = difflib.get_close_matches(key, OPTIONS, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"known settings: {', '.join(OPTIONS)}"
+    raise ConfigError(f"unknown setting {str(name)[:80]!r} in {source}; {hint}")
+
+
+def _read_file(path: Path) -> dict[str, object]:
+    try:
+        document = yaml.safe_load(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {_one_line(error)}") from None
+    if not isinstance(document, dict | None):
+        raise ConfigError(f"{path} must be a mapping of settings, such as `workers: 2`")
+    return {_known(name, str(path)): value for name, value in (document or {}).items() if value is not None}
+
+
+def _one_line(error: yaml.YAMLError) -> str:
+    """The problem and its place, without the source lines PyYAML quotes: they may hold a secret."""
+    mark = getattr(error, "problem_mark", None)
+    place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    return f"{getattr(error, 'problem', None) or 'unreadable characters'}{place}"
+
+
+def _assemble(values: Mapping[str, object]) -> NodeSettings:
+    value = cast("Mapping[str, Any]", values)
+    if value["data-dir"] is None:
+        raise ConfigError(
+            "data-dir is required: say where the node keeps its data, such as --data-dir ./data"
+        )
+    host, port = value["listen"]
+    data_dir: Path = value["data-dir"]
+    store = StoreSettings(
+        data_dir=data_dir,
+        disks=_distinct(value["disk"]) or (data_dir,),
+        index_dir=value["index-dir"] or data_dir / "index",
+        durability=value["durability"],
+        small_object_bytes=value["small-object"],
+        segment_bytes=value["segment-size"],
+        index_map_bytes=value["index-map"],
+    )
+    http = HttpSettings(
+        host=host,
+        port=port,
+        body_timeout=value["body-timeout"],
+        idle_timeout=value["idle-timeout"],
+        drain_timeout=value["drain-timeout"],
+    )
+    return NodeSettings(
+        node_id=value["node-id"],
+        store=store,
+        http=http,
+        transform=TransformSettings(value["transforms"], value["frame-cache"]),
+        workers=value["workers"],
+        users_file=value["users"],
+        region=value["region"],
+        log_format=value["log-format"],
+        log_level=value["log-level"],
+    )
+
+
+def _distinct(disks: tuple[Path, ...]) -> tuple[Path, ...]:
+    if len(set(disks)) != len(disks):
+        raise ConfigError("disk: the same directory is given twice; each --disk needs its own")
+    return disks

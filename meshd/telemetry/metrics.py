@@ -1,0 +1,77 @@
+"""Every metric of the daemon, in one place. Names start with `meshd_`, units are seconds and bytes.
+
+Law: labels are bounded (never a key, a bucket or a client). The runtime sets PROMETHEUS_MULTIPROC_DIR before
+this module is imported; the processes then share their values through that directory.
+"""
+
+from __future__ import annotations
+
+import os
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_registry = CollectorRegistry()
+_LATENCY = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+def _counter(name: str, documentation: str, *labels: str) -> Counter:
+    return Counter(name, documentation, labels, registry=_registry)
+
+
+def _histogram(name: str, documentation: str, *labels: str) -> Histogram:
+    return Histogram(name, documentation, labels, registry=_registry, buckets=_LATENCY)
+
+
+def _gauge(name: str, documentation: str, *labels: str, mode: str = "livesum") -> Gauge:
+    return Gauge(name, documentation, labels, registry=_registry, multiprocess_mode=mode)
+
+
+# HTTP: operation is the S3 operation's name (or a native route's), status the number as text
+http_requests = _counter("meshd_http_requests_total", "Requests answered.", "operation", "status")
+http_seconds = _histogram("meshd_http_request_seconds", "From request head to last byte.", "operation")
+http_bytes = _counter("meshd_http_bytes_total", "Body bytes; direction is in or out.", "direction")
+http_in_flight = _gauge("meshd_http_requests_in_flight", "Requests being answered now.")
+http_connections = _gauge("meshd_http_connections", "Open client connections.")
+
+# batches and transforms
+batch_rows_served = _counter("meshd_batch_rows_served_total", "Rows of batches sent to clients.")
+transform_samples = _counter("meshd_transform_samples_total", "Samples a transform worked on.", "op")
+transform_seconds = _histogram("meshd_transform_seconds", "Transform time of one slice of rows.")
+transform_failures = _counter("meshd_transform_failures_total", "Samples no transform could read.", "op")
+transform_queue = _gauge("meshd_transform_queue_rows", "Rows waiting for a transform process.")
+frames = _counter("meshd_frames_total", "Batch frames asked for; result is hit, joined or miss.", "result")
+frame_cache_bytes = _gauge("meshd_frame_cache_bytes", "Shared memory held by finished batches.")
+
+# store
+store_commits = _counter("meshd_store_commits_total", "Index commits (each serves a group of writes).")
+store_commit_writes = _counter("meshd_store_commit_writes_total", "Writes made durable by those commits.")
+store_commit_seconds = _histogram("meshd_store_commit_seconds", "Data sync and index commit of one group.")
+store_written_bytes = _counter("meshd_store_written_bytes_total", "Object bytes written to data files.")
+store_read_bytes = _counter("meshd_store_read_bytes_total", "Object bytes read from data files.")
+store_deleted_bytes = _counter("meshd_store_deleted_bytes_total", "Object bytes that became dead.")
+store_corrupt_extents = _counter("meshd_store_corrupt_extents_total", "Extents that failed verification.")
+store_objects = _gauge("meshd_store_objects", "Objects in the store.", mode="mostrecent")
+store_live_bytes = _gauge("meshd_store_live_bytes", "Bytes of those objects.", mode="mostrecent")
+store_disk_free_bytes = _gauge("meshd_store_disk_free_bytes", "Free bytes.", "disk", mode="mostrecent")
+
+# processes; role is worker, steward or transform
+process_restarts = _counter("meshd_process_restarts_total", "Children that died and were replaced.", "role")
+processes_up = _gauge("meshd_processes_up", "Children that are ready.", "role", mode="mostrecent")
+
+
+def render() -> bytes:
+    """All metrics in Prometheus's text format: of every process when a shared directory is set, else of this one."""
+    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+        return bytes(generate_latest(_registry))
+    merged = CollectorRegistry()
+    MultiProcessCollector(merged)
+    return bytes(generate_latest(merged))
+
+
+def forget_process(pid: int) -> None:
+    """Drop the live gauges of a process that died; its counters stay in the sums."""
+    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+        mark_process_dead(pid)
