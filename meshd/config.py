@@ -39,7 +39,7 @@ class StoreSettings:
     index_dir: Path
     """Holds the LMDB index; wants the fastest device. Default: `<data_dir>/index`."""
     durability: Durability = "commit"
-    """commit: a PUT is on the disk before it is answered. relaxed: for caches; a power cut may lose the last."""
+    """commit: a PUT is on disk before it is answered. relaxed: for caches; a power cut may lose the last."""
     small_object_bytes: int = 1 << 20
     """Objects up to this size share segments; larger ones get a file of their own."""
     segment_bytes: int = 256 << 20
@@ -51,9 +51,8 @@ class StoreSettings:
     def at(cls, data_dir: Path, **changes: Any) -> StoreSettings:
         """Settings for one directory with every default derived from it."""
         data_dir = Path(data_dir)
-        return cls(
-            **({"data_dir": data_dir, "disks": (data_dir,), "index_dir": data_dir / "index"} | changes)
-        )
+        defaults: dict[str, Any] = {"disks": (data_dir,), "index_dir": data_dir / "index"}
+        return cls(data_dir, **(defaults | changes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ class TransformSettings:
     processes: int = 2
     """Transform processes. Default: the cores this process may run on."""
     frame_cache_bytes: int = 1 << 30
-    """Finished batches kept in shared memory, least recently used out first. Counts against the machine's RAM."""
+    """Finished batches kept in shared memory, least recently used out first. It is RAM of the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,9 +296,7 @@ def _one_line(error: yaml.YAMLError) -> str:
 def _assemble(values: Mapping[str, object]) -> NodeSettings:
     value = cast("Mapping[str, Any]", values)
     if value["data-dir"] is None:
-        raise ConfigError(
-            "data-dir is required: say where the node keeps its data, such as --data-dir ./data"
-        )
+        raise ConfigError("data-dir is required: say where the node keeps its data, as in --data-dir ./data")
     host, port = value["listen"]
     data_dir: Path = value["data-dir"]
     store = StoreSettings(

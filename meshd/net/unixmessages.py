@@ -1,7 +1,7 @@
 """JSON messages with file descriptors (SCM_RIGHTS) over Unix stream sockets, asynchronous and blocking.
 
-On the wire: length u32 and descriptor count u16, big-endian, then that many bytes of JSON; the descriptors ride
-on the first byte. Law: sent descriptors stay the sender's to close; received ones are the receiver's.
+On the wire: length u32 and descriptor count u16, big-endian, then that many bytes of JSON; descriptors
+ride on the first byte. Law: sent descriptors stay the sender's to close; received ones are the receiver's.
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ def _receive(sock: socket.socket, into: Assembly) -> None:
 class MessageStream:
     """The asynchronous side. Any number of tasks may send; one at a time may receive.
 
-    Cancelling `receive` loses nothing; cancelling a `send` that has begun closes the stream (half a message is out).
+    Cancelling `receive` loses nothing; cancelling a `send` that has begun closes the stream, for half a
+    message is out.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -154,7 +155,7 @@ class MessageStream:
                 raise StreamClosedError("the other process closed the stream") from error
 
     async def receive(self) -> tuple[Any, list[int]]:
-        """The next message and its descriptors, now the caller's to close. Raises StreamClosedError, MessageError."""
+        """The next message and its descriptors, now the caller's. Raises StreamClosedError, MessageError."""
         while True:
             message = self._assembly.next()
             if message is not None:
@@ -167,7 +168,7 @@ class MessageStream:
                 await _ready(self._sock, writing=False)
 
     def close(self) -> None:
-        """Close the socket and drop what was not received. Idempotent; a waiting receive ends with an error."""
+        """Close the socket, drop what was not received. Idempotent; a waiting receive ends with an error."""
         if self._sock.fileno() >= 0:
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)  # wakes whoever waits on the descriptor
@@ -177,9 +178,7 @@ class MessageStream:
 
 async def _ready(sock: socket.socket, *, writing: bool) -> None:
     loop = asyncio.get_running_loop()
-    fd = os.dup(
-        sock.fileno()
-    )  # of our own: closing the stream meanwhile cannot make it another file's number
+    fd = os.dup(sock.fileno())  # our own: closing the stream meanwhile cannot make it another file's
     add, remove = (loop.add_writer, loop.remove_writer) if writing else (loop.add_reader, loop.remove_reader)
     waiter: asyncio.Future[None] = loop.create_future()
     try:
@@ -214,7 +213,7 @@ class BlockingMessageStream:
             raise StreamClosedError("the other process closed the stream") from error
 
     def receive(self) -> tuple[Any, list[int]]:
-        """The next message and its descriptors, now the caller's to close. Raises StreamClosedError, MessageError."""
+        """The next message and its descriptors, now the caller's. Raises StreamClosedError, MessageError."""
         while True:
             message = self._assembly.next()
             if message is not None:
@@ -252,7 +251,7 @@ def connect_blocking(path: Path) -> BlockingMessageStream:
 
 
 async def connect(path: Path) -> MessageStream:
-    """Connect to `path`. Raises OSError when nobody listens there. (Connecting a Unix socket does not wait.)"""
+    """Connect to `path`. Raises OSError when nobody listens there. (A Unix socket connects at once.)"""
     return MessageStream(_connected(path))
 
 
@@ -271,7 +270,7 @@ Serve = Callable[[MessageStream], Awaitable[None]]
 
 
 async def accept_streams(listener: socket.socket, serve: Serve) -> None:
-    """Run `serve(stream)` for every connection until cancelled; then its tasks are cancelled and streams closed.
+    """Run `serve(stream)` for every connection until cancelled; its tasks then end with it.
 
     A stream that ends or breaks ends its task quietly; other errors of `serve` go to the loop's handler.
     """

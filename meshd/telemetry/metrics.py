@@ -63,7 +63,7 @@ processes_up = _gauge("meshd_processes_up", "Children that are ready.", "role", 
 
 
 def render() -> bytes:
-    """All metrics in Prometheus's text format: of every process when a shared directory is set, else of this one."""
+    """All metrics as Prometheus text: of every process when a shared directory is set, else of this one."""
     if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
         return bytes(generate_latest(_registry))
     merged = CollectorRegistry()
