@@ -1,0 +1,242 @@
+"""What an S3 operation answers, as frozen values.
+
+Law: data only. `meshd.service` makes these, `meshwire.s3.rendering` writes them, `meshwire.s3.documents` reads the
+listed ones back for the SDK. Invariant: ETags are without quotes, times are milliseconds since the epoch, sizes bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    id: str
+    display_name: str = ""
+
+
+# --- service and buckets ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BucketEntry:
+    name: str
+    created_ms: int
+    region: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketListing:
+    """`next_after` is the last bucket name of a truncated page (it becomes the continuation token), else None."""
+
+    owner: Owner
+    buckets: tuple[BucketEntry, ...]
+    next_after: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BucketCreated:
+    bucket: str
+
+
+@dataclass(frozen=True, slots=True)
+class BucketFound:
+    """HEAD of a bucket."""
+
+    region: str = "us-east-1"
+
+
+@dataclass(frozen=True, slots=True)
+class BucketDeleted:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class BucketLocation:
+    """`us-east-1` is rendered as the empty constraint, as S3 does."""
+
+    region: str = "us-east-1"
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectEntry:
+    """One object of a listing. `checksum_algorithm` in S3's spelling is made from the lower-case name."""
+
+    key: str
+    size: int
+    etag: str
+    modified_ms: int
+    owner: Owner | None = None
+    storage_class: str = "STANDARD"
+    checksum_algorithm: str = ""
+    checksum_type: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectListing:
+    """A page of objects. `next_after` is the last key or common prefix returned; rendering makes the continuation
+    token or NextMarker of it. When read back by the SDK it is the raw token (or marker) to send next."""
+
+    entries: tuple[ObjectEntry, ...] = ()
+    common_prefixes: tuple[str, ...] = ()
+    truncated: bool = False
+    next_after: str = ""
+
+
+# --- objects ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectHead:
+    """What GET and HEAD say of an object: `headers` the stored system headers, `metadata` without its prefix.
+
+    `checksums` maps algorithm to base64 for what is sent (the whole object, or the part asked for);
+    `parts_count` is set only when a part number was asked for.
+    """
+
+    size: int
+    etag: str
+    modified_ms: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    checksum_type: str = ""
+    parts_count: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStored:
+    """Answer to PutObject."""
+
+    etag: str
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    checksum_type: str = "FULL_OBJECT"
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectDeleted:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class CopyResult:
+    """Answer to CopyObject and to UploadPartCopy."""
+
+    etag: str
+    modified_ms: int
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    checksum_type: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteFailure:
+    key: str
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteResult:
+    """`deleted` is left out of the document when the request was quiet: pass it empty then."""
+
+    deleted: tuple[str, ...] = ()
+    failures: tuple[DeleteFailure, ...] = ()
+
+
+# --- multipart -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class UploadCreated:
+    bucket: str
+    key: str
+    upload_id: str
+    checksum_algorithm: str = ""
+    checksum_type: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PartStored:
+    """Answer to UploadPart."""
+
+    etag: str
+    checksums: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteResult:
+    bucket: str
+    key: str
+    etag: str
+    location: str = ""
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    checksum_type: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UploadAborted:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class PartEntry:
+    number: int
+    size: int
+    etag: str
+    modified_ms: int
+    checksums: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PartList:
+    parts: tuple[PartEntry, ...] = ()
+    truncated: bool = False
+    owner: Owner = Owner("")
+    checksum_algorithm: str = ""
+    checksum_type: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UploadEntry:
+    key: str
+    upload_id: str
+    initiated_ms: int
+    owner: Owner = Owner("")
+    checksum_algorithm: str = ""
+    checksum_type: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UploadListing:
+    """`next_key` and `next_upload_id` name the last upload (or the last common prefix, with an empty id) returned."""
+
+    uploads: tuple[UploadEntry, ...] = ()
+    common_prefixes: tuple[str, ...] = ()
+    truncated: bool = False
+    next_key: str = ""
+    next_upload_id: str = ""
+
+
+Result = (
+    BucketListing
+    | BucketCreated
+    | BucketFound
+    | BucketDeleted
+    | BucketLocation
+    | ObjectListing
+    | ObjectHead
+    | ObjectStored
+    | ObjectDeleted
+    | CopyResult
+    | DeleteResult
+    | UploadCreated
+    | PartStored
+    | CompleteResult
+    | UploadAborted
+    | PartList
+    | UploadListing
+)
