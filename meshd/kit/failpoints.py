@@ -1,0 +1,64 @@
+"""Named places where a test makes the process die, fail or stall.
+
+Law: off unless MESHD_FAILPOINTS is set, and then each `hit` costs one comparison with None.
+Format: `name=kill`, `name=error`, `name=error(28)` (an errno), `name=sleep(5)` (ms); `:after N` skips the first N
+hits; several are separated by commas.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import threading
+
+_SPEC = re.compile(r"([\w.\-]+)=(kill|error|sleep)(?:\((\d+)\))?(?::after (\d+))?\Z")
+
+
+class _Failpoint:
+    def __init__(self, action: str, argument: int, skip: int) -> None:
+        self.action, self.argument, self.skip = action, argument, skip
+        self._lock = threading.Lock()
+
+    def fire(self, name: str) -> None:
+        with self._lock:
+            if self.skip > 0:
+                self.skip -= 1
+                return
+        if self.action == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif self.action == "sleep":
+            threading.Event().wait(self.argument / 1000)
+        else:
+            number = self.argument or errno.EIO
+            raise OSError(number, f"{os.strerror(number)} (failpoint {name})")
+
+
+def _parse(text: str) -> dict[str, _Failpoint]:
+    points = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        match = _SPEC.match(item)
+        if match is None:
+            raise ValueError(f"MESHD_FAILPOINTS: cannot read {item!r}; write name=kill|error(errno)|sleep(ms)[:after N]")
+        name, action, argument, skip = match.groups()
+        points[name] = _Failpoint(action, int(argument or 0), int(skip or 0))
+    return points
+
+
+_points: dict[str, _Failpoint] | None = _parse(os.environ.get("MESHD_FAILPOINTS", "")) or None
+
+
+def configure(text: str) -> None:
+    """Replaces the failpoints of this process (tests); the empty text turns all off."""
+    global _points
+    _points = _parse(text) or None
+
+
+def hit(name: str) -> None:
+    """Does what was asked for `name`. Raises OSError for an `error` point."""
+    if _points is None:
+        return
+    point = _points.get(name)
+    if point is not None:
+        point.fire(name)

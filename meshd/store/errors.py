@@ -1,0 +1,66 @@
+"""What can go wrong in the store, in the store's own words.
+
+Law: errors carry meaning, not HTTP statuses, and say what to do. OSError never leaves the package.
+"""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """Base of everything the store raises on purpose."""
+
+
+class ConditionFailedError(StoreError):
+    """If-Match or If-None-Match did not hold when the write was judged; nothing was changed."""
+
+
+class ConditionMissingError(StoreError):
+    """If-Match on a key that has no object; nothing was changed."""
+
+
+class DiskFullError(StoreError):
+    """No room (or no quota) for these bytes; the store is intact, reads and deletes go on."""
+
+
+class DiskFailedError(StoreError):
+    """The device reported an I/O error; nothing of the failed write is visible."""
+
+
+class CorruptExtentError(StoreError):
+    """Stored bytes do not match their checksum; they are not served."""
+
+
+class ExtentGoneError(StoreError):
+    """The extents of a record were removed meanwhile: `get` the record again and retry once."""
+
+
+class NoSuchUploadError(StoreError):
+    """The multipart upload does not exist: completed, aborted or never made."""
+
+
+class InvalidPartError(StoreError):
+    """A part named at completion is missing, or is not the one with the given ETag."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"part {number} was not uploaded or was replaced; upload it again or name another")
+        self.number = number
+
+
+class SizeMismatchError(StoreError):
+    """Fewer or more bytes were written than the writer was opened for."""
+
+
+class MetadataTooLargeError(StoreError):
+    """Key, headers and metadata together exceed the room of a tar header (15 KiB)."""
+
+
+class StoreInUseError(StoreError):
+    """Another process holds the data directory; stop the daemon first."""
+
+
+class FormatError(StoreError):
+    """The data on disk was written by another version, or the disks do not belong to this index."""
+
+
+class StoreClosedError(StoreError):
+    """The store is closed or closing; retry on another worker."""

@@ -1,0 +1,175 @@
+"""The store's values: what it keeps about an object, an upload, a part, a data file.
+
+Law: frozen, encoded as msgpack arrays; a field is only ever appended, with a default, so that old records decode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+
+class Extent(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`length` bytes at `offset` of data file `file` on disk number `disk`; crc32c of exactly these bytes."""
+
+    disk: int
+    file: int
+    offset: int
+    length: int
+    crc32c: int = 0
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """One part of a multipart object, as it was completed."""
+
+    size: int
+    etag: str
+    checksums: dict[str, str]
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """An object. `etag` without quotes; `stamp` orders versions (ns, rising); `modified` in ms since the epoch."""
+
+    size: int
+    etag: str
+    stamp: int
+    modified: int
+    extents: tuple[Extent, ...]
+    headers: dict[str, str] = {}
+    metadata: dict[str, str] = {}
+    checksums: dict[str, str] = {}
+    checksum_type: str = ""
+    parts: tuple[Part, ...] = ()
+    owner: str = ""
+
+
+class Upload(msgspec.Struct, frozen=True, array_like=True):
+    """A multipart upload in progress; `initiated` in ms since the epoch."""
+
+    upload_id: str
+    bucket: str
+    key: str
+    headers: dict[str, str] = {}
+    metadata: dict[str, str] = {}
+    checksum_algorithm: str = ""
+    checksum_type: str = ""
+    owner: str = ""
+    initiated: int = 0
+
+
+class UploadedPart(msgspec.Struct, frozen=True, array_like=True):
+    """A part of an upload in progress; `modified` in ms since the epoch."""
+
+    number: int
+    size: int
+    etag: str
+    checksums: dict[str, str]
+    modified: int
+    extents: tuple[Extent, ...]
+    stamp: int = 0
+
+
+class Meta(msgspec.Struct, frozen=True):
+    """What a writer says of its object at commit: everything the bytes alone do not tell."""
+
+    etag: str
+    headers: dict[str, str] = {}
+    metadata: dict[str, str] = {}
+    checksums: dict[str, str] = {}
+    checksum_type: str = ""
+    owner: str = ""
+
+
+class DataFile(msgspec.Struct, frozen=True, array_like=True):
+    """A data file as the index sees it.
+
+    `end`: bytes committed; `live`: payload bytes that records use; `dead`: payload bytes nobody uses; `refs`: records
+    using it (a file of its own may be shared by copies); `tombs`: deletions it remembers; stamps of its members.
+    """
+
+    disk: int
+    kind: str  # "segment" | "own"
+    state: str  # "open" | "sealed" | "retired"
+    writer: str
+    end: int = 0
+    live: int = 0
+    dead: int = 0
+    refs: int = 0
+    tombs: int = 0
+    first_stamp: int = 0
+    last_stamp: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page of a listing, in order of UTF-8 bytes; prefixes count to the limit.
+
+    `next_after` is the `after` of the next page (the last key or prefix given out); "" when not truncated.
+    """
+
+    entries: tuple[tuple[str, Record], ...] = ()
+    prefixes: tuple[str, ...] = ()
+    truncated: bool = False
+    next_after: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UploadPage:
+    """One page of uploads in progress, ordered by (key, upload id)."""
+
+    uploads: tuple[Upload, ...] = ()
+    prefixes: tuple[str, ...] = ()
+    truncated: bool = False
+    next_key: str = ""
+    next_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PartPage:
+    """One page of parts, ordered by number; `next_after` is the last number given out."""
+
+    parts: tuple[UploadedPart, ...] = ()
+    truncated: bool = False
+    next_after: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """`length` bytes at `offset` of the open file `fd`; valid only inside `Store.reading`."""
+
+    fd: int
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """`length` bytes at `offset` of the file at `path`: for another process to read."""
+
+    path: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiskStats:
+    """Room of one disk's file system in bytes."""
+
+    path: str
+    free: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """Counts and bytes over all data files and disks."""
+
+    objects: int = 0
+    uploads: int = 0
+    segments: int = 0
+    own_files: int = 0
+    live_bytes: int = 0
+    dead_bytes: int = 0
+    index_bytes: int = 0
+    disks: tuple[DiskStats, ...] = field(default=())
