@@ -1,0 +1,159 @@
+"""What a store is to the rest of the daemon; `Store` keeps it on disks, `MemoryStore` in memory (the oracle).
+
+Law: one object per process, called from one event loop. Methods without `async` never wait for a disk write.
+Invariant: a write is visible to `get` and `list` of every process exactly when it is durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from meshd.store.records import (
+        Location,
+        Meta,
+        Page,
+        PartPage,
+        Record,
+        Span,
+        StoreStats,
+        Upload,
+        UploadPage,
+    )
+    from meshwire.conditions import Conditions
+
+Buffer = bytes | bytearray | memoryview
+
+
+class ObjectWriter(Protocol):
+    """Takes one object's (or part's) bytes, then commits or aborts. One task at a time; nothing leaks when dropped."""
+
+    async def write(self, data: Buffer) -> None:
+        """Adds bytes; `data` may be reused once this returns. Raises DiskFullError, DiskFailedError, SizeMismatchError."""
+        ...
+
+    async def commit(self, meta: Meta, *, conditions: Conditions | None = None) -> Record:
+        """Makes the object visible and durable. When cancelled, the write may still take place.
+
+        Raises ConditionFailedError, ConditionMissingError, NoSuchUploadError (parts), DiskFullError, DiskFailedError,
+        SizeMismatchError, MetadataTooLargeError.
+        """
+        ...
+
+    async def abort(self) -> None:
+        """Forgets the bytes. Idempotent; does nothing after a commit."""
+        ...
+
+
+class ObjectStore(Protocol):
+    """Objects by (bucket, key) and multipart uploads. Keys are str without surrogates, at most 1024 bytes of UTF-8."""
+
+    def close(self) -> None:
+        """Commits what is pending and releases files. Idempotent."""
+        ...
+
+    def get(self, bucket: str, key: str) -> Record | None:
+        """The object's record, or None. Microseconds: may be called on the event loop."""
+        ...
+
+    def list(self, bucket: str, *, prefix: str = "", delimiter: str = "", after: str = "", limit: int = 1000) -> Page:
+        """Keys after `after` in order of UTF-8 bytes. A common prefix is given once, and only when it sorts after `after`."""
+        ...
+
+    def is_empty(self, bucket: str) -> bool:
+        """True when the bucket has no object and no upload in progress."""
+        ...
+
+    def writer(self, bucket: str, key: str, *, size: int | None) -> ObjectWriter:
+        """A writer for a new version; `size` in bytes when known (then exactly so many must be written)."""
+        ...
+
+    async def delete(self, bucket: str, key: str, *, conditions: Conditions | None = None) -> bool:
+        """True when there was an object. Durable when it returns. Raises like `ObjectWriter.commit`."""
+        ...
+
+    async def delete_many(self, bucket: str, keys: Iterable[str]) -> None:
+        """Deletes all these keys; missing ones are fine. Durable when it returns."""
+        ...
+
+    async def link(
+        self, bucket: str, key: str, source: Record, meta: Meta, conditions: Conditions | None = None
+    ) -> Record:
+        """A copy of `source` under (bucket, key) with `meta`. Raises ExtentGoneError when the source went away."""
+        ...
+
+    def reading(self, record: Record, offset: int, length: int) -> AbstractContextManager[Sequence[Span]]:
+        """Open files and ranges holding these bytes, in order; valid inside the `with`, even if deleted meanwhile."""
+        ...
+
+    def read(self, record: Record, offset: int, length: int) -> bytes:
+        """The bytes. Whole extents are checked: raises CorruptExtentError, ExtentGoneError."""
+        ...
+
+    def locate(self, record: Record) -> Sequence[Location]:
+        """Paths and ranges for other processes; a file may be gone by the time it is opened."""
+        ...
+
+    async def create_upload(
+        self,
+        bucket: str,
+        key: str,
+        *,
+        headers: dict[str, str] | None = None,
+        metadata: dict[str, str] | None = None,
+        checksum_algorithm: str = "",
+        checksum_type: str = "",
+        owner: str = "",
+    ) -> Upload:
+        """Begins a multipart upload. Ids rise with time, so listings are ordered by start within a key."""
+        ...
+
+    def get_upload(self, bucket: str, key: str, upload_id: str) -> Upload | None:
+        """The upload in progress, or None."""
+        ...
+
+    def part_writer(self, upload: Upload, number: int, size: int | None) -> ObjectWriter:
+        """A writer for part `number` (1–10,000); its commit's Record has etag, size, modified, checksums, extents."""
+        ...
+
+    def list_parts(self, upload: Upload, after: int = 0, limit: int = 1000) -> PartPage:
+        """Parts with numbers above `after`, in order."""
+        ...
+
+    def list_uploads(
+        self,
+        bucket: str,
+        *,
+        prefix: str = "",
+        delimiter: str = "",
+        key_marker: str = "",
+        id_marker: str = "",
+        limit: int = 1000,
+    ) -> UploadPage:
+        """Uploads after (key_marker, id_marker); without an id, after all uploads of key_marker."""
+        ...
+
+    async def complete_upload(
+        self,
+        upload: Upload,
+        parts: Sequence[int],
+        meta: Meta,
+        conditions: Conditions | None = None,
+        *,
+        etags: Sequence[str] = (),
+    ) -> Record:
+        """Makes the object of these parts, in this order; copies nothing. The upload and other parts are gone after.
+
+        `etags`: what each part must still be. Raises NoSuchUploadError, InvalidPartError, condition errors.
+        """
+        ...
+
+    async def abort_upload(self, upload: Upload) -> None:
+        """Drops the upload and its parts. Raises NoSuchUploadError."""
+        ...
+
+    def stats(self) -> StoreStats:
+        """Counts and bytes now."""
+        ...
