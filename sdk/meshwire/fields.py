@@ -1,0 +1,144 @@
+"""What a dataset's fields are made of, and how names of objects and members form samples (WebDataset's rule).
+
+Law: pure functions of names; a name's bytes decide, never its content.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from meshwire.documents import (
+    PlanError,
+    checked_choice,
+    checked_json,
+    checked_object,
+    checked_text,
+    join,
+    read_json,
+    shown,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FieldKind = Literal["bytes", "label"]
+MAX_FIELDS = 64
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSpec:
+    """`ext`: extensions, lower case and without the first dot, the preferred first (kind `bytes`);
+    `label_of`: where a class label comes from (kind `label`): "prefix", the first folder below the source.
+    """
+
+    name: str
+    kind: FieldKind
+    ext: tuple[str, ...] = ()
+    label_of: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a dataset lies: a bucket and a key prefix (empty, a folder ending in `/`, or one `.tar`)."""
+
+    bucket: str
+    prefix: str
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}"
+
+
+def parse_source(text: Any, path: str = "source") -> Source:
+    """`s3://BUCKET/PREFIX`; a prefix is a folder, with or without its last `/`. Raises PlanError."""
+    address = checked_text(text, path, at_most=2048)
+    bucket, _, prefix = address.removeprefix("s3://").partition("/")
+    if not address.startswith("s3://") or not bucket:
+        raise PlanError(path, f"expected s3://BUCKET/PREFIX, got {shown(address)}")
+    if prefix and not prefix.endswith(("/", ".tar")):
+        prefix += "/"
+    return Source(bucket, prefix)
+
+
+def parse_fields(source: bytes | str | Mapping[str, Any]) -> dict[str, FieldSpec]:
+    """Fields by name, in order of name: `{"image": {"ext": ["jpg", "jpeg"]}, "label": {"class": "prefix"}}`.
+
+    An extension may stand alone, as `"jpg"` for `{"ext": ["jpg"]}`. At least one field must be of kind
+    `bytes`. Raises PlanError with the path of the bad field.
+    """
+    value = (
+        read_json(source, "fields")
+        if isinstance(source, (bytes, str))
+        else checked_json(dict(source), "fields")
+    )
+    if not isinstance(value, dict) or not value:
+        raise PlanError("fields", 'name at least one, as {"image": {"ext": ["jpg", "jpeg"]}}')
+    if len(value) > MAX_FIELDS:
+        raise PlanError("fields", f"{len(value)} fields; a dataset holds at most {MAX_FIELDS}")
+    fields = {name: _parse_field(name, value[name]) for name in sorted(value)}
+    if all(field.kind != "bytes" for field in fields.values()):
+        raise PlanError("fields", 'a dataset needs a field with bytes, as {"image": {"ext": ["jpg"]}}')
+    return fields
+
+
+def _parse_field(name: str, value: Any) -> FieldSpec:
+    path = join("fields", name)
+    if not _NAME.fullmatch(name) or name.startswith("__"):
+        raise PlanError(
+            path, "a field's name has letters, digits and _, at most 64, and does not begin with __"
+        )
+    if isinstance(value, (str, list)):
+        value = {"ext": value}
+    document = checked_object(value, path, ("ext", "class"))
+    if len(document) != 1:
+        raise PlanError(path, 'give either {"ext": [...]} or {"class": "prefix"}')
+    if "class" in document:
+        label_of = checked_choice(document["class"], join(path, "class"), ("prefix",))
+        return FieldSpec(name, "label", label_of=label_of)
+    return FieldSpec(name, "bytes", ext=_parse_extensions(document["ext"], join(path, "ext")))
+
+
+def _parse_extensions(value: Any, path: str) -> tuple[str, ...]:
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list) or not 1 <= len(items) <= MAX_FIELDS:
+        raise PlanError(path, f"expected 1…{MAX_FIELDS} extensions, got {shown(value)}")
+    found = []
+    for index, item in enumerate(items):
+        ext = checked_text(item, f"{path}[{index}]", at_most=100).removeprefix(".").lower()
+        if not ext or "/" in ext or "\0" in ext:
+            raise PlanError(f"{path}[{index}]", f'{shown(item)} is no extension; write it as "jpg"')
+        found.append(ext)
+    return tuple(dict.fromkeys(found))
+
+
+def fields_document(fields: Mapping[str, FieldSpec]) -> dict[str, Any]:
+    """The fields as plain JSON values; `parse_fields` gives them back."""
+    return {
+        name: {"ext": list(spec.ext)} if spec.kind == "bytes" else {"class": spec.label_of}
+        for name, spec in sorted(fields.items())
+    }
+
+
+def sample_key(key: str) -> tuple[str, str]:
+    """(stem, extension) of a key or member name: cut at the first dot of its last component, as WebDataset
+    does.
+
+    `a/b/0001.seg.png` → (`a/b/0001`, `seg.png`). The extension is lower case, and empty when there is none
+    (no dot, or a name that begins with one).
+    """
+    start = key.rfind("/") + 1
+    dot = key.find(".", start)
+    if dot <= start:
+        return key, ""
+    return key[:dot], key[dot + 1 :].lower()
+
+
+def class_of(key: str, prefix: str) -> str | None:
+    """The first folder of `key` below `prefix`; None when the key lies directly in it, or outside."""
+    if not key.startswith(prefix):
+        return None
+    below = key[len(prefix) :].lstrip("/")
+    name, slash, _ = below.partition("/")
+    return name if slash and name else None

@@ -1,0 +1,195 @@
+"""The plan: ops, seed, shuffle, tail and bad-sample policy, as one canonical document.
+
+Law: content and order of a global batch depend on (snapshot, plan, epoch, step, G) alone. Batch size and
+world size are no part of a plan or its hash. What is wrong with a spec is a PlanError with the path.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from meshwire.documents import (
+    MAX_INTEGER,
+    PlanError,
+    canonical_json,
+    checked_choice,
+    checked_integer,
+    checked_json,
+    checked_number,
+    checked_object,
+    checked_text,
+    join,
+    read_json,
+    required,
+    shown,
+)
+from meshwire.loaderstate import LoaderState, StateMismatchError, checked_hash
+from meshwire.slices import TAILS, Slice, Tail, batch_rows, rank_rows, rank_slice, steps
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "LoaderState",
+    "OpSpec",
+    "PlanError",
+    "PlanSpec",
+    "ShuffleSpec",
+    "Slice",
+    "StateMismatchError",
+    "Tail",
+    "batch_rows",
+    "canonical",
+    "parse_spec",
+    "plan_hash",
+    "rank_rows",
+    "rank_slice",
+    "steps",
+]
+
+SPEC_VERSION = 1
+MAX_OPS = 256
+MAX_WINDOW = 1 << 31
+Shuffle = Literal["global", "blocks", "none"]
+OnBad = Literal["substitute", "raise", "mask", "drop"]
+SHUFFLES: tuple[Shuffle, ...] = ("global", "blocks", "none")
+ON_BAD: tuple[OnBad, ...] = ("substitute", "raise", "mask", "drop")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-/]{0,99}")
+
+
+@dataclass(frozen=True, slots=True)
+class OpSpec:
+    """One op on one field. `args`: plain JSON values by name; `version` "" until a server has chosen the
+    build.
+    """
+
+    op: str
+    field: str
+    args: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ShuffleSpec:
+    """`shards`: shards a window of a `blocks` shuffle has; 0 for the other kinds."""
+
+    kind: Shuffle = "global"
+    shards: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSpec:
+    """`max_bad`: the share of an epoch's samples, 0…1, above which a job stops whatever `on_bad` says."""
+
+    ops: tuple[OpSpec, ...] = ()
+    seed: int = 0
+    shuffle: ShuffleSpec = ShuffleSpec()
+    tail: Tail = "pad"
+    on_bad: OnBad = "substitute"
+    max_bad: float = 0.01
+
+
+def parse_spec(source: bytes | str | Mapping[str, Any]) -> PlanSpec:
+    """The plan of its JSON text or of its parsed value. Raises PlanError: unknown names, types, ranges,
+    sizes.
+    """
+    value = read_json(source) if isinstance(source, (bytes, str)) else checked_json(dict(source), "")
+    known = ("version", "ops", "seed", "shuffle", "tail", "on_bad", "max_bad")
+    document = checked_object(value, "", known)
+    version = checked_integer(document.get("version", SPEC_VERSION), "version", 1, MAX_INTEGER)
+    if version != SPEC_VERSION:
+        raise PlanError("version", f"{version} is newer than this node reads ({SPEC_VERSION}); upgrade it")
+    return PlanSpec(
+        ops=_parse_ops(document.get("ops", [])),
+        seed=checked_integer(document.get("seed", 0), "seed", 0, MAX_INTEGER),
+        shuffle=_parse_shuffle(document.get("shuffle", {"kind": "global"})),
+        tail=cast("Tail", checked_choice(document.get("tail", "pad"), "tail", TAILS)),
+        on_bad=cast("OnBad", checked_choice(document.get("on_bad", "substitute"), "on_bad", ON_BAD)),
+        max_bad=checked_number(document.get("max_bad", 0.01), "max_bad", 0.0, 1.0),
+    )
+
+
+def _parse_ops(value: Any) -> tuple[OpSpec, ...]:
+    if not isinstance(value, list):
+        raise PlanError("ops", f"expected a list of ops, got {shown(value)}")
+    if len(value) > MAX_OPS:
+        raise PlanError("ops", f"{len(value)} ops; a plan holds at most {MAX_OPS}")
+    return tuple(_parse_op(item, f"ops[{index}]") for index, item in enumerate(value))
+
+
+def _parse_op(value: Any, path: str) -> OpSpec:
+    document = checked_object(value, path, ("op", "field", "args", "version"))
+    args = document.get("args", {})
+    if not isinstance(args, dict):
+        raise PlanError(join(path, "args"), f"expected an object, got {shown(args)}")
+    return OpSpec(
+        op=_checked_name(required(document, "op", path), join(path, "op")),
+        field=_checked_name(required(document, "field", path), join(path, "field")),
+        args=args,
+        version=checked_text(document.get("version", ""), join(path, "version"), at_most=100),
+    )
+
+
+def _checked_name(value: Any, path: str) -> str:
+    text = checked_text(value, path, at_most=100)
+    if not _NAME.fullmatch(text):
+        raise PlanError(path, f"{shown(text)} is no name; use letters, digits and _ . - /")
+    return text
+
+
+def _parse_shuffle(value: Any) -> ShuffleSpec:
+    document = checked_object(value, "shuffle", ("kind", "shards"))
+    kind = cast("Shuffle", checked_choice(document.get("kind", "global"), "shuffle.kind", SHUFFLES))
+    if kind == "blocks":
+        shards = required(document, "shards", "shuffle")
+        return ShuffleSpec(kind, checked_integer(shards, "shuffle.shards", 1, MAX_WINDOW))
+    if "shards" in document:
+        raise PlanError("shuffle.shards", f"only a blocks shuffle has windows; leave it out for {kind!r}")
+    return ShuffleSpec(kind)
+
+
+def spec_document(spec: PlanSpec) -> dict[str, Any]:
+    """The plan as plain JSON values; `parse_spec` gives the plan back."""
+    shuffle: dict[str, Any] = {"kind": spec.shuffle.kind}
+    if spec.shuffle.kind == "blocks":
+        shuffle["shards"] = spec.shuffle.shards
+    return {
+        "version": SPEC_VERSION,
+        "ops": [_op_document(op) for op in spec.ops],
+        "seed": spec.seed,
+        "shuffle": shuffle,
+        "tail": spec.tail,
+        "on_bad": spec.on_bad,
+        "max_bad": spec.max_bad,
+    }
+
+
+def _op_document(op: OpSpec) -> dict[str, Any]:
+    document: dict[str, Any] = {"op": op.op, "field": op.field, "args": dict(op.args)}
+    if op.version:
+        document["version"] = op.version
+    return document
+
+
+def canonical(spec: PlanSpec) -> bytes:
+    """The one JSON spelling of a plan: equal plans have equal bytes."""
+    return canonical_json(spec_document(spec))
+
+
+def plan_hash(snapshot: str, spec: PlanSpec) -> str:
+    """sha256 (hex) of the canonical JSON of {snapshot, spec}.
+
+    Raises PlanError when an op has no version yet (a node fills it in), or `snapshot` is no hash.
+    """
+    checked_hash(snapshot, "snapshot")
+    for index, op in enumerate(spec.ops):
+        if not op.version:
+            raise PlanError(
+                f"ops[{index}].version", f"{op.op!r} has no version; register the plan with a node"
+            )
+    document = {"snapshot": snapshot, "spec": spec_document(spec)}
+    return hashlib.sha256(canonical_json(document)).hexdigest()
