@@ -1,0 +1,61 @@
+"""The table of buckets: who owns each, since when, where. What is in a bucket is the store's business.
+
+Law: a name is created once (the control store decides races between processes and nodes).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from meshd.control.documents import Documents
+from meshd.control.interface import ABSENT, ControlError, VersionConflictError
+
+if TYPE_CHECKING:
+    from meshd.control.interface import ControlStore
+
+
+class Bucket(msgspec.Struct, frozen=True):
+    """One bucket. `owner` is a user_id; `created_ms` is since 1970."""
+
+    name: str
+    owner: str
+    created_ms: int
+    region: str = "us-east-1"
+
+
+class BucketExistsError(ControlError):
+    """The name is taken; `bucket` is the present one when it is still there."""
+
+    def __init__(self, name: str, bucket: Bucket | None) -> None:
+        super().__init__(f"the bucket {name} exists already; choose another name")
+        self.name, self.bucket = name, bucket
+
+
+class BucketTable:
+    """Buckets by name. `get` and `list_all` are dictionary reads."""
+
+    def __init__(self, control: ControlStore) -> None:
+        self._documents = Documents(control, "buckets", Bucket)
+
+    def get(self, name: str) -> Bucket | None:
+        """The bucket, or None. About a microsecond; sees every process's finished writes."""
+        return self._documents.current().get(name)
+
+    def list_all(self, owner: str | None = None) -> tuple[Bucket, ...]:
+        """All buckets (of one owner) in order of their names."""
+        every = self._documents.current()
+        return tuple(every[name] for name in sorted(every) if owner is None or every[name].owner == owner)
+
+    async def create(self, bucket: Bucket) -> Bucket:
+        """Create it durably. Raises BucketExistsError."""
+        try:
+            await self._documents.put(bucket.name, bucket, expect=ABSENT)
+        except VersionConflictError:
+            raise BucketExistsError(bucket.name, self.get(bucket.name)) from None
+        return bucket
+
+    async def delete(self, name: str) -> bool:
+        """Remove it durably; False if it was not there. Whether it is empty is for the caller to know."""
+        return await self._documents.delete(name)

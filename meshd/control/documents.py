@@ -1,0 +1,67 @@
+"""A typed topic of the control store, kept decoded in this process.
+
+Law: lookups are dictionary reads after one cheap question whether anything changed; writes go through.
+Invariant: what a lookup returns was the store's state at some moment not before the call.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from meshd.control.interface import ControlStore
+
+D = TypeVar("D", bound=msgspec.Struct)
+
+
+class Documents(Generic[D]):
+    """The documents under `topic/`, by name, as values of `kind` (stored as JSON)."""
+
+    def __init__(self, control: ControlStore, topic: str, kind: type[D]) -> None:
+        self._control, self._topic = control, topic
+        self._decode = msgspec.json.Decoder(kind).decode
+        self._seen = -1
+        self._values: dict[str, D] = {}
+        self._versions: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<Documents {self._topic} of {len(self._values)} at {self._seen}>"
+
+    def current(self) -> Mapping[str, D]:
+        """Every document now, by name."""
+        revision = self._control.revision(self._topic)
+        if revision != self._seen:
+            self._reload()
+            self._seen = revision
+        return self._values
+
+    def version(self, name: str) -> int:
+        """The version `current` knows of a document; 0 if there is none."""
+        self.current()
+        return self._versions.get(name, 0)
+
+    async def put(self, name: str, document: D, *, expect: int | None = None) -> int:
+        """Write a document. Raises VersionConflictError."""
+        return await self._control.put(self._key(name), msgspec.json.encode(document), expect=expect)
+
+    async def delete(self, name: str, *, expect: int | None = None) -> bool:
+        """Remove a document; False if it was not there."""
+        return await self._control.delete(self._key(name), expect=expect)
+
+    def _key(self, name: str) -> str:
+        return f"{self._topic}/{name}"
+
+    def _reload(self) -> None:
+        cut = len(self._topic) + 1
+        entries = {key[cut:]: entry for key, entry in self._control.peek(self._topic).items()}
+        self._values = {
+            name: self._values[name]
+            if self._versions.get(name) == entry.version
+            else self._decode(entry.value)
+            for name, entry in entries.items()
+        }
+        self._versions = {name: entry.version for name, entry in entries.items()}

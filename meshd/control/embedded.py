@@ -1,0 +1,180 @@
+"""Control state of one node in LMDB, shared by all its processes. The default engine.
+
+Law: a write is on disk when it returns. The version is LMDB's own transaction number. Lookups are lock-free;
+every topic's newest version is kept beside the keys, so that caches notice a change in a microsecond.
+Invariant: one environment per process, opened after fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import threading
+from typing import TYPE_CHECKING
+
+import lmdb
+
+from meshd.control.interface import ControlError, Versioned, check_key, check_version
+from meshd.control.leasing import ClockLeases
+from meshd.control.memory import differences
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Mapping
+    from pathlib import Path
+
+    from meshd.control.interface import Change, Lease
+    from meshd.kit.clock import Clock
+
+_MAP_BYTES = 1 << 30  # address space; ten million small documents
+_VERSION = struct.Struct(">Q")
+_POLL = 0.1  # seconds until a watch notices another process's write; the process's own are noticed at once
+
+
+class EmbeddedControl:
+    """A ControlStore in `directory`, which is created if it is missing. Raises ControlError."""
+
+    def __init__(self, directory: Path, clock: Clock, *, poll: float = _POLL) -> None:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            self._env = lmdb.open(
+                str(directory), map_size=_MAP_BYTES, max_dbs=4, max_readers=1024, mode=0o600
+            )
+            self._env.reader_check()  # slots of processes that were killed
+            self._entries = self._env.open_db(b"entries")
+            self._topics = self._env.open_db(b"topics")
+        except lmdb.Error as error:
+            raise ControlError(f"cannot open the control store in {directory}: {error}") from error
+        self._directory, self._poll, self._closed = directory, poll, False
+        self._written = asyncio.Event()
+        self._writing = threading.Lock()
+        self._leases = ClockLeases(self, clock)
+
+    def __repr__(self) -> str:
+        return f"<EmbeddedControl {self._directory}{' closed' if self._closed else ''}>"
+
+    def revision(self, topic: str) -> int:
+        with self._env.begin(db=self._topics) as txn:
+            found = txn.get(topic.encode())
+        return 0 if found is None else int(_VERSION.unpack(found)[0])
+
+    def peek(self, topic: str) -> Mapping[str, Versioned]:
+        return self._scan(f"{topic}/")
+
+    async def get(self, key: str) -> Versioned | None:
+        self._check_open()
+        name = check_key(key).encode()
+        with self._env.begin(db=self._entries) as txn:
+            found = txn.get(name)
+        return None if found is None else _unpack(found)
+
+    async def put(self, key: str, value: bytes, *, expect: int | None = None) -> int:
+        version = await self._write(lambda txn: self._put(txn, check_key(key), bytes(value), expect))
+        self._wake()
+        return version
+
+    async def delete(self, key: str, *, expect: int | None = None) -> bool:
+        version = await self._write(lambda txn: self._delete(txn, check_key(key), expect))
+        self._wake()
+        return version > 0
+
+    async def list_all(self, prefix: str) -> Mapping[str, Versioned]:
+        self._check_open()
+        return self._scan(prefix)
+
+    async def watch(self, topic: str) -> AsyncGenerator[Change, None]:
+        seen: Mapping[str, Versioned] = {}
+        at = -1
+        while not self._closed:
+            written = self._written
+            revision = self.revision(topic)
+            if revision != at:
+                now = self.peek(topic)
+                for change in differences(seen, now):
+                    yield change
+                seen, at = now, revision
+            await _either(written, self._poll)
+
+    async def acquire(self, name: str, holder: str, ttl: float) -> Lease | None:
+        return await self._leases.acquire(name, holder, ttl)
+
+    async def renew(self, lease: Lease) -> Lease:
+        return await self._leases.renew(lease)
+
+    async def release(self, lease: Lease) -> None:
+        await self._leases.release(lease)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._written.set()
+            with self._writing:  # closing under a running transaction would crash the process
+                self._env.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ControlError("the control store is closed")
+
+    def _wake(self) -> None:
+        self._written.set()
+        self._written = asyncio.Event()
+
+    def _scan(self, prefix: str) -> Mapping[str, Versioned]:
+        start, found = prefix.encode(), {}
+        with self._env.begin(db=self._entries) as txn, txn.cursor() as cursor:
+            if cursor.set_range(start):
+                for key, value in cursor:
+                    if not key.startswith(start):
+                        break
+                    found[key.decode()] = _unpack(value)
+        return found
+
+    async def _write(self, change: Callable[[lmdb.Transaction], int]) -> int:
+        """Run one write transaction off the loop: it waits for other processes and for the disk."""
+        self._check_open()
+        return await asyncio.to_thread(self._commit, change)
+
+    def _commit(self, change: Callable[[lmdb.Transaction], int]) -> int:
+        try:
+            with self._writing, self._env.begin(db=self._entries, write=True) as txn:
+                return change(txn)
+        except lmdb.MapFullError as error:
+            raise ControlError(
+                f"the control store {self._directory} is full; delete what is unused"
+            ) from error
+        except lmdb.Error as error:
+            raise ControlError(f"the control store {self._directory} cannot be written: {error}") from error
+
+    def _put(self, txn: lmdb.Transaction, key: str, value: bytes, expect: int | None) -> int:
+        check_version(key, expect, _found(txn, key))
+        version = self._touch(txn, key)
+        txn.put(key.encode(), _VERSION.pack(version) + value)
+        return version
+
+    def _delete(self, txn: lmdb.Transaction, key: str, expect: int | None) -> int:
+        found = _found(txn, key)
+        check_version(key, expect, found)
+        if not found:
+            return 0
+        txn.delete(key.encode())
+        return self._touch(txn, key)
+
+    def _touch(self, txn: lmdb.Transaction, key: str) -> int:
+        version = int(txn.id())
+        txn.put(key.partition("/")[0].encode(), _VERSION.pack(version), db=self._topics)
+        return version
+
+
+def _found(txn: lmdb.Transaction, key: str) -> int:
+    found = txn.get(key.encode())
+    return 0 if found is None else _unpack(bytes(found)).version
+
+
+def _unpack(stored: bytes) -> Versioned:
+    return Versioned(bytes(stored[_VERSION.size :]), int(_VERSION.unpack_from(stored)[0]))
+
+
+async def _either(event: asyncio.Event, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return

@@ -1,0 +1,109 @@
+"""The in-memory twin of a control store: the oracle of the suite, and the store of unit tests.
+
+Law: same answers as any engine, in one process, without durability.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from meshd.control.interface import Change, ControlError, Versioned, check_key, check_version
+from meshd.control.leasing import ClockLeases
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping
+
+    from meshd.control.interface import Lease
+    from meshd.kit.clock import Clock
+
+
+class MemoryControl:
+    """A ControlStore of one process."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._entries: dict[str, Versioned] = {}
+        self._revisions: dict[str, int] = {}
+        self._version = 0
+        self._changed = asyncio.Event()
+        self._closed = False
+        self._leases = ClockLeases(self, clock)
+
+    def __repr__(self) -> str:
+        return f"<MemoryControl keys={len(self._entries)} version={self._version}>"
+
+    def revision(self, topic: str) -> int:
+        return self._revisions.get(topic, 0)
+
+    def peek(self, topic: str) -> Mapping[str, Versioned]:
+        return self._scan(f"{topic}/")
+
+    async def get(self, key: str) -> Versioned | None:
+        self._check_open()
+        return self._entries.get(check_key(key))
+
+    async def put(self, key: str, value: bytes, *, expect: int | None = None) -> int:
+        self._check_open()
+        check_version(check_key(key), expect, self._found(key))
+        version = self._touch(key)
+        self._entries[key] = Versioned(bytes(value), version)
+        return version
+
+    async def delete(self, key: str, *, expect: int | None = None) -> bool:
+        self._check_open()
+        check_version(check_key(key), expect, self._found(key))
+        if key not in self._entries:
+            return False
+        self._touch(key)
+        del self._entries[key]
+        return True
+
+    async def list_all(self, prefix: str) -> Mapping[str, Versioned]:
+        self._check_open()
+        return self._scan(prefix)
+
+    async def watch(self, topic: str) -> AsyncGenerator[Change, None]:
+        seen: Mapping[str, Versioned] = {}
+        while not self._closed:
+            changed = self._changed
+            now = self.peek(topic)
+            for change in differences(seen, now):
+                yield change
+            seen = now
+            await changed.wait()
+
+    async def acquire(self, name: str, holder: str, ttl: float) -> Lease | None:
+        return await self._leases.acquire(name, holder, ttl)
+
+    async def renew(self, lease: Lease) -> Lease:
+        return await self._leases.renew(lease)
+
+    async def release(self, lease: Lease) -> None:
+        await self._leases.release(lease)
+
+    def close(self) -> None:
+        self._closed = True
+        self._changed.set()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ControlError("the control store is closed")
+
+    def _found(self, key: str) -> int:
+        return self._entries[key].version if key in self._entries else 0
+
+    def _touch(self, key: str) -> int:
+        self._version += 1
+        self._revisions[key.partition("/")[0]] = self._version
+        self._changed.set()
+        self._changed = asyncio.Event()
+        return self._version
+
+    def _scan(self, prefix: str) -> Mapping[str, Versioned]:
+        return {key: self._entries[key] for key in sorted(self._entries) if key.startswith(prefix)}
+
+
+def differences(before: Mapping[str, Versioned], after: Mapping[str, Versioned]) -> list[Change]:
+    """The changes that lead from one state of a topic to another."""
+    changed = [Change(key, entry) for key, entry in after.items() if before.get(key) != entry]
+    return changed + [Change(key, None) for key in before if key not in after]
