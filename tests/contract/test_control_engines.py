@@ -1,0 +1,99 @@
+"""Every control engine against the shipped suite."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from meshd.control.embedded import EmbeddedControl
+from meshd.control.memory import MemoryControl
+from meshd.kit.clock import ManualClock
+from meshd.testing.control_suite import ControlSuite, closing
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    from meshd.control.interface import ControlStore
+    from meshd.kit.clock import Clock
+
+
+class TestMemory(ControlSuite):
+    def open_control(self, clock: Clock) -> AbstractAsyncContextManager[ControlStore]:
+        return closing(MemoryControl(clock))
+
+
+class TestEmbedded(ControlSuite):
+    @pytest.fixture(autouse=True)
+    def _place(self, tmp_path: Path) -> None:
+        self.place = tmp_path
+
+    def open_control(self, clock: Clock) -> AbstractAsyncContextManager[ControlStore]:
+        return closing(EmbeddedControl(self.place / "control", clock, poll=0.01))
+
+
+def test_embedded_state_survives_closing(tmp_path: Path) -> None:
+    async def write() -> int:
+        control = EmbeddedControl(tmp_path, ManualClock())
+        version = await control.put("topic/a", b"kept")
+        control.close()
+        return version
+
+    version = asyncio.run(write())
+    control = EmbeddedControl(tmp_path, ManualClock())
+    assert control.peek("topic")["topic/a"].value == b"kept"
+    assert control.revision("topic") == version
+    control.close()
+
+
+def test_embedded_sees_and_watches_another_process(tmp_path: Path) -> None:
+    """A child writes; this process's lookups and its watch notice."""
+
+    async def other() -> None:
+        control = EmbeddedControl(tmp_path, ManualClock())
+        await control.put("topic/a", b"from the child")
+        control.close()
+
+    child = os.fork()
+    if child == 0:
+        asyncio.run(other())
+        os._exit(0)
+
+    async def main() -> None:
+        control = EmbeddedControl(tmp_path, ManualClock(), poll=0.01)
+        watch = control.watch("topic")
+        async with asyncio.timeout(20):
+            change = await anext(watch)
+        assert change.entry is not None
+        assert change.entry.value == b"from the child"
+        assert "topic/a" in control.peek("topic")
+        await watch.aclose()
+        control.close()
+
+    asyncio.run(main())
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_embedded_survives_a_writer_killed_inside_a_transaction(tmp_path: Path) -> None:
+    ready, wake = os.pipe()
+    child = os.fork()
+    if child == 0:
+        control = EmbeddedControl(tmp_path, ManualClock())
+        with control._env.begin(write=True) as txn:  # the lock is held when the process dies
+            txn.put(b"half", b"done")
+            os.write(wake, b"x")
+            os.kill(os.getpid(), 9)
+    os.read(ready, 1)
+    os.waitpid(child, 0)
+    os.close(ready)
+    os.close(wake)
+
+    async def main() -> None:
+        control = EmbeddedControl(tmp_path, ManualClock())
+        assert await control.put("topic/a", b"after") > 0
+        control.close()
+
+    asyncio.run(main())
