@@ -1,0 +1,126 @@
+"""Log lines: one line an event to stderr, as text or JSON, with request ids and without secrets.
+
+Law: every line passes `Scrubber`, whoever wrote it: known secrets, signatures and session tokens become ***.
+Use `logging.getLogger("meshd.…")` with `extra={...}` for fields.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import warnings
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+"""Set by the web layer for the length of a request; every line then carries it."""
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_SIGNATURES = re.compile(
+    r"""(?ix) (?P<name> x-amz-(?:signature|security-token|credential) | signature | secret[_-]?(?:access[_-]?)?key
+        | secret | password | session[_-]?token ) (?P<gap> ["']? \s* [=:] \s* ["']? ) (?P<value> [^\s"'&,;<>]{4,} )"""
+)
+_MASK = "***"
+_MAX = 8192
+
+
+class Scrubber:
+    """Takes secrets out of text: those it was told, and what looks like one by its name."""
+
+    def __init__(self) -> None:
+        self._known: re.Pattern[str] | None = None
+        self._secrets: set[str] = set()
+
+    def hide(self, secrets: Iterable[str]) -> None:
+        """Never show these again. Short ones are left alone: they would mask ordinary words."""
+        self._secrets.update(secret for secret in secrets if len(secret) >= 6)
+        ordered = sorted(self._secrets, key=len, reverse=True)
+        self._known = re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+    def clean(self, text: str) -> str:
+        """`text` with secrets masked, on one line, of bounded length."""
+        if self._known is not None:
+            text = self._known.sub(_MASK, text)
+        text = _SIGNATURES.sub(rf"\g<name>\g<gap>{_MASK}", text)
+        if len(text) > _MAX:
+            text = text[:_MAX] + "…"
+        return text.replace("\r", "\\r").replace("\n", "\\n")
+
+
+scrubber = Scrubber()
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    extra = {name: value for name, value in vars(record).items() if name not in _STANDARD}
+    if identifier := request_id.get():
+        extra.setdefault("request_id", identifier)
+    return extra
+
+
+class _Formatter(logging.Formatter):
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def _time(self, record: logging.LogRecord) -> str:
+        return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+
+    def _failure(self, record: logging.LogRecord) -> str:
+        return self.formatException(record.exc_info) if record.exc_info else ""
+
+
+class TextFormatter(_Formatter):
+    """`TIME LEVEL PROCESS logger: message key=value …` on one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        head = (
+            f"{self._time(record)} {record.levelname:<7} {self._process} {record.name}: {record.getMessage()}"
+        )
+        parts = [head, *(f"{name}={_plain(value)}" for name, value in _fields(record).items())]
+        if failure := self._failure(record):
+            parts.append(f"exception={json.dumps(failure)}")
+        return scrubber.clean(" ".join(parts))
+
+
+class JsonFormatter(_Formatter):
+    """One JSON object a line: time, level, process, logger, message, then the fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": self._time(record),
+            "level": record.levelname.lower(),
+            "process": self._process,
+            "logger": record.name,
+            "message": record.getMessage(),
+        } | _fields(record)
+        if failure := self._failure(record):
+            line["exception"] = failure
+        return json.dumps({name: _clean(value) for name, value in line.items()}, ensure_ascii=False)
+
+
+def _clean(value: object) -> object:
+    return value if isinstance(value, int | float | bool | None) else scrubber.clean(str(value))
+
+
+def _plain(value: object) -> str:
+    text = str(value)
+    return text if re.fullmatch(r"[^\s\"=]+", text) else json.dumps(text, ensure_ascii=False)
+
+
+def configure(style: str, level: str, process: str, *, stream: TextIO | None = None) -> None:
+    """Send every log record and warning of this process to stderr in `style` (text or json)."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter(process) if style == "json" else TextFormatter(process))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for noisy in ("asyncio", "PIL", "aiohttp.access"):
+        logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
+    logging.captureWarnings(capture=True)
+    warnings.simplefilter("default" if level == "debug" else "ignore", DeprecationWarning)
