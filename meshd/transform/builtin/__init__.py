@@ -1,0 +1,17 @@
+"""The ops every node has, one subject a file; each registers itself when imported.
+
+Law: codecs live here and nowhere else. Whatever bytes come in, an op returns the whole, right value or raises
+BadSampleError: never part of an image, never more memory than its documented bound.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+SUBJECTS = ("arrays", "decoding", "flipping", "labels", "layouts", "resizing")
+
+
+def load() -> None:
+    """Registers every built-in op. Idempotent."""
+    for subject in SUBJECTS:
+        importlib.import_module(f"{__name__}.{subject}")

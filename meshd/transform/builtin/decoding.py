@@ -1,0 +1,147 @@
+"""Compressed images to pixels: JPEG by libjpeg-turbo, PNG, WebP and the rest by Pillow.
+
+Law: the whole image or BadSampleError; a truncated or damaged file is never half an image. At most MAX_PIXELS.
+EXIF orientation is ignored, as Pillow and torchvision ignore it. Alpha is dropped; CMYK becomes RGB.
+Fused with the window op behind it, a JPEG is decoded at 1/2, 1/4 or 1/8 when the window still covers its target.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import simplejpeg
+from PIL import Image
+
+from meshd.transform.builtin.resampling import Window, cut
+from meshd.transform.builtin.resizing import CenterCrop, Windowing
+from meshd.transform.errors import BadSampleError
+from meshd.transform.fieldtypes import FieldType, image
+from meshd.transform.parameters import Parameter, choice
+from meshd.transform.registry import Operation, operation
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from meshwire.randomness import KeyedRandom
+
+    Pixels = npt.NDArray[np.uint8]
+
+Mode = Literal["rgb", "gray"]
+MAX_PIXELS = 1 << 26  # 67 megapixels, 200 MB as RGB: what one sample may cost a transform process
+MAX_SCANS = 200  # of a progressive JPEG: each is a pass over the whole image, however few bytes it has
+_MANY_PIXELS = 1 << 20
+_FORMATS = ("PNG", "WEBP", "JPEG", "GIF", "BMP", "TIFF")
+_JPEG = b"\xff\xd8\xff"
+
+Image.MAX_IMAGE_PIXELS = None  # our own bound is checked before a pixel is decoded
+
+
+@dataclass(frozen=True, slots=True)
+class JpegHead:
+    """Size in pixels as stored; `colorspace` as libjpeg-turbo names it."""
+
+    height: int
+    width: int
+    colorspace: str
+
+
+def read_jpeg_head(data: bytes) -> JpegHead:
+    """Raises BadSampleError for what is no JPEG, too large, or made to keep a decoder busy."""
+    try:
+        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
+    except ValueError as error:
+        raise BadSampleError(f"not a readable JPEG: {error}") from error
+    _check_pixels(height, width)
+    if height * width > _MANY_PIXELS and data.count(b"\xff\xda") > MAX_SCANS:
+        raise BadSampleError(f"a JPEG of more than {MAX_SCANS} scans is not decoded")
+    return JpegHead(height, width, colorspace)
+
+
+def _check_pixels(height: int, width: int) -> None:
+    if height < 1 or width < 1 or height * width > MAX_PIXELS:
+        raise BadSampleError(f"an image of {width}×{height} pixels; at most {MAX_PIXELS} are decoded")
+
+
+def decode_jpeg(data: bytes, head: JpegHead, mode: Mode, shrink: int = 1) -> Pixels:
+    """[h, w, channels] at 1/`shrink` of the size, rounded up. Raises BadSampleError."""
+    if head.colorspace in ("CMYK", "YCCK"):  # libjpeg-turbo converts neither
+        return decode_other(data, mode)
+    height, width = -(-head.height // shrink), -(-head.width // shrink)
+    try:
+        decoded: Pixels = simplejpeg.decode_jpeg(
+            data, "RGB" if mode == "rgb" else "GRAY", min_height=height, min_width=width, min_factor=shrink
+        )
+    except ValueError as error:
+        raise BadSampleError(f"a damaged JPEG: {error}") from error
+    return decoded
+
+
+def decode_other(data: bytes, mode: Mode) -> Pixels:
+    """[h, w, channels] of any other format. Raises BadSampleError."""
+    try:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
+            _check_pixels(opened.height, opened.width)
+            wide = opened.mode.startswith("I")  # 16 bits a sample: Pillow's own conversion would clip, not scale
+            picture = opened.point(lambda value: value / 256).convert("L") if wide else opened
+            array = np.asarray(picture.convert("RGB" if mode == "rgb" else "L"))
+    except BadSampleError:
+        raise
+    except Exception as error:  # Pillow's plugins raise many kinds for hostile bytes; all mean a bad file
+        raise BadSampleError(f"not a readable image: {type(error).__name__}: {error}") from error
+    return array if array.ndim == 3 else array[:, :, None]
+
+
+def decode(data: bytes, mode: Mode) -> Pixels:
+    """[h, w, channels] uint8 of an image file. Raises BadSampleError."""
+    if data[:3] == _JPEG:
+        return decode_jpeg(data, read_jpeg_head(data), mode)
+    return decode_other(data, mode)
+
+
+@operation("decode", Parameter("mode", choice("rgb", "gray"), "rgb"))
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """An image file to uint8 [height, width, channels]: 3 channels, or 1 with mode "gray"."""
+
+    mode: Mode
+
+    def infer(self, field: FieldType) -> FieldType:
+        if field.kind != "bytes":
+            raise ValueError(f"needs the source's bytes, not {field}; make it the first op")
+        return image(None, None, 3 if self.mode == "rgb" else 1)
+
+    def apply(self, value: bytes, random: KeyedRandom) -> Pixels:
+        return decode(value, self.mode)
+
+    def fuse(self, following: Operation) -> Operation | None:
+        if isinstance(following, Windowing) and not isinstance(following, CenterCrop):
+            return _WindowedDecode(self, following)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _WindowedDecode:
+    """decode and the window op behind it: shrink-on-load where the window allows."""
+
+    decode: Decode
+    windowing: Windowing
+
+    def infer(self, field: FieldType) -> FieldType:
+        raise NotImplementedError("types are inferred op by op, before fusing")
+
+    def apply(self, value: bytes, random: KeyedRandom) -> npt.NDArray[Any]:
+        mode = self.decode.mode
+        if value[:3] != _JPEG:
+            return self._cut(decode_other(value, mode), random)
+        head = read_jpeg_head(value)
+        if head.colorspace in ("CMYK", "YCCK"):
+            return self._cut(decode_other(value, mode), random)
+        window: Window = self.windowing.window(head.height, head.width, random)
+        shrink = window.shrink()
+        return cut(decode_jpeg(value, head, mode, shrink), window, shrink)
+
+    def _cut(self, decoded: Pixels, random: KeyedRandom) -> npt.NDArray[Any]:
+        return cut(decoded, self.windowing.window(decoded.shape[0], decoded.shape[1], random))

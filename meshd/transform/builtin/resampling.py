@@ -1,0 +1,87 @@
+"""Antialiased resampling of uint8 images, defined so that a decoder's shrink-on-load can do part of it.
+
+Law: integer arithmetic only (OpenCV's fixed-point paths, IPP off), so that every machine gives the same bytes.
+Definition: halve an axis by 2-pixel means while it is at least twice the target; blur it by a 3-tap Gaussian
+of σ = ½√(r²-1) when its ratio r is still above 1.15; then bilinear, pixel centres aligned.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import cv2
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Image = npt.NDArray[Any]
+
+# Against Pillow's antialiased bilinear this differs by 0.3-0.9 of 255 on average, less than INTER_AREA does, at a
+# third of INTER_AREA's time (0.22 against 0.65 ms from 314² to 224²).
+BLUR_ABOVE = 1.15
+SHRINKS = (8, 4, 2)
+
+cv2.setNumThreads(1)  # the pool's processes are the parallelism
+cv2.ipp.setUseIPP(False)  # its results differ between CPUs
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A rectangle of the full-size image, in pixels, and the size it is resampled to."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+    out_height: int
+    out_width: int
+
+    def shrink(self) -> int:
+        """The largest of 8, 4, 2 by which the image may be shrunk before cutting, or 1."""
+        for factor in SHRINKS:
+            if self.height >= factor * self.out_height and self.width >= factor * self.out_width:
+                return factor
+        return 1
+
+
+def pixels(image: Image) -> Image:
+    """OpenCV's result with the channel axis it drops from grey images put back."""
+    return image[:, :, None] if image.ndim == 2 else image
+
+
+def cut(image: Image, window: Window, shrink: int = 1) -> Image:
+    """The window of `image`, which was shrunk by `shrink` from the size the window is measured in."""
+    height, width = image.shape[:2]
+    top, left = window.top // shrink, window.left // shrink
+    bottom = min(-(-(window.top + window.height) // shrink), height)
+    right = min(-(-(window.left + window.width) // shrink), width)
+    return resample(image[top:bottom, left:right], window.out_height, window.out_width)
+
+
+def resample(image: Image, height: int, width: int) -> Image:
+    """`image` ([h, w, channels] uint8) at [height, width]; a view or the image itself when nothing changes."""
+    image = _halve(image, height, width)
+    rows, columns = image.shape[:2]
+    if (rows, columns) == (height, width):
+        return image
+    sigma_y, sigma_x = _sigma(rows / height), _sigma(columns / width)
+    if sigma_y or sigma_x:
+        taps = 3 if sigma_x else 1, 3 if sigma_y else 1
+        image = cv2.GaussianBlur(image, taps, sigmaX=sigma_x or 1.0, sigmaY=sigma_y or 1.0)
+    return pixels(cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR))
+
+
+def _halve(image: Image, height: int, width: int) -> Image:
+    while True:
+        rows, columns = image.shape[:2]
+        by_y, by_x = 2 if rows >= 2 * height else 1, 2 if columns >= 2 * width else 1
+        if by_y == by_x == 1:
+            return image
+        whole = image[: rows - rows % by_y, : columns - columns % by_x]
+        image = pixels(cv2.resize(whole, (columns // by_x, rows // by_y), interpolation=cv2.INTER_AREA))
+
+
+def _sigma(ratio: float) -> float:
+    return 0.5 * math.sqrt(ratio * ratio - 1.0) if ratio > BLUR_ABOVE else 0.0

@@ -1,0 +1,135 @@
+"""A field's ops, compiled: types checked once, then a short loop of calls a sample.
+
+Law: compiling may skip work whose result is known (decode only what the next op keeps; write planes straight
+into the row), never compute something else. `render` and `render_into` give the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from meshd.transform import registry
+from meshd.transform.errors import BadSampleError, OpFailedError
+from meshd.transform.fieldtypes import BYTES, FieldType
+from meshwire.documents import PlanError
+from meshwire.plans import OpSpec
+from meshwire.randomness import KeyedRandom
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Draw = Callable[[int], KeyedRandom]
+"""Randomness of one sample: the op's index in the plan → its own sequence of draws."""
+
+_NO_DRAWS = KeyedRandom(0, 0, 0)
+
+
+@runtime_checkable
+class Fusible(Protocol):
+    """An op that can do the next one's work with its own, cheaper than one after the other."""
+
+    def fuse(self, following: registry.Operation) -> registry.Operation | None:
+        """An op equal to both (drawing as `following` does), or None when nothing is won."""
+        ...
+
+
+@runtime_checkable
+class Placing(Protocol):
+    """A last op that can write its result into the row instead of a new array."""
+
+    def place(self, value: Any, row: npt.NDArray[Any]) -> None:
+        """Writes what `apply(value)` would return."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call. `index`: the op's place in the plan, the stream of its draws; -1 when it draws nothing."""
+
+    label: str
+    index: int
+    operation: registry.Operation
+
+    def run(self, value: Any, draw: Draw) -> Any:
+        return self.operation.apply(value, draw(self.index) if self.index >= 0 else _NO_DRAWS)
+
+
+class Chain:
+    """The compiled ops of one field, from its bytes to its `output` type."""
+
+    __slots__ = ("_place", "_place_label", "_placed_steps", "_steps", "output")
+
+    def __init__(self, steps: Sequence[Step], output: FieldType) -> None:
+        self.output = output
+        self._steps = tuple(steps)
+        self._placed_steps, self._place, self._place_label = self._steps, _copy, ""
+        if steps and steps[-1].index < 0 and isinstance(steps[-1].operation, Placing):
+            self._placed_steps = self._steps[:-1]
+            self._place, self._place_label = steps[-1].operation.place, steps[-1].label
+
+    def __repr__(self) -> str:
+        return f"Chain({' → '.join(step.label for step in self._steps) or 'bytes'}: {self.output})"
+
+    def render(self, data: bytes, draw: Draw) -> Any:
+        """The value of one sample: an array, or bytes when there are no ops.
+
+        Raises BadSampleError (the data is at fault) or OpFailedError (the op is), both naming the op.
+        """
+        return self._run(self._steps, data, draw)
+
+    def render_into(self, data: bytes, draw: Draw, row: npt.NDArray[Any]) -> None:
+        """Writes the value of one sample of a fixed type into `row`; on an error `row` may be half written."""
+        value = self._run(self._placed_steps, data, draw)
+        try:
+            self._place(value, row)
+        except Exception as error:
+            raise OpFailedError(self._place_label or "row", error) from error
+
+    @staticmethod
+    def _run(steps: tuple[Step, ...], value: Any, draw: Draw) -> Any:
+        label = ""
+        try:
+            for step in steps:
+                label = step.label
+                value = step.run(value, draw)
+        except BadSampleError as error:
+            error.op = label
+            raise
+        except Exception as error:
+            raise OpFailedError(label, error) from error
+        return value
+
+
+def _copy(value: Any, row: npt.NDArray[Any]) -> None:
+    np.copyto(row, value, casting="no")
+
+
+def compile_chain(ops: Sequence[tuple[int, OpSpec]], *, fuse: bool = True) -> Chain:
+    """The chain of a bytes field's ops, each with its index in the plan.
+
+    Raises PlanError with the path of the bad field: unknown ops, arguments, types that do not fit together.
+    """
+    field, steps = BYTES, list[Step]()
+    for index, op in ops:
+        path = f"ops[{index}]"
+        definition, operation = registry.build(op, path)
+        try:
+            field = operation.infer(field)
+        except ValueError as error:
+            raise PlanError(path, f"{op.op}: {error}") from None
+        _append(steps, Step(op.op, index if definition.random else -1, operation), fuse=fuse)
+    return Chain(steps, field)
+
+
+def _append(steps: list[Step], step: Step, *, fuse: bool) -> None:
+    last = steps[-1] if steps else None
+    if fuse and last is not None and last.index < 0 and isinstance(last.operation, Fusible):
+        fused = last.operation.fuse(step.operation)
+        if fused is not None:
+            steps[-1] = Step(f"{last.label}+{step.label}", step.index, fused)
+            return
+    steps.append(step)

@@ -1,0 +1,44 @@
+"""What can go wrong in a transform, in its own words.
+
+Law: BadSampleError means the data is at fault and `on_bad` decides; everything else an op raises is a defect
+of the op (OpFailedError) and stops the job whatever `on_bad` says.
+"""
+
+from __future__ import annotations
+
+from meshwire.documents import PlanError
+
+_SHOWN = 300
+
+
+class TransformError(Exception):
+    """Base of what this package raises on purpose, besides PlanError."""
+
+
+class BadSampleError(TransformError):
+    """The bytes of a sample cannot be what the op needs. `op`: set by the chain that ran it."""
+
+    def __init__(self, reason: str, *, op: str = "") -> None:
+        super().__init__(reason[:_SHOWN])
+        self.reason = reason[:_SHOWN]
+        self.op = op
+
+
+class OpFailedError(TransformError):
+    """An op broke on bytes it should have taken or refused: a programming error. Chains the cause."""
+
+    def __init__(self, op: str, cause: BaseException) -> None:
+        super().__init__(f"{op}: {type(cause).__name__}: {str(cause)[:_SHOWN]}")
+        self.op = op
+
+
+class UnknownOpError(PlanError):
+    """No op has this name; the message suggests one."""
+
+
+class UnknownBuildError(PlanError):
+    """The op exists, but not in the version the plan was made with: this node cannot reproduce the plan."""
+
+
+class PoolClosedError(TransformError):
+    """The pool was closed while rows were waiting."""

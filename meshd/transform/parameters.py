@@ -1,0 +1,124 @@
+"""An op's parameters: typed, checked once when a plan is made; unknown names are refused with a suggestion.
+
+Law: whatever is wrong with an argument is a PlanError with its path, as `ops[2].args.size`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from meshwire.documents import (
+    PlanError,
+    checked_choice,
+    checked_integer,
+    checked_number,
+    checked_object,
+    checked_text,
+    join,
+    shown,
+)
+
+Parse = Callable[[Any, str], Any]
+MAX_SIDE = 16384
+MAX_CLASSES = 1 << 16
+_REQUIRED = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """`parse(value, path)` gives the value the op is built with; without a default it must be given."""
+
+    name: str
+    parse: Parse
+    default: Any = _REQUIRED
+
+    @property
+    def required(self) -> bool:
+        return self.default is _REQUIRED
+
+
+def parse_arguments(parameters: tuple[Parameter, ...], args: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """The arguments by name, parsed, defaults filled in. Raises PlanError."""
+    given = checked_object(dict(args), path, [parameter.name for parameter in parameters])
+    return {parameter.name: _argument(parameter, given, path) for parameter in parameters}
+
+
+def _argument(parameter: Parameter, given: Mapping[str, Any], path: str) -> Any:
+    where = join(path, parameter.name)
+    if parameter.name in given:
+        return parameter.parse(given[parameter.name], where)
+    if parameter.required:
+        raise PlanError(where, "missing; the op has no default for it")
+    return parameter.default
+
+
+def side_or_size(value: Any, path: str) -> int | tuple[int, int]:
+    """A number of pixels, or [height, width]."""
+    if isinstance(value, list):
+        return size(value, path)
+    return checked_integer(value, path, 1, MAX_SIDE)
+
+
+def size(value: Any, path: str) -> tuple[int, int]:
+    """(height, width) in pixels of `n` (a square) or `[height, width]`."""
+    if not isinstance(value, list):
+        side = checked_integer(value, path, 1, MAX_SIDE)
+        return side, side
+    if len(value) != 2:
+        raise PlanError(path, f"expected a number or [height, width], got {shown(value)}")
+    height, width = (checked_integer(item, f"{path}[{i}]", 1, MAX_SIDE) for i, item in enumerate(value))
+    return height, width
+
+
+def probability(value: Any, path: str) -> float:
+    """A number of [0, 1]."""
+    return checked_number(value, path, 0.0, 1.0)
+
+
+def interval(low: float, high: float) -> Parse:
+    """A parser of `[first, last]` with low < first ≤ last ≤ high."""
+
+    def parse(value: Any, path: str) -> tuple[float, float]:
+        if not isinstance(value, list) or len(value) != 2:
+            raise PlanError(path, f"expected [lowest, highest], got {shown(value)}")
+        first, last = (checked_number(item, f"{path}[{i}]", low, high) for i, item in enumerate(value))
+        if not low < first <= last:
+            raise PlanError(path, f"expected {low:g} < lowest ≤ highest, got {shown(value)}")
+        return first, last
+
+    return parse
+
+
+def choice(*names: str) -> Parse:
+    """A parser of one of `names`."""
+    return lambda value, path: checked_choice(value, path, names)
+
+
+def classes(value: Any, path: str) -> tuple[str, ...]:
+    """Distinct class names, in the order of their numbers."""
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_CLASSES:
+        raise PlanError(path, f"expected a list of 1…{MAX_CLASSES} class names")
+    names = tuple(checked_text(item, f"{path}[{i}]", at_most=1000) for i, item in enumerate(value))
+    if len(set(names)) != len(names):
+        raise PlanError(path, "a class name stands twice; each must be there once")
+    return names
+
+
+def dtype(value: Any, path: str) -> str:
+    """The name of a numeric dtype that frames carry, as "float32"."""
+    known = [f"{kind}{bits}" for kind in ("uint", "int") for bits in (8, 16, 32, 64)]
+    name = checked_choice(value, path, ["bool", *known, "float16", "float32", "float64"])
+    return np.dtype(name).name
+
+
+def shape(value: Any, path: str) -> tuple[int, ...] | None:
+    """The extents of an array, or null when they differ from sample to sample."""
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) > 16:
+        raise PlanError(path, f"expected a list of at most 16 extents, or null, got {shown(value)}")
+    return tuple(checked_integer(item, f"{path}[{i}]", 0, 1 << 31) for i, item in enumerate(value))

@@ -1,0 +1,90 @@
+"""The ops a node knows: name, version, parameters and the class that does the work.
+
+Law: an op's output for given bytes, arguments and draws never changes within one version; a change is a new
+version, and old plans keep asking for the old one. Seam: a new op is one class with `@operation` in `builtin/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from meshd.transform.errors import UnknownBuildError, UnknownOpError
+from meshd.transform.fieldtypes import FieldType
+from meshd.transform.parameters import Parameter, parse_arguments
+from meshwire.documents import join, shown, suggestion
+from meshwire.plans import OpSpec
+from meshwire.randomness import KeyedRandom
+
+
+class Operation(Protocol):
+    """One op with its arguments. Instances are shared by all samples and hold no state."""
+
+    def infer(self, field: FieldType) -> FieldType:
+        """The type `apply` makes of a value of type `field`. Raises ValueError when it takes none such."""
+        ...
+
+    def apply(self, value: Any, random: KeyedRandom) -> Any:
+        """The value for one sample. Raises BadSampleError when the data is at fault."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OpDefinition:
+    """An op as the registry holds it. `random`: whether it draws (others get no key of their own)."""
+
+    name: str
+    version: str
+    parameters: tuple[Parameter, ...]
+    build: Callable[..., Operation]
+    random: bool
+    summary: str
+
+
+OPS: dict[str, dict[str, OpDefinition]] = {}
+_Class = TypeVar("_Class", bound=type[Any])
+
+
+def operation(
+    name: str, *parameters: Parameter, version: str = "1", random: bool = False
+) -> Callable[[_Class], _Class]:
+    """Registers a class as an op; it is built with the parsed arguments by name."""
+
+    def register(cls: _Class) -> _Class:
+        builds = OPS.setdefault(name, {})
+        if version in builds:
+            raise ValueError(f"the op {name!r} is registered twice in version {version}")
+        summary = (cls.__doc__ or "").strip().split("\n")[0]
+        builds[version] = OpDefinition(name, version, parameters, cls, random, summary)
+        return cls
+
+    return register
+
+
+def find(name: str, version: str, path: str, ops: Mapping[str, dict[str, OpDefinition]] = OPS) -> OpDefinition:
+    """The op of a name; version "" takes the latest. Raises UnknownOpError, UnknownBuildError."""
+    builds = ops.get(name)
+    if builds is None:
+        raise UnknownOpError(join(path, "op"), f"there is no op {shown(name)}{suggestion(name, ops)}")
+    if not version:
+        return builds[max(builds, key=_version_order)]
+    if version not in builds:
+        have = ", ".join(sorted(builds, key=_version_order))
+        raise UnknownBuildError(
+            join(path, "version"),
+            f"this node has {name!r} in version {have}, not {shown(version)}; make the plan anew, or ask a node of "
+            "the release that made it",
+        )
+    return builds[version]
+
+
+def _version_order(version: str) -> tuple[int, ...]:
+    return tuple(int(part) if part.isdigit() else 0 for part in version.split("."))
+
+
+def build(op: OpSpec, path: str) -> tuple[OpDefinition, Operation]:
+    """The op of a spec with its arguments checked. Raises PlanError with the path of the bad field."""
+    definition = find(op.op, op.version, path)
+    arguments = parse_arguments(definition.parameters, op.args, join(path, "args"))
+    return definition, definition.build(**arguments)
