@@ -1,6 +1,6 @@
 """One computation for all who ask for the same thing at the same time.
 
-Law: the work runs as a task of its own: a caller that is cancelled leaves the others' work alone, and the work
+Law: the work runs as a task of its own: a caller that is cancelled leaves the others' work alone; the work
 is cancelled when its last caller left. Invariant: at most one flight per key.
 """
 

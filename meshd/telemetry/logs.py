@@ -23,8 +23,11 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _SIGNATURES = re.compile(
-    r"""(?ix) (?P<name> x-amz-(?:signature|security-token|credential) | signature | secret[_-]?(?:access[_-]?)?key
-        | secret | password | session[_-]?token ) (?P<gap> ["']? \s* [=:] \s* ["']? ) (?P<value> [^\s"'&,;<>]{4,} )"""
+    r"""(?ix)
+    (?P<name> x-amz-(?:signature|security-token|credential) | signature | session[_-]?token | password
+        | secret (?:[_-]?(?:access[_-]?)?key)? )
+    (?P<gap> ["']? \s* [=:] \s* ["']? )
+    (?P<value> [^\s"'&,;<>]{4,} )"""
 )
 _MASK = "***"
 _MAX = 8192

@@ -1,0 +1,92 @@
+"""The root key pair: from the environment, or made on the first start and kept in the data directory.
+
+Law: the file is mode 600 and complete before it has its name; a key pair that was made is shown exactly once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import string
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from meshd.control.identities import User
+from meshd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+ACCESS, SECRET = "MESHD_ROOT_ACCESS_KEY", "MESHD_ROOT_SECRET_KEY"
+_FILE = "root-credentials.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RootCredentials:
+    """The root key pair; `made` says that this start made it."""
+
+    access_key: str
+    secret_key: str
+    made: bool = False
+
+    def __repr__(self) -> str:
+        return f"RootCredentials(access_key={self.access_key!r}, made={self.made})"
+
+    def user(self) -> User:
+        """Root as a user."""
+        return User("root", "root", "", self.access_key, self.secret_key, root=True, origin="root")
+
+
+def root_credentials(data_dir: Path, env: Mapping[str, str]) -> RootCredentials:
+    """From the environment, else from the file, else made and kept. Raises ConfigError."""
+    given = env.get(ACCESS, ""), env.get(SECRET, "")
+    if any(given):
+        return _from_environment(*given)
+    path = data_dir / _FILE
+    return _read(path) if path.exists() else _make(path)
+
+
+def check_keys(access_key: str, secret_key: str) -> None:
+    """Raise ValueError, which does not show the secret, unless the pair can sign requests."""
+    if not re.fullmatch(r"[\w.@=+-]{3,128}", access_key, re.ASCII):
+        raise ValueError("an access key has 3 to 128 letters, digits or _.@=+-")
+    if not re.fullmatch(r"[\x21-\x7e]{8,128}", secret_key):
+        raise ValueError("a secret key has 8 to 128 printable characters without spaces")
+
+
+def _from_environment(access_key: str, secret_key: str) -> RootCredentials:
+    try:
+        check_keys(access_key, secret_key)
+    except ValueError as error:
+        raise ConfigError(f"{ACCESS} and {SECRET} must both be set and valid: {error}") from None
+    return RootCredentials(access_key, secret_key)
+
+
+def _read(path: Path) -> RootCredentials:
+    try:
+        document = json.loads(path.read_bytes())
+        pair = RootCredentials(str(document["access_key"]), str(document["secret_key"]))
+        check_keys(pair.access_key, pair.secret_key)
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(
+            f"{path} cannot be read as a key pair; set {ACCESS} and {SECRET}, or remove it to get a new pair"
+        ) from None
+    return pair
+
+
+def _make(path: Path) -> RootCredentials:
+    letters = string.ascii_uppercase + string.digits
+    access_key = "MESH" + "".join(secrets.choice(letters) for _ in range(16))
+    pair = RootCredentials(access_key, secrets.token_urlsafe(30), made=True)
+    text = json.dumps({"access_key": pair.access_key, "secret_key": pair.secret_key}) + "\n"
+    new = path.with_suffix(".new")
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.rename(path)
+    return pair

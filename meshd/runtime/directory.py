@@ -1,0 +1,95 @@
+"""The data directory as a whole: private, locked by one daemon, with a clean `run/`.
+
+Law: nothing in the directory is touched before the lock is held. The lock is the kernel's (flock): it is gone
+when the last process of the daemon is, however it died.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshd.errors import ConfigError, DirectoryInUseError
+
+if TYPE_CHECKING:
+    from meshd.config import NodeSettings
+
+_PATIENCE = 3.0  # seconds for the children of a killed daemon to be gone
+_STEP = 0.05
+
+
+class DirectoryLock:
+    """Holds `<data_dir>/lock` while it exists. Children inherit it and keep it until the last of them ends."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._path = data_dir / "lock"
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._take()
+        except BaseException:
+            os.close(self._fd)
+            raise
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    def __repr__(self) -> str:
+        return f"<DirectoryLock {self._path}>"
+
+    def _take(self) -> None:
+        deadline = time.monotonic() + _PATIENCE
+        while not self._try():
+            holder = self._holder()
+            if _alive(holder) or time.monotonic() > deadline:
+                raise DirectoryInUseError(
+                    f"the data directory {self._path.parent} is in use by another meshd (process {holder or '?'}); "
+                    "stop that one, or give this one another --data-dir"
+                )
+            time.sleep(_STEP)
+
+    def _try(self) -> bool:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _holder(self) -> int:
+        written = os.pread(self._fd, 32, 0).strip()
+        return int(written) if written.isdigit() else 0
+
+    def release(self) -> None:
+        """Let another daemon in (once the children are gone too)."""
+        os.close(self._fd)
+
+
+def _alive(pid: int) -> bool:
+    """Whether a process runs; one that is dead but not yet reaped by its parent does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in ("Z", "X")
+
+
+def prepare_directory(settings: NodeSettings) -> DirectoryLock:
+    """Create what is missing, lock, empty `run/`. Raises ConfigError, DirectoryInUseError."""
+    for directory in (settings.store.data_dir, *settings.store.disks, settings.store.index_dir):
+        _create(directory)
+    lock = DirectoryLock(settings.store.data_dir)
+    shutil.rmtree(settings.run_dir, ignore_errors=True)
+    settings.metrics_dir.mkdir(parents=True, mode=0o700)
+    return lock
+
+
+def _create(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        writable = os.access(directory, os.R_OK | os.W_OK | os.X_OK)
+    except OSError as error:
+        raise ConfigError(f"cannot make the directory {directory}: {error.strerror}") from error
+    if not writable:
+        raise ConfigError(f"the directory {directory} is not writable by this user")

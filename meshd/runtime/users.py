@@ -1,0 +1,101 @@
+"""The users file: a YAML list of {user_id, display_name, email, access_key, secret_key}.
+
+Law: all or nothing, and every complaint names the line; a secret is never part of a complaint.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+import yaml
+
+from meshd.control.identities import User
+from meshd.errors import ConfigError
+from meshd.runtime.credentials import check_keys
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+_REQUIRED = ("user_id", "access_key", "secret_key")
+_FIELDS = (*_REQUIRED, "display_name", "email")
+_MAX_BYTES = 8 << 20
+
+
+def read_users(path: Path, reserved: Iterable[str] = ()) -> tuple[User, ...]:
+    """The users of a file. `reserved` access keys may not appear. Raises ConfigError with file and line."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read the users file {path}: {error.strerror}") from error
+    if len(text) > _MAX_BYTES:
+        raise ConfigError(f"the users file {path} is larger than {_MAX_BYTES >> 20} MiB")
+    try:
+        return _users(text, frozenset(reserved))
+    except _Complaint as complaint:
+        raise ConfigError(f"users file {path}, {complaint}") from None
+
+
+class _Complaint(Exception):
+    def __init__(self, line: int, text: str) -> None:
+        super().__init__(f"line {line + 1}: {text}")
+
+
+def _users(text: bytes, reserved: frozenset[str]) -> tuple[User, ...]:
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        # The parser's own text quotes the line, which may hold a secret.
+        raise _Complaint(mark.line if mark else 0, "not valid YAML") from None
+    if root is None:
+        return ()
+    if not isinstance(root, yaml.SequenceNode):
+        raise _Complaint(root.start_mark.line, "expected a list of users: `- user_id: ann` and so on")
+    seen = dict.fromkeys(reserved, "the root user's")
+    users = []
+    for item in root.value:
+        user, line = _user(item), item.start_mark.line
+        if user.access_key in seen:
+            raise _Complaint(line, f"access_key {user.access_key} is already {seen[user.access_key]}")
+        seen[user.access_key] = f"taken on line {line + 1}"
+        users.append(user)
+    return tuple(users)
+
+
+def _user(item: yaml.Node) -> User:
+    line = item.start_mark.line
+    if not isinstance(item, yaml.MappingNode):
+        raise _Complaint(line, f"expected a user with {', '.join(_FIELDS)}")
+    fields = _fields(item)
+    missing = [name for name in _REQUIRED if not fields.get(name)]
+    if missing:
+        raise _Complaint(line, f"the user lacks {', '.join(missing)}")
+    try:
+        check_keys(fields["access_key"], fields["secret_key"])
+    except ValueError as error:
+        raise _Complaint(line, str(error)) from None
+    return User(
+        fields["user_id"],
+        fields.get("display_name") or fields["user_id"],
+        fields.get("email", ""),
+        fields["access_key"],
+        fields["secret_key"],
+    )
+
+
+def _fields(item: yaml.MappingNode) -> dict[str, str]:
+    fields: dict[str, str] = {}
+    for key, value in item.value:
+        line, name = key.start_mark.line, str(key.value)
+        if name not in _FIELDS:
+            close = difflib.get_close_matches(name, _FIELDS, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known fields: {', '.join(_FIELDS)}"
+            raise _Complaint(line, f"unknown field {name[:40]!r}; {hint}")
+        if name in fields:
+            raise _Complaint(line, f"{name} is given twice")
+        if not isinstance(value, yaml.ScalarNode):
+            raise _Complaint(line, f"{name} must be a plain value")
+        fields[name] = value.value
+    return fields
