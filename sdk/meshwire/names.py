@@ -1,0 +1,75 @@
+"""Names of buckets, keys and views.
+
+Law: a name that passes here may be stored, sorted and written into XML; nothing else checks names.
+Invariant: keys are ordered and measured by their UTF-8 bytes.
+"""
+
+from __future__ import annotations
+
+import re
+
+MAX_KEY_BYTES = 1024
+
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]\Z")
+_IP_ADDRESS = re.compile(r"\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}\Z")
+_RESERVED_PREFIXES = ("xn--", "sthree-", "amzn-s3-demo-")
+_RESERVED_SUFFIXES = ("-s3alias", "--ol-s3", ".mrap", "--x-s3", "--table-s3")
+
+
+class NameProblemError(ValueError):
+    """A name that cannot be used; the message says why."""
+
+
+class BucketNameError(NameProblemError):
+    """Not a legal bucket name."""
+
+
+class KeyNameError(NameProblemError):
+    """Not a legal object key."""
+
+
+class KeyTooLongError(KeyNameError):
+    """More than 1,024 bytes of UTF-8. `size` is in bytes."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"a key has at most {MAX_KEY_BYTES} bytes of UTF-8, this one has {size}")
+        self.size = size
+
+
+def check_bucket_name(name: str) -> None:
+    """Raise BucketNameError unless `name` follows S3's rules: 3–63 of a–z, 0–9, hyphen and dot."""
+    if _BUCKET.match(name) is None:
+        raise BucketNameError(
+            "a bucket name has 3 to 63 characters of a-z, 0-9, '-' and '.', and begins and ends "
+            "with a letter or digit"
+        )
+    if ".." in name or ".-" in name or "-." in name:
+        raise BucketNameError("a bucket name has no dot beside another dot or a hyphen")
+    if _IP_ADDRESS.match(name):
+        raise BucketNameError("a bucket name is not formatted like an IP address")
+    if name.startswith(_RESERVED_PREFIXES) or name.endswith(_RESERVED_SUFFIXES):
+        raise BucketNameError("this prefix or suffix is reserved by S3")
+
+
+def check_key(key: str) -> None:
+    """Raise KeyNameError unless `key` is 1–1,024 bytes of valid UTF-8 without NUL.
+
+    S3 takes any other character. NUL is refused: no XML document and no tar member can name such an object.
+    """
+    if not key:
+        raise KeyNameError("a key has at least one character")
+    try:
+        size = len(key) if key.isascii() else len(key.encode())
+    except UnicodeEncodeError:
+        raise KeyNameError("a key is valid UTF-8") from None
+    if size > MAX_KEY_BYTES:
+        raise KeyTooLongError(size)
+    if "\0" in key:
+        raise KeyNameError("a key has no NUL character")
+
+
+def split_view_name(name: str) -> tuple[str, str | None]:
+    """(bucket, view) of `BUCKET--VIEW`, divided at the last `--`; (name, None) when it names no view."""
+    bucket, separator, view = name.rpartition("--")
+    return (bucket, view) if separator and bucket and view else (name, None)

@@ -1,0 +1,121 @@
+"""The digests a request declares of its body.
+
+Law: values are checked for form here (base64, length) and for truth by `meshwire.checksums.BodyVerifier`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from meshwire.checksums import ALGORITHMS, decode
+from meshwire.s3.errors import S3Error
+from meshwire.s3.operations import BodyDigests
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_PREFIX = "x-amz-checksum-"
+_NOT_VALUES = frozenset({"mode", "type", "algorithm"})
+_PARTS_SUFFIX = re.compile(r"-\d{1,5}\Z", re.A)
+_TYPES = {
+    "crc32": ("COMPOSITE", "FULL_OBJECT"),
+    "crc32c": ("COMPOSITE", "FULL_OBJECT"),
+    "crc64nvme": ("FULL_OBJECT",),
+    "sha1": ("COMPOSITE",),
+    "sha256": ("COMPOSITE",),
+}
+
+
+def read_digests(headers: Mapping[str, str], *, composite: bool = False) -> BodyDigests:
+    """`composite` allows the `-N` suffix of an assembled upload's checksum.
+
+    Raises S3Error: InvalidDigest, InvalidRequest, NotImplemented (an algorithm of S3 that is not built).
+    """
+    checksums = {
+        name[len(_PREFIX) :]: value.strip()
+        for name, value in headers.items()
+        if name.startswith(_PREFIX) and name[len(_PREFIX) :] not in _NOT_VALUES
+    }
+    trailer = _trailer(headers.get("x-amz-trailer"))
+    if len(checksums) + len(trailer) > 1:
+        raise S3Error(
+            "InvalidRequest",
+            "Expecting a single x-amz-checksum- header. Multiple checksum Types are not allowed.",
+        )
+    for algorithm, value in checksums.items():
+        _check_value(algorithm, value, composite=composite)
+    return BodyDigests(_content_md5(headers), checksums, trailer, _wanted(headers, (*checksums, *trailer)))
+
+
+def _check_value(algorithm: str, value: str, *, composite: bool) -> None:
+    if algorithm not in ALGORITHMS:
+        raise S3Error("NotImplemented", f"The checksum algorithm {algorithm[:32]!r} is not implemented.")
+    if decode(algorithm, _PARTS_SUFFIX.sub("", value) if composite else value) is None:
+        raise S3Error("InvalidRequest", f"Value for {_PREFIX}{algorithm} header is invalid.")
+
+
+def _content_md5(headers: Mapping[str, str]) -> str | None:
+    value = headers.get("content-md5")
+    if value is not None and decode("md5", value.strip()) is None:
+        raise S3Error("InvalidDigest", "The Content-MD5 you specified is not valid.")
+    return None if value is None else value.strip()
+
+
+def _trailer(header: str | None) -> tuple[str, ...]:
+    if header is None:
+        return ()
+    names = tuple(name.strip().lower() for name in header.split(",") if name.strip())
+    for name in names:
+        if not name.startswith(_PREFIX) or name[len(_PREFIX) :] not in ALGORITHMS:
+            raise S3Error(
+                "InvalidRequest", "The value specified in the x-amz-trailer header is not supported"
+            )
+    return tuple(name[len(_PREFIX) :] for name in names)
+
+
+def _wanted(headers: Mapping[str, str], given: tuple[str, ...]) -> tuple[str, ...]:
+    value = headers.get("x-amz-sdk-checksum-algorithm")
+    if value is None:
+        return ()
+    algorithm = _known(value)
+    if given and algorithm not in given:
+        raise S3Error("InvalidRequest", "Value for x-amz-sdk-checksum-algorithm header is invalid.")
+    return () if given else (algorithm,)
+
+
+def checksum_algorithm(headers: Mapping[str, str]) -> str | None:
+    """The lower-case algorithm of x-amz-checksum-algorithm."""
+    value = headers.get("x-amz-checksum-algorithm")
+    return None if value is None else _known(value)
+
+
+def checksum_type(headers: Mapping[str, str], algorithm: str | None) -> str | None:
+    """x-amz-checksum-type, as given, checked against the algorithm when one is named."""
+    value = headers.get("x-amz-checksum-type")
+    if value is None:
+        return None
+    if value not in {"COMPOSITE", "FULL_OBJECT"}:
+        raise S3Error("InvalidRequest", "Value for x-amz-checksum-type header is invalid.")
+    if algorithm is not None and value not in _TYPES[algorithm]:
+        raise S3Error(
+            "InvalidRequest",
+            f"The {value} checksum type cannot be used with the {algorithm} checksum algorithm.",
+        )
+    return value
+
+
+def default_type(algorithm: str) -> str:
+    """The checksum type of an upload that names only the algorithm."""
+    return _TYPES[algorithm][0]
+
+
+def _known(value: str) -> str:
+    algorithm = value.strip().lower()
+    if algorithm not in ALGORITHMS:
+        raise S3Error(
+            "InvalidRequest",
+            "Checksum algorithm provided is unsupported. Please try again with any of the valid types: "
+            "[CRC32, CRC32C, CRC64NVME, SHA1, SHA256]",
+        )
+    return algorithm

@@ -1,0 +1,277 @@
+"""The headers of an S3 request, read into the values operations carry.
+
+Law: a header that asks for something this server does not do (encryption, tags, locks, grants) is refused, never
+dropped: the client would believe it was done. Invariant: no value that leaves here has control characters.
+"""
+
+from __future__ import annotations
+
+import re
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+from urllib.parse import unquote_to_bytes
+
+from meshwire import etags, httpdates, names, percents
+from meshwire.conditions import Conditions
+from meshwire.s3.errors import S3Error
+from meshwire.s3.operations import CopySource, ObjectHeaders
+from meshwire.s3.queries import Query, invalid, key_too_long
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_METADATA_BYTES = 2048
+MAX_PART_NUMBER = 10_000
+
+_META = "x-amz-meta-"
+_SYSTEM = (
+    "content-type",
+    "content-encoding",
+    "content-disposition",
+    "content-language",
+    "cache-control",
+    "expires",
+    "x-amz-website-redirect-location",
+)
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+\Z")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_COPY_RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})\Z", re.A)
+_STORAGE_CLASSES = frozenset(
+    """STANDARD REDUCED_REDUNDANCY STANDARD_IA ONEZONE_IA INTELLIGENT_TIERING GLACIER GLACIER_IR DEEP_ARCHIVE
+    EXPRESS_ONEZONE OUTPOSTS SNOW FSX_OPENZFS FSX_ONTAP""".split()
+)
+_AUTHENTICATION = frozenset(
+    f"x-amz-{name}"
+    for name in (
+        "algorithm", "credential", "date", "expires", "signedheaders", "signature", "security-token", "content-sha256",
+    )
+)  # fmt: skip
+
+# Headers that ask for what is not built, with the values that ask for nothing.
+_NONE: frozenset[str] = frozenset()
+_UNBUILT: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "x-amz-acl": frozenset({"private", "bucket-owner-full-control", "bucket-owner-read"}),
+        "x-amz-bucket-object-lock-enabled": frozenset({"false", "False"}),
+        "x-amz-object-lock-legal-hold": frozenset({"OFF"}),
+        "x-amz-server-side-encryption-bucket-key-enabled": frozenset({"false", "False"}),
+    }
+    | dict.fromkeys(
+        (
+            "x-amz-copy-source-server-side-encryption-customer-algorithm",
+            "x-amz-expected-bucket-owner",
+            "x-amz-grant-full-control",
+            "x-amz-grant-read",
+            "x-amz-grant-read-acp",
+            "x-amz-grant-write",
+            "x-amz-grant-write-acp",
+            "x-amz-if-match-last-modified-time",
+            "x-amz-if-match-size",
+            "x-amz-object-lock-mode",
+            "x-amz-object-lock-retain-until-date",
+            "x-amz-rename-source",
+            "x-amz-server-side-encryption",
+            "x-amz-server-side-encryption-aws-kms-key-id",
+            "x-amz-server-side-encryption-context",
+            "x-amz-server-side-encryption-customer-algorithm",
+            "x-amz-server-side-encryption-customer-key",
+            "x-amz-source-expected-bucket-owner",
+            "x-amz-tagging",
+            "x-amz-write-offset-bytes",
+        ),
+        _NONE,
+    )
+)
+
+
+def refuse_unbuilt(headers: Mapping[str, str]) -> None:
+    """Raise NotImplemented for a header whose meaning would be lost."""
+    for name in _UNBUILT.keys() & headers.keys():
+        if headers[name] not in _UNBUILT[name]:
+            raise S3Error(
+                "NotImplemented",
+                f"The header {name} implies functionality that is not implemented.",
+                extra={"Header": name},
+            )
+
+
+def with_hoisted(headers: Mapping[str, str], query: Query) -> Mapping[str, str]:
+    """`headers` with the x-amz-* parameters of a presigned URL, which S3 reads as if they were headers."""
+    hoisted = {name.lower(): value for name, value in query.values.items() if name[:6].lower() == "x-amz-"}
+    return {**{name: value for name, value in hoisted.items() if name not in _AUTHENTICATION}, **headers}
+
+
+def check_bucket(bucket: str) -> None:
+    try:
+        names.check_bucket_name(bucket)
+    except names.BucketNameError as error:
+        raise S3Error(
+            "InvalidBucketName",
+            f"The specified bucket is not valid: {error}.",
+            extra={"BucketName": bucket[:256]},
+        ) from None
+
+
+def check_key(key: str) -> None:
+    try:
+        names.check_key(key)
+    except names.KeyTooLongError as error:
+        raise key_too_long(error.size) from None
+    except names.KeyNameError as error:
+        raise S3Error("InvalidURI", f"Couldn't parse the specified URI: {error}.") from None
+
+
+def clean(name: str, value: str) -> str:
+    """A header value fit to be stored and sent: bytes that are no UTF-8 are read as Latin-1 (RFC 9110 §5.5 of old)."""
+    value = value.strip(" \t")
+    if not value.isascii():
+        try:
+            raw = percents.to_bytes(value)
+        except percents.PercentError:
+            raise invalid(name, "", f"{name} is not text.") from None
+        try:
+            value = raw.decode()
+        except UnicodeDecodeError:
+            value = raw.decode("latin-1")
+    if _CONTROL.search(value):
+        raise invalid(name, "", f"{name} must not hold control characters.")
+    return value
+
+
+# --- what is kept with an object ----------------------------------------------------------------------
+
+
+def object_headers(headers: Mapping[str, str]) -> ObjectHeaders:
+    """Raises S3Error: MetadataTooLarge, InvalidArgument, InvalidStorageClass."""
+    storage_class = headers.get("x-amz-storage-class", "STANDARD")
+    if storage_class not in _STORAGE_CLASSES:
+        raise S3Error("InvalidStorageClass", extra={"StorageClassRequested": storage_class[:64]})
+    system = {name: clean(name, headers[name]) for name in _SYSTEM if name in headers}
+    if "content-encoding" in system:
+        _strip_chunked(system)
+    metadata = {
+        name[len(_META) :]: clean(name, value) for name, value in headers.items() if name.startswith(_META)
+    }
+    if metadata:
+        _check_metadata(metadata)
+    return ObjectHeaders(system, metadata)
+
+
+def _strip_chunked(system: dict[str, str]) -> None:
+    """`aws-chunked` is how the body travelled, not what it is (`gzip,aws-chunked` is stored as `gzip`)."""
+    codings = [coding.strip() for coding in system.pop("content-encoding").split(",")]
+    kept = ",".join(coding for coding in codings if coding and coding.lower() != "aws-chunked")
+    if kept:
+        system["content-encoding"] = kept
+
+
+def _check_metadata(metadata: Mapping[str, str]) -> None:
+    size = 0
+    for name, value in metadata.items():
+        if _TOKEN.match(name) is None:
+            raise invalid("x-amz-meta-", name, "A metadata name is made of header token characters.")
+        size += len(name) + len(value.encode())
+    if size > MAX_METADATA_BYTES:
+        raise S3Error(
+            "MetadataTooLarge", extra={"Size": str(size), "MaxSizeAllowed": str(MAX_METADATA_BYTES)}
+        )
+
+
+def overrides(query: Query) -> dict[str, str]:
+    """The response-* parameters: header name → value."""
+    return {
+        name[9:]: clean(name, value)
+        for name, value in query.values.items()
+        if name.startswith("response-") and name[9:] in _SYSTEM
+    }
+
+
+# --- conditions -------------------------------------------------------------------------------------------
+
+_CONDITIONAL = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
+_COPY_CONDITIONAL = tuple(f"x-amz-copy-source-{name}" for name in _CONDITIONAL)
+
+
+def conditions(headers: Mapping[str, str]) -> Conditions | None:
+    """None when there is no conditional header."""
+    return _conditions(headers, _CONDITIONAL)
+
+
+def source_conditions(headers: Mapping[str, str]) -> Conditions | None:
+    """The x-amz-copy-source-if-* headers."""
+    return _conditions(headers, _COPY_CONDITIONAL)
+
+
+def _conditions(headers: Mapping[str, str], names_: tuple[str, ...]) -> Conditions | None:
+    match, none_match, modified, unmodified = [headers.get(name) for name in names_]
+    if match is None and none_match is None and modified is None and unmodified is None:
+        return None
+    return Conditions(
+        etags.parse_list(match) if match else (),
+        etags.parse_list(none_match) if none_match else (),
+        httpdates.parse_http(modified) if modified else None,
+        httpdates.parse_http(unmodified) if unmodified else None,
+    )
+
+
+# --- copies ---------------------------------------------------------------------------------------------
+
+
+def copy_source(headers: Mapping[str, str]) -> CopySource:
+    """`[/]bucket/key[?versionId=…]`, decoded with `+` as a space, as S3 does and s5cmd relies on."""
+    value = headers["x-amz-copy-source"].strip()
+    path, _, version = value.partition("?versionId=")
+    try:
+        decoded = unquote_to_bytes(percents.to_bytes(path.replace("+", " "))).decode()
+    except (percents.PercentError, UnicodeDecodeError):
+        decoded = ""
+    bucket, _, key = decoded.removeprefix("/").partition("/")
+    if not bucket or not key:
+        raise invalid(
+            "x-amz-copy-source",
+            "",
+            "Copy Source must mention the source bucket and key: sourcebucket/sourcekey",
+        )
+    check_bucket(bucket)
+    check_key(key)
+    check_version(version)
+    return CopySource(bucket, key)
+
+
+def check_version(version: str) -> None:
+    """Without versioning, `null` is the only version there is."""
+    if version not in {"", "null"}:
+        raise invalid("versionId", version, "Invalid version id specified")
+
+
+def copy_range(headers: Mapping[str, str]) -> tuple[int, int] | None:
+    """(first, last), both inclusive."""
+    value = headers.get("x-amz-copy-source-range")
+    if value is None:
+        return None
+    match = _COPY_RANGE.match(value.strip())
+    if match is None or int(match[1]) > int(match[2]):
+        raise invalid(
+            "x-amz-copy-source-range",
+            value,
+            "The x-amz-copy-source-range value must be of the form bytes=first-last where first and last are the "
+            "zero-based offsets of the first and last bytes to copy",
+        )
+    return int(match[1]), int(match[2])
+
+
+def replaces_metadata(headers: Mapping[str, str]) -> bool:
+    directive = headers.get("x-amz-metadata-directive", "COPY")
+    if directive not in {"COPY", "REPLACE"}:
+        raise invalid("x-amz-metadata-directive", directive, "Unknown metadata directive.")
+    return directive == "REPLACE"
+
+
+def part_number(query: Query) -> int | None:
+    text = query.values.get("partNumber")
+    if text is None:
+        return None
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else 0
+    if not 1 <= number <= MAX_PART_NUMBER:
+        raise invalid("partNumber", text, "Part number must be an integer between 1 and 10000, inclusive")
+    return number

@@ -1,0 +1,307 @@
+"""An S3 request read into an operation.
+
+Law: path style, syntax only. Invariant: any text gives an operation or an S3Error, and a sub-resource that is not
+built answers NotImplemented: falling through to the plain operation would have `PUT /bucket?acl` create a bucket.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from meshwire import percents
+from meshwire.ranges import parse_range
+from meshwire.s3 import digests, fields, operations, tokens
+from meshwire.s3.errors import S3Error
+from meshwire.s3.queries import Query, invalid, read_query
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from meshwire.s3.operations import Operation
+
+    Headers = Mapping[str, str]
+
+_MAX_KEYS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """`raw_path` and `raw_query` are as sent, still percent-encoded, the query without `?`; header names are
+    lower-case, the values of repeated headers joined by `,`."""
+
+    method: str
+    raw_path: str
+    raw_query: str
+    headers: Mapping[str, str]
+
+
+def parse_request(head: RequestHead) -> Operation:
+    """The operation a request asks for. Raises S3Error."""
+    bucket, key = _split_path(head.raw_path)
+    query = read_query(head.raw_query) if head.raw_query else _NO_QUERY
+    headers = fields.with_hoisted(head.headers, query) if query.presigned else head.headers
+    fields.refuse_unbuilt(headers)
+    if head.method == "OPTIONS":
+        raise _preflight(headers)
+    level = "object" if key else "bucket" if bucket else "service"
+    route = _ROUTES.get((level, head.method))
+    if query.values:
+        query.check(level, head.method)
+    if route is None:
+        raise S3Error("MethodNotAllowed", extra={"Method": head.method[:32], "ResourceType": level.upper()})
+    return route(bucket, key, query, headers)
+
+
+_NO_QUERY = read_query("")
+
+
+def _split_path(raw_path: str) -> tuple[str, str]:
+    """(bucket, key), either may be empty."""
+    if not raw_path.startswith("/"):
+        raise S3Error("InvalidURI")
+    raw_bucket, _, raw_key = raw_path[1:].partition("/")
+    if not raw_bucket and not raw_key:
+        return "", ""
+    try:
+        bucket, key = percents.decode(raw_bucket), percents.decode(raw_key)
+    except percents.PercentError:
+        raise S3Error("InvalidURI") from None
+    fields.check_bucket(bucket)
+    if key:
+        fields.check_key(key)
+    return bucket, key
+
+
+def _preflight(headers: Headers) -> S3Error:
+    """No bucket has a CORS configuration yet: S3 then answers every preflight so."""
+    if "origin" not in headers:
+        return S3Error("BadRequest", "Insufficient information. Origin request header needed.")
+    return S3Error("AccessForbidden")
+
+
+# --- service and buckets -------------------------------------------------------------------------------
+
+
+def _list_buckets(bucket: str, key: str, query: Query, headers: Headers) -> Operation:
+    token = query.values.get("continuation-token")
+    return operations.ListBuckets(
+        prefix=query.text("prefix"),
+        max_buckets=query.integer("max-buckets", 10_000, low=1, high=10_000),
+        continuation=_read_token(token) if token else None,
+    )
+
+
+def _create_bucket(bucket: str, key: str, query: Query, headers: Headers) -> Operation:
+    return operations.CreateBucket(bucket)
+
+
+def _head_bucket(bucket: str, key: str, query: Query, headers: Headers) -> Operation:
+    return operations.HeadBucket(bucket)
+
+
+def _delete_bucket(bucket: str, key: str, query: Query, headers: Headers) -> Operation:
+    return operations.DeleteBucket(bucket)
+
+
+def _get_bucket(bucket: str, key: str, query: Query, headers: Headers) -> Operation:
+    if "location" in query.values:
+        return operations.GetBucketLocation(bucket)
+    if "uploads" in query.values:
+        return _list_uploads(bucket, query)
+    list_type = query.values.get("list-type")
+    if list_type is None:
+        return _list_v1(bucket, query)
+    if list_type != "2":
+        raise invalid("list-type", list_type, "list-type must be 2; leave it out for version 1.")
+    return _list_v2(bucket, query)
+
+
+def _list_v1(bucket: str, query: Query) -> Operation:
+    return operations.ListObjects(
+        bucket,
+        1,
+        prefix=query.text("prefix"),
+        delimiter=query.text("delimiter"),
+        max_keys=min(query.integer("max-keys", _MAX_KEYS, label="maxKeys"), _MAX_KEYS),
+        after=query.text("marker"),
+        encode_url=query.encode_url(),
+    )
+
+
+def _list_v2(bucket: str, query: Query) -> Operation:
+    token = query.values.get("continuation-token")
+    start_after = query.text("start-after")
+    return operations.ListObjects(
+        bucket,
+        2,
+        prefix=query.text("prefix"),
+        delimiter=query.text("delimiter"),
+        max_keys=min(query.integer("max-keys", _MAX_KEYS, label="maxKeys"), _MAX_KEYS),
+        after=_read_token(token) if token else start_after,
+        continuation_token=token,
+        start_after=start_after or None,
+        encode_url=query.encode_url(),
+        fetch_owner=query.values.get("fetch-owner", "").lower() == "true",
+    )
+
+
+def _read_token(token: str) -> str:
+    try:
+        return tokens.read(token)
+    except tokens.TokenError:
+        raise invalid("continuation-token", token, "The continuation token provided is incorrect") from None
+
+
+def _list_uploads(bucket: str, query: Query) -> Operation:
+    return operations.ListMultipartUploads(
+        bucket,
+        prefix=query.text("prefix"),
+        delimiter=query.text("delimiter"),
+        key_marker=query.text("key-marker"),
+        upload_id_marker=query.text("upload-id-marker"),
+        max_uploads=min(query.integer("max-uploads", 1000), 1000),
+        encode_url=query.encode_url(),
+    )
+
+
+def _post_bucket(bucket: str, key: str, query: Query, headers: Headers) -> Operation:
+    if "delete" in query.values:
+        return operations.DeleteObjects(bucket, digests.read_digests(headers))
+    if headers.get("content-type", "").startswith("multipart/form-data"):
+        raise S3Error("NotImplemented", "Uploads by HTML form are not implemented; use PUT.")
+    raise S3Error("MethodNotAllowed", extra={"Method": "POST", "ResourceType": "BUCKET"})
+
+
+# --- objects ---------------------------------------------------------------------------------------------
+
+
+def _get_object(bucket: str, key: str, query: Query, headers: Headers) -> Operation:
+    if "uploadId" in query.values:
+        return operations.ListParts(
+            bucket,
+            key,
+            _upload_id(query),
+            max_parts=min(query.integer("max-parts", 1000), 1000),
+            part_number_marker=query.integer("part-number-marker", 0),
+        )
+    return _read_object(bucket, key, query, headers, head=False)
+
+
+def _head_object(bucket: str, key: str, query: Query, headers: Headers) -> Operation:
+    return _read_object(bucket, key, query, headers, head=True)
+
+
+def _read_object(bucket: str, key: str, query: Query, headers: Headers, *, head: bool) -> Operation:
+    range_header = headers.get("range")
+    conditions = fields.conditions(headers)
+    checksum_mode = headers.get("x-amz-checksum-mode", "").upper() == "ENABLED"
+    span = None if range_header is None else parse_range(range_header)
+    if not query.values:
+        return operations.GetObject(bucket, key, head, span, conditions, None, checksum_mode)
+    fields.check_version(query.values.get("versionId", ""))
+    number = fields.part_number(query)
+    if number is not None and range_header is not None:
+        raise S3Error("InvalidRequest", "Cannot specify both Range header and partNumber query parameter")
+    return operations.GetObject(
+        bucket, key, head, span, conditions, number, checksum_mode, fields.overrides(query)
+    )
+
+
+def _put_object(bucket: str, key: str, query: Query, headers: Headers) -> Operation:
+    if "uploadId" in query.values or "partNumber" in query.values:
+        return _put_part(bucket, key, query, headers)
+    if "x-amz-copy-source" in headers:
+        return _copy_object(bucket, key, headers)
+    return operations.PutObject(
+        bucket,
+        key,
+        fields.object_headers(headers),
+        digests.read_digests(headers),
+        fields.conditions(headers),
+    )
+
+
+def _copy_object(bucket: str, key: str, headers: Headers) -> Operation:
+    return operations.CopyObject(
+        bucket,
+        key,
+        fields.copy_source(headers),
+        fields.replaces_metadata(headers),
+        fields.object_headers(headers),
+        fields.conditions(headers),
+        fields.source_conditions(headers),
+        digests.checksum_algorithm(headers),
+    )
+
+
+def _put_part(bucket: str, key: str, query: Query, headers: Headers) -> Operation:
+    upload_id, number = _upload_id(query), fields.part_number(query)
+    if number is None:
+        raise invalid("partNumber", "", "Part number must be an integer between 1 and 10000, inclusive")
+    if "x-amz-copy-source" not in headers:
+        return operations.UploadPart(bucket, key, upload_id, number, digests.read_digests(headers))
+    return operations.UploadPartCopy(
+        bucket,
+        key,
+        upload_id,
+        number,
+        fields.copy_source(headers),
+        fields.copy_range(headers),
+        fields.source_conditions(headers),
+    )
+
+
+def _upload_id(query: Query) -> str:
+    """A missing or absurd id names no upload, as S3 answers it."""
+    upload_id = query.values.get("uploadId", "")
+    if not upload_id:
+        raise invalid("uploadId", "", "This operation does not accept a query-string without an uploadId.")
+    if len(upload_id) > 1024 or not upload_id.isprintable():
+        raise S3Error("NoSuchUpload")
+    return upload_id
+
+
+def _post_object(bucket: str, key: str, query: Query, headers: Headers) -> Operation:
+    if "uploads" in query.values:
+        algorithm = digests.checksum_algorithm(headers)
+        checksum_type = digests.checksum_type(headers, algorithm)
+        if checksum_type is not None and algorithm is None:
+            raise S3Error(
+                "InvalidRequest",
+                "The x-amz-checksum-type header can only be used with the x-amz-checksum-algorithm header.",
+            )
+        return operations.CreateMultipartUpload(
+            bucket, key, fields.object_headers(headers), algorithm, checksum_type
+        )
+    if "uploadId" in query.values:
+        return operations.CompleteMultipartUpload(
+            bucket,
+            key,
+            _upload_id(query),
+            digests.read_digests(headers, composite=True),
+            fields.conditions(headers),
+        )
+    raise S3Error("MethodNotAllowed", extra={"Method": "POST", "ResourceType": "OBJECT"})
+
+
+def _delete_object(bucket: str, key: str, query: Query, headers: Headers) -> Operation:
+    if "uploadId" in query.values:
+        return operations.AbortMultipartUpload(bucket, key, _upload_id(query))
+    fields.check_version(query.values.get("versionId", ""))
+    return operations.DeleteObject(bucket, key, fields.conditions(headers))
+
+
+_ROUTES: dict[tuple[str, str], Callable[[str, str, Query, Headers], Operation]] = {
+    ("service", "GET"): _list_buckets,
+    ("bucket", "GET"): _get_bucket,
+    ("bucket", "HEAD"): _head_bucket,
+    ("bucket", "PUT"): _create_bucket,
+    ("bucket", "POST"): _post_bucket,
+    ("bucket", "DELETE"): _delete_bucket,
+    ("object", "GET"): _get_object,
+    ("object", "HEAD"): _head_object,
+    ("object", "PUT"): _put_object,
+    ("object", "POST"): _post_object,
+    ("object", "DELETE"): _delete_object,
+}

@@ -1,0 +1,145 @@
+"""The query of an S3 request: which sub-resources and parameters it names.
+
+Law: a parameter given twice is refused, and a sub-resource that is not built, or not known, answers NotImplemented.
+Invariant: after `check`, every sub-resource in the query is one that the operation of (level, method) reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from meshwire import names, percents
+from meshwire.s3.errors import S3Error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_INTEGER = 2_147_483_647
+
+_LISTING = frozenset({"prefix", "delimiter", "encoding-type"})
+_PARAMETERS: Mapping[tuple[str, str], frozenset[str]] = MappingProxyType(
+    {
+        ("service", "GET"): frozenset({"prefix", "max-buckets", "continuation-token", "bucket-region"}),
+        ("bucket", "GET"): _LISTING
+        | {"location", "marker", "max-keys", "list-type", "continuation-token", "start-after", "fetch-owner"}
+        | {"uploads", "key-marker", "upload-id-marker", "max-uploads"},
+        ("bucket", "POST"): frozenset({"delete"}),
+        ("object", "GET"): frozenset(
+            {"uploadId", "max-parts", "part-number-marker", "partNumber", "versionId"}
+        ),
+        ("object", "HEAD"): frozenset({"partNumber", "versionId"}),
+        ("object", "PUT"): frozenset({"uploadId", "partNumber"}),
+        ("object", "POST"): frozenset({"uploads", "uploadId"}),
+        ("object", "DELETE"): frozenset({"uploadId", "versionId"}),
+    }
+)
+_BUILT = frozenset({"location", "uploads", "uploadId", "partNumber", "delete"})
+# Sub-resources of S3's reference that this server does not have yet.
+_UNBUILT = frozenset(
+    """
+    abac accelerate acl analytics append attributes attributes cors encryption intelligent-tiering inventory
+    legal-hold lifecycle logging metadataConfiguration metadataInventoryTable metadataJournalTable metadataTable
+    metrics notification object-lock ownershipControls policy policyStatus publicAccessBlock renameObject replication
+    requestPayment restore retention select select-type session tagging torrent uploadPartCopy versioning versions
+    website
+    """.split()
+)
+# Never a sub-resource: SDK bookkeeping, and signatures (SigV4's and SigV2's).
+_IGNORED = frozenset({"x-id", "AWSAccessKeyId", "Signature", "Expires"})
+_OVERRIDES = frozenset(
+    f"response-{name}"
+    for name in (
+        "content-type", "content-language", "expires", "cache-control", "content-disposition", "content-encoding",
+    )
+)  # fmt: skip
+_NO_PARAMETERS: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Decoded parameters; `flags` are those with an empty value or none."""
+
+    values: Mapping[str, str]
+    presigned: bool
+
+    def check(self, level: str, method: str) -> None:
+        """Raise S3Error unless every sub-resource named is one that (level, method) knows."""
+        allowed = _PARAMETERS.get((level, method), _NO_PARAMETERS)
+        for name, value in self.values.items():
+            if name in allowed or name in _IGNORED or name[:6].lower() == "x-amz-":
+                continue
+            if name in _OVERRIDES and level == "object":
+                continue
+            _refuse(name, value, method)
+
+    def text(self, name: str) -> str:
+        """A parameter that is compared with keys; empty when absent. Raises KeyTooLongError, InvalidArgument."""
+        value = self.values.get(name, "")
+        if value:
+            try:
+                names.check_key(value)
+            except names.KeyTooLongError as error:
+                raise key_too_long(error.size) from None
+            except names.KeyNameError as error:
+                raise invalid(name, value, f"{name}: {error}") from None
+        return value
+
+    def integer(
+        self, name: str, default: int, *, low: int = 0, high: int = MAX_INTEGER, label: str = ""
+    ) -> int:
+        """A decimal parameter. Raises InvalidArgument."""
+        value = self.values.get(name)
+        if value is None:
+            return default
+        number = int(value) if value.isascii() and value.isdigit() and len(value) <= 10 else -1
+        if not low <= number <= high:
+            raise invalid(
+                name, value, f"Argument {label or name} must be an integer between {low} and {high}"
+            )
+        return number
+
+    def encode_url(self) -> bool:
+        encoding = self.values.get("encoding-type")
+        if encoding is not None and encoding != "url":
+            raise invalid("encoding-type", encoding, "Invalid Encoding Method specified in Request")
+        return encoding is not None
+
+
+def _refuse(name: str, value: str, method: str) -> None:
+    if name in _UNBUILT:
+        raise S3Error("NotImplemented", f"The sub-resource ?{name} is not implemented.")
+    if name == "partNumber":
+        raise invalid(name, value, "This operation does not accept a query-string.")
+    if name in _BUILT:
+        raise S3Error("MethodNotAllowed", extra={"Method": method, "ResourceType": name.upper()})
+    # S3 overlooks parameters it does not know, such as the cache busters of browsers. On a write, or where it has no
+    # value, an unknown name may be a sub-resource of tomorrow's S3, and a plain operation in its place does harm.
+    if not value or method not in {"GET", "HEAD"}:
+        raise S3Error("NotImplemented", f"The query parameter {name[:64]!r} is not known.")
+
+
+def read_query(raw_query: str) -> Query:
+    """Raises S3Error: InvalidURI (broken escapes, not UTF-8), InvalidArgument (a parameter given twice)."""
+    values: dict[str, str] = {}
+    try:
+        parameters = percents.split_query(raw_query)
+    except percents.PercentError:
+        raise S3Error("InvalidURI") from None
+    for name, value, _ in parameters:
+        if name in values:
+            raise invalid(name, value, f"The query parameter {name[:64]!r} is given twice.")
+        values[name] = value
+    return Query(values, "X-Amz-Signature" in values)
+
+
+def invalid(name: str, value: str, message: str) -> S3Error:
+    """InvalidArgument with S3's details."""
+    return S3Error(
+        "InvalidArgument", message, extra={"ArgumentName": name[:64], "ArgumentValue": value[:256]}
+    )
+
+
+def key_too_long(size: int) -> S3Error:
+    return S3Error("KeyTooLongError", extra={"Size": str(size), "MaxSizeAllowed": str(names.MAX_KEY_BYTES)})
