@@ -62,7 +62,9 @@ def operation(
     return register
 
 
-def find(name: str, version: str, path: str, ops: Mapping[str, dict[str, OpDefinition]] = OPS) -> OpDefinition:
+def find(
+    name: str, version: str, path: str, ops: Mapping[str, dict[str, OpDefinition]] = OPS
+) -> OpDefinition:
     """The op of a name; version "" takes the latest. Raises UnknownOpError, UnknownBuildError."""
     builds = ops.get(name)
     if builds is None:

@@ -84,7 +84,9 @@ def decode_other(data: bytes, mode: Mode) -> Pixels:
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
             _check_pixels(opened.height, opened.width)
-            wide = opened.mode.startswith("I")  # 16 bits a sample: Pillow's own conversion would clip, not scale
+            wide = opened.mode.startswith(
+                "I"
+            )  # 16 bits a sample: Pillow's own conversion would clip, not scale
             picture = opened.point(lambda value: value / 256).convert("L") if wide else opened
             array = np.asarray(picture.convert("RGB" if mode == "rgb" else "L"))
     except BadSampleError:

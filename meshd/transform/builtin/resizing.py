@@ -89,7 +89,9 @@ class CenterCrop:
     def window(self, height: int, width: int, random: KeyedRandom) -> Window:
         rows, columns = self.size
         if height < rows or width < columns:
-            raise BadSampleError(f"an image of {width}×{height} is smaller than the crop of {columns}×{rows}; resize")
+            raise BadSampleError(
+                f"an image of {width}×{height} is smaller than the crop of {columns}×{rows}; resize"
+            )
         return Window((height - rows) // 2, (width - columns) // 2, rows, columns, rows, columns)
 
     def apply(self, value: npt.NDArray[Any], random: KeyedRandom) -> npt.NDArray[Any]:

@@ -1,0 +1,67 @@
+"""What the pool and a transform process say to each other: one request a slice of rows, one reply.
+
+Law: arrays of plain values (msgspec, JSON on the wire); pixels never travel here. A request carries the frame's
+memfd; a reply carries one scratch memfd when fields are ragged. Replies come in the order of the requests.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FailureKind = Literal["bad", "op", "read"]
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One row: its number in the frame, its epoch position, and for each field the pieces of its bytes.
+
+    A piece is (index into the request's `paths`, offset, length), in bytes; several when extents are split.
+    """
+
+    row: int
+    position: int
+    sources: tuple[tuple[tuple[int, int, int], ...], ...]
+
+
+class RenderRequest(msgspec.Struct, frozen=True, array_like=True):
+    """`program_text` only when this connection has not had `program` yet. `targets`, one a field in order of
+    name: (offset of the field's tensor in the frame, its number of rows), or None for a ragged field.
+    """
+
+    number: int
+    program: str
+    program_text: str
+    epoch: int
+    frame_bytes: int
+    targets: tuple[tuple[int, int] | None, ...]
+    paths: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """A row that was not rendered. `bad`: its data; `op`: a defect of the op; `read`: its bytes were not there."""
+
+    row: int
+    field: int
+    kind: FailureKind
+    op: str
+    message: str
+
+
+class RaggedColumn(msgspec.Struct, frozen=True, array_like=True):
+    """Of one ragged field: `lengths` in bytes and `shapes`, one a rendered row; bytes lie in the scratch file."""
+
+    field: int
+    lengths: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+
+class RenderReply(msgspec.Struct, frozen=True, array_like=True):
+    """`rendered`: the rows that succeeded; `ragged`: their ragged fields, one after the other in the scratch."""
+
+    number: int
+    rendered: tuple[int, ...]
+    failures: tuple[Failure, ...]
+    ragged: tuple[RaggedColumn, ...]
+    seconds: float

@@ -1,0 +1,90 @@
+"""The body of a transform process: accept the pool's connection, render slices, answer, for ever.
+
+Law: no state but caches. Dying is allowed at any moment: the pool retries the rows elsewhere. A row that takes
+longer than ROW_SECONDS kills the process (SIGALRM), so that no input can hold a core for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import signal
+import socket
+from collections import OrderedDict
+from typing import Any
+
+import msgspec
+
+from meshd.kit.clock import SystemClock
+from meshd.net.unixmessages import BlockingMessageStream, MessageError, StreamClosedError
+from meshd.transform.messages import RenderReply, RenderRequest
+from meshd.transform.programs import Program, load_program
+from meshd.transform.rendering import SliceRenderer
+
+ROW_SECONDS = 60.0
+PROGRAMS = 64  # kept compiled; the pool re-sends a program's text after at most half as many others
+
+
+def main(listener: socket.socket) -> None:
+    """Serve the pool on `listener` (a Unix socket), one connection at a time. Never returns."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    while True:
+        sock, _ = listener.accept()
+        stream = BlockingMessageStream(sock)
+        with contextlib.suppress(StreamClosedError, MessageError):
+            _Serving(stream).run()
+        stream.close()
+
+
+def _arm() -> None:
+    signal.setitimer(signal.ITIMER_REAL, ROW_SECONDS)
+
+
+def program_key(text: str) -> str:
+    """The name by which a connection knows a program."""
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+class _Serving:
+    def __init__(self, stream: BlockingMessageStream) -> None:
+        self._stream = stream
+        self._renderer = SliceRenderer(_arm)
+        self._programs: OrderedDict[str, Program] = OrderedDict()
+        self._clock = SystemClock()
+
+    def run(self) -> None:
+        try:
+            while True:
+                body, fds = self._stream.receive()
+                try:
+                    self._answer(msgspec.convert(body, RenderRequest), fds[0])
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                    for fd in fds:
+                        os.close(fd)
+        finally:
+            self._renderer.close()
+
+    def _answer(self, request: RenderRequest, frame_fd: int) -> None:
+        began = self._clock.monotonic()
+        reply, scratch = self._renderer.render(self._program(request), request, frame_fd)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        reply = msgspec.structs.replace(reply, seconds=self._clock.monotonic() - began)
+        self._send(reply, scratch)
+
+    def _send(self, reply: RenderReply, scratch: int | None) -> None:
+        try:
+            self._stream.send(reply, () if scratch is None else (scratch,))
+        finally:
+            if scratch is not None:
+                os.close(scratch)
+
+    def _program(self, request: RenderRequest) -> Program:
+        known: Any = self._programs.get(request.program)
+        if known is None:
+            known = self._programs[request.program] = load_program(request.program_text)
+            if len(self._programs) > PROGRAMS:
+                self._programs.popitem(last=False)
+        self._programs.move_to_end(request.program)
+        return known  # type: ignore[no-any-return]  # OrderedDict.get of a known key

@@ -1,0 +1,69 @@
+"""The source bytes of samples, read with pread from the store's data files.
+
+Invariant: at most `limit` files are open; a short read is an error, never a short sample.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+
+Piece = tuple[str, int, int]
+"""(path, offset, length): bytes of one file."""
+
+
+class SourceGoneError(OSError):
+    """The file or the bytes are not there (removed or compacted meanwhile): ask the store again."""
+
+
+class SourceFiles:
+    """Open files by path, least recently used closed first. Not for threads."""
+
+    def __init__(self, limit: int = 128) -> None:
+        self._limit = limit
+        self._open: OrderedDict[str, int] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<SourceFiles {len(self._open)} open>"
+
+    def read(self, pieces: Sequence[Piece]) -> bytes:
+        """The bytes of all pieces, joined. Raises SourceGoneError."""
+        if len(pieces) == 1:
+            return self._read_one(*pieces[0])
+        return b"".join([self._read_one(*piece) for piece in pieces])
+
+    def _read_one(self, path: str, offset: int, length: int) -> bytes:
+        try:
+            data = os.pread(self._descriptor(path), length, offset)
+            while len(data) < length:
+                more = os.pread(self._descriptor(path), length - len(data), offset + len(data))
+                if not more:
+                    raise SourceGoneError(f"{os.path.basename(path)} has no {length} bytes at {offset}")
+                data += more
+        except OSError as error:
+            self._forget(path)
+            raise SourceGoneError(
+                f"cannot read {os.path.basename(path)}: {error.strerror or error}"
+            ) from error
+        return data
+
+    def _descriptor(self, path: str) -> int:
+        fd = self._open.get(path)
+        if fd is not None:
+            self._open.move_to_end(path)
+            return fd
+        fd = self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if len(self._open) > self._limit:
+            os.close(self._open.popitem(last=False)[1])
+        return fd
+
+    def _forget(self, path: str) -> None:
+        fd = self._open.pop(path, None)
+        if fd is not None:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Close every file."""
+        while self._open:
+            os.close(self._open.popitem()[1])

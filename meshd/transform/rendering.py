@@ -1,0 +1,173 @@
+"""One slice of rows, rendered: read, transform, write in place. Runs in a transform process (or inline in tests).
+
+Law: a row is rendered whole or reported as failed; a failed row's place in the frame holds garbage that the
+assembler overwrites.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from meshd.kit import failpoints
+from meshd.transform.chains import Draw
+from meshd.transform.errors import BadSampleError, OpFailedError
+from meshd.transform.messages import Failure, FailureKind, RaggedColumn, RenderReply, RenderRequest, Row
+from meshd.transform.programs import Program
+from meshd.transform.reading import SourceFiles, SourceGoneError
+
+MAX_RAGGED_BYTES = 1 << 30  # of one slice's ragged fields: more is refused as bad samples
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(slots=True)
+class _Ragged:
+    """What the rows of one ragged field gave so far."""
+
+    pieces: list[bytes | npt.NDArray[Any]] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+
+    def add(self, value: bytes | npt.NDArray[Any]) -> None:
+        if isinstance(value, bytes):
+            self.pieces.append(value)
+            self.lengths.append(len(value))
+            self.shapes.append((len(value),))
+        else:
+            self.pieces.append(np.ascontiguousarray(value))
+            self.lengths.append(value.nbytes)
+            self.shapes.append(value.shape)
+
+
+class SliceRenderer:
+    """Renders requests one after the other. `before_row` is called before each row (the process' watchdog)."""
+
+    def __init__(self, before_row: Callable[[], None] = _nothing) -> None:
+        self._files = SourceFiles()
+        self._before_row = before_row
+
+    def render(
+        self, program: Program, request: RenderRequest, frame_fd: int
+    ) -> tuple[RenderReply, int | None]:
+        """(reply, scratch memfd or None); the scratch is the caller's to close. `seconds` is left 0."""
+        frame = mmap.mmap(frame_fd, request.frame_bytes) if request.frame_bytes else None
+        try:
+            return _Slice(self._files, program, request, frame).render(self._before_row)
+        finally:
+            if frame is not None:
+                _unmap(frame)
+
+    def close(self) -> None:
+        self._files.close()
+
+
+def _unmap(frame: mmap.mmap) -> None:
+    try:
+        frame.close()
+    except BufferError:  # a traceback still holds a row's view: the mapping goes with it
+        del frame
+
+
+class _Slice:
+    def __init__(
+        self, files: SourceFiles, program: Program, request: RenderRequest, frame: mmap.mmap | None
+    ) -> None:
+        self._files, self._request = files, request
+        self._program = program
+        self._chains = tuple(program.chains.values())
+        self._columns = [
+            _column(frame, target, chain.output.dtype, chain.output.fixed)
+            for target, chain in zip(request.targets, self._chains, strict=True)
+        ]
+        self._ragged = {number: _Ragged() for number, target in enumerate(request.targets) if target is None}
+        self._ragged_bytes = 0
+        self._failures: list[Failure] = []
+
+    def render(self, before_row: Callable[[], None]) -> tuple[RenderReply, int | None]:
+        rendered = []
+        for row in self._request.rows:
+            before_row()
+            failpoints.hit("transform.row")
+            if self._row(row):
+                rendered.append(row.row)
+        columns = tuple(
+            RaggedColumn(number, tuple(ragged.lengths), tuple(ragged.shapes))
+            for number, ragged in self._ragged.items()
+        )
+        scratch = _scratch(list(self._ragged.values())) if self._ragged else None
+        self._columns.clear()
+        return RenderReply(
+            self._request.number, tuple(rendered), tuple(self._failures), columns, 0.0
+        ), scratch
+
+    def _row(self, row: Row) -> bool:
+        draw = self._program.draw(self._request.epoch, row.position)
+        values: list[tuple[_Ragged, Any]] = []
+        number = 0
+        try:
+            for number in range(len(self._chains)):
+                self._field(number, row, draw, values)
+        except BadSampleError as error:
+            return self._failed(row, number, "bad", error.op, error.reason)
+        except SourceGoneError as error:
+            return self._failed(row, number, "read", "read", str(error))
+        except OpFailedError as error:
+            return self._failed(row, number, "op", error.op, str(error))
+        for ragged, value in values:
+            ragged.add(value)
+        return True
+
+    def _field(self, number: int, row: Row, draw: Draw, values: list[tuple[_Ragged, Any]]) -> None:
+        paths = self._request.paths
+        data = self._files.read(
+            [(paths[path], offset, length) for path, offset, length in row.sources[number]]
+        )
+        column, chain = self._columns[number], self._chains[number]
+        if column is not None:
+            chain.render_into(data, draw, column[row.row])
+            return
+        value = chain.render(data, draw)
+        self._ragged_bytes += len(value) if isinstance(value, bytes) else value.nbytes
+        if self._ragged_bytes > MAX_RAGGED_BYTES:
+            raise BadSampleError("the ragged fields of one slice exceed 1 GiB; resize or crop in the plan")
+        values.append((self._ragged[number], value))
+
+    def _failed(self, row: Row, field_number: int, kind: FailureKind, op: str, message: str) -> bool:
+        self._failures.append(Failure(row.row, field_number, kind, op, message))
+        return False
+
+
+def _column(
+    frame: mmap.mmap | None, target: tuple[int, int] | None, dtype: str, shape: tuple[int, ...] | None
+) -> npt.NDArray[Any] | None:
+    """The whole tensor of a fixed field, as an array over the frame: [rows, *shape]."""
+    if target is None or shape is None or frame is None:
+        return None
+    offset, rows = target
+    count = rows * int(np.prod(shape, dtype=np.int64))
+    return np.frombuffer(frame, dtype, count, offset).reshape(rows, *shape)
+
+
+def _scratch(columns: list[_Ragged]) -> int:
+    """A memfd with all pieces of the first column, then the second's, …"""
+    fd = os.memfd_create("mesh-scratch", os.MFD_CLOEXEC)
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            for column in columns:
+                for piece in column.pieces:
+                    file.write(
+                        piece if isinstance(piece, bytes) else piece.data.cast("B") if piece.size else b""
+                    )
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
