@@ -1,0 +1,125 @@
+"""XML both ways: a bounded reader of documents from strangers, and the writing of text.
+
+Law: no DOCTYPE, no entities, no processing instructions; size, depth and number of elements are bounded.
+Invariant: whatever is written is well-formed XML 1.0.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from xml.parsers import expat
+
+from meshwire.s3.errors import S3Error
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+MAX_DEPTH = 16
+MAX_ELEMENTS = 200_000
+
+# Not characters of XML 1.0, not even by reference (section 2.2).
+_ILLEGAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+_SPECIAL = re.compile("[&<>\"'\r]|" + _ILLEGAL.pattern)
+_ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;", "\r": "&#13;"}
+
+
+@dataclass(slots=True)
+class Element:
+    """A node while and after reading; `text` is the character data directly inside it."""
+
+    name: str
+    text: str = ""
+    children: list[Element] = field(default_factory=list)
+
+    def all(self, name: str) -> list[Element]:
+        return [child for child in self.children if child.name == name]
+
+    def first(self, name: str) -> Element | None:
+        for child in self.children:
+            if child.name == name:
+                return child
+        return None
+
+    def get(self, name: str, default: str = "") -> str:
+        """Text of the first child of that name."""
+        child = self.first(name)
+        return default if child is None else child.text
+
+
+def read(body: bytes, *, root: str, max_bytes: int) -> Element:
+    """The root element, namespaces dropped. Raises S3Error: MalformedXML, MaxMessageLengthExceeded."""
+    if len(body) > max_bytes:
+        raise S3Error("MaxMessageLengthExceeded", extra={"MaxMessageLengthBytes": str(max_bytes)})
+    builder = _Builder()
+    # Without namespace support expat keeps prefixes, which are cut: their URIs say nothing S3 would check.
+    parser = expat.ParserCreate("utf-8")
+    parser.buffer_text = True
+    parser.StartElementHandler = builder.start
+    parser.EndElementHandler = builder.end
+    parser.CharacterDataHandler = builder.text
+    parser.StartDoctypeDeclHandler = _refuse
+    parser.EntityDeclHandler = _refuse
+    parser.ProcessingInstructionHandler = _refuse
+    try:
+        parser.Parse(body, True)
+    except (expat.ExpatError, ValueError):
+        raise S3Error("MalformedXML") from None
+    document = builder.document
+    if document is None or document.name != root:
+        raise S3Error("MalformedXML", f"The XML you provided should be a {root} document.")
+    return document
+
+
+def _refuse(*_: object) -> NoReturn:
+    raise S3Error(
+        "MalformedXML", "DOCTYPE, entities and processing instructions are not allowed in a request."
+    )
+
+
+class _Builder:
+    def __init__(self) -> None:
+        self.document: Element | None = None
+        self._open: list[Element] = []
+        self._pieces: list[list[str]] = []
+        self._count = 0
+
+    def start(self, name: str, _attributes: dict[str, str]) -> None:
+        self._count += 1
+        if len(self._open) >= MAX_DEPTH or self._count > MAX_ELEMENTS:
+            raise S3Error("MalformedXML", "The XML you provided has too many or too deeply nested elements.")
+        element = Element(name.rpartition(":")[2])
+        if self._open:
+            self._open[-1].children.append(element)
+        else:
+            self.document = element
+        self._open.append(element)
+        self._pieces.append([])
+
+    def end(self, _name: str) -> None:
+        self._open.pop().text = "".join(self._pieces.pop())
+
+    def text(self, data: str) -> None:
+        self._pieces[-1].append(data)
+
+
+def is_plain(text: str) -> bool:
+    """Whether XML 1.0 can carry `text` at all."""
+    return _ILLEGAL.search(text) is None
+
+
+def escape(text: str) -> str:
+    """`text` as character data; what XML 1.0 cannot carry becomes U+FFFD."""
+    if _SPECIAL.search(text) is None:
+        return text
+    return _SPECIAL.sub(lambda match: _ESCAPES.get(match[0], "\ufffd"), text)
+
+
+def tag(name: str, text: str) -> str:
+    return f"<{name}>{escape(text)}</{name}>"
+
+
+def optional(name: str, text: str) -> str:
+    """The element, or nothing when it would be empty."""
+    return tag(name, text) if text else ""
