@@ -40,7 +40,9 @@ def _parse(text: str) -> dict[str, _Failpoint]:
     for item in filter(None, (part.strip() for part in text.split(","))):
         match = _SPEC.match(item)
         if match is None:
-            raise ValueError(f"MESHD_FAILPOINTS: cannot read {item!r}; write name=kill|error(errno)|sleep(ms)[:after N]")
+            raise ValueError(
+                f"MESHD_FAILPOINTS: cannot read {item!r}; write name=kill|error(errno)|sleep(ms)[:after N]"
+            )
         name, action, argument, skip = match.groups()
         points[name] = _Failpoint(action, int(argument or 0), int(skip or 0))
     return points

@@ -5,8 +5,10 @@ Law: errors carry meaning, not HTTP statuses, and say what to do. OSError never 
 
 from __future__ import annotations
 
+from meshd.errors import MeshdError
 
-class StoreError(Exception):
+
+class StoreError(MeshdError):
     """Base of everything the store raises on purpose."""
 
 

@@ -58,7 +58,9 @@ class ObjectStore(Protocol):
         """The object's record, or None. Microseconds: may be called on the event loop."""
         ...
 
-    def list(self, bucket: str, *, prefix: str = "", delimiter: str = "", after: str = "", limit: int = 1000) -> Page:
+    def list(
+        self, bucket: str, *, prefix: str = "", delimiter: str = "", after: str = "", limit: int = 1000
+    ) -> Page:
         """Keys after `after` in order of UTF-8 bytes. A common prefix is given once, and only when it sorts after `after`."""
         ...
 

@@ -42,6 +42,9 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     checksum_type: str = ""
     parts: tuple[Part, ...] = ()
     owner: str = ""
+    manifest: Extent | None = (
+        None  # where the data files say which extents make this object, if one alone does not
+    )
 
 
 class Upload(msgspec.Struct, frozen=True, array_like=True):
@@ -56,6 +59,8 @@ class Upload(msgspec.Struct, frozen=True, array_like=True):
     checksum_type: str = ""
     owner: str = ""
     initiated: int = 0
+    place: Extent | None = None  # its member in the data files
+    stamp: int = 0
 
 
 class UploadedPart(msgspec.Struct, frozen=True, array_like=True):
@@ -84,8 +89,8 @@ class Meta(msgspec.Struct, frozen=True):
 class DataFile(msgspec.Struct, frozen=True, array_like=True):
     """A data file as the index sees it.
 
-    `end`: bytes committed; `live`: payload bytes that records use; `dead`: payload bytes nobody uses; `refs`: records
-    using it (a file of its own may be shared by copies); `tombs`: deletions it remembers; stamps of its members.
+    `end`: bytes committed; `live`: payload bytes in use; `dead`: payload bytes nobody uses; `refs`: uses of its members
+    (a file of its own may be shared by copies); `tombs`: deletions it remembers; the lowest and highest stamp inside.
     """
 
     disk: int

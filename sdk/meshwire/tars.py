@@ -54,7 +54,7 @@ def pax_record(key: str, value: str) -> bytes:
 
 def _ustar(name: bytes, size: int, mtime: int, typeflag: bytes) -> bytes:
     octal = b"%011o\0" % size if size < _OCTAL_SIZE_LIMIT else b"\x80" + size.to_bytes(11, "big")
-    head = b"%b0000644\0" b"0000000\0" b"0000000\0%b%011o\0" % (
+    head = b"%b0000644\00000000\00000000\0%b%011o\0" % (
         name[:_NAME_LIMIT].ljust(_NAME_LIMIT, b"\0"),
         octal,
         min(max(mtime, 0), _OCTAL_SIZE_LIMIT - 1),
@@ -89,7 +89,9 @@ def member_header(
     if reserve is not None:
         room = reserve - 2 * BLOCK - len(records)
         if room < 0 or 0 < room < len("12 comment=\n"):
-            raise ValueError(f"a tar header of {len(records)} pax bytes does not fit into {reserve} reserved bytes")
+            raise ValueError(
+                f"a tar header of {len(records)} pax bytes does not fit into {reserve} reserved bytes"
+            )
         records += _fill(room)
     own = _ustar(raw, size, mtime, b"0")
     if not records:
@@ -104,7 +106,9 @@ def member_header(
 
 Reader = Callable[[int, int], bytes]
 
-_DATALESS = frozenset("123456")  # links, devices, directories: POSIX lets no data follow, whatever `size` says
+_DATALESS = frozenset(
+    "123456"
+)  # links, devices, directories: POSIX lets no data follow, whatever `size` says
 _MAX_GLOBAL_PAX = 64 << 10
 
 

@@ -1,0 +1,283 @@
+"""Group commit: one thread a process takes all that is pending and makes it durable together.
+
+Law: data before index; one fdatasync a dirty file and one index transaction a group. Conditions are judged inside the
+transaction, which LMDB serialises over all processes, so they are exact.
+Invariant: a future resolves after the index's commit, or with an error and nothing of its write visible.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import queue
+import threading
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from meshd.store.errors import DiskFailedError, DiskFullError, StoreClosedError, StoreError
+from meshd.store.intents import Intent, PutObject, PutPart
+from meshd.store.segments import Segment
+from meshd.store.works import Work
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from meshd.config import StoreSettings
+    from meshd.kit.clock import Clock
+    from meshd.store.index import Index
+    from meshd.store.layout import Disks
+
+_GROUP_BYTES = 32 << 20  # what one group may append: bounds its memory and the wait of the last in it
+_GROUP_INTENTS = 2048
+_IDS_LOW, _IDS_BLOCK = 64, 256
+_KEEP_FREE = 64 << 20  # room that puts leave for deletes and for the index to grow
+_KEEP_SHARE = 20
+
+
+def translate(error: OSError) -> StoreError:
+    """The store's word for an operating system's error."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFullError("the disk is full; delete objects, add a disk, or free space under --disk")
+    return DiskFailedError(
+        f"the disk failed: {error.strerror or error}; see the kernel log, then run meshd fsck"
+    )
+
+
+def has_room(path: str, wanted: int) -> bool:
+    """True when `wanted` bytes fit on this file system and the store's reserve stays free."""
+    stats = os.statvfs(path)
+    total, free = stats.f_blocks * stats.f_frsize, stats.f_bavail * stats.f_frsize
+    return free - wanted > min(_KEEP_FREE, total // _KEEP_SHARE)
+
+
+@dataclass(slots=True, eq=False)
+class _Ticket:
+    """An intent and the future that waits for it."""
+
+    intent: Intent
+    future: asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop
+    result: Any = None
+    error: BaseException | None = None
+
+    def attempt(self, step: Callable[[], Any]) -> None:
+        """Runs a step; a failure is this request's alone."""
+        if self.error is not None:
+            return
+        try:
+            self.result = step()
+        except OSError as error:
+            self.error = translate(error)
+            self.error.__cause__ = error
+        except Exception as error:
+            self.error = error
+
+
+def _resolve(tickets: list[_Ticket]) -> None:
+    for ticket in tickets:
+        if ticket.future.done():
+            continue
+        if ticket.error is not None:
+            ticket.future.set_exception(ticket.error)
+        else:
+            ticket.future.set_result(ticket.result)
+
+
+class Committer:
+    """Owns the writing of one process: its open segments, its file numbers, its thread."""
+
+    def __init__(
+        self, index: Index, disks: Disks, clock: Clock, settings: StoreSettings, writer: str
+    ) -> None:
+        self._index, self._disks, self._clock, self._writer = index, disks, clock, writer
+        self._durable = settings.durability == "commit"
+        self._segment_bytes = settings.segment_bytes
+        self._queue: queue.SimpleQueue[_Ticket | None] = queue.SimpleQueue()
+        self._ids: deque[int] = deque()
+        self._segments: dict[int, Segment] = {}
+        self._closed = False
+        self._broken: list[int] = []  # segments whose device failed: never written again
+        self._resume()
+        self._top_up()
+        self._thread = threading.Thread(target=self._run, name="meshd-commit", daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        return f"<Committer {self._writer} segments={list(self._segments.values())} pending≈{self._queue.qsize()}>"
+
+    # the event loop's side ------------------------------------------------------------------------------------------
+
+    def submit(self, intent: Intent) -> asyncio.Future[Any]:
+        """Queues the intent. The future fails with StoreError; cancelling it does not take the intent back."""
+        if self._closed:
+            raise StoreClosedError("the store is closing; retry on another worker")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        self._queue.put(_Ticket(intent, future, loop))
+        return future
+
+    def take_id(self) -> int | None:
+        """A file number for this process alone, None when the committer has to be asked for more."""
+        try:
+            return self._ids.popleft()
+        except IndexError:
+            return None
+
+    def close(self) -> None:
+        """Commits what is queued, then stops the thread and closes the segments. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._queue.put(None)
+        self._thread.join()
+        for segment in self._segments.values():
+            with suppress(OSError):
+                segment.drop()
+            segment.close()
+
+    # the thread's side ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (first := self._queue.get()) is not None:
+            group, more = self._gather(first)
+            self._commit(group)
+            if not more:
+                return
+
+    def _gather(self, first: _Ticket) -> tuple[list[_Ticket], bool]:
+        """All that is pending, within bounds; False when the end of the queue was met."""
+        group, weight = [first], first.intent.weight
+        while weight < _GROUP_BYTES and len(group) < _GROUP_INTENTS:
+            try:
+                ticket = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if ticket is None:
+                return group, False
+            group.append(ticket)
+            weight += ticket.intent.weight
+        return group, True
+
+    def _commit(self, group: list[_Ticket]) -> None:
+        work = Work(
+            self._index, self._disks, self._clock, self._segment, writer=self._writer, durable=self._durable
+        )
+        try:
+            self._top_up()
+            self._roll(work)
+            self._refuse_when_full(group)
+            if any(ticket.intent.exclusive for ticket in group):
+                self._commit_exclusive(work, group)
+            else:
+                self._commit_plain(work, group)
+        except Exception as error:
+            work.undo()
+            self._fail(group, error)
+        else:
+            work.committed()
+        self._answer(group)
+
+    def _commit_plain(self, work: Work, group: list[_Ticket]) -> None:
+        with self._index.reading() as txn:
+            work.learn_floor(txn)
+        for ticket in group:
+            ticket.attempt(lambda ticket=ticket: ticket.intent.place(work, None))  # type: ignore[misc]  # bound at once
+        work.flush()
+        with self._index.writing() as txn:
+            for ticket in group:
+                self._apply(work, txn, ticket)
+            work.settle(txn)
+
+    def _commit_exclusive(self, work: Work, group: list[_Ticket]) -> None:
+        with self._index.writing() as txn:
+            work.learn_floor(txn)
+            for ticket in group:
+                ticket.attempt(lambda ticket=ticket: ticket.intent.judge(work, txn))  # type: ignore[misc]  # bound at once
+                ticket.attempt(lambda ticket=ticket: ticket.intent.place(work, txn))  # type: ignore[misc]  # bound at once
+                self._apply(work, txn, ticket)
+            work.flush()
+            work.settle(txn)
+
+    @staticmethod
+    def _apply(work: Work, txn: Any, ticket: _Ticket) -> None:
+        """A StoreError here is the request's own; anything else fails the group, for the index may be half changed."""
+        if ticket.error is not None:
+            return
+        try:
+            ticket.result = ticket.intent.apply(work, txn)
+        except StoreError as error:
+            ticket.error = error
+
+    def _fail(self, group: list[_Ticket], error: Exception) -> None:
+        if isinstance(error, OSError):
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                self._retire_segments()
+            cause, error = error, translate(error)
+            error.__cause__ = cause
+        for ticket in group:
+            ticket.error = ticket.error or error
+
+    def _answer(self, group: list[_Ticket]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Ticket]] = {}
+        for ticket in group:
+            by_loop.setdefault(ticket.loop, []).append(ticket)
+        for loop, tickets in by_loop.items():
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(_resolve, tickets)
+
+    def _refuse_when_full(self, group: list[_Ticket]) -> None:
+        """Puts are refused while there is still room for the tombstones and index pages of deletes."""
+        puts = [ticket for ticket in group if isinstance(ticket.intent, PutObject | PutPart)]
+        weight = sum(ticket.intent.weight for ticket in puts)
+        if puts and not all(has_room(str(root), weight) for root in self._disks.roots.values()):
+            full = DiskFullError("the disk is nearly full; delete objects or add a disk")
+            for ticket in puts:
+                ticket.error = ticket.error or full
+
+    # segments and numbers -------------------------------------------------------------------------------------------
+
+    def _resume(self) -> None:
+        """Goes on with the segments this writer left open; cuts what a crash left behind their committed end."""
+        with self._index.reading() as txn:
+            mine = [(file, info) for file, info in self._index.all_files(txn) if info.writer == self._writer]
+        for file, info in mine:
+            usable = info.kind == "segment" and info.state == "open" and info.disk in self._disks.roots
+            if usable and info.disk not in self._segments:
+                self._segments[info.disk] = Segment(self._disks, info.disk, file, info.end)
+
+    def _segment(self, disk: int) -> Segment:
+        segment = self._segments.get(disk)
+        if segment is None:
+            segment = self._segments[disk] = Segment(self._disks, disk, self._ids.popleft())
+        return segment
+
+    def _roll(self, work: Work) -> None:
+        """Seals segments that have reached their size."""
+        for disk, segment in list(self._segments.items()):
+            if segment.end >= self._segment_bytes:
+                segment.seal(self._durable)
+                del self._segments[disk]
+                work.seal(segment.file)
+        for file in self._broken:
+            work.seal(file)
+        self._broken.clear()
+
+    def _retire_segments(self) -> None:
+        """After a failed sync the kernel may have dropped dirty pages: go on in fresh files."""
+        for segment in self._segments.values():
+            with suppress(OSError):
+                segment.close()
+            if segment.end:
+                self._broken.append(segment.file)
+        self._segments.clear()
+
+    def _top_up(self) -> None:
+        if len(self._ids) >= _IDS_LOW:
+            return
+        with self._index.writing() as txn:
+            first = self._index.get_meta("next_file", txn) or 1
+            self._index.put_meta(txn, "next_file", first + _IDS_BLOCK)
+        self._ids.extend(range(first, first + _IDS_BLOCK))

@@ -1,0 +1,248 @@
+"""The LMDB index: objects, uploads, parts, data files, and what the store knows of itself.
+
+Law: reads open a short transaction and close it before anyone waits; writes happen inside `writing`, which LMDB
+serialises over all processes. Nothing here touches data files.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import lmdb
+import msgspec
+
+from meshd.store.errors import DiskFullError, FormatError
+from meshd.store.layout import FORMAT
+from meshd.store.listing import Query, list_page
+from meshd.store.ordered import OrderedTable
+from meshd.store.records import DataFile, Page, Record, Upload, UploadedPart
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from meshd.config import StoreSettings
+
+_encode = msgspec.msgpack.Encoder().encode
+_record = msgspec.msgpack.Decoder(Record).decode
+_upload = msgspec.msgpack.Decoder(Upload).decode
+_part = msgspec.msgpack.Decoder(UploadedPart).decode
+_file = msgspec.msgpack.Decoder(DataFile).decode
+
+UPLOAD_ID_LENGTH = 32
+
+
+def object_key(bucket: str, key: str) -> bytes:
+    """How an object is called in the index."""
+    return f"{bucket}\0{key}".encode()
+
+
+def upload_key(bucket: str, key: str, upload_id: str) -> bytes:
+    """How an upload is called in the index; ids have a fixed length, so a NUL in the key does no harm."""
+    return f"{bucket}\0{key}\0{upload_id}".encode()
+
+
+def _number(value: int) -> bytes:
+    return value.to_bytes(8, "big")
+
+
+class Index:
+    """One LMDB environment; at most one per process and directory."""
+
+    def __init__(self, path: Path, *, map_bytes: int, sync: bool = True, readonly: bool = False) -> None:
+        if not readonly:
+            path.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        try:
+            self.env = lmdb.open(
+                str(path),
+                map_size=map_bytes,
+                max_dbs=8,
+                max_readers=1024,
+                max_spare_txns=8,
+                sync=sync,
+                metasync=sync,
+                readonly=readonly,
+                readahead=False,
+                meminit=False,
+            )
+            self.env.reader_check()  # slots of processes that were killed
+            self._open_tables(readonly)
+        except lmdb.Error as error:
+            raise FormatError(
+                f"the index at {path} cannot be opened ({error}); run meshd fsck --rebuild"
+            ) from error
+        self._begin = self.env.begin
+
+    def _open_tables(self, readonly: bool) -> None:
+        create = not readonly
+        self.meta = self.env.open_db(b"meta", create=create)
+        version = self.get_meta("format")
+        if version is not None and version > FORMAT:
+            raise FormatError(
+                f"the index at {self.path} has format {version}, this meshd reads up to {FORMAT}; upgrade meshd"
+            )
+        self.objects = OrderedTable(self.env.open_db(b"objects", create=create))
+        self.uploads = OrderedTable(self.env.open_db(b"uploads", create=create))
+        self.parts = self.env.open_db(b"parts", create=create)
+        self.files = self.env.open_db(b"files", create=create)
+
+    @classmethod
+    def open(cls, settings: StoreSettings, *, readonly: bool = False) -> Index:
+        """The index of these settings."""
+        sync = settings.durability == "commit"
+        return cls(settings.index_dir, map_bytes=settings.index_map_bytes, sync=sync, readonly=readonly)
+
+    def close(self) -> None:
+        self.env.close()
+
+    def size(self) -> int:
+        """Bytes of the index on disk."""
+        info = self.env.info()
+        return int(self.env.stat()["psize"] * (info["last_pgno"] + 1))
+
+    # transactions -------------------------------------------------------------------------------------------------
+
+    def reading(self) -> Any:
+        """A read transaction as a context manager; values are buffers valid inside it."""
+        return self._begin(buffers=True)
+
+    @contextmanager
+    def writing(self) -> Iterator[Any]:
+        """The write transaction: alone over all processes; aborted when the block raises."""
+        with _translated(), self._begin(write=True) as txn:
+            yield txn
+
+    # what the store knows of itself -------------------------------------------------------------------------------
+
+    def get_meta(self, name: str, txn: Any = None) -> Any:
+        """A value of the meta table, or None."""
+        if txn is None:
+            with self.env.begin() as own:
+                return self.get_meta(name, own)
+        raw = txn.get(name.encode(), db=self.meta)
+        return None if raw is None else msgspec.msgpack.decode(raw)
+
+    def put_meta(self, txn: Any, name: str, value: Any) -> None:
+        txn.put(name.encode(), _encode(value), db=self.meta)
+
+    # objects ------------------------------------------------------------------------------------------------------
+
+    def get(self, bucket: str, key: str) -> Record | None:
+        """The record, from the latest committed state."""
+        with self._begin(None, None, False, True) as txn:
+            raw = self.objects.get(txn, f"{bucket}\0{key}".encode())
+            return None if raw is None else _record(raw)
+
+    def get_in(self, txn: Any, bucket: str, key: str) -> Record | None:
+        """The record as `txn` sees it."""
+        raw = self.objects.get(txn, object_key(bucket, key))
+        return None if raw is None else _record(raw)
+
+    def put_object(self, txn: Any, bucket: str, key: str, record: Record) -> None:
+        self.objects.put(txn, object_key(bucket, key), _encode(record))
+
+    def delete_object(self, txn: Any, bucket: str, key: str) -> None:
+        self.objects.delete(txn, object_key(bucket, key))
+
+    def list(self, bucket: str, prefix: str, delimiter: str, after: str, limit: int) -> Page:
+        """One page, see ObjectStore.list."""
+        base = bucket.encode() + b"\0"
+        query = Query(base, prefix.encode(), delimiter.encode(), after.encode(), limit)
+        with self.reading() as txn, self.objects.walk(txn, query.start()) as walk:
+            return list_page(walk, query, _record)
+
+    def is_empty(self, bucket: str) -> bool:
+        base = bucket.encode() + b"\0"
+        with self.reading() as txn:
+            return not any(
+                next(table.items(txn, prefix=base), None) is not None
+                for table in (self.objects, self.uploads)
+            )
+
+    def all_objects(self, txn: Any) -> Iterator[tuple[str, str, Record]]:
+        """(bucket, key, record) of everything, in order."""
+        for name, raw in self.objects.items(txn):
+            bucket, _, key = name.decode().partition("\0")
+            yield bucket, key, _record(raw)
+
+    # uploads and parts --------------------------------------------------------------------------------------------
+
+    def get_upload(self, txn: Any, bucket: str, key: str, upload_id: str) -> Upload | None:
+        raw = self.uploads.get(txn, upload_key(bucket, key, upload_id))
+        return None if raw is None else _upload(raw)
+
+    def decode_upload(self, raw: Any) -> Upload:
+        """The upload in a value of the uploads table."""
+        return _upload(raw)
+
+    def put_upload(self, txn: Any, upload: Upload) -> None:
+        self.uploads.put(txn, upload_key(upload.bucket, upload.key, upload.upload_id), _encode(upload))
+
+    def delete_upload(self, txn: Any, upload: Upload) -> None:
+        self.uploads.delete(txn, upload_key(upload.bucket, upload.key, upload.upload_id))
+
+    def all_uploads(
+        self, txn: Any, start: bytes = b"", prefix: bytes = b""
+    ) -> Iterator[tuple[bytes, Upload]]:
+        """(key in the index, upload), in order of (bucket, key, id)."""
+        for name, raw in self.uploads.items(txn, start, prefix):
+            yield name, _upload(raw)
+
+    def get_part(self, txn: Any, upload_id: str, number: int) -> UploadedPart | None:
+        raw = txn.get(upload_id.encode() + number.to_bytes(2, "big"), db=self.parts)
+        return None if raw is None else _part(raw)
+
+    def put_part(self, txn: Any, upload_id: str, part: UploadedPart) -> None:
+        txn.put(upload_id.encode() + part.number.to_bytes(2, "big"), _encode(part), db=self.parts)
+
+    def delete_part(self, txn: Any, upload_id: str, number: int) -> None:
+        txn.delete(upload_id.encode() + number.to_bytes(2, "big"), db=self.parts)
+
+    def parts_of(self, txn: Any, upload_id: str, after: int = 0) -> Iterator[UploadedPart]:
+        """Parts with numbers above `after`, in order."""
+        prefix = upload_id.encode()
+        with txn.cursor(self.parts) as cursor:
+            found = cursor.set_range(prefix + (after + 1).to_bytes(2, "big"))
+            while found and bytes(cursor.key()).startswith(prefix):
+                yield _part(cursor.value())
+                found = cursor.next()
+
+    def all_parts(self, txn: Any) -> Iterator[tuple[str, UploadedPart]]:
+        """(upload id, part) of everything, orphans included."""
+        with txn.cursor(self.parts) as cursor:
+            for name, raw in cursor:
+                yield bytes(name[:UPLOAD_ID_LENGTH]).decode(), _part(raw)
+
+    # data files ---------------------------------------------------------------------------------------------------
+
+    def get_file(self, txn: Any, file: int) -> DataFile | None:
+        raw = txn.get(_number(file), db=self.files)
+        return None if raw is None else _file(raw)
+
+    def put_file(self, txn: Any, file: int, info: DataFile) -> None:
+        txn.put(_number(file), _encode(info), db=self.files)
+
+    def delete_file(self, txn: Any, file: int) -> None:
+        txn.delete(_number(file), db=self.files)
+
+    def all_files(self, txn: Any) -> Iterator[tuple[int, DataFile]]:
+        """(file, info) of every data file."""
+        with txn.cursor(self.files) as cursor:
+            for name, raw in cursor:
+                yield int.from_bytes(name, "big"), _file(raw)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except lmdb.MapFullError as error:
+        raise DiskFullError("the index is full; raise index_map_bytes and restart") from error
+    except lmdb.DiskError as error:
+        raise DiskFullError("the index's file system is full; free space under --index-dir") from error
+    except lmdb.Error as error:
+        if "No space left" in str(error):
+            raise DiskFullError("the index's file system is full; free space under --index-dir") from error
+        raise

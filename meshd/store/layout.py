@@ -1,0 +1,123 @@
+"""Where data files lie: disks, their markers, paths, and which disk an object goes to.
+
+Law: a data file's path follows from (disk, file) alone. A disk is known by the marker it carries, not by the order of
+`--disk`, so disks may be moved and reordered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from meshd.store.errors import FormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+FORMAT = 1
+EXTENTS = "extents"
+MARKER = "DISK"
+FANOUT = 256
+
+
+class DiskMarker(msgspec.Struct, frozen=True):
+    """Contents of `<disk>/extents/DISK`."""
+
+    format: int
+    store: str
+    disk: int
+
+
+def read_marker(root: Path) -> DiskMarker | None:
+    """The marker of a disk, None when it has none. Raises FormatError for one of a newer version."""
+    try:
+        marker = msgspec.json.decode((root / EXTENTS / MARKER).read_bytes(), type=DiskMarker)
+    except FileNotFoundError:
+        return None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise FormatError(
+            f"{root / EXTENTS / MARKER} is unreadable ({error}); restore it or remove the disk"
+        ) from error
+    if marker.format > FORMAT:
+        raise FormatError(
+            f"{root} was written by a newer meshd (format {marker.format}, this one reads up to {FORMAT}); upgrade meshd"
+        )
+    return marker
+
+
+def write_marker(root: Path, marker: DiskMarker) -> None:
+    """Makes the directories of a disk and marks it, durably."""
+    base = root / EXTENTS
+    for number in range(FANOUT):
+        (base / f"{number:02x}").mkdir(parents=True, exist_ok=True)
+    temporary = base / f"{MARKER}.new"
+    with temporary.open("wb") as file:
+        file.write(msgspec.json.encode(marker))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(base / MARKER)
+    sync_directory(base)
+
+
+def sync_directory(path: Path | str) -> None:
+    """Makes names created in or removed from this directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class Disks:
+    """The disks of one store: number → root."""
+
+    def __init__(self, roots: Mapping[int, Path]) -> None:
+        self.roots = dict(sorted(roots.items()))
+        self._bases = {number: str(root / EXTENTS) for number, root in self.roots.items()}
+        self._numbers = tuple(self.roots)
+
+    def __repr__(self) -> str:
+        return f"<Disks {self.roots}>"
+
+    def directory(self, disk: int, file: int) -> str:
+        """Directory of a data file."""
+        return f"{self._bases[disk]}/{file % FANOUT:02x}"
+
+    def path(self, disk: int, file: int) -> str:
+        """Path of a committed data file."""
+        return f"{self._bases[disk]}/{file % FANOUT:02x}/{file:012x}.tar"
+
+    def draft(self, disk: int, file: int, writer: str) -> str:
+        """Path of a file of its own while it is written: swept when its writer starts again."""
+        return f"{self._bases[disk]}/{file % FANOUT:02x}/{file:012x}.{writer}.part"
+
+    def place(self, bucket: str, key: str) -> int:
+        """Disk for a new object: rendezvous hashing, so that another disk moves only its share."""
+        if len(self._numbers) == 1:
+            return self._numbers[0]
+        name = f"{bucket}\0{key}".encode()
+        return max(
+            self._numbers, key=lambda disk: hashlib.blake2b(name, digest_size=8, key=b"%d" % disk).digest()
+        )
+
+    def entries(self) -> Iterator[tuple[int, os.DirEntry[str]]]:
+        """(disk, entry) of everything in the data directories."""
+        for disk, base in self._bases.items():
+            for number in range(FANOUT):
+                try:
+                    with os.scandir(f"{base}/{number:02x}") as found:
+                        for entry in found:
+                            yield disk, entry
+                except FileNotFoundError:
+                    continue
+
+    def files(self) -> Iterator[tuple[int, int, str]]:
+        """(disk, file, path) of every committed data file on disk."""
+        for disk, entry in self.entries():
+            stem, dot, rest = entry.name.partition(".")
+            if rest == "tar" and dot and len(stem) == 12:
+                yield disk, int(stem, 16), entry.path

@@ -1,0 +1,103 @@
+"""What the data files say about themselves: one pax record, SHARDMESH.member, a JSON document.
+
+Law: pure; everything the index knows can be made again from these members alone.
+Invariant: of the members for one (bucket, key) the highest stamp holds; between equal stamps, the later place.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import msgspec
+
+from meshd.store.errors import MetadataTooLargeError
+from meshwire import tars
+
+PAX_KEY = "SHARDMESH.member"
+RESERVE = 16 << 10  # header room of a file of its own: its data begins at this offset
+_MAX_PAX = RESERVE - 2 * tars.BLOCK - 64
+_STAMP_DIGITS = 20
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f]")
+
+Kind = Literal["object", "part", "manifest", "deleted", "upload", "aborted"]
+_SUFFIX: dict[str, str] = {
+    "manifest": ".@manifest",
+    "deleted": ".@deleted",
+    "upload": ".@upload",
+    "aborted": ".@aborted",
+}
+
+
+class Member(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One member's truth. `stamp` is text of fixed width, so that it can be changed in place.
+
+    `object` and `part`: the data are the bytes. `manifest`: the data are a Record in JSON. `upload`: the data are an
+    Upload in JSON. `deleted`, `aborted`: no data.
+    """
+
+    stamp: str
+    kind: Kind
+    bucket: str
+    key: str
+    crc32c: int = 0
+    etag: str = ""
+    modified: int = 0
+    headers: dict[str, str] = {}
+    metadata: dict[str, str] = {}
+    checksums: dict[str, str] = {}
+    checksum_type: str = ""
+    owner: str = ""
+    upload: str = ""
+    part: int = 0
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Member)
+
+
+def stamp_text(stamp: int) -> str:
+    """The fixed-width text of a stamp."""
+    return f"{stamp:0{_STAMP_DIGITS}d}"
+
+
+def safe_name(bucket: str, key: str) -> str:
+    """A tar name that no tool takes for a directory, an absolute path or a way out; near to the key otherwise."""
+    key = _UNSAFE.sub(lambda match: f"%{ord(match.group()):02X}", key)
+    if "." in key:
+        key = "/".join("%2E" * len(part) if part in (".", "..") else part for part in key.split("/"))
+    if key.endswith("/"):
+        key = f"{key[:-1]}%2F"
+    return f"{bucket}/{key}"
+
+
+def render(member: Member, size: int, *, reserve: int | None = None) -> bytes:
+    """Header blocks of a member with `size` bytes of data. Raises MetadataTooLargeError."""
+    name = safe_name(member.bucket, member.key)
+    name += f".@part-{member.part:05d}" if member.kind == "part" else _SUFFIX.get(member.kind, "")
+    text = _encoder.encode(member).decode()
+    room = len(text) + 2 * len(name)
+    if (
+        room if text.isascii() and name.isascii() else len(text.encode()) + 2 * len(name.encode())
+    ) > _MAX_PAX:
+        raise MetadataTooLargeError(
+            f"key, headers and metadata of {member.key[:40]!r} exceed {_MAX_PAX} bytes; shorten the metadata"
+        )
+    return tars.member_header(name, size, mtime=member.modified // 1000, pax={PAX_KEY: text}, reserve=reserve)
+
+
+def parse(member: tars.TarMember) -> Member | None:
+    """The truth in a scanned member, None when it is not one of ours."""
+    text = member.pax.get(PAX_KEY)
+    if text is None:
+        return None
+    try:
+        return _decoder.decode(text)
+    except (msgspec.MsgspecError, UnicodeEncodeError):
+        return None
+
+
+def stamp_offset(header: bytes) -> int:
+    """Where in `header` the digits of the stamp lie."""
+    mark = b'{"stamp":"'
+    return header.index(mark) + len(mark)

@@ -1,0 +1,173 @@
+"""An LMDB database that takes keys of any length and keeps them in byte order.
+
+Law: knows bytes, not buckets. Keys below LONG bytes are stored as they are. Longer ones lie under their first LONG
+bytes and an 8-byte label; labels rise with the keys of that group and are found by bisection; a full gap relabels.
+Invariant: walking the LMDB cursor visits all keys, short and long, in byte order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LONG = 440
+_LABELS = 1 << 64
+_STRIDE = 1 << 32
+_FIRST = 1 << 63
+
+
+def _label(number: int) -> bytes:
+    return number.to_bytes(8, "big")
+
+
+def _pack(key: bytes, value: bytes) -> bytes:
+    return len(key).to_bytes(2, "big") + key + value
+
+
+def _unpack(stored: Any) -> tuple[bytes, Any]:
+    stop = 2 + int.from_bytes(stored[:2], "big")
+    return bytes(stored[2:stop]), stored[stop:]
+
+
+class OrderedTable:
+    """Every method takes the LMDB transaction to work in (with buffers=True or False)."""
+
+    def __init__(self, db: Any) -> None:
+        self.db = db
+
+    def get(self, txn: Any, key: bytes) -> Any | None:
+        """The value (bytes or a buffer valid within `txn`), or None."""
+        if len(key) < LONG:
+            return txn.get(key, None, self.db)
+        with txn.cursor(self.db) as cursor:
+            found = self._seek_long(cursor, key)
+            return _unpack(cursor.value())[1] if found else None
+
+    def put(self, txn: Any, key: bytes, value: bytes) -> None:
+        if len(key) < LONG:
+            txn.put(key, value, db=self.db)
+            return
+        with txn.cursor(self.db) as cursor:
+            if self._seek_long(cursor, key):
+                place = bytes(cursor.key())
+            else:
+                place = key[:LONG] + _label(self._free_label(txn, cursor, key))
+        txn.put(place, _pack(key, value), db=self.db)
+
+    def delete(self, txn: Any, key: bytes) -> bool:
+        if len(key) < LONG:
+            return bool(txn.delete(key, db=self.db))
+        with txn.cursor(self.db) as cursor:
+            return bool(self._seek_long(cursor, key) and cursor.delete())
+
+    def count(self, txn: Any) -> int:
+        """How many keys there are."""
+        return int(txn.stat(self.db)["entries"])
+
+    def walk(self, txn: Any, start: bytes) -> Walk:
+        """A walk over (key, value) pairs from the first key ≥ `start`."""
+        return Walk(self, txn.cursor(self.db), start)
+
+    def items(self, txn: Any, start: bytes = b"", prefix: bytes = b"") -> Iterator[tuple[bytes, Any]]:
+        """All pairs from max(start, prefix) whose key begins with `prefix`, in order."""
+        with self.walk(txn, max(start, prefix)) as walk:
+            while walk.key is not None and walk.key.startswith(prefix):
+                yield walk.key, walk.value
+                walk.next()
+
+    def seek(self, cursor: Any, key: bytes) -> bool:
+        """Moves to the first entry ≥ key; False at the end."""
+        if len(key) < LONG:
+            return bool(cursor.set_range(key))
+        self._seek_long(cursor, key)
+        return bool(cursor.key())
+
+    def _seek_long(self, cursor: Any, key: bytes) -> bool:
+        """Moves to the first entry ≥ key (of any group); True when it is the key itself."""
+        group = key[:LONG]
+        low, high = 0, _LABELS  # the wanted label is in [low, high)
+        while low < high:
+            middle = (low + high) // 2
+            inside = cursor.set_range(group + _label(middle)) and cursor.key()[:LONG] == group
+            if not inside or _unpack(cursor.value())[0] >= key:
+                high = middle
+            else:
+                low = int.from_bytes(cursor.key()[LONG:], "big") + 1
+        if low >= _LABELS:
+            positioned = cursor.set_range(group + _label(_LABELS - 1)) and cursor.next()
+        else:
+            positioned = cursor.set_range(group + _label(low))
+        return bool(positioned and cursor.key()[:LONG] == group and _unpack(cursor.value())[0] == key)
+
+    def _free_label(self, txn: Any, cursor: Any, key: bytes) -> int:
+        """A label for a new key, between its neighbours; `cursor` stands on the first entry ≥ key."""
+        for _ in range(2):
+            label = self._gap(cursor, key[:LONG])
+            if label is not None:
+                return label
+            self._relabel(txn, key[:LONG])
+            self._seek_long(cursor, key)
+        raise OverflowError("a group of long keys has no free label")  # 2**63 keys with one prefix
+
+    def _gap(self, cursor: Any, group: bytes) -> int | None:
+        """A free label just before the cursor, None when there is none."""
+        above = int.from_bytes(cursor.key()[LONG:], "big") if cursor.key()[:LONG] == group else None
+        moved = cursor.prev() if cursor.key() else cursor.last()
+        below = int.from_bytes(cursor.key()[LONG:], "big") if moved and cursor.key()[:LONG] == group else None
+        if above is None:
+            label = _FIRST if below is None else below + _STRIDE
+            return label if label < _LABELS else None
+        if below is None:
+            return above - _STRIDE if above > _STRIDE else None
+        return (below + above) // 2 if above - below > 1 else None
+
+    def _relabel(self, txn: Any, group: bytes) -> None:
+        """Spreads the group's labels evenly around the middle."""
+        entries = []
+        with txn.cursor(self.db) as cursor:
+            found = cursor.set_range(group)
+            while found and cursor.key()[:LONG] == group:
+                entries.append((bytes(cursor.key()), bytes(cursor.value())))
+                found = cursor.next()
+        for place, _ in entries:
+            txn.delete(place, db=self.db)
+        step = min(_STRIDE, _LABELS // (2 * (len(entries) + 1)))
+        begin = _FIRST - step * (len(entries) // 2)
+        for number, (_, stored) in enumerate(entries):
+            txn.put(group + _label(begin + step * number), stored, db=self.db)
+
+
+class Walk:
+    """A cursor over decoded keys: `key` is None at the end; `value` is valid until the next move."""
+
+    def __init__(self, table: OrderedTable, cursor: Any, start: bytes) -> None:
+        self._table, self._cursor = table, cursor
+        self.key: bytes | None = None
+        self.value: Any = None
+        self.seek(start)
+
+    def seek(self, start: bytes) -> None:
+        """Moves to the first key ≥ `start`."""
+        self._load(self._table.seek(self._cursor, start))
+
+    def next(self) -> None:
+        """Moves to the following key."""
+        self._load(self._cursor.next())
+
+    def _load(self, found: bool) -> None:
+        if not found:
+            self.key = self.value = None
+            return
+        key, value = self._cursor.item()
+        if len(key) < LONG:
+            self.key, self.value = bytes(key), value
+        else:
+            self.key, self.value = _unpack(value)
+
+    def __enter__(self) -> Walk:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._cursor.close()

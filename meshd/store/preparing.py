@@ -1,0 +1,133 @@
+"""Making a store's directories, knowing its disks again, and cleaning up after a crash.
+
+Law: idempotent. Nothing is removed from a disk whose marker does not name this very index: an index that was lost or
+mistaken must never cost data.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from meshd.store.errors import FormatError
+from meshd.store.index import Index
+from meshd.store.layout import FORMAT, DiskMarker, Disks, read_marker, write_marker
+from meshd.store.locking import Locks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from meshd.config import StoreSettings
+
+
+def prepare(index: Index, settings: StoreSettings) -> Disks:
+    """The store's disks, made and marked where they are new. Raises FormatError."""
+    known = index.get_meta("disks")
+    if (
+        known is not None
+        and (disks := _recognise(known, index.get_meta("store"), settings.disks)) is not None
+    ):
+        return disks
+    with index.writing() as txn:
+        store = index.get_meta("store", txn)
+        if store is None:
+            _refuse_orphaned(settings.disks)
+            store = uuid.uuid4().hex
+            index.put_meta(txn, "format", FORMAT)
+            index.put_meta(txn, "store", store)
+        roots = _enrol(settings.disks, store, index.get_meta("disks", txn) or {})
+        index.put_meta(txn, "disks", {number: str(root) for number, root in roots.items()})
+    return Disks(roots)
+
+
+def _recognise(known: dict[int, str], store: str, roots: tuple[Path, ...]) -> Disks | None:
+    """The disks when nothing changed since the last start, None when `_enrol` has to look."""
+    markers = {root: read_marker(root) for root in roots}
+    found = {
+        marker.disk: root for root, marker in markers.items() if marker is not None and marker.store == store
+    }
+    same = set(found) == set(known) and len(found) == len(roots)
+    return Disks(found) if same and {n: str(r) for n, r in found.items()} == known else None
+
+
+def _refuse_orphaned(roots: tuple[Path, ...]) -> None:
+    for root in roots:
+        if (marker := read_marker(root)) is None:
+            continue
+        if next(Disks({marker.disk: root}).files(), None) is not None:
+            raise FormatError(
+                f"the index is empty, but {root} holds data: give the right --index-dir, or run meshd fsck --rebuild"
+            )
+
+
+def _enrol(roots: tuple[Path, ...], store: str, known: dict[int, str]) -> dict[int, Path]:
+    """Numbers for all disks; new ones are marked."""
+    found: dict[int, Path] = {}
+    fresh = []
+    for root in roots:
+        marker = read_marker(root)
+        if marker is not None and marker.store == store and marker.disk not in found:
+            found[marker.disk] = root
+        elif marker is not None and next(Disks({marker.disk: root}).files(), None) is not None:
+            raise FormatError(
+                f"{root} belongs to another store; remove it from --disk, or move its data away"
+            )
+        else:
+            fresh.append(root)
+    missing = [path for number, path in known.items() if number not in found]
+    if missing:
+        raise FormatError(f"disk {missing[0]} is missing; mount it and start again with its --disk")
+    for number, root in enumerate(fresh, start=max(known, default=-1) + 1):
+        write_marker(root, DiskMarker(FORMAT, store, number))
+        found[number] = root
+    return found
+
+
+def sweep_drafts(disks: Disks, writer: str | None) -> int:
+    """Removes unfinished files of `writer` (None: of all); how many."""
+    ending = ".part" if writer is None else f".{writer}.part"
+    removed = 0
+    for _, entry in disks.entries():
+        if entry.name.endswith(ending):
+            with suppress(FileNotFoundError):
+                os.unlink(entry.path)
+                removed += 1
+    return removed
+
+
+def recover(settings: StoreSettings) -> None:
+    """Cleans up after a crash; to be called once before the workers start, while nobody has the store open.
+
+    Cuts the tails of open segments, removes drafts and files that the index does not know, and moves file numbers past
+    what exists. Raises StoreInUseError, FormatError.
+    """
+    with Locks.alone(settings.data_dir):
+        index = Index.open(settings)
+        try:
+            disks = prepare(index, settings)
+            sweep_drafts(disks, None)
+            with index.writing() as txn:
+                _cut_tails(index, disks, txn)
+                _remove_unknown(index, disks, txn)
+        finally:
+            index.close()
+
+
+def _cut_tails(index: Index, disks: Disks, txn: Any) -> None:
+    for file, info in index.all_files(txn):
+        path = disks.path(info.disk, file)
+        if info.kind == "segment" and info.state == "open" and os.path.getsize(path) > info.end:
+            os.truncate(path, info.end)
+
+
+def _remove_unknown(index: Index, disks: Disks, txn: Any) -> None:
+    highest = 0
+    for disk, file, path in list(disks.files()):
+        info = index.get_file(txn, file)
+        if info is None or info.disk != disk:
+            os.unlink(path)
+        highest = max(highest, file)
+    if (index.get_meta("next_file", txn) or 1) <= highest:
+        index.put_meta(txn, "next_file", highest + 1)

@@ -1,0 +1,162 @@
+"""Open files for readers.
+
+Law: what a reader has opened stays readable until it lets go, whatever is deleted meanwhile. Segments stay open in a
+bounded cache; files of large objects are opened for one reading and closed after it.
+Invariant: a descriptor is closed exactly when it is neither cached nor in use.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from awscrt import checksums
+
+from meshd.store.committer import translate
+from meshd.store.errors import CorruptExtentError, ExtentGoneError
+from meshd.store.records import Location, Span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from meshd.store.layout import Disks
+    from meshd.store.records import Extent, Record
+
+_SWEEP_EVERY = 64
+
+
+class _Handle:
+    __slots__ = ("cached", "fd", "uses")
+
+    def __init__(self, fd: int) -> None:
+        self.fd, self.uses, self.cached = fd, 0, False
+
+
+def cut(extents: Sequence[Extent], offset: int, length: int) -> list[tuple[Extent, int, int]]:
+    """(extent, offset inside it, length) covering `length` bytes from `offset` of the object."""
+    pieces = []
+    for extent in extents:
+        if length <= 0:
+            break
+        if offset >= extent.length:
+            offset -= extent.length
+            continue
+        taken = min(length, extent.length - offset)
+        pieces.append((extent, offset, taken))
+        offset, length = 0, length - taken
+    return pieces
+
+
+class Reader:
+    """Reads extents; used from one thread (the event loop)."""
+
+    def __init__(self, disks: Disks, *, small: int, limit: int = 256) -> None:
+        self._disks, self._small, self._limit = disks, small, limit
+        self._cache: OrderedDict[int, _Handle] = OrderedDict()
+        self._opened = 0
+
+    def __repr__(self) -> str:
+        return f"<Reader cached={len(self._cache)}>"
+
+    @contextmanager
+    def reading(self, record: Record, offset: int, length: int) -> Iterator[list[Span]]:
+        """See ObjectStore.reading."""
+        handles: list[_Handle] = []
+        try:
+            spans = []
+            for extent, start, taken in cut(record.extents, offset, length):
+                handle = self._acquire(extent)
+                handles.append(handle)
+                spans.append(Span(handle.fd, extent.offset + start, taken))
+            yield spans
+        finally:
+            for handle in handles:
+                self._release(handle)
+
+    def read(self, record: Record, offset: int, length: int) -> bytes:
+        """See ObjectStore.read."""
+        pieces = [
+            self._pread(extent, start, taken) for extent, start, taken in cut(record.extents, offset, length)
+        ]
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def read_extent(self, extent: Extent) -> bytes:
+        """All bytes of one extent, checked. Raises like `read`."""
+        return self._pread(extent, 0, extent.length)
+
+    def _pread(self, extent: Extent, start: int, taken: int) -> bytes:
+        handle = self._acquire(extent)
+        try:
+            data = os.pread(handle.fd, taken, extent.offset + start)
+        except OSError as error:
+            raise translate(error) from error
+        finally:
+            self._release(handle)
+        self._check(extent, data, taken)
+        return data
+
+    def _check(self, extent: Extent, data: bytes, taken: int) -> None:
+        whole = taken == extent.length
+        if len(data) == taken and (not whole or checksums.crc32c(data) == extent.crc32c):
+            return
+        path = self._disks.path(extent.disk, extent.file)
+        raise CorruptExtentError(
+            f"{taken} bytes at {extent.offset} of {path} are damaged; run meshd fsck and restore the object"
+        )
+
+    def locate(self, record: Record) -> list[Location]:
+        """See ObjectStore.locate."""
+        path = self._disks.path
+        return [Location(path(e.disk, e.file), e.offset, e.length) for e in record.extents if e.length]
+
+    def _acquire(self, extent: Extent) -> _Handle:
+        handle = self._cache.get(extent.file)
+        if handle is None:
+            handle = self._open(extent)
+        else:
+            self._cache.move_to_end(extent.file)
+        handle.uses += 1
+        return handle
+
+    def _open(self, extent: Extent) -> _Handle:
+        try:
+            handle = _Handle(os.open(self._disks.path(extent.disk, extent.file), os.O_RDONLY | os.O_CLOEXEC))
+        except FileNotFoundError as error:
+            raise ExtentGoneError("the object was removed or moved meanwhile; look it up again") from error
+        except OSError as error:
+            raise translate(error) from error
+        if extent.length <= self._small:
+            handle.cached = True
+            self._cache[extent.file] = handle
+            self._trim()
+        return handle
+
+    def _trim(self) -> None:
+        self._opened += 1
+        if self._opened % _SWEEP_EVERY == 0:
+            self.forget_deleted()
+        while len(self._cache) > self._limit:
+            self._drop(next(iter(self._cache)))
+
+    def _drop(self, file: int) -> None:
+        handle = self._cache.pop(file)
+        handle.cached = False
+        if handle.uses == 0:
+            os.close(handle.fd)
+
+    def _release(self, handle: _Handle) -> None:
+        handle.uses -= 1
+        if handle.uses == 0 and not handle.cached:
+            os.close(handle.fd)
+
+    def forget_deleted(self) -> None:
+        """Lets go of cached files that were removed, so that their room is given back."""
+        for file in [file for file, handle in self._cache.items() if os.fstat(handle.fd).st_nlink == 0]:
+            self._drop(file)
+
+    def close(self) -> None:
+        """Drops the cache; running readings keep theirs."""
+        for file in list(self._cache):
+            self._drop(file)

@@ -1,0 +1,230 @@
+"""The store on disks: one object per process over a data directory that several processes share.
+
+Law: a facade; reading, writing, committing and indexing each have their module.
+Invariant: reads never wait for writes; what a method acknowledged is durable (see StoreSettings.durability).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from meshd.store.committer import Committer
+from meshd.store.index import Index
+from meshd.store.intents import (
+    AbortUpload,
+    CompleteUpload,
+    CreateUpload,
+    DeleteObject,
+    LinkObject,
+    judge_conditions,
+)
+from meshd.store.locking import Locks
+from meshd.store.preparing import prepare, sweep_drafts
+from meshd.store.reading import Reader
+from meshd.store.records import DiskStats, PartPage, StoreStats, Upload
+from meshd.store.uploadlisting import list_uploads
+from meshd.store.writing import StoredWriter, WriteShop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from contextlib import AbstractContextManager
+
+    from meshd.config import StoreSettings
+    from meshd.kit.clock import Clock
+    from meshd.store.records import Extent, Location, Meta, Page, Record, Span, UploadPage
+    from meshwire.conditions import Conditions
+
+_IO_THREADS = 8
+
+
+class Store:
+    """See ObjectStore. Open it after forking; close it before the process ends (a crash is fine too)."""
+
+    def __init__(
+        self, settings: StoreSettings, index: Index, locks: Locks, *, writer: str, clock: Clock
+    ) -> None:
+        self._settings, self._index, self._locks, self._writer = settings, index, locks, writer
+        self._disks = prepare(index, settings)
+        sweep_drafts(self._disks, writer)
+        self._pool = ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="meshd-store")
+        self._committer = Committer(index, self._disks, clock, settings, writer)
+        self._shop = WriteShop(settings, self._disks, self._committer, self._pool, writer)
+        self._reader = Reader(self._disks, small=settings.small_object_bytes)
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Store {self._settings.data_dir} writer={self._writer} {self._committer!r}>"
+
+    @classmethod
+    def open(cls, settings: StoreSettings, *, writer: str, clock: Clock) -> Store:
+        """Opens the store as `writer` (unique per running process: w0, w1, s).
+
+        Raises StoreInUseError, FormatError.
+        """
+        locks = Locks.share(settings.data_dir, writer)
+        try:
+            index = Index.open(settings)
+        except BaseException:
+            locks.release()
+            raise
+        try:
+            return cls(settings, index, locks, writer=writer, clock=clock)
+        except BaseException:
+            index.close()
+            locks.release()
+            raise
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._committer.close()
+        self._pool.shutdown()
+        self._reader.close()
+        self._index.close()
+        self._locks.release()
+
+    # objects --------------------------------------------------------------------------------------------------------
+
+    def get(self, bucket: str, key: str) -> Record | None:
+        return self._index.get(bucket, key)
+
+    def list(
+        self, bucket: str, *, prefix: str = "", delimiter: str = "", after: str = "", limit: int = 1000
+    ) -> Page:
+        return self._index.list(bucket, prefix, delimiter, after, limit)
+
+    def is_empty(self, bucket: str) -> bool:
+        return self._index.is_empty(bucket)
+
+    def writer(self, bucket: str, key: str, *, size: int | None) -> StoredWriter:
+        return StoredWriter(self._shop, bucket, key, size)
+
+    async def delete(self, bucket: str, key: str, *, conditions: Conditions | None = None) -> bool:
+        existing = self._index.get(bucket, key)
+        if existing is None:
+            judge_conditions(conditions, None)
+            return False
+        return bool(await self._submit(DeleteObject(bucket, key, conditions)))
+
+    async def delete_many(self, bucket: str, keys: Iterable[str]) -> None:
+        present = [key for key in keys if self._index.get(bucket, key) is not None]
+        await asyncio.gather(*[self._submit(DeleteObject(bucket, key, None)) for key in present])
+
+    async def link(
+        self, bucket: str, key: str, source: Record, meta: Meta, conditions: Conditions | None = None
+    ) -> Record:
+        """Shares the source's files of their own; bytes that lie in segments are copied (each ≤ small_object_bytes)."""
+        copied = await asyncio.get_running_loop().run_in_executor(self._pool, self._small_extents, source)
+        record: Record = await self._submit(LinkObject(bucket, key, source, copied, meta, conditions))
+        return record
+
+    def _small_extents(self, source: Record) -> dict[Extent, bytes]:
+        small = self._settings.small_object_bytes
+        reader = Reader(
+            self._disks, small=0
+        )  # this runs in a thread of its own: the shared cache is the loop's
+        return {extent: reader.read_extent(extent) for extent in source.extents if extent.length <= small}
+
+    def reading(self, record: Record, offset: int, length: int) -> AbstractContextManager[Sequence[Span]]:
+        return self._reader.reading(record, offset, length)
+
+    def read(self, record: Record, offset: int, length: int) -> bytes:
+        return self._reader.read(record, offset, length)
+
+    def locate(self, record: Record) -> Sequence[Location]:
+        return self._reader.locate(record)
+
+    # uploads --------------------------------------------------------------------------------------------------------
+
+    async def create_upload(
+        self,
+        bucket: str,
+        key: str,
+        *,
+        headers: dict[str, str] | None = None,
+        metadata: dict[str, str] | None = None,
+        checksum_algorithm: str = "",
+        checksum_type: str = "",
+        owner: str = "",
+    ) -> Upload:
+        upload = Upload(
+            "", bucket, key, headers or {}, metadata or {}, checksum_algorithm, checksum_type, owner
+        )
+        created: Upload = await self._submit(CreateUpload(upload))
+        return created
+
+    def get_upload(self, bucket: str, key: str, upload_id: str) -> Upload | None:
+        with self._index.reading() as txn:
+            return self._index.get_upload(txn, bucket, key, upload_id)
+
+    def part_writer(self, upload: Upload, number: int, size: int | None) -> StoredWriter:
+        return StoredWriter(self._shop, upload.bucket, upload.key, size, upload, number)
+
+    def list_parts(self, upload: Upload, after: int = 0, limit: int = 1000) -> PartPage:
+        parts = []
+        with self._index.reading() as txn:
+            for part in self._index.parts_of(txn, upload.upload_id, after):
+                if len(parts) == limit:
+                    return PartPage(tuple(parts), limit > 0, parts[-1].number if parts else after)
+                parts.append(part)
+        return PartPage(tuple(parts))
+
+    def list_uploads(
+        self,
+        bucket: str,
+        *,
+        prefix: str = "",
+        delimiter: str = "",
+        key_marker: str = "",
+        id_marker: str = "",
+        limit: int = 1000,
+    ) -> UploadPage:
+        return list_uploads(self._index, bucket, prefix, delimiter, key_marker, id_marker, limit)
+
+    async def complete_upload(
+        self,
+        upload: Upload,
+        parts: Sequence[int],
+        meta: Meta,
+        conditions: Conditions | None = None,
+        *,
+        etags: Sequence[str] = (),
+    ) -> Record:
+        record: Record = await self._submit(CompleteUpload(upload, parts, etags, meta, conditions))
+        return record
+
+    async def abort_upload(self, upload: Upload) -> None:
+        await self._submit(AbortUpload(upload))
+
+    # the store itself -----------------------------------------------------------------------------------------------
+
+    def stats(self) -> StoreStats:
+        with self._index.reading() as txn:
+            files = [info for _, info in self._index.all_files(txn)]
+            own = sum(info.kind == "own" for info in files)
+            return StoreStats(
+                objects=self._index.objects.count(txn),
+                uploads=self._index.uploads.count(txn),
+                segments=len(files) - own,
+                own_files=own,
+                live_bytes=sum(info.live for info in files),
+                dead_bytes=sum(info.dead for info in files),
+                index_bytes=self._index.size(),
+                disks=tuple(_room(str(root)) for root in self._disks.roots.values()),
+            )
+
+    def tidy(self) -> None:
+        """Lets go of removed files that the read cache still holds open; call it now and then."""
+        self._reader.forget_deleted()
+
+    def _submit(self, intent: Any) -> asyncio.Future[Any]:
+        return asyncio.shield(self._committer.submit(intent))
+
+
+def _room(path: str) -> DiskStats:
+    stats = os.statvfs(path)
+    return DiskStats(path, stats.f_bavail * stats.f_frsize, stats.f_blocks * stats.f_frsize)

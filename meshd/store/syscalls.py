@@ -1,0 +1,66 @@
+"""Linux calls that `os` lacks, and whole-buffer writes.
+
+Law: the only module with ctypes. Early writeback and preallocation are hints: where they are missing nothing breaks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from meshd.store.interface import Buffer
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_IOV_MAX = 1000
+_KEEP_SIZE = 1
+_WRITE = 2
+_WAIT = 1 | 2 | 4
+
+try:
+    _fallocate = _libc.fallocate
+    _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    _sync_file_range = _libc.sync_file_range
+    _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+except AttributeError:  # pragma: no cover - a libc without them
+    _fallocate = _sync_file_range = None  # type: ignore[assignment]  # absent: both hints are skipped
+
+
+def preallocate(fd: int, length: int) -> None:
+    """Reserves room for `length` bytes without changing the size. Raises OSError only for ENOSPC and EDQUOT."""
+    if _fallocate is None or length <= 0 or _fallocate(fd, _KEEP_SIZE, 0, length) == 0:
+        return
+    number = ctypes.get_errno()
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        raise OSError(number, os.strerror(number))
+
+
+def start_writeback(fd: int, offset: int, length: int) -> None:
+    """Asks the kernel to begin writing these pages out; returns at once."""
+    if _sync_file_range is not None:
+        _sync_file_range(fd, offset, length, _WRITE)
+
+
+def finish_writeback(fd: int, offset: int, length: int) -> None:
+    """Waits until these pages are written out (not a durability promise: fdatasync gives that)."""
+    if _sync_file_range is not None:
+        _sync_file_range(fd, offset, length, _WAIT)
+
+
+def write_all(fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+    """pwritev of all buffers, in as few calls as the kernel allows; returns the bytes written."""
+    total = 0
+    for first in range(0, len(buffers), _IOV_MAX):
+        batch = buffers[first : first + _IOV_MAX]
+        wanted = sum(map(len, batch))
+        written = os.pwritev(fd, batch, offset + total)
+        if written < wanted:
+            rest = b"".join(batch)
+            while written < wanted:
+                written += os.pwrite(fd, rest[written:], offset + total + written)
+        total += wanted
+    return total

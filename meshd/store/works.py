@@ -1,0 +1,211 @@
+"""One group of writes on its way: members laid out, files touched, accounts to settle in the index.
+
+Law: used by the committer thread alone. Data first (`flush`), then the index (`settle` inside the write transaction),
+then files that nobody uses are removed (`sweep`).
+Invariant: stamps of a key rise in commit order; a write overtaken by another process is restamped in place.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from meshd.kit import failpoints
+from meshd.store.members import RESERVE, Member, render, stamp_offset, stamp_text
+from meshd.store.records import DataFile, Extent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from meshd.kit.clock import Clock
+    from meshd.store.index import Index
+    from meshd.store.interface import Buffer
+    from meshd.store.layout import Disks
+    from meshd.store.ownfiles import OwnFile
+    from meshd.store.segments import Segment
+
+
+@dataclass(slots=True)
+class Placed:
+    """A member that is laid out: where its data lie, and how to change its stamp."""
+
+    extent: Extent
+    stamp: int
+    patch: Callable[[bytes], None]
+    durable: bool  # the patch makes itself durable
+
+
+@dataclass(slots=True)
+class _Change:
+    """What a group does to one data file's account."""
+
+    live: int = 0
+    dead: int = 0
+    refs: int = 0
+    tombs: int = 0
+    end: int = 0
+    stamps: list[int] = field(default_factory=list)
+    made: DataFile | None = None
+    sealed: bool = False
+
+
+class Work:
+    """State of one group. `segment(disk)` gives the open segment of a disk."""
+
+    def __init__(
+        self,
+        index: Index,
+        disks: Disks,
+        clock: Clock,
+        segment: Callable[[int], Segment],
+        *,
+        writer: str,
+        durable: bool,
+    ) -> None:
+        self.index, self.disks, self.clock, self.writer, self.durable = index, disks, clock, writer, durable
+        self._segment = segment
+        self._segments: dict[int, Segment] = {}
+        self._changes: dict[int, _Change] = {}
+        self._owned: list[OwnFile] = []
+        self._doomed: list[str] = []
+        self.last_stamp = 0
+
+    # placing --------------------------------------------------------------------------------------------------------
+
+    def learn_floor(self, txn: Any) -> None:
+        """Stamps of this group lie above every committed one, whatever the machine's clock did."""
+        self.last_stamp = max(self.last_stamp, self.index.get_meta("last_stamp", txn) or 0)
+
+    def stamp(self) -> int:
+        self.last_stamp = max(self.clock.stamp(), self.last_stamp + 1)
+        return self.last_stamp
+
+    def _change(self, file: int) -> _Change:
+        return self._changes.setdefault(file, _Change())
+
+    def append(self, member: Member, stamp: int, chunks: Sequence[Buffer], size: int) -> Placed:
+        """Lays a member out in the open segment of its disk."""
+        header = render(member, size)
+        segment = self._segment(self.disks.place(member.bucket, member.key))
+        self._segments[segment.file] = segment
+        start = segment.tail
+        data = segment.append(header, chunks, size)
+        change = self._change(segment.file)
+        change.made = DataFile(segment.disk, "segment", "open", self.writer)
+        change.end = segment.tail
+        change.stamps.append(stamp)
+        change.tombs += member.kind == "deleted"
+        digits = start + stamp_offset(header)
+        extent = Extent(segment.disk, segment.file, data, size, member.crc32c)
+        return Placed(extent, stamp, lambda text: segment.patch(digits, text), False)
+
+    def publish(self, own: OwnFile, member: Member, stamp: int) -> Placed:
+        """Gives a file of its own its header and name. Raises OSError."""
+        header = render(member, own.size, reserve=RESERVE)
+        own.publish(header, self.durable)
+        self._owned.append(own)
+        change = self._change(own.file)
+        change.made = DataFile(own.disk, "own", "sealed", self.writer)
+        change.end = RESERVE + own.size
+        change.stamps.append(stamp)
+        digits = stamp_offset(header)
+        extent = Extent(own.disk, own.file, RESERVE, own.size, own.crc)
+        return Placed(extent, stamp, lambda text: own.patch(digits, text), True)
+
+    def flush(self) -> None:
+        """Everything laid out is written and durable. Raises OSError."""
+        for segment in self._segments.values():
+            segment.flush(self.durable)
+
+    # settling -------------------------------------------------------------------------------------------------------
+
+    def overtake(self, placed: Placed, existing: int) -> int:
+        """The stamp to commit with: above `existing`, changed in the data file where another process was quicker."""
+        if placed.stamp > existing:
+            return placed.stamp
+        self.last_stamp = max(self.last_stamp, existing)
+        placed.stamp = self.stamp()
+        placed.patch(stamp_text(placed.stamp).encode())
+        if not placed.durable:
+            self.flush()
+        return placed.stamp
+
+    def adopt(self, extents: Sequence[Extent]) -> None:
+        """A record begins to use these extents."""
+        for extent in extents:
+            change = self._change(extent.file)
+            change.live += extent.length
+            change.refs += 1
+
+    def release(self, extents: Sequence[Extent]) -> None:
+        """A record stops using these extents."""
+        for extent in extents:
+            change = self._change(extent.file)
+            change.live -= extent.length
+            change.dead += extent.length
+            change.refs -= 1
+
+    def waste(self, placed: Placed) -> None:
+        """A member was written that nothing will use."""
+        self._change(placed.extent.file).dead += placed.extent.length
+
+    def seal(self, file: int) -> None:
+        """A segment takes no more members."""
+        self._change(file).sealed = True
+
+    def settle(self, txn: Any) -> None:
+        """Writes the accounts; the last thing before the index commits."""
+        if not self._changes:
+            return
+        self.learn_floor(txn)
+        for file, change in self._changes.items():
+            info = self.index.get_file(txn, file) or change.made
+            if info is not None:
+                self._account(txn, file, info, change)
+        self.index.put_meta(txn, "last_stamp", self.last_stamp)
+        failpoints.hit("store.index.before_commit")
+
+    def _account(self, txn: Any, file: int, info: DataFile, change: _Change) -> None:
+        stamps = [*change.stamps, *([info.first_stamp, info.last_stamp] if info.last_stamp else [])]
+        info = msgspec.structs.replace(
+            info,
+            state="sealed" if change.sealed else info.state,
+            end=max(info.end, change.end),
+            live=info.live + change.live,
+            dead=info.dead + change.dead,
+            refs=info.refs + change.refs,
+            tombs=info.tombs + change.tombs,
+            first_stamp=min(stamps, default=0),
+            last_stamp=max(stamps, default=0),
+        )
+        if info.refs == 0 and info.state == "sealed" and info.tombs == 0:
+            self.index.delete_file(txn, file)
+            self._doomed.append(self.disks.path(info.disk, file))
+        else:
+            self.index.put_file(txn, file, info)
+
+    # after the index's commit, or instead of it ---------------------------------------------------------------------
+
+    def committed(self) -> None:
+        """The index has it: ends move up, unused files go."""
+        failpoints.hit("store.index.after_commit")
+        for segment in self._segments.values():
+            segment.committed()
+        for own in self._owned:
+            own.close()
+        for path in self._doomed:
+            with suppress(OSError):  # what cannot be removed now, recovery removes
+                os.unlink(path)
+
+    def undo(self) -> None:
+        """Nothing of the group happened: tails are cut, published files removed."""
+        for segment in self._segments.values():
+            with suppress(OSError):
+                segment.drop()
+        for own in self._owned:
+            with suppress(OSError):
+                own.discard()

@@ -1,0 +1,217 @@
+"""Writing one object or part: small ones wait in memory for the group commit, large ones stream to a file.
+
+Law: at most one piece is on its way to the disk while the next one gathers, so memory a writer is two pieces.
+Invariant: until the commit succeeds nothing is visible; abort, error, cancellation and garbage collection leave nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from awscrt import checksums
+
+from meshd.store.committer import has_room, translate
+from meshd.store.errors import DiskFullError, SizeMismatchError, StoreClosedError
+from meshd.store.intents import Payload, PutObject, PutPart, Reserve
+from meshd.store.ownfiles import OwnFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import ThreadPoolExecutor
+
+    from meshd.config import StoreSettings
+    from meshd.store.committer import Committer
+    from meshd.store.interface import Buffer
+    from meshd.store.layout import Disks
+    from meshd.store.records import Meta, Record, Upload
+    from meshwire.conditions import Conditions
+
+_PIECE, _SMALLEST_PIECE = 1 << 20, 128 << 10
+_GATHERED = 32 << 20  # what the pieces of all writers of a process may add up to
+_IOV_MAX = 900
+
+
+class WriteShop:
+    """What all writers of a process share: threads, numbers, and the count of writers at work."""
+
+    def __init__(
+        self,
+        settings: StoreSettings,
+        disks: Disks,
+        committer: Committer,
+        pool: ThreadPoolExecutor,
+        writer: str,
+    ) -> None:
+        self.disks, self.committer, self.pool, self.writer = disks, committer, pool, writer
+        self.small = settings.small_object_bytes
+        self.durable = settings.durability == "commit"
+        self.active = 0
+
+    def piece(self) -> int:
+        """Bytes a writer gathers before it goes to the disk: less when many write."""
+        return max(_SMALLEST_PIECE, min(_PIECE, _GATHERED // (2 * max(1, self.active))))
+
+    async def run(self, call: Callable[[], None]) -> None:
+        """A blocking call in the pool. Raises StoreError for OSError."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(self.pool, call)
+        except OSError as error:
+            raise translate(error) from error
+
+    async def take_id(self) -> int:
+        while (number := self.committer.take_id()) is None:
+            await self.committer.submit(Reserve())
+        return number
+
+    def make(self, disk: int, file: int, size: int | None) -> OwnFile:
+        """A draft with its room reserved (blocking). Raises OSError, DiskFullError."""
+        if not has_room(str(self.disks.roots[disk]), size or 0):
+            raise DiskFullError(
+                f"{size or 'more'} bytes do not fit on the disk; delete objects or add a disk"
+            )
+        own = OwnFile(self.disks, disk, file, self.writer)
+        try:
+            own.reserve(size or 0)
+        except OSError:
+            own.discard()
+            raise
+        return own
+
+
+class StoredWriter:
+    """See ObjectWriter. `upload` and `number` make it a part's."""
+
+    def __init__(
+        self,
+        shop: WriteShop,
+        bucket: str,
+        key: str,
+        size: int | None,
+        upload: Upload | None = None,
+        number: int = 0,
+    ) -> None:
+        self._shop, self._bucket, self._key, self._declared = shop, bucket, key, size
+        self._upload, self._number = upload, number
+        self._chunks: list[bytes] = []
+        self._gathered = self._total = self._crc = 0
+        self._own: OwnFile | None = None
+        self._flight: asyncio.Task[None] | None = None
+        self._state = "open"
+        shop.active += 1
+
+    def __repr__(self) -> str:
+        return f"<StoredWriter {self._bucket}/{self._key} {self._state} bytes={self._total} file={self._own}>"
+
+    async def write(self, data: Buffer) -> None:
+        self._expect_open()
+        chunk = data if type(data) is bytes else bytes(data)
+        self._total += len(chunk)
+        if self._declared is not None and self._total > self._declared:
+            raise SizeMismatchError(f"more than the declared {self._declared} bytes were written")
+        self._chunks.append(chunk)
+        self._gathered += len(chunk)
+        large = max(self._total, self._declared or 0) > self._shop.small
+        if large and (self._gathered >= self._shop.piece() or len(self._chunks) >= _IOV_MAX):
+            await self._flush()
+
+    async def commit(self, meta: Meta, *, conditions: Conditions | None = None) -> Record:
+        self._expect_open()
+        if self._declared is not None and self._total != self._declared:
+            raise SizeMismatchError(f"{self._total} of the declared {self._declared} bytes were written")
+        try:
+            intent = self._intent(meta, await self._payload(), conditions)
+            self._state = "committing"
+            record: Record = await asyncio.shield(self._shop.committer.submit(intent))
+        except asyncio.CancelledError:
+            if self._state == "open":
+                await self.abort()
+            raise
+        except BaseException:
+            self._state = "open"
+            await self.abort()
+            raise
+        self._finish("committed")
+        return record
+
+    async def abort(self) -> None:
+        if self._state != "open":
+            return
+        self._finish("aborted")
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            with suppress(Exception):
+                await asyncio.shield(flight)
+        if self._own is not None:
+            await self._shop.run(self._own.discard)
+
+    def __del__(self) -> None:
+        if getattr(self, "_state", "") == "open":
+            self._finish("dropped")
+            if self._own is not None:
+                self._own.discard()
+
+    def _expect_open(self) -> None:
+        if self._state != "open":
+            raise StoreClosedError(
+                f"the writer of {self._bucket}/{self._key} is {self._state}; open a new one"
+            )
+
+    def _finish(self, state: str) -> None:
+        if self._state in ("open", "committing"):
+            self._shop.active -= 1
+        self._state = state
+        self._chunks = []
+
+    def _intent(self, meta: Meta, payload: Payload, conditions: Conditions | None) -> PutObject | PutPart:
+        if self._upload is not None:
+            return PutPart(self._upload, self._number, meta, payload)
+        return PutObject(self._bucket, self._key, meta, payload, conditions)
+
+    async def _payload(self) -> Payload:
+        """The bytes, ready to be committed: in memory, or all in their file and durable there."""
+        if self._own is None and self._total <= self._shop.small:
+            crc = 0
+            for chunk in self._chunks:
+                crc = checksums.crc32c(chunk, crc)
+            return Payload(self._total, crc, self._chunks)
+        await self._flush()
+        await self._settle()
+        own, durable = self._own, self._shop.durable
+        assert own is not None
+        await self._shop.run(lambda: own.settle(durable))
+        return Payload(own.size, own.crc, own=own)
+
+    async def _flush(self) -> None:
+        """Sends what has gathered on its way, after what was sent before has arrived."""
+        await self._settle()
+        if self._own is None:
+            await self._open_file()
+        own, chunks = self._own, self._chunks
+        self._chunks, self._gathered = [], 0
+        if own is not None and chunks:
+            self._flight = asyncio.create_task(self._shop.run(lambda: own.append(chunks)))
+
+    async def _settle(self) -> None:
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            try:
+                await asyncio.shield(flight)
+            except asyncio.CancelledError:
+                self._flight = flight
+                raise
+
+    async def _open_file(self) -> None:
+        shop = self._shop
+        name = self._key if self._upload is None else f"{self._key}\0{self._number}"
+        disk, file = shop.disks.place(self._bucket, name), await shop.take_id()
+        made: list[OwnFile] = []
+        opening = asyncio.create_task(shop.run(lambda: made.append(shop.make(disk, file, self._declared))))
+        try:
+            await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            self._flight = opening
+            opening.add_done_callback(lambda _: [own.discard() for own in made])
+            raise
+        self._own = made[0]
