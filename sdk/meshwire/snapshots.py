@@ -1,0 +1,305 @@
+"""Snapshots, built from listings: objects grouped by name, tars by their indexes.
+
+Law: a pure function of the listing, so building twice gives the same hash. Invariant: a sample has every
+field; those that lack one are counted and left out, with every object only they used.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meshwire.columns import StringColumn
+from meshwire.documents import PlanError, shown
+from meshwire.fields import class_of, parse_source, sample_key
+from meshwire.snapshotdocuments import (
+    CONTENT_TYPE,
+    MAX_SAMPLES,
+    SAMPLES_A_SHARD,
+    BytesColumn,
+    LabelColumn,
+    Objects,
+    Snapshot,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from meshwire.columns import Integers
+    from meshwire.fields import FieldSpec, Source
+    from meshwire.shardindex import ShardIndex
+
+    Columns = dict[str, BytesColumn | LabelColumn]
+
+_EXAMPLES = 5
+__all__ = [
+    "CONTENT_TYPE",
+    "SAMPLES_A_SHARD",
+    "Built",
+    "BytesColumn",
+    "EmptySnapshotError",
+    "LabelColumn",
+    "Objects",
+    "Snapshot",
+    "build_from_objects",
+    "build_from_tars",
+]
+
+
+class EmptySnapshotError(PlanError):
+    """Nothing under the source makes a sample; the message says what was looked for and what was there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """`skipped`: samples left out because a field was missing; `examples`: the first few, with what they
+    lack.
+    """
+
+    snapshot: Snapshot
+    skipped: int
+    examples: tuple[str, ...]
+
+
+class _Tally:
+    """What was seen and passed over, for messages; bounded whatever the names are."""
+
+    def __init__(self) -> None:
+        self.extensions: Counter[str] = Counter()
+        self.seen = 0
+        self.skipped = 0
+        self.examples: list[str] = []
+
+    def count(self, ext: str) -> None:
+        self.seen += 1
+        if ext and (ext in self.extensions or len(self.extensions) < 1000):
+            self.extensions[ext] += 1
+
+    def skip(self, name: str, lacking: Iterable[str]) -> None:
+        self.skipped += 1
+        if len(self.examples) < _EXAMPLES:
+            self.examples.append(f"{shown(name)} lacks {', '.join(lacking)}")
+
+    def empty(self, source: Source, specs: Mapping[str, FieldSpec]) -> EmptySnapshotError:
+        wanted = "; ".join(f"{name}: {_wanted(spec)}" for name, spec in specs.items())
+        there = ", ".join(f".{shown(ext)[1:-1]} ({count})" for ext, count in self.extensions.most_common(8))
+        examples = "".join(f"; {example}" for example in self.examples)
+        message = f"no sample in {source} has all its fields ({wanted}). Names there: {self.seen}, "
+        return EmptySnapshotError("source", f"{message}{there or 'none with an extension'}{examples}")
+
+
+def _wanted(spec: FieldSpec) -> str:
+    return " or ".join(f".{ext}" for ext in spec.ext) if spec.ext else "a folder below the source"
+
+
+def build_from_objects(
+    listing: Iterable[tuple[str, str, int]], *, source: str | Source, fields: Mapping[str, FieldSpec]
+) -> Built:
+    """The snapshot of plain objects: (key, ETag, size in bytes) each, in order of key.
+
+    Objects whose names differ in the extension only make a sample. Raises EmptySnapshotError, and PlanError
+    for a listing out of order.
+    """
+    place = parse_source(source) if isinstance(source, str) else source
+    grouping = _Grouping(fields)
+    for key, etag, size in listing:
+        grouping.add(key, etag, size)
+    return grouping.build(place)
+
+
+class _Grouping:
+    """Objects so far: of each sample, the object that holds each bytes field (−1: none yet)."""
+
+    def __init__(self, specs: Mapping[str, FieldSpec]) -> None:
+        self.specs = specs
+        self.tally = _Tally()
+        self.keys: list[str] = []
+        self.etags: list[str] = []
+        self.sizes: list[int] = []
+        self.samples: dict[str, int] = {}
+        self.columns: dict[str, list[int]] = {
+            name: [] for name, spec in specs.items() if spec.kind == "bytes"
+        }
+        self.users: dict[str, list[str]] = {}  # extension → fields
+        for name in self.columns:
+            for ext in specs[name].ext:
+                self.users.setdefault(ext, []).append(name)
+        self.last = ""
+
+    def add(self, key: str, etag: str, size: int) -> None:
+        self.last = _next_key(self.last, key)
+        stem, ext = sample_key(key)
+        self.tally.count(ext)
+        users = self.users.get(ext)
+        if users is None:
+            return
+        sample = self.samples.get(stem)
+        if sample is None:
+            sample = self.samples[stem] = len(self.samples)
+            for column in self.columns.values():
+                column.append(-1)
+        for name in users:
+            self._offer(name, sample, ext)
+        self.keys.append(key)
+        self.etags.append(etag)
+        self.sizes.append(size)
+
+    def _offer(self, name: str, sample: int, ext: str) -> None:
+        """Takes the object being added for a field, unless the sample has one with a preferred extension."""
+        column, wanted = self.columns[name], self.specs[name].ext
+        held = column[sample]
+        if held < 0 or wanted.index(ext) <= wanted.index(sample_key(self.keys[held])[1]):
+            column[sample] = len(self.keys)
+
+    def build(self, source: Source) -> Built:
+        columns = {name: np.array(column, dtype=np.int64) for name, column in self.columns.items()}
+        stems = list(self.samples)
+        labels = _Labels(self.specs, [class_of(stem, source.prefix) for stem in stems])
+        kept = _kept(columns, labels, stems, self.tally)
+        if not kept.size:
+            raise self.tally.empty(source, self.specs)
+        columns = {name: column[kept] for name, column in columns.items()}
+        used = np.unique(np.concatenate(list(columns.values())))
+        sizes = np.array(self.sizes, dtype=np.int64)[used]
+        numbers = used.tolist()
+        keys = StringColumn.of([self.keys[number] for number in numbers])
+        etags = StringColumn.of([self.etags[number] for number in numbers])
+        found: dict[str, BytesColumn] = {}
+        for name, column in columns.items():
+            which = np.searchsorted(used, column)
+            found[name] = BytesColumn(which.astype(np.int32), np.zeros_like(which), sizes[which])
+        starts = np.append(np.arange(0, kept.size, SAMPLES_A_SHARD), kept.size).astype(np.int64)
+        objects = Objects(source.bucket, keys, etags, sizes)
+        fields = _ordered(self.specs, found, labels, kept)
+        snapshot = Snapshot.sealed(str(source), "objects", objects, starts, fields, self.specs, None)
+        return Built(snapshot, self.tally.skipped, tuple(self.tally.examples))
+
+
+def _next_key(last: str, key: str) -> str:
+    # Code points order as UTF-8 bytes do, so this is the store's order.
+    if key <= last:
+        raise PlanError(
+            "source", f"the listing is out of order at {shown(key)}; list the keys by their UTF-8 bytes"
+        )
+    return key
+
+
+class _Labels:
+    """The class label of each sample, shared by all label fields (they come from the same folder)."""
+
+    def __init__(self, specs: Mapping[str, FieldSpec], classes: Sequence[str | None]) -> None:
+        self.names = [name for name, spec in specs.items() if spec.kind == "label"]
+        self.classes = classes
+        self.lacking = np.zeros(len(classes), dtype=np.bool_)
+        if self.names:
+            self.lacking = np.fromiter((name is None for name in classes), np.bool_, len(classes))
+
+    def column(self, kept: Integers) -> LabelColumn:
+        chosen = [self.classes[sample] or "" for sample in kept.tolist()]
+        classes = sorted(set(chosen))
+        number = {name: index for index, name in enumerate(classes)}
+        values = np.fromiter((number[name] for name in chosen), np.int64, len(chosen))
+        return LabelColumn(values, tuple(classes))
+
+
+def _kept(columns: Mapping[str, Integers], labels: _Labels, names: Sequence[str], tally: _Tally) -> Integers:
+    """The samples that have every field; the others are counted."""
+    lacking = {name: column < 0 for name, column in columns.items()}
+    lacking.update(dict.fromkeys(labels.names, labels.lacking))
+    any_lacking = np.logical_or.reduce(list(lacking.values()))
+    skipped = np.flatnonzero(any_lacking)
+    for sample in skipped[:_EXAMPLES].tolist():
+        tally.skip(names[sample], [name for name, mask in lacking.items() if mask[sample]])
+    tally.skipped += max(0, skipped.size - _EXAMPLES)
+    kept = np.flatnonzero(~any_lacking)
+    if kept.size > MAX_SAMPLES:
+        raise PlanError("source", f"{kept.size} samples; a snapshot holds at most {MAX_SAMPLES}")
+    return kept
+
+
+def _ordered(
+    specs: Mapping[str, FieldSpec], found: Mapping[str, BytesColumn], labels: _Labels, kept: Integers
+) -> Columns:
+    label = labels.column(kept)
+    return {name: found.get(name, label) for name in specs}
+
+
+def build_from_tars(
+    shards: Iterable[tuple[str, str, int, ShardIndex]],
+    *,
+    source: str | Source,
+    fields: Mapping[str, FieldSpec],
+) -> Built:
+    """The snapshot of tar shards: (key, ETag, size in bytes, index) each, in order of key.
+
+    A class label is the folder of the tar below the source, or for a tar that lies directly in it the
+    sample's first folder within the tar. Raises EmptySnapshotError, and PlanError for shards out of order or
+    stale indexes.
+    """
+    place = parse_source(source) if isinstance(source, str) else source
+    gathering = _Gathering(fields)
+    for key, etag, size, index in shards:
+        gathering.add(key, etag, size, index, class_of(key, place.prefix))
+    return gathering.build(place)
+
+
+class _Gathering:
+    """Shards so far, each reduced to the samples that have every field."""
+
+    def __init__(self, specs: Mapping[str, FieldSpec]) -> None:
+        self.specs = specs
+        self.tally = _Tally()
+        self.shards: list[tuple[str, str, int]] = []
+        self.counts: list[int] = []
+        self.names: list[str] = []
+        self.classes: list[str | None] = []
+        self.places: dict[str, list[tuple[Integers, Integers]]] = {
+            name: [] for name, spec in specs.items() if spec.kind == "bytes"
+        }
+        self.last = ""
+
+    def add(self, key: str, etag: str, size: int, index: ShardIndex, folder: str | None) -> None:
+        self.last = _next_key(self.last, key)
+        if (index.offsets + index.sizes > size).any():
+            raise PlanError(
+                "source", f"the index of {shown(key)} reaches beyond its {size} bytes; index it again"
+            )
+        for number in index.extension.tolist():
+            self.tally.count(index.extensions[number])
+        stems = index.stems()
+        classes = [folder or class_of(stem, "") for stem in stems]
+        columns = {name: index.members_with(self.specs[name].ext) for name in self.places}
+        kept = _kept(columns, _Labels(self.specs, classes), stems, self.tally)
+        if not kept.size:
+            return
+        for name, column in columns.items():
+            members = column[kept]
+            self.places[name].append((index.offsets[members], index.sizes[members]))
+        self.shards.append((key, etag, size))
+        self.counts.append(kept.size)
+        self.names.extend(stems[sample] for sample in kept.tolist())
+        self.classes.extend(classes[sample] for sample in kept.tolist())
+
+    def build(self, source: Source) -> Built:
+        if not self.shards:
+            raise self.tally.empty(source, self.specs)
+        keys, etags, sizes = zip(*self.shards, strict=True)
+        objects = Objects(
+            source.bucket, StringColumn.of(keys), StringColumn.of(etags), np.array(sizes, dtype=np.int64)
+        )
+        starts = np.concatenate(([0], np.cumsum(self.counts))).astype(np.int64)
+        which = np.repeat(np.arange(len(keys), dtype=np.int32), self.counts)
+        found = {
+            name: BytesColumn(
+                which, np.concatenate([o for o, _ in runs]), np.concatenate([n for _, n in runs])
+            )
+            for name, runs in self.places.items()
+        }
+        kept = np.arange(which.size, dtype=np.int64)
+        columns = _ordered(self.specs, found, _Labels(self.specs, self.classes), kept)
+        names = StringColumn.of(self.names)
+        snapshot = Snapshot.sealed(str(source), "tar", objects, starts, columns, self.specs, names)
+        return Built(snapshot, self.tally.skipped, tuple(self.tally.examples))
