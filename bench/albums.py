@@ -1,0 +1,167 @@
+"""The photographs of the loader rows: on disk, in a server in three layouts, and the peers' environment.
+
+Layouts: `raw/<class>/<index>.jpg` for boto3, s3torchconnector and meshsdk; `tar/` for webdataset; `mds/` for
+mosaicml-streaming. The tar and MDS shards hold the same photographs in one fixed random order.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import subprocess
+import sys
+import tarfile
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import boto3
+from botocore.config import Config
+
+from demo.photographs import photograph
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from bench.servers import Server
+
+BUCKET = "loaders"
+SHARD_SAMPLES = 250
+ROOT = Path(__file__).resolve().parents[1]
+PEERS = ("torch==2.13.0", "boto3", "s3torchconnector", "webdataset", "mosaicml-streaming", "pillow", "numpy")
+
+
+class PeersError(RuntimeError):
+    """The peers' environment could not be made; the message says which command failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Album:
+    """Photographs on this disk: `folder/<class>/<index>.jpg`, MDS shards under `mds`."""
+
+    folder: Path
+    mds: Path
+    count: int
+
+    def files(self) -> list[Path]:
+        """All photographs, by name."""
+        return sorted(self.folder.glob("*/*.jpg"))
+
+
+def _save(index: int, folder: Path) -> None:
+    made = photograph(index)
+    target = folder / made.name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(made.jpeg)
+
+
+def make_album(root: Path, count: int) -> Album:
+    """Write the photographs unless an earlier run did; both cores."""
+    album = Album(root / f"photographs-{count}", root / f"mds-{count}", count)
+    if len(album.files()) != count:
+        with ProcessPoolExecutor(2) as pool:
+            list(pool.map(_save, range(count), [album.folder] * count, chunksize=64))
+    return album
+
+
+def peers_python(root: Path) -> Path:
+    """The interpreter of the peers' environment."""
+    return root / "peers" / "bin" / "python"
+
+
+def make_peers(root: Path) -> Path:
+    """Make the environment unless it is there; raises PeersError when a package cannot be had."""
+    python, ready = peers_python(root), root / "peers" / ".ready"
+    if ready.exists():
+        return python
+    steps: list[list[str | Path]] = [
+        [sys.executable, "-m", "venv", root / "peers"],
+        [python, "-m", "pip", "install", "-q", *PEERS],
+        # mosaicml-streaming brings a torchvision for CUDA, which cannot be imported beside a CPU-only torch
+        [python, "-m", "pip", "uninstall", "-q", "-y", "torchvision"],
+    ]
+    for step in steps:
+        done = subprocess.run([str(part) for part in step], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise PeersError(f"`{' '.join(map(str, step))}` failed: {done.stderr[-600:]}")
+    ready.touch()
+    return python
+
+
+def make_mds(python: Path, album: Album) -> None:
+    """Write mosaicml-streaming's shards unless an earlier run did."""
+    if (album.mds / "index.json").exists():
+        return
+    argv = [str(python), "-m", "bench.peers.packing", str(album.folder), str(album.mds)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise PeersError(f"packing the MDS shards failed: {done.stderr[-600:]}")
+
+
+def tars(album: Album) -> Iterator[tuple[str, bytes]]:
+    """(key, bytes) of each WebDataset shard: `<index>.jpg` and `<index>.cls` beside each other."""
+    files = album.files()
+    numbers = {kind: number for number, kind in enumerate(sorted({file.parent.name for file in files}))}
+    random.Random(1).shuffle(files)
+    for start in range(0, len(files), SHARD_SAMPLES):
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w") as shard:
+            for file in files[start : start + SHARD_SAMPLES]:
+                _add(shard, f"{file.stem}.jpg", file.read_bytes())
+                _add(shard, f"{file.stem}.cls", str(numbers[file.parent.name]).encode())
+        yield f"tar/shard-{start // SHARD_SAMPLES:05d}.tar", out.getvalue()
+
+
+def _add(shard: tarfile.TarFile, name: str, body: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(body)
+    shard.addfile(member, io.BytesIO(body))
+
+
+def client(server: Server) -> Any:
+    """boto3 against one of the bench's servers."""
+    if server.account is None:
+        raise ValueError(f"{server.name} speaks no S3")
+    return boto3.client(
+        "s3",
+        endpoint_url=server.endpoint,
+        region_name="us-east-1",
+        aws_access_key_id=server.account.access_key,
+        aws_secret_access_key=server.account.secret_key,
+        config=Config(max_pool_connections=16, retries={"max_attempts": 2}),
+    )
+
+
+def upload(server: Server, album: Album, say: Callable[[str], None]) -> None:
+    """Put all three layouts into the server's bucket `loaders`."""
+    s3 = client(server)
+    s3.create_bucket(Bucket=BUCKET)
+    say(f"uploading {album.count} photographs to {server.name}")
+
+    def put(key: str, body: bytes) -> None:
+        s3.put_object(Bucket=BUCKET, Key=key, Body=body)
+
+    with ThreadPoolExecutor(8) as pool:
+        files = [(f"raw/{file.parent.name}/{file.name}", file) for file in album.files()]
+        list(pool.map(lambda pair: put(pair[0], pair[1].read_bytes()), files))
+        list(pool.map(lambda pair: put(*pair), tars(album)))
+        shards = [(f"mds/{file.name}", file) for file in sorted(album.mds.glob("*"))]
+        list(pool.map(lambda pair: put(pair[0], pair[1].read_bytes()), shards))
+
+
+def environment(server: Server) -> dict[str, str]:
+    """What a loader process needs to reach the server, and the two-core rules every contender gets."""
+    if server.account is None:
+        raise ValueError(f"{server.name} speaks no S3")
+    return {
+        **os.environ,
+        "AWS_ACCESS_KEY_ID": server.account.access_key,
+        "AWS_SECRET_ACCESS_KEY": server.account.secret_key,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": server.endpoint,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+    }

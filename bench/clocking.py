@@ -1,0 +1,62 @@
+"""One way to time any loader: samples/s, time to the first batch, CPU of the client process and its children.
+
+Law: standard library only, so that it runs in the peers' environment too. The clock starts before the loader is made
+and stops after its last batch; children are waited for before their CPU time is read.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing
+import resource
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass over the data. `first_s`: from the start to the first batch; `cpu_s`: process and ended children."""
+
+    name: str
+    samples: int
+    seconds: float
+    first_s: float
+    cpu_s: float
+
+
+def cpu_seconds() -> float:
+    """User and system time of this process and of the children it has waited for."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def reap(deadline_s: float = 5.0) -> None:
+    """Collect ended loaders and wait for their workers, so that their CPU time is counted."""
+    gc.collect()
+    deadline = time.monotonic() + deadline_s
+    while multiprocessing.active_children() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def time_pass(name: str, make: Callable[[], Iterable[Any]], size_of: Callable[[Any], int]) -> Pass:
+    """Run one pass; `size_of(batch)` is its number of samples and may check it."""
+    cpu, start, first, samples = cpu_seconds(), time.perf_counter(), 0.0, 0
+    for batch in make():
+        first = first or time.perf_counter() - start
+        samples += size_of(batch)
+    seconds = time.perf_counter() - start
+    del batch
+    reap()
+    return Pass(name, samples, seconds, first, cpu_seconds() - cpu)
+
+
+def say(timed: Pass) -> None:
+    """One line of JSON for the process that started this one."""
+    sys.stdout.write("@ " + json.dumps(asdict(timed)) + "\n")
+    sys.stdout.flush()

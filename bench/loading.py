@@ -1,0 +1,100 @@
+"""The loader side: each contender in a process of its own over the same photographs, round by round.
+
+Law: server and client on the same two cores; uint8 batches [256, 3, 224, 224] of a random crop and a flip; two workers
+for each peer, as many as cores. Each process runs two passes; meshsdk's also repeats the first (the same plan again).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from bench import albums
+from bench.clocking import Pass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from bench.rows import Scale
+    from bench.servers import Server
+
+PEERS = ("boto3", "s3torchconnector", "webdataset", "streaming")
+TIMEOUT_S = 600
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderSample:
+    """One process's passes against one server in one round; `problem` is empty when the figures count."""
+
+    loader: str
+    server: str
+    round: int
+    passes: tuple[Pass, ...]
+    problem: str = ""
+
+    def as_json(self) -> dict[str, object]:
+        """For the raw results."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One loader against one server."""
+
+    loader: str
+    server: Server
+
+
+def _argv(turn: Turn, scale: Scale, root: Path, number: int) -> list[str]:
+    if turn.loader == "meshsdk":
+        argv = [sys.executable, "-m", "bench.ours", turn.server.endpoint, albums.BUCKET]
+        return [*argv, "--batch", str(scale.batch), "--seed", str(number)]
+    argv = [str(albums.peers_python(root)), "-m", "bench.peers", turn.loader, turn.server.endpoint, albums.BUCKET]
+    return [*argv, "--batch", str(scale.batch), "--cache", str(root / "mds-cache")]
+
+
+def read(turn: Turn, scale: Scale, root: Path, number: int) -> LoaderSample:
+    """Run one process; a failure is kept as the sample's problem."""
+    try:
+        done = subprocess.run(
+            _argv(turn, scale, root, number),
+            cwd=albums.ROOT,
+            env=albums.environment(turn.server),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return LoaderSample(turn.loader, turn.server.name, number, (), f"no end within {TIMEOUT_S} s")
+    lines = [json.loads(line[2:]) for line in done.stdout.splitlines() if line.startswith("@ ")]
+    passes = tuple(Pass(**line) for line in lines)
+    return LoaderSample(turn.loader, turn.server.name, number, passes, _problem(done, passes, scale))
+
+
+def _problem(done: subprocess.CompletedProcess[str], passes: Sequence[Pass], scale: Scale) -> str:
+    if done.returncode:
+        last = [line for line in done.stderr.splitlines() if line.strip()][-1:] or ["no output"]
+        return f"exit code {done.returncode}: {last[0][:300]}"
+    short = [one for one in passes if one.samples != scale.photographs]
+    return f"{short[0].samples} samples instead of {scale.photographs}" if short else ""
+
+
+def measure(
+    turns: Sequence[Turn], rounds: int, scale: Scale, root: Path, say: Callable[[str], None]
+) -> Iterator[LoaderSample]:
+    """Interleaved rounds over the turns; a turn that fails is not tried again."""
+    failed: set[tuple[str, str]] = set()
+    for number in range(rounds):
+        for turn in turns:
+            if (turn.loader, turn.server.name) in failed:
+                continue
+            say(f"{turn.loader} from {turn.server.name}, round {number + 1} of {rounds}")
+            sample = read(turn, scale, root, number)
+            if sample.problem:
+                failed.add((turn.loader, turn.server.name))
+            yield sample

@@ -1,0 +1,45 @@
+"""`python -m bench.peers LOADER ENDPOINT BUCKET`: two passes of one loader, one JSON line each."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+
+from bench.clocking import say, time_pass
+from bench.peers.cropping import SIDE
+from bench.peers.loaders import LOADERS, Source
+
+
+def check(batch: Any) -> int:
+    """The batch's size; a batch of another kind is an error, not a figure."""
+    images, labels = batch
+    if images.dtype != torch.uint8 or images.shape[1:] != (3, SIDE, SIDE):
+        raise SystemExit(f"not a uint8 batch of {SIDE}×{SIDE}: {images.dtype} {tuple(images.shape)}")
+    return len(labels)
+
+
+def main() -> None:
+    """Parse, run twice, print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("loader", choices=sorted(LOADERS))
+    parser.add_argument("endpoint")
+    parser.add_argument("bucket")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--cache", required=True)
+    given = parser.parse_args()
+    source = Source(given.endpoint, given.bucket, given.batch, given.workers, given.cache)
+    loader = None
+
+    def epoch() -> Any:
+        nonlocal loader
+        loader = loader if loader is not None else LOADERS[given.loader](source)
+        return loader
+
+    for name in ("first", "second"):
+        say(time_pass(name, epoch, check))
+
+
+main()

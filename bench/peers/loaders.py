@@ -1,0 +1,149 @@
+"""Four loaders over the same photographs in one S3 server; each yields (images, labels) batches.
+
+Objects: `raw/<class>/<index>.jpg`, `tar/shard-*.tar` (WebDataset naming), `mds/*` (mosaicml-streaming's format).
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import shutil
+import sys
+import types
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from bench.peers.cropping import transform
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+Batches = "Iterable[tuple[torch.Tensor, Any]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the photographs are, and how they are asked for."""
+
+    endpoint: str
+    bucket: str
+    batch: int
+    workers: int
+    cache: str
+
+
+def client(source: Source) -> Any:
+    """boto3's S3 client; keys come from the environment."""
+    import boto3
+
+    return boto3.client("s3", endpoint_url=source.endpoint, region_name="us-east-1")
+
+
+def keys(source: Source, prefix: str) -> list[str]:
+    """All keys under the prefix, in order."""
+    pages = client(source).get_paginator("list_objects_v2").paginate(Bucket=source.bucket, Prefix=prefix)
+    return [entry["Key"] for page in pages for entry in page.get("Contents", ())]
+
+
+def class_table(names: Iterable[str]) -> dict[str, int]:
+    """Class name → number, by name."""
+    return {name: number for number, name in enumerate(sorted({key.split("/")[-2] for key in names}))}
+
+
+class _Objects(Dataset[tuple[torch.Tensor, int]]):
+    """One GetObject a sample: the loader everybody writes first."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.keys = source, keys(source, "raw/")
+        self.classes = class_table(self.keys)
+        self.client: Any = None
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        self.client = self.client or client(self.source)  # one a worker process
+        key = self.keys[index]
+        body = self.client.get_object(Bucket=self.source.bucket, Key=key)["Body"].read()
+        return transform(body), self.classes[key.split("/")[-2]]
+
+
+def boto3_loader(source: Source) -> Iterable[Any]:
+    """boto3 in a map-style Dataset under DataLoader."""
+    return DataLoader(_Objects(source), source.batch, shuffle=True, num_workers=source.workers)
+
+
+def s3torchconnector_loader(source: Source) -> Iterable[Any]:
+    """Amazon's connector, map-style, under DataLoader."""
+    from s3torchconnector import S3ClientConfig, S3MapDataset
+
+    classes = class_table(keys(source, "raw/"))
+    dataset = S3MapDataset.from_prefix(
+        f"s3://{source.bucket}/raw/",
+        region="us-east-1",
+        endpoint=source.endpoint,
+        transform=lambda item: (transform(item.read()), classes[item.key.split("/")[-2]]),
+        s3client_config=S3ClientConfig(force_path_style=True),
+    )
+    return DataLoader(dataset, source.batch, shuffle=True, num_workers=source.workers)
+
+
+def webdataset_loader(source: Source) -> Iterable[Any]:
+    """WebDataset over tar shards fetched by curl with presigned URLs; a shuffle buffer of 1,000."""
+    import webdataset as wds
+
+    s3 = client(source)
+    params = [{"Bucket": source.bucket, "Key": key} for key in keys(source, "tar/")]
+    urls = [f"pipe:curl -s -f '{s3.generate_presigned_url('get_object', Params=one)}'" for one in params]
+    split = {"nodesplitter": wds.split_by_node, "workersplitter": wds.split_by_worker}
+    dataset = wds.WebDataset(urls, shardshuffle=len(urls), **split).shuffle(1000)
+    dataset = dataset.to_tuple("jpg", "cls").map_tuple(transform, int).batched(source.batch)
+    return wds.WebLoader(dataset, batch_size=None, num_workers=source.workers)
+
+
+def stand_in_torchvision() -> None:
+    """Let mosaicml-streaming be imported: it wants names of torchvision for data sets that are not used here."""
+    names: dict[str, dict[str, object]] = {
+        "torchvision": {"__path__": []},
+        "torchvision.datasets": {"VisionDataset": object},
+        "torchvision.transforms": {"__path__": []},
+        "torchvision.transforms.functional": {"to_tensor": None},
+    }
+    for name, attributes in names.items():
+        module = types.ModuleType(name)
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None)  # other packages look for it
+        vars(module).update(attributes)
+        sys.modules[name] = module
+
+
+def streaming_loader(source: Source) -> Iterable[Any]:
+    """mosaicml-streaming over MDS shards, with an empty local cache at the start."""
+    stand_in_torchvision()
+    from streaming import StreamingDataset
+
+    class Photographs(StreamingDataset):
+        def __getitem__(self, at: Any) -> Any:
+            sample = super().__getitem__(at)
+            return transform(sample["jpg"]), sample["cls"]
+
+    shutil.rmtree(source.cache, ignore_errors=True)
+    os.environ["S3_ENDPOINT_URL"] = source.endpoint
+    dataset = Photographs(
+        remote=f"s3://{source.bucket}/mds",
+        local=source.cache,
+        shuffle=True,
+        batch_size=source.batch,
+        num_canonical_nodes=1,
+    )
+    return DataLoader(dataset, source.batch, num_workers=source.workers)
+
+
+LOADERS: dict[str, Callable[[Source], Iterable[Any]]] = {
+    "boto3": boto3_loader,
+    "s3torchconnector": s3torchconnector_loader,
+    "webdataset": webdataset_loader,
+    "streaming": streaming_loader,
+}

@@ -1,0 +1,132 @@
+"""The store side: fills the servers, then reads each in turn, round by round.
+
+Invariant: a row's rounds are interleaved (A B C A B C …), so that a slow minute of the machine meets all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from bench import shelving
+from bench.generating import Load, Reading, run
+from bench.signing import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from bench.rows import Row, Scale
+    from bench.servers import Server
+
+LIST_PAGES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One reading of one server in one round; `problem` is empty when the figure counts."""
+
+    row: str
+    server: str
+    round: int
+    reading: Reading | None
+    problem: str = ""
+
+    def as_json(self) -> dict[str, object]:
+        """For the raw results."""
+        return asdict(self)
+
+
+def keys_of(row: Row) -> list[str]:
+    """The row's keys: eight digits under the row's name."""
+    return [f"{row.name}/{number:08d}" for number in range(row.keys)]
+
+
+def _get_requests(row: Row) -> tuple[Request, ...]:
+    return tuple(Request("GET", shelving.path_of(key)) for key in keys_of(row))
+
+
+def _put_requests(row: Row, body: bytes) -> tuple[Request, ...]:
+    sample = shelving.put_request("x", body, signed_body=not row.by_bytes)
+    paths = (shelving.path_of(key) for key in keys_of(row))
+    return tuple(Request("PUT", path, length=row.size, payload_hash=sample.payload_hash) for path in paths)
+
+
+def _list_requests(row: Row) -> tuple[Request, ...]:
+    """Pages of 1,000 that begin at many places of the bucket."""
+    step = max(1, row.keys // LIST_PAGES)
+    query = (("list-type", "2"), ("max-keys", "1000"), ("prefix", f"{row.name}/"))
+    starts = range(0, max(1, row.keys - 1000), step)
+    # the canonical query is sorted by name, and so is this one
+    return tuple(
+        Request("GET", f"/{shelving.BUCKET}", (*query, ("start-after", f"{row.name}/{start:08d}"))) for start in starts
+    )
+
+
+def requests_of(row: Row, body: bytes) -> tuple[Request, ...]:
+    """What the generator replays for the row."""
+    if row.verb == "LIST":
+        return _list_requests(row)
+    return _put_requests(row, body) if row.verb == "PUT" else _get_requests(row)
+
+
+def prepare(row: Row, server: Server, body: bytes) -> None:
+    """Fill and look: raises AnswerError when the server does not do what the row times."""
+    shelving.make_bucket(server)
+    if row.verb == "PUT":
+        shelving.check_put(server, f"{row.name}/00000000", body, signed_body=not row.by_bytes)
+        return
+    shelving.fill(server, keys_of(row), body if row.verb == "GET" else pattern_of_listed())
+    if row.verb == "GET":
+        shelving.check_get(server, keys_of(row)[-1], body)
+        shelving.check_refusal(server, keys_of(row)[-1])
+        return
+    answer = shelving.ask(server, requests_of(row, body)[0])
+    if answer.status != 200 or answer.body.count(b"<Contents>") != 1000:
+        raise shelving.AnswerError(f"{server.name}: LIST gave {answer.status}, {answer.body.count(b'<Contents>')} keys")
+
+
+def pattern_of_listed() -> bytes:
+    """A small body: the row is about keys."""
+    return shelving.pattern(100)
+
+
+def take(row: Row, server: Server, load: Load, scratch: Path, number: int) -> Sample:
+    """One reading; errors and short answers make it invalid."""
+    reading = run(load, server.host, server.account, scratch)
+    problem = ""
+    if reading.errors:
+        problem = f"{reading.errors} of {reading.requests} requests failed"
+    elif not reading.requests:
+        problem = "no request was answered"
+    elif row.verb == "GET" and reading.bytes < reading.requests * row.size:
+        problem = "answers shorter than the objects"
+    return Sample(row.name, server.name, number, reading, problem)
+
+
+def measure(
+    row: Row, servers: Mapping[str, Server], scale: Scale, scratch: Path, say: Callable[[str], None]
+) -> list[Sample]:
+    """Fill, warm up and read the row on all its servers; a server that cannot be filled keeps a Sample that says why."""
+    body = shelving.pattern(row.size)
+    file = scratch / "body.bin"
+    file.write_bytes(body)
+    samples, ready = [], []
+    for name in (name for name in row.servers if name in servers):
+        say(f"{row.title}: filling {name}")
+        try:
+            prepare(row, servers[name], body)
+        except (OSError, shelving.AnswerError) as error:
+            samples.append(Sample(row.name, name, 0, None, str(error)))
+        else:
+            ready.append(servers[name])
+    load = Load(requests_of(row, body), row.connections, scale.seconds, file if row.verb == "PUT" else None)
+    for server in ready:
+        run(Load(load.requests, load.connections, 1, load.body), server.host, server.account, scratch)
+    for number in range(scale.rounds):
+        for server in ready:
+            say(f"{row.title}: {server.name}, round {number + 1} of {scale.rounds}")
+            samples.append(take(row, server, load, scratch, number))
+    return samples
+
+
