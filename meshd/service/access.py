@@ -1,0 +1,65 @@
+"""Who may do what: root everything, a bucket's owner everything in it, nobody else anything.
+
+Law: decides from tables alone, before a byte of a body is read. Invariant: an operation that names a bucket is
+admitted only if the bucket exists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from meshwire.s3.errors import S3Error
+from meshwire.s3.operations import CopyObject, CreateBucket, ListBuckets, Operation, UploadPartCopy
+
+if TYPE_CHECKING:
+    from meshd.control.buckets import Bucket, BucketTable
+    from meshd.control.identities import IdentityTable, User
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who signed the request. Carries no secret."""
+
+    user_id: str
+    display_name: str
+    access_key: str
+    root: bool = False
+
+    @classmethod
+    def of(cls, user: User) -> Identity:
+        return cls(user.user_id, user.display_name, user.access_key, user.root)
+
+
+class Access:
+    """Admits or refuses; about a microsecond a question."""
+
+    def __init__(self, identities: IdentityTable, buckets: BucketTable) -> None:
+        self._identities = identities
+        self._buckets = buckets
+
+    def user(self, access_key: str) -> User:
+        """The user of an access key. Raises S3Error InvalidAccessKeyId."""
+        user = self._identities.find(access_key)
+        if user is None:
+            raise S3Error("InvalidAccessKeyId", extra={"AWSAccessKeyId": access_key[:128]})
+        return user
+
+    def admit(self, identity: Identity | None, operation: Operation) -> None:
+        """Return if `identity` (None: anonymous) may run `operation`. Raises S3Error AccessDenied, NoSuchBucket."""
+        if isinstance(operation, ListBuckets | CreateBucket):
+            if identity is None:
+                raise S3Error("AccessDenied")
+            return
+        self.admit_bucket(identity, operation.bucket)
+        if isinstance(operation, CopyObject | UploadPartCopy) and operation.source.bucket != operation.bucket:
+            self.admit_bucket(identity, operation.source.bucket)
+
+    def admit_bucket(self, identity: Identity | None, name: str) -> Bucket:
+        """The bucket, if `identity` may use it. Raises S3Error NoSuchBucket, AccessDenied."""
+        bucket = self._buckets.get(name)
+        if bucket is None:
+            raise S3Error("NoSuchBucket", extra={"BucketName": name})
+        if identity is None or not (identity.root or identity.user_id == bucket.owner):
+            raise S3Error("AccessDenied")
+        return bucket

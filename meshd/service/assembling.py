@@ -1,0 +1,91 @@
+"""Completing an upload: are these the parts, and what are the ETag and checksums of the whole?
+
+Law: pure decisions over what the client names and what was stored.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from meshd.store.records import Meta
+from meshwire import checksums as sums
+from meshwire import etags
+from meshwire.s3.errors import S3Error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from meshd.store.records import Record, Upload
+    from meshwire.s3.documents import CompletedPart
+    from meshwire.s3.operations import BodyDigests
+    from meshwire.s3.results import PartEntry
+
+MIN_PART_BYTES = 5 << 20  # of every part but the last
+
+
+def check_parts(stored: Mapping[int, PartEntry], named: Sequence[CompletedPart]) -> list[PartEntry]:
+    """The stored parts the client names, in order. Raises S3Error InvalidPartOrder, InvalidPart, EntityTooSmall."""
+    numbers = [part.number for part in named]
+    if any(later <= earlier for earlier, later in zip(numbers, numbers[1:], strict=False)):
+        raise S3Error("InvalidPartOrder")
+    chosen = [_matching(stored.get(part.number), part) for part in named]
+    for part in chosen[:-1]:
+        if part.size < MIN_PART_BYTES:
+            raise S3Error(
+                "EntityTooSmall",
+                extra={
+                    "ProposedSize": str(part.size),
+                    "MinSizeAllowed": str(MIN_PART_BYTES),
+                    "PartNumber": str(part.number),
+                    "ETag": part.etag,
+                },
+            )
+    return chosen
+
+
+def _matching(stored: PartEntry | None, named: CompletedPart) -> PartEntry:
+    wrong = stored is None or stored.etag != named.etag
+    if stored is None or wrong or any(stored.checksums.get(a, v) != v for a, v in named.checksums.items()):
+        raise S3Error("InvalidPart", extra={"PartNumber": str(named.number), "ETag": named.etag})
+    return stored
+
+
+def completed_meta(upload: Upload, parts: Sequence[PartEntry], declared: BodyDigests) -> Meta:
+    """ETag, checksums and headers of the object. Raises S3Error BadDigest when the client declared others."""
+    checksums = _whole(upload, parts)
+    for algorithm, value in declared.checksums.items():
+        computed = checksums.get(algorithm)
+        if computed is not None and value not in (computed, computed.partition("-")[0]):
+            raise S3Error(
+                "BadDigest", f"The {algorithm.upper()} you specified did not match the calculated checksum."
+            )
+    return Meta(
+        etags.multipart(part.etag for part in parts),
+        upload.headers,
+        upload.metadata,
+        checksums,
+        upload.checksum_type if checksums else "",
+        upload.owner,
+    )
+
+
+def _whole(upload: Upload, parts: Sequence[PartEntry]) -> dict[str, str]:
+    algorithm = upload.checksum_algorithm
+    values = [part.checksums.get(algorithm, "") for part in parts]
+    if not algorithm or not all(values):
+        return {}
+    if upload.checksum_type == "COMPOSITE":
+        return {algorithm: sums.composite(algorithm, values)}
+    sizes = [part.size for part in parts]
+    return {algorithm: sums.combine(algorithm, list(zip(values, sizes, strict=True)))}
+
+
+def has_become(record: Record | None, named: Sequence[CompletedPart]) -> Record:
+    """The object an upload became whose completion is asked for again. Raises S3Error NoSuchUpload."""
+    try:
+        etag = etags.multipart(part.etag for part in named)
+    except ValueError:
+        etag = ""
+    if record is None or record.etag != etag:
+        raise S3Error("NoSuchUpload")
+    return record

@@ -1,0 +1,113 @@
+"""Buckets: made, found, listed, removed.
+
+Law: the control table says what exists; the store says what is inside.
+Invariant: a bucket that is deleted leaves no object and no upload behind, also when writers race with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from meshd.control.buckets import Bucket, BucketExistsError
+from meshd.service.translation import store_errors
+from meshd.store.errors import NoSuchUploadError
+from meshwire.s3.errors import S3Error
+from meshwire.s3.results import (
+    BucketCreated,
+    BucketDeleted,
+    BucketEntry,
+    BucketFound,
+    BucketListing,
+    BucketLocation,
+    Owner,
+)
+
+if TYPE_CHECKING:
+    from meshd.control.buckets import BucketTable
+    from meshd.kit.clock import Clock
+    from meshd.service.access import Identity
+    from meshd.store.interface import ObjectStore
+    from meshwire.s3.operations import CreateBucket, DeleteBucket, GetBucketLocation, HeadBucket, ListBuckets
+
+
+class BucketService:
+    """`region` is given to buckets whose creator names none."""
+
+    def __init__(
+        self, table: BucketTable, store: ObjectStore, clock: Clock, region: str = "us-east-1"
+    ) -> None:
+        self._table, self._store, self._clock, self._region = table, store, clock, region
+
+    async def create(
+        self, operation: CreateBucket, identity: Identity, location: str | None
+    ) -> BucketCreated:
+        """One's own bucket again is a success, as S3 has it in us-east-1. Raises S3Error BucketAlreadyExists."""
+        bucket = Bucket(operation.bucket, identity.user_id, self._clock.now_ms(), location or self._region)
+        try:
+            await self._table.create(bucket)
+        except BucketExistsError as error:
+            if error.bucket is None or error.bucket.owner != identity.user_id:
+                raise S3Error("BucketAlreadyExists", extra={"BucketName": bucket.name}) from error
+        return BucketCreated(bucket.name)
+
+    def head(self, operation: HeadBucket) -> BucketFound:
+        return BucketFound(self._existing(operation.bucket).region)
+
+    def location(self, operation: GetBucketLocation) -> BucketLocation:
+        return BucketLocation(self._existing(operation.bucket).region)
+
+    def list_all(self, operation: ListBuckets, identity: Identity) -> BucketListing:
+        """The caller's buckets; root sees every bucket. `continuation` is the last name already returned."""
+        after = operation.continuation or ""
+        every = self._table.list_all(None if identity.root else identity.user_id)
+        names = [b for b in every if b.name.startswith(operation.prefix) and b.name > after]
+        page = names[: operation.max_buckets]
+        return BucketListing(
+            Owner(identity.user_id, identity.display_name),
+            tuple(BucketEntry(bucket.name, bucket.created_ms, bucket.region) for bucket in page),
+            page[-1].name if page and len(names) > len(page) else None,
+        )
+
+    async def delete(self, operation: DeleteBucket) -> BucketDeleted:
+        """Uploads in progress are dropped with it. Raises S3Error BucketNotEmpty, NoSuchBucket.
+
+        The name goes first and the contents are looked at once more: a writer looks for the name after its commit,
+        so one of the two sees the other.
+        """
+        bucket = self._existing(operation.bucket)
+        self._require_empty(bucket.name)
+        if not await self._table.delete(bucket.name):
+            raise S3Error("NoSuchBucket", extra={"BucketName": bucket.name})
+        try:
+            self._require_empty(bucket.name)
+            await self._drop_uploads(bucket.name)
+        except BaseException:
+            await self._restore(bucket)
+            raise
+        return BucketDeleted()
+
+    def _existing(self, name: str) -> Bucket:
+        bucket = self._table.get(name)
+        if bucket is None:
+            raise S3Error("NoSuchBucket", extra={"BucketName": name})
+        return bucket
+
+    def _require_empty(self, name: str) -> None:
+        with store_errors():
+            if self._store.list(name, limit=1).entries:
+                raise S3Error("BucketNotEmpty", extra={"BucketName": name})
+
+    async def _drop_uploads(self, name: str) -> None:
+        with store_errors():
+            while uploads := self._store.list_uploads(name).uploads:
+                for upload in uploads:
+                    try:
+                        await self._store.abort_upload(upload)
+                    except NoSuchUploadError:  # completed or aborted meanwhile
+                        continue
+
+    async def _restore(self, bucket: Bucket) -> None:
+        try:
+            await self._table.create(bucket)
+        except BucketExistsError:  # someone made it anew in between
+            return

@@ -1,0 +1,95 @@
+"""A client's connection: aiohttp's protocol, with our words for what is malformed and our count of connections.
+
+Law: what cannot be parsed is answered as an S3 error and the connection closed; aiohttp's own error pages, which
+name its version, never go out.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+from aiohttp.http_exceptions import BadStatusLine, LineTooLong
+from aiohttp.web_protocol import RequestHandler
+
+from meshd.telemetry import metrics
+from meshd.web.replies import Reply, new_request_id
+from meshwire.s3.errors import S3Error
+from meshwire.s3.rendering import render_error
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from meshd.kit.clock import Clock
+
+log = logging.getLogger(__name__)
+
+_TOO_LARGE = 431  # RFC 6585 §5; S3's own table has 400 for the code
+
+
+class Connection(RequestHandler):
+    """One client connection. `handle_error` is what aiohttp calls for a malformed request or a failed handler."""
+
+    __slots__ = ()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        metrics.http_connections.inc()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self.transport is not None:
+            metrics.http_connections.dec()
+        super().connection_lost(exc)
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]  # aiohttp declares None, asyncio takes a bool
+        """A client that ends its side in the middle of a body is told IncompleteBody; for that the other side must
+        stay open a moment longer."""
+        request = self._current_request
+        if request is None or request.content.is_eof():
+            return None
+        request.content.set_exception(web.RequestPayloadError("the body ended early"))
+        return True
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        manager = self._manager
+        if request.writer.output_size > 0 or not isinstance(manager, MeshServer):
+            raise ConnectionResetError("the response is under way already")
+        request_id = new_request_id()
+        error, shown = _describe(exc, status)
+        if error.code == "InternalError":
+            log.error("request %s failed", request_id, exc_info=exc)
+        rendered = render_error(error, request_id, "")
+        now = manager.clock.now_ms() // 1000
+        reply = Reply(shown, list(rendered.headers), rendered.body, now)
+        reply.force_close()
+        metrics.http_requests.labels("Malformed", str(shown)).inc()
+        return reply
+
+
+def _describe(exc: BaseException | None, status: int) -> tuple[S3Error, int]:
+    """(error, status) for what aiohttp could not parse or did not catch."""
+    if isinstance(exc, LineTooLong):
+        return S3Error("RequestHeaderSectionTooLarge"), _TOO_LARGE
+    if status == 400 and not isinstance(exc, BadStatusLine):
+        return S3Error("BadRequest", "An error occurred when parsing the HTTP request."), 400
+    if status == 400:
+        return S3Error("BadRequest", "The request line is not valid HTTP."), 400
+    return S3Error("InternalError"), 500
+
+
+class MeshServer(web.Server):
+    """The low-level server, making our connections."""
+
+    def __init__(self, handler: Any, *, clock: Clock, **options: Any) -> None:
+        super().__init__(handler, **options)
+        self.clock = clock
+
+    def __call__(self) -> Connection:
+        return Connection(self, loop=self._loop, **self._kwargs)

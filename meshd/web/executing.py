@@ -1,0 +1,134 @@
+"""Which service carries out which operation.
+
+Law: one table from the operation's type to a few lines; XML bodies are read here because only here they are bytes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from meshwire.s3 import documents
+from meshwire.s3 import operations as ops
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from meshd.service.access import Identity
+    from meshd.web.server import WebDeps
+    from meshd.web.streaming import RequestBody
+    from meshwire.s3.parsing import RequestHead
+    from meshwire.s3.results import Result
+
+_NO_DIGESTS = ops.BodyDigests()
+
+
+class Call:
+    """One admitted request on its way: who asks for what, and the body still to be read."""
+
+    __slots__ = ("body", "head", "identity", "operation")
+
+    def __init__(
+        self, head: RequestHead, operation: ops.Operation, identity: Identity, body: RequestBody
+    ) -> None:
+        self.head, self.operation, self.identity, self.body = head, operation, identity, body
+
+    def __repr__(self) -> str:
+        return f"<Call {type(self.operation).__name__} by {self.identity.user_id}>"
+
+
+class Executor:
+    """Carries out operations. One per process; holds no state of its own."""
+
+    def __init__(self, deps: WebDeps) -> None:
+        self._deps = deps
+        self._table: Mapping[type, Callable[[Call], Awaitable[Result]]] = {
+            ops.ListBuckets: self._list_buckets,
+            ops.CreateBucket: self._create_bucket,
+            ops.HeadBucket: self._head_bucket,
+            ops.DeleteBucket: self._delete_bucket,
+            ops.GetBucketLocation: self._bucket_location,
+            ops.ListObjects: self._list_objects,
+            ops.PutObject: self._put,
+            ops.CopyObject: self._copy,
+            ops.DeleteObject: self._delete,
+            ops.DeleteObjects: self._delete_many,
+            ops.CreateMultipartUpload: self._create_upload,
+            ops.UploadPart: self._put_part,
+            ops.UploadPartCopy: self._copy_part,
+            ops.CompleteMultipartUpload: self._complete,
+            ops.AbortMultipartUpload: self._abort,
+            ops.ListParts: self._list_parts,
+            ops.ListMultipartUploads: self._list_uploads,
+        }
+
+    async def __call__(self, call: Call) -> Result:
+        """The operation's result. Raises S3Error."""
+        return await self._table[type(call.operation)](call)
+
+    # --- buckets ------------------------------------------------------------------------------------
+
+    async def _list_buckets(self, call: Call) -> Result:
+        return self._deps.buckets.list_all(cast("ops.ListBuckets", call.operation), call.identity)
+
+    async def _create_bucket(self, call: Call) -> Result:
+        document = await call.body.whole(_NO_DIGESTS, self._deps.http.max_xml_bytes)
+        location = documents.parse_create_bucket(document)
+        operation = cast("ops.CreateBucket", call.operation)
+        return await self._deps.buckets.create(operation, call.identity, location or None)
+
+    async def _head_bucket(self, call: Call) -> Result:
+        return self._deps.buckets.head(cast("ops.HeadBucket", call.operation))
+
+    async def _delete_bucket(self, call: Call) -> Result:
+        return await self._deps.buckets.delete(cast("ops.DeleteBucket", call.operation))
+
+    async def _bucket_location(self, call: Call) -> Result:
+        return self._deps.buckets.location(cast("ops.GetBucketLocation", call.operation))
+
+    async def _list_objects(self, call: Call) -> Result:
+        return self._deps.listings.list_objects(cast("ops.ListObjects", call.operation))
+
+    # --- objects ------------------------------------------------------------------------------------
+
+    async def _put(self, call: Call) -> Result:
+        call.body.require_length()
+        return await self._deps.objects.put(cast("ops.PutObject", call.operation), call.identity, call.body)
+
+    async def _copy(self, call: Call) -> Result:
+        return await self._deps.objects.copy(cast("ops.CopyObject", call.operation), call.identity)
+
+    async def _delete(self, call: Call) -> Result:
+        return await self._deps.objects.delete(cast("ops.DeleteObject", call.operation))
+
+    async def _delete_many(self, call: Call) -> Result:
+        operation = cast("ops.DeleteObjects", call.operation)
+        document = await call.body.whole(operation.digests, self._deps.http.max_xml_bytes)
+        return await self._deps.objects.delete_many(operation, documents.parse_delete(document))
+
+    # --- multipart ----------------------------------------------------------------------------------
+
+    async def _create_upload(self, call: Call) -> Result:
+        operation = cast("ops.CreateMultipartUpload", call.operation)
+        return await self._deps.uploads.create(operation, call.identity)
+
+    async def _put_part(self, call: Call) -> Result:
+        call.body.require_length()
+        return await self._deps.uploads.put_part(cast("ops.UploadPart", call.operation), call.body)
+
+    async def _copy_part(self, call: Call) -> Result:
+        return await self._deps.uploads.copy_part(cast("ops.UploadPartCopy", call.operation))
+
+    async def _complete(self, call: Call) -> Result:
+        operation = cast("ops.CompleteMultipartUpload", call.operation)
+        # x-amz-checksum-* of a completion are of the object, not of this document.
+        document = await call.body.whole(_NO_DIGESTS, self._deps.http.max_xml_bytes)
+        return await self._deps.uploads.complete(operation, documents.parse_complete(document))
+
+    async def _abort(self, call: Call) -> Result:
+        return await self._deps.uploads.abort(cast("ops.AbortMultipartUpload", call.operation))
+
+    async def _list_parts(self, call: Call) -> Result:
+        return self._deps.uploads.list_parts(cast("ops.ListParts", call.operation))
+
+    async def _list_uploads(self, call: Call) -> Result:
+        return self._deps.listings.list_uploads(cast("ops.ListMultipartUploads", call.operation))

@@ -1,0 +1,119 @@
+"""The S3 endpoint: parse, authenticate, authorise, call the service, render.
+
+Law: knows no storage and decides nothing about objects. Invariant: whatever happens, the client gets one answer in
+S3's shape with a request id, or a closed connection if the answer was under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from meshd.service.translation import translate
+from meshd.store.errors import StoreError
+from meshd.web.authentication import request_head
+from meshd.web.executing import Call, Executor
+from meshd.web.replies import Reply, SentReply
+from meshd.web.sending import send_spans
+from meshd.web.settling import Trace, settle
+from meshd.web.streaming import RequestBody
+from meshwire.s3 import operations as ops
+from meshwire.s3.errors import S3Error
+from meshwire.s3.parsing import parse_request
+from meshwire.s3.rendering import object_headers, render, render_error
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from meshd.service.objects import Found
+    from meshd.web.authentication import Authenticator
+    from meshd.web.replies import Header
+    from meshd.web.server import WebDeps
+
+log = logging.getLogger(__name__)
+
+# Up to here an answer is read and written in one piece; above, sendfile.
+SMALL_BYTES = 128 << 10
+_CLIENT_GONE = 499
+_NOT_MODIFIED = 304
+
+
+class S3Endpoint:
+    """Answers every request that is not for a native route. One per process."""
+
+    def __init__(self, deps: WebDeps, authenticator: Authenticator) -> None:
+        self._deps, self._authenticator = deps, authenticator
+        self._execute = Executor(deps)
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """One request, one answer."""
+        trace = Trace(self._deps.clock.monotonic())
+        try:
+            reply = await self._answer(request, trace)
+        except S3Error as error:
+            reply = self._refuse(request, trace, error)
+        except (ConnectionError, asyncio.CancelledError):
+            trace.finish(_CLIENT_GONE, self._deps.clock.monotonic())
+            raise
+        except Exception:
+            log.exception("request %s (%s) failed", trace.request_id, trace.operation)
+            reply = self._refuse(request, trace, S3Error("InternalError"))
+        await settle(request, reply)
+        trace.sent += reply.body_length
+        trace.finish(reply.status, self._deps.clock.monotonic())
+        return reply
+
+    async def _answer(self, request: web.BaseRequest, trace: Trace) -> Reply:
+        deps = self._deps
+        head = request_head(request, deps.http.max_header_bytes)
+        operation = parse_request(head)
+        trace.operation = type(operation).__name__
+        signer = self._authenticator.authenticate(head)
+        deps.access.admit(signer.identity, operation)
+        if isinstance(operation, ops.GetObject):
+            return await self._get(request, operation, trace)
+        if signer.identity is None:
+            raise S3Error("AccessDenied")
+        body = RequestBody(request, head, signer, deps.http.body_timeout)
+        try:
+            result = await self._execute(Call(head, operation, signer.identity, body))
+        finally:
+            trace.received += body.received
+        rendered = render(operation, result, trace.request_id)
+        return Reply(rendered.status, rendered.headers, rendered.body, self._now())
+
+    async def _get(self, request: web.BaseRequest, operation: ops.GetObject, trace: Trace) -> Reply:
+        objects = self._deps.objects
+        found = objects.find(operation)
+        status, headers = _object_answer(operation, found, trace.request_id)
+        if operation.head or not found.length:
+            return Reply(status, headers, b"", self._now())
+        if found.length <= SMALL_BYTES:
+            return Reply(status, headers, objects.read(operation, found), self._now())
+        try:
+            with objects.reading(operation, found) as spans:
+                keep_alive = await send_spans(request, status, headers, spans, self._now())
+        except StoreError as error:
+            raise translate(error) from error
+        trace.sent += found.length
+        return SentReply(status, keep_alive=keep_alive)
+
+    def _refuse(self, request: web.BaseRequest, trace: Trace, error: S3Error) -> Reply:
+        rendered = render_error(error, trace.request_id, request.raw_path.partition("?")[0])
+        body = b"" if request.method == "HEAD" or rendered.status == _NOT_MODIFIED else rendered.body
+        return Reply(rendered.status, rendered.headers, body, self._now())
+
+    def _now(self) -> int:
+        return self._deps.clock.now_ms() // 1000
+
+
+def _object_answer(operation: ops.GetObject, found: Found, request_id: str) -> tuple[int, list[Header]]:
+    """Status and headers of GET and HEAD."""
+    headers = list(object_headers(found.head, operation, request_id))
+    headers.append(("Content-Length", str(found.length)))
+    if not found.partial:
+        return 200, headers
+    last = found.offset + found.length - 1
+    headers.append(("Content-Range", f"bytes {found.offset}-{last}/{found.record.size}"))
+    return 206, headers

@@ -1,0 +1,227 @@
+"""File ranges onto a connection without copying them through the process: sendfile, with a socket of its own.
+
+Law: the event loop never waits for a disk: pages that are not in memory are read in by a thread first.
+Invariant: exactly the promised bytes are sent, or the connection is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from meshd.web.replies import connection_word, head_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from aiohttp import web
+
+    from meshd.store.records import Span
+    from meshd.web.replies import Header
+
+_WINDOW = 1 << 20  # one sendfile call, and what is read ahead; other connections get their turn in between
+_IDLE_SECONDS = 120.0  # a client that takes nothing for so long is given up
+_ADVICE = 4 << 20  # what the kernel is asked to fetch ahead of a cold window
+
+
+async def send_spans(
+    request: web.BaseRequest, status: int, headers: Iterable[Header], spans: Sequence[Span], now: int
+) -> bool:
+    """Send a head and then the bytes of `spans`; returns whether the connection may serve another request.
+
+    `headers` must hold a Content-Length equal to the spans' sum; `now` in seconds since the epoch. The files must
+    stay open until this returns. Raises ConnectionError when the client went away or stopped reading; the
+    connection is then of no further use.
+    """
+    keep_alive = bool(request.keep_alive)
+    head = head_bytes(status, headers, now, connection=connection_word(request, keep_alive))
+    transport = request.transport
+    if transport is None or transport.is_closing():
+        raise ConnectionResetError("the client closed the connection")
+    await _drain(request, transport)
+    pump = _Pump(transport, head, spans)
+    try:
+        await pump.run()
+    except BaseException:
+        transport.abort()
+        raise
+    finally:
+        pump.close()
+    return keep_alive
+
+
+async def _drain(request: web.BaseRequest, transport: asyncio.Transport) -> None:
+    """Wait until everything queued earlier is in the kernel: the pump writes past the transport's own queue."""
+    if transport.get_write_buffer_size() == 0:
+        return
+    low, high = transport.get_write_buffer_limits()
+    transport.set_write_buffer_limits(high=0)
+    try:
+        await request.writer.drain()
+    finally:
+        transport.set_write_buffer_limits(high=high, low=low)
+
+
+class _Pump:
+    """Writes a head and file ranges through a duplicate of the connection's descriptor.
+
+    uvloop's transports have no sendfile and own their descriptor; a duplicate may be watched and written beside
+    them, as long as the transport itself has nothing queued.
+    """
+
+    def __init__(self, transport: asyncio.Transport, head: bytes, spans: Sequence[Span]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._socket = _duplicate(transport)
+        self._head = memoryview(head)
+        self._spans = iter(spans)
+        self._fd = -1
+        self._offset = self._left = 0
+        self._moved = 0
+        self._seen = -1
+        self._done: asyncio.Future[None] = self._loop.create_future()
+        self._watched = False
+        self._watchdog: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<_Pump fd={self._socket.fileno()}, {self._moved} bytes moved>"
+
+    async def run(self) -> None:
+        """Send everything. Raises ConnectionError, or OSError of a failing disk."""
+        self._next_span()
+        self._step()
+        if not self._done.done():
+            self._check_progress()
+        await self._done
+
+    def close(self) -> None:
+        """Release the duplicate. Idempotent; the connection itself stays as it is."""
+        self._unwatch()
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        self._socket.close()
+
+    def _next_span(self) -> None:
+        self._left = 0
+        while not self._left:
+            span = next(self._spans, None)
+            if span is None:
+                return
+            self._fd, self._offset, self._left = span.fd, span.offset, span.length
+
+    def _step(self) -> None:
+        """One turn: as much as fits now, at most one window. Called by hand first, then whenever there is room."""
+        if self._done.done():
+            return
+        try:
+            if self._head and not self._send_head():
+                self._watch()
+            elif not self._left:
+                self._finish()
+            elif _resident(self._fd, self._offset, min(self._left, _WINDOW)):
+                self._send_window()
+            else:
+                self._fetch()
+        except BlockingIOError:
+            self._watch()
+        except OSError as error:
+            self._fail(error)
+
+    def _send_head(self) -> bool:
+        more = socket.MSG_MORE if self._left else 0
+        self._head = self._head[self._socket.send(self._head, more) :]
+        return not self._head
+
+    def _send_window(self) -> None:
+        sent = os.sendfile(self._socket.fileno(), self._fd, self._offset, min(self._left, _WINDOW))
+        if not sent:
+            raise OSError(f"a data file ends {self._left} bytes before its extent does")
+        self._offset += sent
+        self._left -= sent
+        self._moved += sent
+        if not self._left:
+            self._next_span()
+        if self._left:
+            self._watch()
+        else:
+            self._finish()
+
+    def _fetch(self) -> None:
+        """Have a thread read the window in, so that sendfile finds it in memory."""
+        self._unwatch()
+        window = min(self._left, _WINDOW)
+        reading = self._loop.run_in_executor(None, _read_in, self._fd, self._offset, window)
+        reading.add_done_callback(self._fetched)
+
+    def _fetched(self, reading: asyncio.Future[None]) -> None:
+        if reading.cancelled() or self._done.done():
+            return
+        error = reading.exception()
+        if error is not None:
+            self._fail(error)
+            return
+        try:
+            self._send_window()
+        except BlockingIOError:
+            self._watch()
+        except OSError as failure:
+            self._fail(failure)
+
+    def _watch(self) -> None:
+        if not self._watched:
+            self._watched = True
+            self._loop.add_writer(self._socket, self._step)
+
+    def _unwatch(self) -> None:
+        if self._watched:
+            self._watched = False
+            self._loop.remove_writer(self._socket)
+
+    def _check_progress(self) -> None:
+        if self._moved == self._seen:
+            self._fail(ConnectionAbortedError(f"the client took nothing for {_IDLE_SECONDS:.0f} seconds"))
+            return
+        self._seen = self._moved
+        self._watchdog = self._loop.call_later(_IDLE_SECONDS, self._check_progress)
+
+    def _finish(self) -> None:
+        self._unwatch()
+        if not self._done.done():
+            self._done.set_result(None)
+
+    def _fail(self, error: BaseException) -> None:
+        self._unwatch()
+        if not self._done.done():
+            self._done.set_exception(error)
+
+
+def _duplicate(transport: asyncio.Transport) -> socket.socket:
+    original = transport.get_extra_info("socket")
+    if original is None:
+        raise ConnectionResetError("the client closed the connection")
+    duplicate = socket.socket(
+        original.family, original.type, original.proto, fileno=os.dup(original.fileno())
+    )
+    duplicate.setblocking(False)
+    return duplicate
+
+
+def _resident(fd: int, offset: int, length: int) -> bool:
+    """Whether the first and the last page of a range are in memory (preadv2(2), RWF_NOWAIT)."""
+    probe = (bytearray(1),)
+    try:
+        os.preadv(fd, probe, offset, os.RWF_NOWAIT)
+        os.preadv(fd, probe, offset + length - 1, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:  # this file system cannot say
+        return True
+    return True
+
+
+def _read_in(fd: int, offset: int, length: int) -> None:
+    with suppress(OSError):
+        os.posix_fadvise(fd, offset, _ADVICE, os.POSIX_FADV_WILLNEED)
+    os.pread(fd, length, offset)

@@ -1,0 +1,183 @@
+"""The HTTP server of a worker: what it needs, what it serves, how a connection behaves.
+
+Law: aiohttp's low-level server and parser only; no router, no middleware on the S3 path. Paths under `/-/` and an
+unsigned `/metrics` belong to a table of native routes, everything else is S3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+from aiohttp import web
+
+from meshd.config import HttpSettings
+from meshd.service.access import Identity
+from meshd.web.authentication import Authenticator, request_head
+from meshd.web.connections import MeshServer
+from meshd.web.replies import Reply
+from meshd.web.s3 import S3Endpoint
+from meshd.web.settling import Trace, settle
+from meshd.web.streaming import RequestBody
+from meshwire.s3.errors import S3Error
+from meshwire.s3.operations import BodyDigests
+
+if TYPE_CHECKING:
+    from meshd.kit.clock import Clock
+    from meshd.service.access import Access
+    from meshd.service.buckets import BucketService
+    from meshd.service.listings import ListingService
+    from meshd.service.objects import ObjectService
+    from meshd.service.uploads import UploadService
+
+log = logging.getLogger(__name__)
+
+NativeHandler = Callable[[web.BaseRequest, Identity], Awaitable[web.StreamResponse]]
+OpenHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+# One header or request line may hold a long key or token; together they are capped by max_header_bytes.
+_MAX_FIELD = 16 << 10
+_MAX_HEADERS = 128
+_LINGER_SECONDS = 5.0
+_READ_BUFFER = 128 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class WebDeps:
+    """What the endpoints are made of; sizes and timeouts come with `http`."""
+
+    access: Access
+    buckets: BucketService
+    objects: ObjectService
+    uploads: UploadService
+    listings: ListingService
+    clock: Clock
+    http: HttpSettings = field(default_factory=HttpSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class NativeRoute:
+    """Requests of `method` whose path is `prefix`, or lies under it when `prefix` ends in `/`. HEAD goes with GET.
+
+    With `auth` the request's signature and its body's digest are verified first and the handler is called with
+    (request, identity); without, with the request alone. `request.read()` gives the verified body. The first route
+    that fits is taken.
+    """
+
+    method: str
+    prefix: str
+    handler: NativeHandler | OpenHandler
+    auth: bool = True
+
+    def takes(self, method: str, path: str) -> bool:
+        if method != self.method and not (method == "HEAD" and self.method == "GET"):
+            return False
+        return path == self.prefix or (self.prefix.endswith("/") and path.startswith(self.prefix))
+
+
+class MeshRequest(web.BaseRequest):
+    """A request whose small body may have been read and verified before its handler runs."""
+
+    ATTRS = web.BaseRequest.ATTRS | frozenset({"verified_body"})
+
+    verified_body: bytes | None = None
+
+    async def read(self) -> bytes:
+        """The whole body. Raises S3Error when it was not read before: then it is unverified."""
+        if self.verified_body is None:
+            return await super().read()
+        return self.verified_body
+
+
+def build_server(deps: WebDeps, native: Sequence[NativeRoute] = ()) -> MeshServer:
+    """The server of one worker; call it in a running loop, then `loop.create_server(server, sock=...)`.
+
+    Stop with `server.pre_shutdown()` and `await server.shutdown(timeout)`, after the listening socket is closed.
+    """
+    authenticator = Authenticator(deps.access, deps.clock)
+    dispatcher = Dispatcher(deps, authenticator, native)
+    return MeshServer(
+        dispatcher.handle,
+        clock=deps.clock,
+        request_factory=_make_request,
+        keepalive_timeout=deps.http.idle_timeout,
+        lingering_time=_LINGER_SECONDS,
+        access_log=None,
+        max_line_size=_MAX_FIELD,
+        max_field_size=_MAX_FIELD,
+        max_headers=_MAX_HEADERS,
+        read_bufsize=_READ_BUFFER,
+        auto_decompress=False,  # what a client compressed is stored as it is
+    )
+
+
+def _make_request(*arguments: object) -> web.BaseRequest:
+    return MeshRequest(*arguments, asyncio.get_running_loop())  # type: ignore[arg-type]  # aiohttp's own five
+
+
+class Dispatcher:
+    """Native routes first, S3 for everything else."""
+
+    def __init__(self, deps: WebDeps, authenticator: Authenticator, native: Sequence[NativeRoute]) -> None:
+        self._deps, self._authenticator, self._native = deps, authenticator, tuple(native)
+        self._s3 = S3Endpoint(deps, authenticator)
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        target = request.raw_path
+        if target.startswith("/-/") or (target == "/metrics" and "Authorization" not in request.headers):
+            return await self._handle_native(request, target.partition("?")[0])
+        return await self._s3.handle(request)
+
+    async def _handle_native(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
+        trace = Trace(self._deps.clock.monotonic())
+        try:
+            response = await self._call_native(request, path, trace)
+        except S3Error as error:
+            response = self._refuse(error, trace)
+            await settle(request, response)
+        except (ConnectionError, asyncio.CancelledError):
+            trace.finish(499, self._deps.clock.monotonic())
+            raise
+        except Exception:
+            log.exception("request %s (%s) failed", trace.request_id, trace.operation)
+            response = self._refuse(S3Error("InternalError"), trace)
+            await settle(request, response)
+        trace.finish(response.status, self._deps.clock.monotonic())
+        return response
+
+    async def _call_native(self, request: web.BaseRequest, path: str, trace: Trace) -> web.StreamResponse:
+        route = next((route for route in self._native if route.takes(request.method, path)), None)
+        if route is None:
+            known = any(route.takes(route.method, path) for route in self._native)
+            raise S3Error("MethodNotAllowed" if known else "NoSuchKey", f"There is nothing at {path[:200]}.")
+        trace.operation = f"{route.method} {route.prefix}"
+        if not route.auth:
+            return await cast("OpenHandler", route.handler)(request)
+        identity = await self._verify(request)
+        return await cast("NativeHandler", route.handler)(request, identity)
+
+    async def _verify(self, request: web.BaseRequest) -> Identity:
+        """Who signed; the body is read and compared with its signed digest."""
+        http = self._deps.http
+        head = request_head(request, http.max_header_bytes)
+        signer = self._authenticator.authenticate(head)
+        if signer.identity is None:
+            raise S3Error("AccessDenied", "Sign this request with AWS Signature Version 4 (service s3).")
+        if isinstance(request, MeshRequest) and request.body_exists:
+            body = RequestBody(request, head, signer, http.body_timeout)
+            request.verified_body = await body.whole(BodyDigests(), http.max_xml_bytes)
+        return signer.identity
+
+    def _refuse(self, error: S3Error, trace: Trace) -> Reply:
+        document = {"error": {"code": error.code, "message": error.message, "request_id": trace.request_id}}
+        body = json.dumps(document).encode()
+        headers = [
+            ("Content-Type", "application/json"),
+            ("Content-Length", str(len(body))),
+            ("x-amz-request-id", trace.request_id),
+        ]
+        return Reply(error.status, headers, body, self._deps.clock.now_ms() // 1000)

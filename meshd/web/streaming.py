@@ -1,0 +1,152 @@
+"""Request bodies: received in bounded pieces, decoded, hashed beside the event loop, checked at the end.
+
+Law: `100 Continue` goes out when the first byte is asked for, that is, after the request was admitted.
+Invariant: `digest` raises unless length, checksums and chunk signatures were all right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from aiohttp.web_protocol import RequestPayloadError
+
+from meshwire.checksums import BodyDigest, BodyVerifier
+from meshwire.s3.chunked import ChunkedDecoder
+from meshwire.s3.errors import S3Error
+from meshwire.sigv4 import STREAMING_PAYLOADS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from aiohttp import web
+
+    from meshd.web.authentication import Authenticated
+    from meshwire.s3.operations import BodyDigests
+    from meshwire.s3.parsing import RequestHead
+
+# Hashing a piece of this size takes about as long as a thread hop costs; smaller ones are hashed in place.
+_INLINE = 64 << 10
+_PIECE = 512 << 10
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class RequestBody:
+    """`meshd.service.bodies.Body` over an HTTP request."""
+
+    def __init__(
+        self, request: web.BaseRequest, head: RequestHead, signer: Authenticated, idle_seconds: float
+    ) -> None:
+        self._request, self._head, self._signer = request, head, signer
+        self._idle_seconds = idle_seconds
+        payload_hash = "" if signer.claim is None else signer.claim.payload_hash
+        self._payload_hash = payload_hash
+        self._chunked = payload_hash in STREAMING_PAYLOADS
+        self.expects_continue = head.headers.get("expect", "").lower() == "100-continue"
+        self._digest: BodyDigest | None = None
+        self.received = 0
+
+    def __repr__(self) -> str:
+        return f"<RequestBody of {self.size} bytes, {self.received} received>"
+
+    @property
+    def size(self) -> int | None:
+        """Length of the payload in bytes, None for a body of HTTP chunks. Raises S3Error InvalidArgument."""
+        if not self._chunked:
+            return self._request.content_length
+        declared = self._head.headers.get("x-amz-decoded-content-length")
+        return None if declared is None else _length(declared)
+
+    def require_length(self) -> None:
+        """Raise S3Error MissingContentLength unless the client says, one way or another, where its body ends."""
+        headers = self._head.headers
+        if self._chunked and "x-amz-decoded-content-length" not in headers:
+            raise S3Error("MissingContentLength")
+        if "content-length" not in headers and "transfer-encoding" not in headers:
+            raise S3Error("MissingContentLength")
+
+    async def pieces(self, digests: BodyDigests, also: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
+        """Pieces of at most about 768 KiB. While the caller writes one, a thread hashes it."""
+        verifier = BodyVerifier(digests, None if self._chunked else self._payload_hash, extra=also)
+        decoder = self._decoder(digests) if self._chunked else None
+        held: list[bytes] = []
+        size = 0
+        async for raw in self._receive():
+            for piece in (raw,) if decoder is None else decoder.feed(raw):
+                held.append(piece)
+                size += len(piece)
+            if size >= _PIECE:
+                block = held[0] if len(held) == 1 else b"".join(held)
+                held, size = [], 0
+                hashing = asyncio.get_running_loop().run_in_executor(None, verifier.update, block)
+                try:
+                    yield block
+                finally:
+                    await hashing
+        if held:
+            block = b"".join(held)
+            if len(block) <= _INLINE:
+                verifier.update(block)
+            else:
+                await asyncio.get_running_loop().run_in_executor(None, verifier.update, block)
+            yield block
+        self._digest = self._check(verifier, decoder)
+
+    def digest(self) -> BodyDigest:
+        if self._digest is None:
+            raise S3Error("IncompleteBody")
+        return self._digest
+
+    async def whole(self, digests: BodyDigests, limit: int) -> bytes:
+        """All of it. Raises S3Error MaxMessageLengthExceeded as soon as it is known to exceed `limit` bytes."""
+        if (self.size or 0) > limit:
+            raise S3Error("MaxMessageLengthExceeded")
+        blocks: list[bytes] = []
+        async for block in self.pieces(digests):
+            blocks.append(block)
+            if sum(map(len, blocks)) > limit:
+                raise S3Error("MaxMessageLengthExceeded")
+        return b"".join(blocks)
+
+    def _decoder(self, digests: BodyDigests) -> ChunkedDecoder:
+        announced = tuple(f"x-amz-checksum-{algorithm}" for algorithm in digests.trailer)
+        return ChunkedDecoder(self._payload_hash, self._signer.verified, announced, self.size)
+
+    def _check(self, verifier: BodyVerifier, decoder: ChunkedDecoder | None) -> BodyDigest:
+        trailers = {} if decoder is None else decoder.finish()
+        digest = verifier.finish(trailers)
+        if self.size is not None and digest.size != self.size:
+            raise S3Error("IncompleteBody")
+        return digest
+
+    async def _receive(self) -> AsyncGenerator[bytes, None]:
+        """What arrives, as it arrives. Raises ConnectionError when the client goes away in the middle."""
+        content = self._request.content
+        self._say_continue()
+        try:
+            while True:
+                data = content.read_nowait() if content.total_bytes > self.received else b""
+                if not data:
+                    if content.at_eof():
+                        return
+                    async with asyncio.timeout(self._idle_seconds):
+                        data = await content.readany()
+                self.received += len(data)
+                if data:
+                    yield data
+        except TimeoutError:
+            raise S3Error("RequestTimeout") from None
+        except RequestPayloadError as error:
+            raise S3Error("IncompleteBody") from error
+
+    def _say_continue(self) -> None:
+        transport = self._request.transport
+        if self.expects_continue and transport is not None and not self._request.content.is_eof():
+            transport.write(_CONTINUE)
+        self.expects_continue = False
+
+
+def _length(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or len(text) > 18:
+        raise S3Error("InvalidArgument", "x-amz-decoded-content-length must be a number of bytes.")
+    return int(text)
