@@ -1,8 +1,8 @@
 """Named places where a test makes the process die, fail or stall.
 
 Law: off unless MESHD_FAILPOINTS is set, and then each `hit` costs one comparison with None.
-Format: `name=kill`, `name=error`, `name=error(28)` (an errno), `name=sleep(5)` (ms); `:after N` skips the first N
-hits; several are separated by commas.
+Format: `name=kill`, `name=error`, `name=error(28)` (an errno), `name=sleep(5)` (ms); `:after N` skips the
+first N hits; several are separated by commas.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Group commit: one thread a process takes all that is pending and makes it durable together.
 
-Law: data before index; one fdatasync a dirty file and one index transaction a group. Conditions are judged inside the
-transaction, which LMDB serialises over all processes, so they are exact.
+Law: data before index; one fdatasync a dirty file and one index transaction a group. Conditions are judged
+inside the transaction, which LMDB serialises over all processes, so they are exact.
 Invariant: a future resolves after the index's commit, or with an error and nothing of its write visible.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from meshd.store.errors import DiskFailedError, DiskFullError, StoreClosedError, StoreError
-from meshd.store.intents import Intent, PutObject, PutPart
+from meshd.store.intents import PutObject, PutPart
 from meshd.store.segments import Segment
 from meshd.store.works import Work
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from meshd.config import StoreSettings
     from meshd.kit.clock import Clock
     from meshd.store.index import Index
+    from meshd.store.intents import Intent
     from meshd.store.layout import Disks
 
 _GROUP_BYTES = 32 << 20  # what one group may append: bounds its memory and the wait of the last in it
@@ -106,12 +107,15 @@ class Committer:
         self._thread.start()
 
     def __repr__(self) -> str:
-        return f"<Committer {self._writer} segments={list(self._segments.values())} pending≈{self._queue.qsize()}>"
+        return f"<Committer {self._writer} {list(self._segments.values())} pending≈{self._queue.qsize()}>"
 
-    # the event loop's side ------------------------------------------------------------------------------------------
+    # the event loop's side --------------------------------------------------------------------------------
 
     def submit(self, intent: Intent) -> asyncio.Future[Any]:
-        """Queues the intent. The future fails with StoreError; cancelling it does not take the intent back."""
+        """Queues the intent.
+
+        The future fails with StoreError; cancelling it does not take the intent back.
+        """
         if self._closed:
             raise StoreClosedError("the store is closing; retry on another worker")
         loop = asyncio.get_running_loop()
@@ -138,7 +142,7 @@ class Committer:
                 segment.drop()
             segment.close()
 
-    # the thread's side ----------------------------------------------------------------------------------------------
+    # the thread's side ------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while (first := self._queue.get()) is not None:
@@ -203,7 +207,7 @@ class Committer:
 
     @staticmethod
     def _apply(work: Work, txn: Any, ticket: _Ticket) -> None:
-        """A StoreError here is the request's own; anything else fails the group, for the index may be half changed."""
+        """A StoreError here is the request's own; any other fails the group: the index may be half changed."""
         if ticket.error is not None:
             return
         try:
@@ -237,10 +241,10 @@ class Committer:
             for ticket in puts:
                 ticket.error = ticket.error or full
 
-    # segments and numbers -------------------------------------------------------------------------------------------
+    # segments and numbers ---------------------------------------------------------------------------------
 
     def _resume(self) -> None:
-        """Goes on with the segments this writer left open; cuts what a crash left behind their committed end."""
+        """Goes on with the segments this writer left open; cuts what a crash left behind their end."""
         with self._index.reading() as txn:
             mine = [(file, info) for file, info in self._index.all_files(txn) if info.writer == self._writer]
         for file, info in mine:

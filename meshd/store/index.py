@@ -1,7 +1,7 @@
 """The LMDB index: objects, uploads, parts, data files, and what the store knows of itself.
 
-Law: reads open a short transaction and close it before anyone waits; writes happen inside `writing`, which LMDB
-serialises over all processes. Nothing here touches data files.
+Law: reads open a short transaction and close it before anyone waits; writes happen inside `writing`, which
+LMDB serialises over all processes. Nothing here touches data files.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from meshd.store.errors import DiskFullError, FormatError
 from meshd.store.layout import FORMAT
 from meshd.store.listing import Query, list_page
 from meshd.store.ordered import OrderedTable
-from meshd.store.records import DataFile, Page, Record, Upload, UploadedPart
+from meshd.store.records import DataFile, Record, Upload, UploadedPart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from meshd.config import StoreSettings
+    from meshd.store.records import Page
 
 _encode = msgspec.msgpack.Encoder().encode
 _record = msgspec.msgpack.Decoder(Record).decode
@@ -81,7 +82,7 @@ class Index:
         version = self.get_meta("format")
         if version is not None and version > FORMAT:
             raise FormatError(
-                f"the index at {self.path} has format {version}, this meshd reads up to {FORMAT}; upgrade meshd"
+                f"the index at {self.path} has format {version}, this meshd knows {FORMAT}; upgrade meshd"
             )
         self.objects = OrderedTable(self.env.open_db(b"objects", create=create))
         self.uploads = OrderedTable(self.env.open_db(b"uploads", create=create))
@@ -102,7 +103,7 @@ class Index:
         info = self.env.info()
         return int(self.env.stat()["psize"] * (info["last_pgno"] + 1))
 
-    # transactions -------------------------------------------------------------------------------------------------
+    # transactions -----------------------------------------------------------------------------------------
 
     def reading(self) -> Any:
         """A read transaction as a context manager; values are buffers valid inside it."""
@@ -114,7 +115,7 @@ class Index:
         with _translated(), self._begin(write=True) as txn:
             yield txn
 
-    # what the store knows of itself -------------------------------------------------------------------------------
+    # what the store knows of itself -----------------------------------------------------------------------
 
     def get_meta(self, name: str, txn: Any = None) -> Any:
         """A value of the meta table, or None."""
@@ -127,7 +128,7 @@ class Index:
     def put_meta(self, txn: Any, name: str, value: Any) -> None:
         txn.put(name.encode(), _encode(value), db=self.meta)
 
-    # objects ------------------------------------------------------------------------------------------------------
+    # objects ----------------------------------------------------------------------------------------------
 
     def get(self, bucket: str, key: str) -> Record | None:
         """The record, from the latest committed state."""
@@ -167,7 +168,7 @@ class Index:
             bucket, _, key = name.decode().partition("\0")
             yield bucket, key, _record(raw)
 
-    # uploads and parts --------------------------------------------------------------------------------------------
+    # uploads and parts ------------------------------------------------------------------------------------
 
     def get_upload(self, txn: Any, bucket: str, key: str, upload_id: str) -> Upload | None:
         raw = self.uploads.get(txn, upload_key(bucket, key, upload_id))
@@ -215,7 +216,7 @@ class Index:
             for name, raw in cursor:
                 yield bytes(name[:UPLOAD_ID_LENGTH]).decode(), _part(raw)
 
-    # data files ---------------------------------------------------------------------------------------------------
+    # data files -------------------------------------------------------------------------------------------
 
     def get_file(self, txn: Any, file: int) -> DataFile | None:
         raw = txn.get(_number(file), db=self.files)

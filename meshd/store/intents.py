@@ -1,7 +1,8 @@
-"""What callers ask the committer for, one class a request: how it is judged, laid out and entered in the index.
+"""What callers ask the committer for, one class a request: how it is judged, laid out and entered in the
+index.
 
-Law: `judge` and `place` may raise StoreError and then nothing happened; `apply` changes the index and returns the
-result. An `exclusive` intent is judged and placed inside the index's write transaction, others before it.
+Law: `judge` and `place` may raise StoreError and then nothing happened; `apply` changes the index and returns
+the result. An `exclusive` intent is judged and placed inside the index's write transaction, others before it.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from meshd.store.errors import (
     NoSuchUploadError,
 )
 from meshd.store.members import Member, stamp_text
-from meshd.store.records import Extent, Meta, Part, Record, Upload, UploadedPart
-from meshwire.conditions import Conditions, judge_write
+from meshd.store.records import Part, Record, UploadedPart
+from meshwire.conditions import judge_write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from meshd.store.ownfiles import OwnFile
+    from meshd.store.records import Extent, Meta, Upload
     from meshd.store.works import Placed, Work
+    from meshwire.conditions import Conditions
 
 
 def judge_conditions(conditions: Conditions | None, existing: Record | None) -> None:

@@ -6,11 +6,12 @@ Invariant: a write is visible to `get` and `list` of every process exactly when 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from contextlib import AbstractContextManager
+
     from meshd.store.records import (
         Location,
         Meta,
@@ -28,17 +29,23 @@ Buffer = bytes | bytearray | memoryview
 
 
 class ObjectWriter(Protocol):
-    """Takes one object's (or part's) bytes, then commits or aborts. One task at a time; nothing leaks when dropped."""
+    """Takes one object's (or part's) bytes, then commits or aborts.
+
+    One task at a time; nothing leaks when dropped.
+    """
 
     async def write(self, data: Buffer) -> None:
-        """Adds bytes; `data` may be reused once this returns. Raises DiskFullError, DiskFailedError, SizeMismatchError."""
+        """Adds bytes; `data` may be reused once this returns.
+
+        Raises DiskFullError, DiskFailedError, SizeMismatchError.
+        """
         ...
 
     async def commit(self, meta: Meta, *, conditions: Conditions | None = None) -> Record:
         """Makes the object visible and durable. When cancelled, the write may still take place.
 
-        Raises ConditionFailedError, ConditionMissingError, NoSuchUploadError (parts), DiskFullError, DiskFailedError,
-        SizeMismatchError, MetadataTooLargeError.
+        Raises ConditionFailedError, ConditionMissingError, NoSuchUploadError (parts), DiskFullError,
+        DiskFailedError, SizeMismatchError, MetadataTooLargeError.
         """
         ...
 
@@ -48,7 +55,10 @@ class ObjectWriter(Protocol):
 
 
 class ObjectStore(Protocol):
-    """Objects by (bucket, key) and multipart uploads. Keys are str without surrogates, at most 1024 bytes of UTF-8."""
+    """Objects by (bucket, key) and multipart uploads.
+
+    Keys are str without surrogates, at most 1024 bytes of UTF-8.
+    """
 
     def close(self) -> None:
         """Commits what is pending and releases files. Idempotent."""
@@ -61,7 +71,10 @@ class ObjectStore(Protocol):
     def list(
         self, bucket: str, *, prefix: str = "", delimiter: str = "", after: str = "", limit: int = 1000
     ) -> Page:
-        """Keys after `after` in order of UTF-8 bytes. A common prefix is given once, and only when it sorts after `after`."""
+        """Keys after `after` in order of UTF-8 bytes.
+
+        A common prefix is given once, and only when it sorts after `after`.
+        """
         ...
 
     def is_empty(self, bucket: str) -> bool:
@@ -83,7 +96,10 @@ class ObjectStore(Protocol):
     async def link(
         self, bucket: str, key: str, source: Record, meta: Meta, conditions: Conditions | None = None
     ) -> Record:
-        """A copy of `source` under (bucket, key) with `meta`. Raises ExtentGoneError when the source went away."""
+        """A copy of `source` under (bucket, key) with `meta`.
+
+        Raises ExtentGoneError when the source went away.
+        """
         ...
 
     def reading(self, record: Record, offset: int, length: int) -> AbstractContextManager[Sequence[Span]]:
@@ -146,7 +162,8 @@ class ObjectStore(Protocol):
         *,
         etags: Sequence[str] = (),
     ) -> Record:
-        """Makes the object of these parts, in this order; copies nothing. The upload and other parts are gone after.
+        """Makes the object of these parts, in this order; copies nothing. The upload and other parts are gone
+        after.
 
         `etags`: what each part must still be. Raises NoSuchUploadError, InvalidPartError, condition errors.
         """

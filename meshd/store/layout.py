@@ -1,6 +1,7 @@
 """Where data files lie: disks, their markers, paths, and which disk an object goes to.
 
-Law: a data file's path follows from (disk, file) alone. A disk is known by the marker it carries, not by the order of
+Law: a data file's path follows from (disk, file) alone. A disk is known by the marker it carries, not by the
+order of
 `--disk`, so disks may be moved and reordered.
 """
 
@@ -8,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,6 +17,7 @@ from meshd.store.errors import FormatError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
 FORMAT = 1
 EXTENTS = "extents"

@@ -9,9 +9,12 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from meshd.store.errors import StoreInUseError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _NAME = re.compile(r"[a-z0-9_-]{1,32}\Z")
 

@@ -1,7 +1,8 @@
 """What the data files say about themselves: one pax record, SHARDMESH.member, a JSON document.
 
 Law: pure; everything the index knows can be made again from these members alone.
-Invariant: of the members for one (bucket, key) the highest stamp holds; between equal stamps, the later place.
+Invariant: of the members for one (bucket, key) the highest stamp holds; between equal stamps, the later
+place.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _SUFFIX: dict[str, str] = {
 class Member(msgspec.Struct, frozen=True, omit_defaults=True):
     """One member's truth. `stamp` is text of fixed width, so that it can be changed in place.
 
-    `object` and `part`: the data are the bytes. `manifest`: the data are a Record in JSON. `upload`: the data are an
-    Upload in JSON. `deleted`, `aborted`: no data.
+    `object` and `part`: the data are the bytes. `manifest`: the data are a Record in JSON. `upload`: the data
+    are an Upload in JSON. `deleted`, `aborted`: no data.
     """
 
     stamp: str

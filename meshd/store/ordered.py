@@ -1,7 +1,8 @@
 """An LMDB database that takes keys of any length and keeps them in byte order.
 
-Law: knows bytes, not buckets. Keys below LONG bytes are stored as they are. Longer ones lie under their first LONG
-bytes and an 8-byte label; labels rise with the keys of that group and are found by bisection; a full gap relabels.
+Law: knows bytes, not buckets. Keys below LONG bytes are stored as they are. Longer ones lie under their first
+LONG bytes and an 8-byte label; labels rise with the keys of that group and are found by bisection; a full gap
+relabels.
 Invariant: walking the LMDB cursor visits all keys, short and long, in byte order.
 """
 

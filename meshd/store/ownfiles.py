@@ -1,7 +1,7 @@
 """A large object's file: a tar of one member, its header room left free until the commit.
 
-Law: blocking; called from the store's I/O threads, one call at a time. Until `publish` the file is a draft that the
-next start of its writer sweeps away.
+Law: blocking; called from the store's I/O threads, one call at a time. Until `publish` the file is a draft
+that the next start of its writer sweeps away.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Making a store's directories, knowing its disks again, and cleaning up after a crash.
 
-Law: idempotent. Nothing is removed from a disk whose marker does not name this very index: an index that was lost or
-mistaken must never cost data.
+Law: idempotent. Nothing is removed from a disk whose marker does not name this very index: an index that was
+lost or mistaken must never cost data.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def sweep_drafts(disks: Disks, writer: str | None) -> int:
 def recover(settings: StoreSettings) -> None:
     """Cleans up after a crash; to be called once before the workers start, while nobody has the store open.
 
-    Cuts the tails of open segments, removes drafts and files that the index does not know, and moves file numbers past
-    what exists. Raises StoreInUseError, FormatError.
+    Cuts the tails of open segments, removes drafts and files that the index does not know, and moves file
+    numbers past what exists. Raises StoreInUseError, FormatError.
     """
     with Locks.alone(settings.data_dir):
         index = Index.open(settings)

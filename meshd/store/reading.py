@@ -1,7 +1,7 @@
 """Open files for readers.
 
-Law: what a reader has opened stays readable until it lets go, whatever is deleted meanwhile. Segments stay open in a
-bounded cache; files of large objects are opened for one reading and closed after it.
+Law: what a reader has opened stays readable until it lets go, whatever is deleted meanwhile. Segments stay
+open in a bounded cache; files of large objects are opened for one reading and closed after it.
 Invariant: a descriptor is closed exactly when it is neither cached nor in use.
 """
 

@@ -1,6 +1,7 @@
 """The store's values: what it keeps about an object, an upload, a part, a data file.
 
-Law: frozen, encoded as msgpack arrays; a field is only ever appended, with a default, so that old records decode.
+Law: frozen, encoded as msgpack arrays; a field is only ever appended, with a default, so that old records
+decode.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
-    """An object. `etag` without quotes; `stamp` orders versions (ns, rising); `modified` in ms since the epoch."""
+    """An object.
+
+    `etag` without quotes; `stamp` orders versions (ns, rising); `modified` in ms since the epoch.
+    """
 
     size: int
     etag: str
@@ -89,8 +93,9 @@ class Meta(msgspec.Struct, frozen=True):
 class DataFile(msgspec.Struct, frozen=True, array_like=True):
     """A data file as the index sees it.
 
-    `end`: bytes committed; `live`: payload bytes in use; `dead`: payload bytes nobody uses; `refs`: uses of its members
-    (a file of its own may be shared by copies); `tombs`: deletions it remembers; the lowest and highest stamp inside.
+    `end`: bytes committed; `live`: payload bytes in use; `dead`: payload bytes nobody uses; `refs`: uses of
+    its members (a file of its own may be shared by copies); `tombs`: deletions it remembers; the lowest and
+    highest stamp inside.
     """
 
     disk: int

@@ -1,7 +1,7 @@
 """The open segments of one writer: small members appended whole, group by group.
 
-Law: one thread of one process appends to a segment. Bytes count only once their end is committed in the index: a
-group that fails, or a crash, leaves a tail that is cut off.
+Law: one thread of one process appends to a segment. Bytes count only once their end is committed in the
+index: a group that fails, or a crash, leaves a tail that is cut off.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from meshd.config import StoreSettings
     from meshd.kit.clock import Clock
-    from meshd.store.records import Extent, Location, Meta, Page, Record, Span, UploadPage
+    from meshd.store.records import Extent, Location, Meta, Page, Record, Span, UploadedPart, UploadPage
     from meshwire.conditions import Conditions
 
 _IO_THREADS = 8
@@ -87,7 +87,7 @@ class Store:
         self._index.close()
         self._locks.release()
 
-    # objects --------------------------------------------------------------------------------------------------------
+    # objects ----------------------------------------------------------------------------------------------
 
     def get(self, bucket: str, key: str) -> Record | None:
         return self._index.get(bucket, key)
@@ -138,7 +138,7 @@ class Store:
     def locate(self, record: Record) -> Sequence[Location]:
         return self._reader.locate(record)
 
-    # uploads --------------------------------------------------------------------------------------------------------
+    # uploads ----------------------------------------------------------------------------------------------
 
     async def create_upload(
         self,
@@ -165,7 +165,7 @@ class Store:
         return StoredWriter(self._shop, upload.bucket, upload.key, size, upload, number)
 
     def list_parts(self, upload: Upload, after: int = 0, limit: int = 1000) -> PartPage:
-        parts = []
+        parts: list[UploadedPart] = []
         with self._index.reading() as txn:
             for part in self._index.parts_of(txn, upload.upload_id, after):
                 if len(parts) == limit:
@@ -200,7 +200,7 @@ class Store:
     async def abort_upload(self, upload: Upload) -> None:
         await self._submit(AbortUpload(upload))
 
-    # the store itself -----------------------------------------------------------------------------------------------
+    # the store itself -------------------------------------------------------------------------------------
 
     def stats(self) -> StoreStats:
         with self._index.reading() as txn:

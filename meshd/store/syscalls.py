@@ -1,6 +1,7 @@
 """Linux calls that `os` lacks, and whole-buffer writes.
 
-Law: the only module with ctypes. Early writeback and preallocation are hints: where they are missing nothing breaks.
+Law: the only module with ctypes. Early writeback and preallocation are hints: where they are missing nothing
+breaks.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ except AttributeError:  # pragma: no cover - a libc without them
 
 
 def preallocate(fd: int, length: int) -> None:
-    """Reserves room for `length` bytes without changing the size. Raises OSError only for ENOSPC and EDQUOT."""
+    """Reserves room for `length` bytes without changing the size.
+
+    Raises OSError only for ENOSPC and EDQUOT.
+    """
     if _fallocate is None or length <= 0 or _fallocate(fd, _KEEP_SIZE, 0, length) == 0:
         return
     number = ctypes.get_errno()

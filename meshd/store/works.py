@@ -1,7 +1,7 @@
 """One group of writes on its way: members laid out, files touched, accounts to settle in the index.
 
-Law: used by the committer thread alone. Data first (`flush`), then the index (`settle` inside the write transaction),
-then files that nobody uses are removed (`sweep`).
+Law: used by the committer thread alone. Data first (`flush`), then the index (`settle` inside the write
+transaction), then files that nobody uses are removed (`sweep`).
 Invariant: stamps of a key rise in commit order; a write overtaken by another process is restamped in place.
 """
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from meshd.kit import failpoints
-from meshd.store.members import RESERVE, Member, render, stamp_offset, stamp_text
+from meshd.store.members import RESERVE, render, stamp_offset, stamp_text
 from meshd.store.records import DataFile, Extent
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from meshd.store.index import Index
     from meshd.store.interface import Buffer
     from meshd.store.layout import Disks
+    from meshd.store.members import Member
     from meshd.store.ownfiles import OwnFile
     from meshd.store.segments import Segment
 
@@ -74,7 +75,7 @@ class Work:
         self._doomed: list[str] = []
         self.last_stamp = 0
 
-    # placing --------------------------------------------------------------------------------------------------------
+    # placing ----------------------------------------------------------------------------------------------
 
     def learn_floor(self, txn: Any) -> None:
         """Stamps of this group lie above every committed one, whatever the machine's clock did."""
@@ -121,7 +122,7 @@ class Work:
         for segment in self._segments.values():
             segment.flush(self.durable)
 
-    # settling -------------------------------------------------------------------------------------------------------
+    # settling ---------------------------------------------------------------------------------------------
 
     def overtake(self, placed: Placed, existing: int) -> int:
         """The stamp to commit with: above `existing`, changed in the data file where another process was quicker."""
@@ -188,7 +189,7 @@ class Work:
         else:
             self.index.put_file(txn, file, info)
 
-    # after the index's commit, or instead of it ---------------------------------------------------------------------
+    # after the index's commit, or instead of it -----------------------------------------------------------
 
     def committed(self) -> None:
         """The index has it: ends move up, unused files go."""

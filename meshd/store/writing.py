@@ -1,7 +1,8 @@
 """Writing one object or part: small ones wait in memory for the group commit, large ones stream to a file.
 
 Law: at most one piece is on its way to the disk while the next one gathers, so memory a writer is two pieces.
-Invariant: until the commit succeeds nothing is visible; abort, error, cancellation and garbage collection leave nothing.
+Invariant: until the commit succeeds nothing is visible; abort, error, cancellation and garbage collection
+leave nothing.
 """
 
 from __future__ import annotations
@@ -212,6 +213,11 @@ class StoredWriter:
             await asyncio.shield(opening)
         except asyncio.CancelledError:
             self._flight = opening
-            opening.add_done_callback(lambda _: [own.discard() for own in made])
+            opening.add_done_callback(lambda _: _discard(made))
             raise
         self._own = made[0]
+
+
+def _discard(files: list[OwnFile]) -> None:
+    for own in files:
+        own.discard()

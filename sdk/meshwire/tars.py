@@ -1,4 +1,5 @@
-"""Tar members as bytes: the headers we write, and a scanner that any tar may be thrown at (POSIX.1-2001 pax, ustar, GNU).
+"""Tar members as bytes: the headers we write, and a scanner that any tar may be thrown at (POSIX.1-2001 pax,
+ustar, GNU).
 
 Law: pure; `scan` reads only through the function it is given.
 Invariant: work and memory are bounded by the headers' real size; a header that lies raises TarError.
@@ -6,8 +7,12 @@ Invariant: work and memory are bounded by the headers' real size; a header that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
@@ -54,7 +59,7 @@ def pax_record(key: str, value: str) -> bytes:
 
 def _ustar(name: bytes, size: int, mtime: int, typeflag: bytes) -> bytes:
     octal = b"%011o\0" % size if size < _OCTAL_SIZE_LIMIT else b"\x80" + size.to_bytes(11, "big")
-    head = b"%b0000644\00000000\00000000\0%b%011o\0" % (
+    head = b"%b0000644\x000000000\x000000000\x00%b%011o\x00" % (
         name[:_NAME_LIMIT].ljust(_NAME_LIMIT, b"\0"),
         octal,
         min(max(mtime, 0), _OCTAL_SIZE_LIMIT - 1),
@@ -77,7 +82,8 @@ def member_header(
 ) -> bytes:
     """The header blocks of a member: an optional pax header, then ustar. The caller adds data and `padding`.
 
-    `reserve`: make the whole exactly this many bytes (a multiple of 512, at least 1536), filled with a pax comment.
+    `reserve`: make the whole exactly this many bytes (a multiple of 512, at least 1536), filled with a pax
+    comment.
     Raises ValueError when the header does not fit into `reserve`.
     """
     raw = name.encode()
@@ -121,7 +127,10 @@ def _cstring(raw: bytes) -> str:
 
 
 def _number(raw: bytes, offset: int) -> int:
-    """Octal text, or GNU's base-256 when the first byte has its high bit set. Negative numbers are lies here."""
+    """Octal text, or GNU's base-256 when the first byte has its high bit set.
+
+    Negative numbers are lies here.
+    """
     if raw[0] == 0x80:
         return int.from_bytes(raw[1:], "big")
     text = raw.strip(b" \0")
@@ -247,7 +256,7 @@ class _Scanner:
 def scan(read: Reader, start: int, end: int) -> Iterator[TarMember]:
     """The members between byte `start` and byte `end` of a file, headers only; stops at the first zero block.
 
-    `read(offset, length)` returns at most `length` bytes, fewer only at the end of the file. `type` is the type
-    flag ("0" a file, "5" a directory, …). Raises TarError at the first header that is torn or lies.
+    `read(offset, length)` returns at most `length` bytes, fewer only at the end of the file. `type` is the
+    type flag ("0" a file, "5" a directory, …). Raises TarError at the first header that is torn or lies.
     """
     return iter(_Scanner(read, start, end))
