@@ -9,11 +9,12 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import time
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshd.errors import ConfigError, DirectoryInUseError
+from meshd.kit.clock import SystemClock
 
 if TYPE_CHECKING:
     from meshd.config import NodeSettings
@@ -23,7 +24,7 @@ _STEP = 0.05
 
 
 class DirectoryLock:
-    """Holds `<data_dir>/lock` while it exists. Children inherit it and keep it until the last of them ends."""
+    """Holds `<data_dir>/lock`. Children inherit it, so it is held until the last of them has ended."""
 
     def __init__(self, data_dir: Path) -> None:
         self._path = data_dir / "lock"
@@ -40,15 +41,16 @@ class DirectoryLock:
         return f"<DirectoryLock {self._path}>"
 
     def _take(self) -> None:
-        deadline = time.monotonic() + _PATIENCE
+        clock = SystemClock()
+        deadline = clock.monotonic() + _PATIENCE
         while not self._try():
             holder = self._holder()
-            if _alive(holder) or time.monotonic() > deadline:
+            if _alive(holder) or clock.monotonic() > deadline:
                 raise DirectoryInUseError(
-                    f"the data directory {self._path.parent} is in use by another meshd (process {holder or '?'}); "
-                    "stop that one, or give this one another --data-dir"
+                    f"the data directory {self._path.parent} is in use by another meshd "
+                    f"(process {holder or '?'}); stop that one, or give this one another --data-dir"
                 )
-            time.sleep(_STEP)
+            threading.Event().wait(_STEP)
 
     def _try(self) -> bool:
         try:

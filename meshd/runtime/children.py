@@ -1,0 +1,145 @@
+"""Child processes: fork, a pipe on which the child reports, and death together with the supervisor.
+
+Law: a child is forked from a single-threaded supervisor, keeps of its descriptors those it was given, and is killed by the kernel when the supervisor dies, however that happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NoReturn
+
+from meshd.errors import MeshdError
+from meshd.runtime.restarts import Deaths
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_log = logging.getLogger("meshd.child")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Reporter:
+    """The child's end of the pipe to the supervisor."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def ready(self) -> None:
+        """The child does its work from now on."""
+        self._write({"state": "ready"})
+
+    def failed(self, reason: str) -> None:
+        """Why the child cannot do its work; it ends after this."""
+        self._write({"state": "failed", "reason": reason[:2000]})
+
+    def _write(self, report: dict[str, str]) -> None:
+        with contextlib.suppress(OSError):  # a supervisor that is gone takes this process with it
+            os.write(self._fd, json.dumps(report).encode() + b"\n")
+
+
+Body = Callable[[Reporter], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """A child the supervisor keeps alive. `name` is `role-number`; `fds` are the descriptors it inherits."""
+
+    name: str
+    body: Body
+    fds: frozenset[int] = frozenset()
+
+    @property
+    def role(self) -> str:
+        return self.name.partition("-")[0]
+
+
+@dataclass(slots=True)
+class Child:
+    """What the supervisor knows of one child. `pid` 0: not running; `due`: when to start it (again)."""
+
+    spec: ChildSpec
+    pid: int = 0
+    pipe: int = -1
+    started: float = 0.0
+    due: float = 0.0
+    reason: str = ""
+    deaths: Deaths = field(default_factory=Deaths)
+    unread: bytearray = field(default_factory=bytearray)
+
+    def reports(self) -> list[dict[str, str]]:
+        """What the child wrote since the last call; empty when nothing did."""
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self.pipe, 65536):
+                self.unread += chunk
+        *lines, rest = self.unread.split(b"\n")
+        self.unread = bytearray(rest)
+        return [json.loads(line) for line in lines]
+
+
+def fork(spec: ChildSpec, close: Iterable[int]) -> tuple[int, int]:
+    """Start `spec.body` in a child that closes `close` first. Returns (pid, non-blocking end of its pipe)."""
+    mine, theirs = os.pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _become(spec, theirs, parent, [mine, *(fd for fd in close if fd not in spec.fds)])
+    os.close(theirs)
+    os.set_blocking(mine, False)
+    return pid, mine
+
+
+def _become(spec: ChildSpec, pipe: int, parent: int, close: Iterable[int]) -> NoReturn:
+    """The life of a child, from fork to exit; nothing of the supervisor's stack runs after it."""
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends these to all; the supervisor decides
+            signal.signal(number, signal.SIG_IGN)
+        die_with(parent)
+        _libc.prctl(_PR_SET_NAME, f"meshd:{spec.name}"[:15].encode(), 0, 0, 0)
+        for fd in close:
+            os.close(fd)
+        code = _run(spec, Reporter(pipe))
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(code)
+
+
+def _run(spec: ChildSpec, reporter: Reporter) -> int:
+    try:
+        spec.body(reporter)
+    except MeshdError as error:
+        reporter.failed(str(error))
+    except Exception as error:
+        _log.exception("%s failed", spec.name)
+        reporter.failed(f"{type(error).__name__}: {error}")
+    else:
+        return 0
+    return 1
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before that took effect
+        os._exit(1)
+
+
+def ended(status: int) -> str:
+    """How a process ended, from its wait status, in words."""
+    if os.WIFSIGNALED(status):
+        return f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
+    return f"exit code {os.waitstatus_to_exitcode(status)}"

@@ -1,0 +1,254 @@
+"""Keeps the children alive until told to stop, then ends them in order.
+
+Law: single-threaded, no event loop, no store; it waits for pipes and signals and does little else, so that it
+outlives everything. Stages: children of the first stage end before those of the next are asked to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import signal
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from meshd.errors import StartupError
+from meshd.runtime.board import Phase
+from meshd.runtime.children import Child, ended, fork
+from meshd.telemetry import metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from meshd.kit.clock import Clock
+    from meshd.runtime.board import Board
+    from meshd.runtime.children import ChildSpec
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+_log = logging.getLogger("meshd.supervisor")
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What the composition root does at turning points. All run in the supervisor and must be quick."""
+
+    ready: Callable[[], None]
+    """Every child reported ready for the first time."""
+    draining: Callable[[], None]
+    """Before the first child is asked to end: let go of the listening sockets."""
+    hangup: Callable[[], None]
+    """SIGHUP came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Roles that end together, and the seconds they get before they are killed."""
+
+    roles: frozenset[str]
+    grace: float
+
+
+class Supervisor:
+    """Runs children until SIGTERM or SIGINT. `held`: descriptors that only children naming them inherit."""
+
+    def __init__(
+        self,
+        specs: Sequence[ChildSpec],
+        stages: Sequence[Stage],
+        *,
+        board: Board,
+        clock: Clock,
+        hooks: Hooks,
+        held: Callable[[], Iterable[int]],
+    ) -> None:
+        self._children = [Child(spec) for spec in specs]
+        self._stages = list(stages)
+        self._board, self._clock, self._hooks, self._held = board, clock, hooks, held
+        self._selector = selectors.DefaultSelector()
+        self._deadline = 0.0
+        self._draining = False
+        self._failure = ""
+
+    def __repr__(self) -> str:
+        return f"<Supervisor {self._board!r}>"
+
+    def run(self) -> None:
+        """Until every child has ended. Raises StartupError when one could not be started at all."""
+        with _wakeups() as wakeups:
+            self._wakeups = wakeups
+            self._selector.register(wakeups, selectors.EVENT_READ)
+            while not self._turn():
+                pass
+        self._selector.close()
+        if self._failure:
+            raise StartupError(self._failure)
+
+    def _turn(self) -> bool:
+        """Look at everything once, wait for more. True when there is nothing left to keep."""
+        self._reap()
+        self._advance()
+        if self._draining and not self._stages:
+            return True
+        self._start_due()
+        self._announce()
+        self._selector.select(self._patience())
+        for child in self._running():
+            self._listen(child)
+        for number in self._signals():
+            self._on_signal(number)
+        return False
+
+    def _running(self) -> list[Child]:
+        return [child for child in self._children if child.pid]
+
+    def _patience(self) -> float | None:
+        """Seconds until something is due; None when only events matter."""
+        now = self._clock.monotonic()
+        if self._draining:
+            return max(self._deadline - now, 0.0)
+        due = [child.due for child in self._children if not child.pid]
+        return max(min(due) - now, 0.0) if due else None
+
+    # starting and dying
+
+    def _start_due(self) -> None:
+        now = self._clock.monotonic()
+        for child in self._children:
+            if not self._draining and not child.pid and child.due <= now:
+                self._start(child, now)
+
+    def _start(self, child: Child, now: float) -> None:
+        pipes = [other.pipe for other in self._running()]
+        close = [*pipes, *self._held(), self._wakeups.fileno(), self._selector.fileno()]
+        child.reason, child.started = "", now
+        self._board[child.spec.name] = Phase.STARTING
+        child.pid, child.pipe = fork(child.spec, close)
+        self._selector.register(child.pipe, selectors.EVENT_READ)
+
+    def _listen(self, child: Child) -> None:
+        for report in child.reports():
+            if report["state"] == "ready":
+                child.deaths = child.deaths.ready()
+                self._board[child.spec.name] = Phase.READY
+                self._count(child.spec.role)
+            else:
+                child.reason = report["reason"]
+
+    def _reap(self) -> None:
+        for child in self._running():
+            pid, status = os.waitpid(child.pid, os.WNOHANG)
+            if pid:
+                self._listen(child)
+                self._bury(child, status)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                if not self._reap_stranger():
+                    break
+
+    def _reap_stranger(self) -> bool:
+        """A short-lived child that some hook started."""
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is None or any(child.pid == found.si_pid for child in self._children):
+            return False
+        os.waitpid(found.si_pid, 0)
+        return True
+
+    def _bury(self, child: Child, status: int) -> None:
+        now, name = self._clock.monotonic(), child.spec.name
+        self._selector.unregister(child.pipe)
+        os.close(child.pipe)
+        metrics.forget_process(child.pid)
+        pid, child.pid, child.pipe = child.pid, 0, -1
+        self._board[name] = Phase.DOWN
+        self._count(child.spec.role)
+        if self._draining:
+            return
+        child.deaths = child.deaths.died(now - child.started)
+        child.due = now + child.deaths.delay
+        metrics.process_restarts.labels(child.spec.role).inc()
+        why = child.reason or ended(status)
+        _log.warning("%s ended", name, extra={"pid": pid, "why": why, "restart_in": child.deaths.delay})
+        if child.deaths.hopeless:
+            self._failure = f"{name} cannot start: {why}"
+            self._drain()
+
+    def _count(self, role: str) -> None:
+        up = sum(self._board[name] is Phase.READY for name in self._board.names(role))
+        metrics.processes_up.labels(role).set(up)
+
+    def _announce(self) -> None:
+        if self._board.node is not Phase.STARTING or self._draining:
+            return
+        if all(self._board[child.spec.name] is Phase.READY for child in self._children):
+            self._board.node = Phase.READY
+            self._hooks.ready()
+
+    # signals and stopping
+
+    def _signals(self) -> set[int]:
+        with contextlib.suppress(BlockingIOError):
+            return set(self._wakeups.recv(4096))
+        return set()
+
+    def _on_signal(self, number: int) -> None:
+        if number == signal.SIGHUP:
+            self._hooks.hangup()
+        elif number in (signal.SIGTERM, signal.SIGINT) and not self._draining:
+            _log.info("stopping", extra={"signal": signal.Signals(number).name})
+            self._drain()
+        elif number in (signal.SIGTERM, signal.SIGINT):
+            _log.warning("asked twice to stop: not waiting any longer")
+            self._deadline = 0.0
+
+    def _drain(self) -> None:
+        if self._draining:
+            return
+        self._draining = True
+        self._board.node = Phase.DRAINING
+        self._hooks.draining()
+        self._ask()
+
+    def _ask(self) -> None:
+        """Ask the children of the present stage to end."""
+        if self._stages:
+            self._deadline = self._clock.monotonic() + self._stages[0].grace
+            for child in self._of_stage():
+                self._board[child.spec.name] = Phase.DRAINING
+                os.kill(child.pid, signal.SIGTERM)
+
+    def _of_stage(self) -> list[Child]:
+        return [child for child in self._running() if child.spec.role in self._stages[0].roles]
+
+    def _advance(self) -> None:
+        """While draining: kill who is late, go on to the next stage when one is empty."""
+        if not self._draining:
+            return
+        if self._stages and self._of_stage() and self._clock.monotonic() >= self._deadline:
+            for child in self._of_stage():
+                _log.warning("%s did not end in time; killing it", child.spec.name)
+                os.kill(child.pid, signal.SIGKILL)
+                self._bury(child, os.waitpid(child.pid, 0)[1])
+        while self._stages and not self._of_stage():
+            self._stages.pop(0)
+            self._ask()
+
+
+@contextlib.contextmanager
+def _wakeups() -> Iterator[socket.socket]:
+    """A socket on which the numbers of arriving signals can be read; restores handlers at the end."""
+    mine, theirs = socket.socketpair()
+    for end in (mine, theirs):
+        end.setblocking(False)
+    before = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+    signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+    try:
+        yield mine
+    finally:
+        signal.set_wakeup_fd(-1)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        mine.close()
+        theirs.close()
