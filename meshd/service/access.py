@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from meshwire.s3.errors import S3Error
-from meshwire.s3.operations import CopyObject, CreateBucket, ListBuckets, Operation, UploadPartCopy
+from meshwire.s3.operations import CopyObject, CreateBucket, ListBuckets, UploadPartCopy
 
 if TYPE_CHECKING:
     from meshd.control.buckets import Bucket, BucketTable
     from meshd.control.identities import IdentityTable, User
+    from meshwire.s3.operations import Operation
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ Law: pure decisions over what the client names and what was stored.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from meshd.store.records import Meta
@@ -26,7 +27,7 @@ MIN_PART_BYTES = 5 << 20  # of every part but the last
 def check_parts(stored: Mapping[int, PartEntry], named: Sequence[CompletedPart]) -> list[PartEntry]:
     """The stored parts the client names, in order. Raises S3Error InvalidPartOrder, InvalidPart, EntityTooSmall."""
     numbers = [part.number for part in named]
-    if any(later <= earlier for earlier, later in zip(numbers, numbers[1:], strict=False)):
+    if any(later <= earlier for earlier, later in itertools.pairwise(numbers)):
         raise S3Error("InvalidPartOrder")
     chosen = [_matching(stored.get(part.number), part) for part in named]
     for part in chosen[:-1]:

@@ -15,10 +15,9 @@ from meshd.service.translation import store_errors, translate
 from meshd.store.errors import ExtentGoneError, StoreError
 from meshd.store.records import Meta
 from meshwire.conditions import Conditions, judge_read
-from meshwire.httpdates import format_http
 from meshwire.names import KeyNameError, check_key
-from meshwire.ranges import UnsatisfiableRangeError, resolve_range
 from meshwire.s3.errors import S3Error
+from meshwire.s3.rendering import not_modified, select_window
 from meshwire.s3.results import (
     CopyResult,
     DeleteFailure,
@@ -69,19 +68,11 @@ class ObjectService:
             _judge(operation.conditions, record)
         if operation.part_number is not None:
             return _find_part(record, operation)
-        if operation.range is None:
-            head = _object_head(record, _asked(record.checksums, operation), record.checksum_type)
+        window = select_window(operation, record.size)
+        if window is None:
+            head = _object_head(record, record.checksums, record.checksum_type)
             return Found(record, head, 0, record.size, partial=False)
-        try:
-            offset, length = resolve_range(operation.range, record.size)
-        except UnsatisfiableRangeError:
-            raise S3Error(
-                "InvalidRange",
-                headers={"content-range": f"bytes */{record.size}"},
-                extra={"ActualObjectSize": str(record.size)},
-            ) from None
-        # Never the whole object's checksum with a part of it: clients would verify the part against it.
-        return Found(record, _object_head(record), offset, length, partial=True)
+        return Found(record, _object_head(record), *window, partial=True)
 
     def record(self, bucket: str, key: str) -> Record:
         """The object's record. Raises S3Error NoSuchKey."""
@@ -225,14 +216,9 @@ def check_size(size: int | None) -> None:
 def _judge(conditions: Conditions, record: Record) -> None:
     verdict = judge_read(conditions, record.etag, record.modified // 1000)
     if verdict == "not_modified":
-        modified = format_http(record.modified // 1000)
-        raise S3Error("NotModified", headers={"etag": f'"{record.etag}"', "last-modified": modified})
+        raise not_modified(_object_head(record))
     if verdict != "proceed":
         raise S3Error("PreconditionFailed")
-
-
-def _asked(checksums: Mapping[str, str], operation: GetObject) -> Mapping[str, str]:
-    return checksums if operation.checksum_mode else {}
 
 
 def _object_head(
@@ -257,15 +243,13 @@ def _find_part(record: Record, operation: GetObject) -> Found:
     """Part `partNumber` of a multipart object; an object put at once has exactly part 1."""
     number = operation.part_number or 0
     if not record.parts and number == 1:
-        head = _object_head(record, _asked(record.checksums, operation), record.checksum_type)
+        head = _object_head(record, record.checksums, record.checksum_type)
         return Found(record, head, 0, record.size, partial=record.size > 0)
     if not 1 <= number <= len(record.parts):
         raise S3Error("InvalidPartNumber", extra={"PartNumberRequested": str(number)})
     part = record.parts[number - 1]
     offset = sum(earlier.size for earlier in record.parts[: number - 1])
-    head = _object_head(
-        record, _asked(part.checksums, operation), record.checksum_type, parts_count=len(record.parts)
-    )
+    head = _object_head(record, part.checksums, record.checksum_type, parts_count=len(record.parts))
     return Found(record, head, offset, part.size, partial=True)
 
 

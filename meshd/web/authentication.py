@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 from meshd.service.access import Identity
 from meshwire.s3.errors import S3Error
 from meshwire.s3.parsing import RequestHead
-from meshwire.sigv4 import Claim, Verified, read_claim, verify
+from meshwire.sigv4 import read_claim, verify
 
 if TYPE_CHECKING:
     from aiohttp import web
 
     from meshd.kit.clock import Clock
     from meshd.service.access import Access
+    from meshwire.sigv4 import Claim, Verified
 
 
 @dataclass(frozen=True, slots=True)

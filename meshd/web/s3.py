@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 # Up to here an answer is read and written in one piece; above, sendfile.
 SMALL_BYTES = 128 << 10
 _CLIENT_GONE = 499
-_NOT_MODIFIED = 304
 
 
 class S3Endpoint:
@@ -100,9 +99,9 @@ class S3Endpoint:
         return SentReply(status, keep_alive=keep_alive)
 
     def _refuse(self, request: web.BaseRequest, trace: Trace, error: S3Error) -> Reply:
-        rendered = render_error(error, trace.request_id, request.raw_path.partition("?")[0])
-        body = b"" if request.method == "HEAD" or rendered.status == _NOT_MODIFIED else rendered.body
-        return Reply(rendered.status, rendered.headers, body, self._now())
+        resource = request.raw_path.partition("?")[0]
+        rendered = render_error(error, trace.request_id, resource, head=request.method == "HEAD")
+        return Reply(rendered.status, rendered.headers, rendered.body, self._now())
 
     def _now(self) -> int:
         return self._deps.clock.now_ms() // 1000
@@ -110,10 +109,11 @@ class S3Endpoint:
 
 def _object_answer(operation: ops.GetObject, found: Found, request_id: str) -> tuple[int, list[Header]]:
     """Status and headers of GET and HEAD."""
-    headers = list(object_headers(found.head, operation, request_id))
-    headers.append(("Content-Length", str(found.length)))
-    if not found.partial:
-        return 200, headers
-    last = found.offset + found.length - 1
-    headers.append(("Content-Range", f"bytes {found.offset}-{last}/{found.record.size}"))
-    return 206, headers
+    headers = object_headers(
+        found.head,
+        window=(found.offset, found.length) if found.partial else None,
+        checksum_mode=operation.checksum_mode,
+        overrides=operation.overrides,
+    )
+    headers.append(("x-amz-request-id", request_id))
+    return 206 if found.partial else 200, headers

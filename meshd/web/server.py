@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
@@ -27,6 +27,13 @@ from meshwire.s3.errors import S3Error
 from meshwire.s3.operations import BodyDigests
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aiohttp.abc import AbstractStreamWriter
+    from aiohttp.http import RawRequestMessage
+    from aiohttp.streams import StreamReader
+    from aiohttp.web_protocol import RequestHandler
+
     from meshd.kit.clock import Clock
     from meshd.service.access import Access
     from meshd.service.buckets import BucketService
@@ -103,7 +110,7 @@ def build_server(deps: WebDeps, native: Sequence[NativeRoute] = ()) -> MeshServe
     return MeshServer(
         dispatcher.handle,
         clock=deps.clock,
-        request_factory=_make_request,
+        request_factory=_request_factory(),
         keepalive_timeout=deps.http.idle_timeout,
         lingering_time=_LINGER_SECONDS,
         access_log=None,
@@ -115,8 +122,19 @@ def build_server(deps: WebDeps, native: Sequence[NativeRoute] = ()) -> MeshServe
     )
 
 
-def _make_request(*arguments: object) -> web.BaseRequest:
-    return MeshRequest(*arguments, asyncio.get_running_loop())  # type: ignore[arg-type]  # aiohttp's own five
+def _request_factory() -> Callable[..., web.BaseRequest]:
+    loop = asyncio.get_running_loop()
+
+    def make(
+        message: RawRequestMessage,
+        payload: StreamReader,
+        protocol: RequestHandler,
+        writer: AbstractStreamWriter,
+        task: asyncio.Task[None],
+    ) -> web.BaseRequest:
+        return MeshRequest(message, payload, protocol, writer, task, loop)
+
+    return make
 
 
 class Dispatcher:

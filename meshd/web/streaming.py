@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp.web_protocol import RequestPayloadError
 
-from meshwire.checksums import BodyDigest, BodyVerifier
+from meshwire.checksums import BodyVerifier
 from meshwire.s3.chunked import ChunkedDecoder
 from meshwire.s3.errors import S3Error
 from meshwire.sigv4 import STREAMING_PAYLOADS
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from meshd.web.authentication import Authenticated
+    from meshwire.checksums import BodyDigest
     from meshwire.s3.operations import BodyDigests
     from meshwire.s3.parsing import RequestHead
 
