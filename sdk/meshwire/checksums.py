@@ -1,7 +1,7 @@
 """Checksums of object bodies: the five algorithms of S3, their combination, and the verifier of an upload.
 
-Law: pure over the bytes handed in; whole-object values only. Invariant: values are base64 of the big-endian digest.
-https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity.html
+Law: pure over the bytes handed in; whole-object values only. Invariant: values are base64 of the big-endian
+digest. https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity.html
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ _POLYNOMIALS = MappingProxyType({"crc32": 0xEDB88320, "crc32c": 0x82F63B78, "crc
 
 
 def combine(algorithm: str, parts: Iterable[tuple[str, int]]) -> str:
-    """The FULL_OBJECT checksum of parts (base64, size in bytes) of a crc32, crc32c or crc64nvme. No bytes are read.
+    """The FULL_OBJECT checksum of parts (base64, size in bytes) of a crc32, crc32c or crc64nvme. No bytes are
+    read.
 
     Raises ValueError for sha1 and sha256, which cannot be combined.
     """
@@ -169,7 +170,8 @@ def _shift(algorithm: str, size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BodyDigest:
-    """`md5_hex` is the ETag of a single upload; `checksums` (algorithm → base64) are those to keep with it."""
+    """`md5_hex` is the ETag of a single upload; `checksums` (algorithm → base64) are those to keep with
+    it."""
 
     md5_hex: str
     checksums: Mapping[str, str]
@@ -179,8 +181,9 @@ class BodyDigest:
 class BodyVerifier:
     """Hashes a body as it passes and compares it with all that the client declared of it.
 
-    `payload_sha256` is the claim's payload hash (values other than 64 hexadecimal digits are ignored); `extra` names
-    further algorithms to compute and keep. With nothing to keep otherwise, CRC64NVME is kept, as S3 does.
+    `payload_sha256` is the claim's payload hash (values other than 64 hexadecimal digits are ignored);
+    `extra` names further algorithms to compute and keep. With nothing to keep otherwise, CRC64NVME is kept,
+    as S3 does.
     """
 
     def __init__(
@@ -212,19 +215,20 @@ class BodyVerifier:
     def finish(self, trailers: Mapping[str, str] = _NOTHING) -> BodyDigest:
         """Compare. `trailers` are those of a chunked body (lower-case names).
 
-        Raises S3Error: InvalidDigest, BadDigest, XAmzContentSHA256Mismatch, InvalidRequest, MalformedTrailerError.
+        Raises S3Error: InvalidDigest, BadDigest, XAmzContentSHA256Mismatch, InvalidRequest,
+        MalformedTrailerError.
         """
         self._check_payload_sha256()
         self._check_md5()
         for algorithm, value in self._digests.checksums.items():
             self._check(algorithm, value)
         for algorithm in self._digests.trailer:
-            value = trailers.get(f"x-amz-checksum-{algorithm}")
-            if value is None:
+            sent = trailers.get(f"x-amz-checksum-{algorithm}")
+            if sent is None:
                 raise S3Error(
                     "MalformedTrailerError", f"The announced trailer x-amz-checksum-{algorithm} is missing."
                 )
-            self._check(algorithm, value)
+            self._check(algorithm, sent)
         checksums = {name: self._hashers[name].base64() for name in self._kept}
         return BodyDigest(self._md5.hexdigest(), checksums, self._size)
 

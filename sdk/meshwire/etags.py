@@ -27,8 +27,8 @@ def unquote(text: str) -> str:
 
 
 def parse_list(header: str) -> tuple[str, ...]:
-    """The tags of an If-Match or If-None-Match header, `*` kept; unreadable remains are one opaque tag that matches
-    nothing."""
+    """The tags of an If-Match or If-None-Match header, `*` kept; unreadable remains are one opaque tag that
+    matches nothing."""
     tags, position = [], 0
     while position < len(header):
         match = _TAG.match(header, position)

@@ -14,7 +14,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
-# RFC 9110 §5.6.7: IMF-fixdate, then the two obsolete forms (RFC 850 and asctime) that must still be understood.
+# RFC 9110 §5.6.7: IMF-fixdate, then the two obsolete forms (RFC 850 and asctime) that must still be
+# understood.
 _IMF = re.compile(
     r"(?:\w{3}, )?(\d{1,2}) (\w{3}) (\d{4}) (\d\d):(\d\d):(\d\d)(?: (?:GMT|UTC|[+-]0000))?\Z", re.A
 )
@@ -28,9 +29,9 @@ def _at(seconds: int) -> datetime:
     return _EPOCH + timedelta(seconds=seconds)
 
 
-def _seconds(*fields: int) -> int | None:
+def _seconds(year: int, month: int, day: int, hour: int, minute: int, second: int) -> int | None:
     try:
-        return timegm(datetime(*fields[:6], tzinfo=UTC).timetuple())
+        return timegm(datetime(year, month, day, hour, minute, second, tzinfo=UTC).timetuple())
     except ValueError:
         return None
 
@@ -46,7 +47,8 @@ def format_http(seconds: int) -> str:
 
 
 def parse_http(text: str) -> int | None:
-    """Seconds since the epoch, or None when the text is no HTTP date (RFC 9110 has such a condition ignored)."""
+    """Seconds since the epoch, or None when the text is no HTTP date (RFC 9110 has such a condition
+    ignored)."""
     text = text.strip()
     if match := _IMF.match(text):
         day, month, year, *clock = match.groups()

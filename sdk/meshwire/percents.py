@@ -16,7 +16,8 @@ class PercentError(ValueError):
 
 
 def to_bytes(text: str) -> bytes:
-    """The bytes of text as received: servers hand on undecodable header and target bytes as lone surrogates."""
+    """The bytes of text as received: servers hand on undecodable header and target bytes as lone
+    surrogates."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
 """The `aws-chunked` body coding: a decoder without I/O.
 
-Law: bytes in, payload out as it arrives; memory is bounded by one line. Invariant: a signed chunk is verified at
-its end, so nothing handed out may be believed (committed) before `finish` has returned.
+Law: bytes in, payload out as it arrives; memory is bounded by one line. Invariant: a signed chunk is verified
+at its end, so nothing handed out may be believed (committed) before `finish` has returned.
 https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-streaming.html
 """
 
@@ -32,8 +32,9 @@ _TRAILER_SIGNATURE = "x-amz-trailer-signature"
 class ChunkedDecoder:
     """Decodes one body. States: a chunk's header line, its data, the line end after it, trailers, done.
 
-    `payload_hash` names the variant (one of `sigv4.STREAMING_PAYLOADS`); `verified` is needed for the signed ones;
-    `trailer_names` are the headers announced by x-amz-trailer; `decoded_length` in bytes is compared when given.
+    `payload_hash` names the variant (one of `sigv4.STREAMING_PAYLOADS`); `verified` is needed for the signed
+    ones; `trailer_names` are the headers announced by x-amz-trailer; `decoded_length` in bytes is compared
+    when given.
     """
 
     def __init__(
@@ -88,8 +89,8 @@ class ChunkedDecoder:
     # Each step consumes at least one byte of what it is given and says how many.
 
     def _read_line(self, view: memoryview) -> tuple[int, bytes | None]:
-        """(consumed, the line without its end), or None while it is incomplete. A bare LF ends a line, too: S3's
-        published trailers have it."""
+        """(consumed, the line without its end), or None while it is incomplete. A bare LF ends a line, too:
+        S3's published trailers have it."""
         end = bytes(view[: self._max_line + 2]).find(b"\n")
         taken = len(view[: self._max_line + 2]) if end < 0 else end + 1
         self._line += view[:taken]
@@ -122,7 +123,8 @@ class ChunkedDecoder:
         if total > self._decoded_length or (self._remaining == 0 and total != self._decoded_length):
             raise S3Error(
                 "IncompleteBody",
-                "The aws-chunked body does not have the number of bytes that x-amz-decoded-content-length says.",
+                "The aws-chunked body does not have the number of bytes that x-amz-decoded-content-length "
+                "says.",
             )
 
     def _read_data(self, view: memoryview, pieces: list[bytes]) -> int:
@@ -162,7 +164,8 @@ class ChunkedDecoder:
         return taken
 
     def _awaits_signature(self) -> bool:
-        """Some clients send an empty line between the trailers and their signature, as S3's documentation does."""
+        """Some clients send an empty line between the trailers and their signature, as S3's documentation
+        does."""
         return self._signed and self._with_trailer and bool(self._trailers) and not self._signature_seen
 
     def _add_trailer(self, line: bytes) -> None:
@@ -225,16 +228,16 @@ class _Chain:
         computed = chunk_signature(
             v.signing_key, v.timestamp, v.scope, self._previous, self._hash.hexdigest()
         )
-        self._compare(computed, self._declared, "A chunk of the aws-chunked body")
+        self._compare(computed, self._declared, "A chunk of the aws-chunked body does")
 
     def check_trailers(self, trailers: Mapping[str, str], declared: str) -> None:
         v = self._verified
         text = "".join(f"{name}:{value}\n" for name, value in sorted(trailers.items()))
         digest = hashlib.sha256(text.encode()).hexdigest()
         computed = trailer_signature(v.signing_key, v.timestamp, v.scope, self._previous, digest)
-        self._compare(computed, declared, "The trailers of the aws-chunked body")
+        self._compare(computed, declared, "The trailers of the aws-chunked body do")
 
     def _compare(self, computed: str, declared: str, what: str) -> None:
         if not compare_digest(computed.encode(), declared.encode()):
-            raise S3Error("SignatureDoesNotMatch", f"{what} do(es) not match the signature you provided.")
+            raise S3Error("SignatureDoesNotMatch", f"{what} not match the signature you provided.")
         self._previous = computed

@@ -1,11 +1,12 @@
 """The XML documents of S3: those clients send, and those the SDK reads back.
 
-Law: a request's document is checked strictly against what the operation needs; unknown elements are overlooked.
-Invariant: any bytes give a value or an S3Error.
+Law: a request's document is checked strictly against what the operation needs; unknown elements are
+overlooked. Invariant: any bytes give a value or an S3Error.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote_plus
 
@@ -50,7 +51,8 @@ class CompletedPart(NamedTuple):
 
 
 def parse_delete(body: bytes) -> DeleteRequest:
-    """The body of DeleteObjects: 1–1,000 keys. Raises S3Error: MalformedXML, KeyTooLongError, InvalidArgument."""
+    """The body of DeleteObjects: 1–1,000 keys. Raises S3Error: MalformedXML, KeyTooLongError,
+    InvalidArgument."""
     root = read(body, root="Delete", max_bytes=MAX_REQUEST_BYTES)
     objects = root.all("Object")
     if not 1 <= len(objects) <= MAX_DELETE_KEYS:
@@ -80,7 +82,7 @@ def parse_complete(body: bytes) -> tuple[CompletedPart, ...]:
     parts = tuple(map(_completed_part, root.all("Part")))
     if not parts:
         raise S3Error("MalformedXML", "A CompleteMultipartUpload request names at least one part.")
-    for earlier, later in zip(parts, parts[1:], strict=False):
+    for earlier, later in pairwise(parts):
         if earlier.number >= later.number:
             raise S3Error("InvalidPartOrder")
     return parts
@@ -100,7 +102,8 @@ def _completed_part(element: Element) -> CompletedPart:
 
 
 def parse_create_bucket(body: bytes) -> str:
-    """The location constraint of a CreateBucket body; empty when there is none. Raises S3Error: MalformedXML."""
+    """The location constraint of a CreateBucket body; empty when there is none. Raises S3Error:
+    MalformedXML."""
     if not body.strip():
         return ""
     root = read(body, root="CreateBucketConfiguration", max_bytes=MAX_REQUEST_BYTES)
@@ -114,7 +117,8 @@ def parse_create_bucket(body: bytes) -> str:
 
 
 def parse_error(body: bytes) -> S3Error:
-    """The error of an error document; a code we do not know becomes InternalError, its name kept in the message.
+    """The error of an error document; a code we do not know becomes InternalError, its name kept in the
+    message.
 
     Raises S3Error MalformedXML when the body is no error document.
     """
@@ -127,7 +131,8 @@ def parse_error(body: bytes) -> S3Error:
 
 
 def parse_list_result(body: bytes) -> results.ObjectListing:
-    """A page of ListObjects, either version. `next_after` is the token or marker to send for the next page."""
+    """A page of ListObjects, either version. `next_after` is the token or marker to send for the next
+    page."""
     root = read(body, root="ListBucketResult", max_bytes=MAX_RESPONSE_BYTES)
     text = _url_decoder(root)
     entries = tuple(_object_entry(element, text) for element in root.all("Contents"))
@@ -196,7 +201,8 @@ def parse_complete_result(body: bytes) -> results.CompleteResult:
 
 
 def parse_copy_result(body: bytes) -> results.CopyResult:
-    """Of CopyObject and of UploadPartCopy. Raises the S3Error in the body, as `parse_complete_result` does."""
+    """Of CopyObject and of UploadPartCopy. Raises the S3Error in the body, as `parse_complete_result`
+    does."""
     if b"<Error>" in body[:512]:
         raise parse_error(body)
     name = "CopyPartResult" if b"<CopyPartResult" in body[:512] else "CopyObjectResult"

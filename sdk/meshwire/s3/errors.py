@@ -68,14 +68,16 @@ _TABLE = (
     (
         "InvalidPart",
         400,
-        "One or more of the specified parts could not be found. The part might not have been uploaded, or the "
+        "One or more of the specified parts could not be found. The part might not have been uploaded, or "
+        "the "
         "specified entity tag might not have matched the part's entity tag.",
     ),
     ("InvalidPartNumber", 416, "The requested partnumber is not satisfiable"),
     (
         "InvalidPartOrder",
         400,
-        "The list of parts was not in ascending order. The parts list must be specified in order by part number.",
+        "The list of parts was not in ascending order. The parts list must be specified in order by part "
+        "number.",
     ),
     ("InvalidRange", 416, "The requested range is not satisfiable"),
     ("InvalidRequest", 400, "Invalid Request"),
@@ -100,7 +102,8 @@ _TABLE = (
     (
         "NoSuchUpload",
         404,
-        "The specified upload does not exist. The upload ID may be invalid, or the upload may have been aborted "
+        "The specified upload does not exist. The upload ID may be invalid, or the upload may have been "
+        "aborted "
         "or completed.",
     ),
     ("NoSuchVersion", 404, "The specified version does not exist."),
@@ -151,8 +154,8 @@ CODES: Mapping[str, ErrorCode] = MappingProxyType({row[0]: ErrorCode(*row) for r
 class S3Error(Exception):
     """A refusal in S3's terms.
 
-    `headers` go out with the response (e.g. Content-Range of a 416, ETag of a 304); `extra` become elements of the
-    error document. `resource` may be left empty: rendering then names the request's own path.
+    `headers` go out with the response (e.g. Content-Range of a 416, ETag of a 304); `extra` become elements
+    of the error document. `resource` may be left empty: rendering then names the request's own path.
     """
 
     def __init__(

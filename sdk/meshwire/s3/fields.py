@@ -1,7 +1,8 @@
 """The headers of an S3 request, read into the values operations carry.
 
-Law: a header that asks for something this server does not do (encryption, tags, locks, grants) is refused, never
-dropped: the client would believe it was done. Invariant: no value that leaves here has control characters.
+Law: a header that asks for something this server does not do (encryption, tags, locks, grants) is refused,
+never dropped: the client would believe it was done. Invariant: no value that leaves here has control
+characters.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from meshwire import etags, httpdates, names, percents
 from meshwire.conditions import Conditions
 from meshwire.s3.errors import S3Error
 from meshwire.s3.operations import CopySource, ObjectHeaders
-from meshwire.s3.queries import Query, invalid, key_too_long
+from meshwire.s3.queries import invalid, key_too_long
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from meshwire.s3.queries import Query
 
 MAX_METADATA_BYTES = 2048
 MAX_PART_NUMBER = 10_000
@@ -37,15 +40,35 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+\Z")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _COPY_RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})\Z", re.A)
 _STORAGE_CLASSES = frozenset(
-    """STANDARD REDUCED_REDUNDANCY STANDARD_IA ONEZONE_IA INTELLIGENT_TIERING GLACIER GLACIER_IR DEEP_ARCHIVE
-    EXPRESS_ONEZONE OUTPOSTS SNOW FSX_OPENZFS FSX_ONTAP""".split()
+    [
+        "STANDARD",
+        "REDUCED_REDUNDANCY",
+        "STANDARD_IA",
+        "ONEZONE_IA",
+        "INTELLIGENT_TIERING",
+        "GLACIER",
+        "GLACIER_IR",
+        "DEEP_ARCHIVE",
+        "EXPRESS_ONEZONE",
+        "OUTPOSTS",
+        "SNOW",
+        "FSX_OPENZFS",
+        "FSX_ONTAP",
+    ]
 )
 _AUTHENTICATION = frozenset(
     f"x-amz-{name}"
     for name in (
-        "algorithm", "credential", "date", "expires", "signedheaders", "signature", "security-token", "content-sha256",
+        "algorithm",
+        "credential",
+        "date",
+        "expires",
+        "signedheaders",
+        "signature",
+        "security-token",
+        "content-sha256",
     )
-)  # fmt: skip
+)
 
 # Headers that ask for what is not built, with the values that ask for nothing.
 _NONE: frozenset[str] = frozenset()
@@ -122,7 +145,8 @@ def check_key(key: str) -> None:
 
 
 def clean(name: str, value: str) -> str:
-    """A header value fit to be stored and sent: bytes that are no UTF-8 are read as Latin-1 (RFC 9110 §5.5 of old)."""
+    """A header value fit to be stored and sent: bytes that are no UTF-8 are read as Latin-1 (RFC 9110 §5.5 of
+    old)."""
     value = value.strip(" \t")
     if not value.isascii():
         try:
@@ -254,7 +278,8 @@ def copy_range(headers: Mapping[str, str]) -> tuple[int, int] | None:
         raise invalid(
             "x-amz-copy-source-range",
             value,
-            "The x-amz-copy-source-range value must be of the form bytes=first-last where first and last are the "
+            "The x-amz-copy-source-range value must be of the form bytes=first-last where first and last "
+            "are the "
             "zero-based offsets of the first and last bytes to copy",
         )
     return int(match[1]), int(match[2])

@@ -1,8 +1,8 @@
 """The listing documents of S3: buckets, objects, uploads, parts.
 
-Law: text only; `meshwire.s3.rendering` makes responses of it. Invariant: keys come out exactly, or percent-encoded
-under `EncodingType` url. A listing with a key that XML 1.0 cannot carry is encoded even unasked: one such
-key would otherwise make the whole page unreadable for every client.
+Law: text only; `meshwire.s3.rendering` makes responses of it. Invariant: keys come out exactly, or
+percent-encoded under `EncodingType` url. A listing with a key that XML 1.0 cannot carry is encoded even
+unasked: one such key would otherwise make the whole page unreadable for every client.
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ def owner(name: str, value: res.Owner | None) -> str:
 
 def checksums(values: Mapping[str, str]) -> str:
     return "".join(tag(f"Checksum{name.upper()}", value) for name, value in values.items())
+
+
+def etag(value: str) -> str:
+    return f"<ETag>&quot;{escape(value)}&quot;</ETag>"
 
 
 def flag(name: str, value: bool) -> str:
@@ -109,8 +113,8 @@ def _object(e: res.ObjectEntry, key: Callable[[str], str], *, with_owner: bool) 
     )
     return (
         f"<Contents><Key>{key(e.key)}</Key><LastModified>{httpdates.format_iso(e.modified_ms)}</LastModified>"
-        f"<ETag>&quot;{escape(e.etag)}&quot;</ETag>{checksum}<Size>{e.size}</Size>"
-        f"{owner('Owner', e.owner) if with_owner else ''}<StorageClass>{e.storage_class}</StorageClass></Contents>"
+        f"{etag(e.etag)}{checksum}<Size>{e.size}</Size>{owner('Owner', e.owner) if with_owner else ''}"
+        f"<StorageClass>{e.storage_class}</StorageClass></Contents>"
     )
 
 
@@ -128,7 +132,8 @@ def uploads(op: ops.ListMultipartUploads, result: res.UploadListing) -> str:
     )
     encoded = _must_encode(names, asked=op.encode_url)
     key = _KEY_ENCODING if encoded else escape
-    following = f"<NextKeyMarker>{key(result.next_key)}</NextKeyMarker>{tag('NextUploadIdMarker', result.next_upload_id)}"
+    next_id = tag("NextUploadIdMarker", result.next_upload_id)
+    following = f"<NextKeyMarker>{key(result.next_key)}</NextKeyMarker>{next_id}"
     return root(
         "ListMultipartUploadsResult",
         tag("Bucket", op.bucket),
@@ -150,8 +155,8 @@ def _upload(u: res.UploadEntry, key: Callable[[str], str]) -> str:
         f"<Upload><Key>{key(u.key)}</Key>{tag('UploadId', u.upload_id)}"
         f"{owner('Initiator', u.owner)}{owner('Owner', u.owner)}<StorageClass>STANDARD</StorageClass>"
         f"{tag('Initiated', httpdates.format_iso(u.initiated_ms))}"
-        f"{optional('ChecksumAlgorithm', u.checksum_algorithm.upper())}{optional('ChecksumType', u.checksum_type)}"
-        "</Upload>"
+        f"{optional('ChecksumAlgorithm', u.checksum_algorithm.upper())}"
+        f"{optional('ChecksumType', u.checksum_type)}</Upload>"
     )
 
 
@@ -178,6 +183,6 @@ def parts(op: ops.ListParts, result: res.PartList) -> str:
 def _part(part: res.PartEntry) -> str:
     return (
         f"<Part><PartNumber>{part.number}</PartNumber>"
-        f"{tag('LastModified', httpdates.format_iso(part.modified_ms))}<ETag>&quot;{escape(part.etag)}&quot;</ETag>"
+        f"{tag('LastModified', httpdates.format_iso(part.modified_ms))}{etag(part.etag)}"
         f"<Size>{part.size}</Size>{checksums(part.checksums)}</Part>"
     )

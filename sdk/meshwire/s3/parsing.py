@@ -1,7 +1,8 @@
 """An S3 request read into an operation.
 
-Law: path style, syntax only. Invariant: any text gives an operation or an S3Error, and a sub-resource that is not
-built answers NotImplemented: falling through to the plain operation would have `PUT /bucket?acl` create a bucket.
+Law: path style, syntax only. Invariant: any text gives an operation or an S3Error, and a sub-resource that is
+not built answers NotImplemented: falling through to the plain operation would have `PUT /bucket?acl` create a
+bucket.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from meshwire import percents
 from meshwire.ranges import parse_range
 from meshwire.s3 import digests, fields, operations, tokens
 from meshwire.s3.errors import S3Error
-from meshwire.s3.queries import Query, invalid, read_query
+from meshwire.s3.queries import invalid, read_query
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from meshwire.s3.operations import Operation
+    from meshwire.s3.queries import Query
 
     Headers = Mapping[str, str]
 

@@ -1,7 +1,8 @@
 """The query of an S3 request: which sub-resources and parameters it names.
 
-Law: a parameter given twice is refused, and a sub-resource that is not built, or not known, answers NotImplemented.
-Invariant: after `check`, every sub-resource in the query is one that the operation of (level, method) reads.
+Law: a parameter given twice is refused, and a sub-resource that is not built, or not known, answers
+NotImplemented. Invariant: after `check`, every sub-resource in the query is one that the operation of (level,
+method) reads.
 """
 
 from __future__ import annotations
@@ -38,22 +39,60 @@ _PARAMETERS: Mapping[tuple[str, str], frozenset[str]] = MappingProxyType(
 _BUILT = frozenset({"location", "uploads", "uploadId", "partNumber", "delete"})
 # Sub-resources of S3's reference that this server does not have yet.
 _UNBUILT = frozenset(
-    """
-    abac accelerate acl analytics append attributes attributes cors encryption intelligent-tiering inventory
-    legal-hold lifecycle logging metadataConfiguration metadataInventoryTable metadataJournalTable metadataTable
-    metrics notification object-lock ownershipControls policy policyStatus publicAccessBlock renameObject replication
-    requestPayment restore retention select select-type session tagging torrent uploadPartCopy versioning versions
-    website
-    """.split()
+    [
+        "abac",
+        "accelerate",
+        "acl",
+        "analytics",
+        "append",
+        "attributes",
+        "cors",
+        "encryption",
+        "intelligent-tiering",
+        "inventory",
+        "legal-hold",
+        "lifecycle",
+        "logging",
+        "metadataConfiguration",
+        "metadataInventoryTable",
+        "metadataJournalTable",
+        "metadataTable",
+        "metrics",
+        "notification",
+        "object-lock",
+        "ownershipControls",
+        "policy",
+        "policyStatus",
+        "publicAccessBlock",
+        "renameObject",
+        "replication",
+        "requestPayment",
+        "restore",
+        "retention",
+        "select",
+        "select-type",
+        "session",
+        "tagging",
+        "torrent",
+        "uploadPartCopy",
+        "versioning",
+        "versions",
+        "website",
+    ]
 )
 # Never a sub-resource: SDK bookkeeping, and signatures (SigV4's and SigV2's).
 _IGNORED = frozenset({"x-id", "AWSAccessKeyId", "Signature", "Expires"})
 _OVERRIDES = frozenset(
     f"response-{name}"
     for name in (
-        "content-type", "content-language", "expires", "cache-control", "content-disposition", "content-encoding",
+        "cache-control",
+        "content-disposition",
+        "content-encoding",
+        "content-language",
+        "content-type",
+        "expires",
     )
-)  # fmt: skip
+)
 _NO_PARAMETERS: frozenset[str] = frozenset()
 
 
@@ -75,7 +114,8 @@ class Query:
             _refuse(name, value, method)
 
     def text(self, name: str) -> str:
-        """A parameter that is compared with keys; empty when absent. Raises KeyTooLongError, InvalidArgument."""
+        """A parameter that is compared with keys; empty when absent. Raises KeyTooLongError,
+        InvalidArgument."""
         value = self.values.get(name, "")
         if value:
             try:
@@ -114,8 +154,10 @@ def _refuse(name: str, value: str, method: str) -> None:
         raise invalid(name, value, "This operation does not accept a query-string.")
     if name in _BUILT:
         raise S3Error("MethodNotAllowed", extra={"Method": method, "ResourceType": name.upper()})
-    # S3 overlooks parameters it does not know, such as the cache busters of browsers. On a write, or where it has no
-    # value, an unknown name may be a sub-resource of tomorrow's S3, and a plain operation in its place does harm.
+    # S3 overlooks parameters it does not know, such as the cache busters of browsers. On a write, or where
+    # it has no
+    # value, an unknown name may be a sub-resource of tomorrow's S3, and a plain operation in its place does
+    # harm.
     if not value or method not in {"GET", "HEAD"}:
         raise S3Error("NotImplemented", f"The query parameter {name[:64]!r} is not known.")
 

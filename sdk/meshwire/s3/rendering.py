@@ -1,7 +1,7 @@
 """Results and errors as S3's responses: status, headers, body.
 
-Law: pure; bodies of objects are streamed by the caller, everything else is complete here. Invariant: every answer
-names its request id, ETags are quoted, and every XML body is well-formed whatever the keys are.
+Law: pure; bodies of objects are streamed by the caller, everything else is complete here. Invariant: every
+answer names its request id, ETags are quoted, and every XML body is well-formed whatever the keys are.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from meshwire import etags, httpdates
 from meshwire.ranges import UnsatisfiableRangeError, resolve_range
 from meshwire.s3 import listings
 from meshwire.s3 import operations as ops
-from meshwire.s3 import results as res
 from meshwire.s3.elements import escape, optional, tag
 from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from meshwire.s3 import results as res
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _XML = ("content-type", "application/xml")
@@ -35,8 +36,8 @@ class Rendered(NamedTuple):
 
 
 def render(op: ops.Operation, result: res.Result, request_id: str) -> Rendered:
-    """The response to an operation. For GetObject (HEAD included) it has the status and headers; its bytes, and the
-    conditions that decide on them, are the caller's. Raises S3Error InvalidRange."""
+    """The response to an operation. For GetObject (HEAD included) it has the status and headers; its bytes,
+    and the conditions that decide on them, are the caller's. Raises S3Error InvalidRange."""
     status, headers, body = _RENDERERS[type(op)](op, result)
     headers.append(("x-amz-request-id", request_id))
     if body:
@@ -81,7 +82,8 @@ def object_headers(
 ) -> Headers:
     """Headers of GET and HEAD. `window` is (offset, length) of a partial answer.
 
-    The whole object's checksum never goes with a part of it: boto3, the JavaScript SDK and pyarrow would compare.
+    The whole object's checksum never goes with a part of it: boto3, the JavaScript SDK and pyarrow would
+    compare.
     """
     length = info.size if window is None else window[1]
     headers = [
@@ -159,7 +161,7 @@ def _copy_document(name: str, result: res.CopyResult) -> Rendered:
         listings.root(
             name,
             tag("LastModified", httpdates.format_iso(result.modified_ms)),
-            _etag(result.etag),
+            listings.etag(result.etag),
             optional("ChecksumType", result.checksum_type),
             listings.checksums(result.checksums),
         )
@@ -185,10 +187,6 @@ def _delete_objects(op: ops.DeleteObjects, result: res.DeleteResult) -> Rendered
             ],
         )
     )
-
-
-def _etag(etag: str) -> str:
-    return f"<ETag>&quot;{escape(etag)}&quot;</ETag>"
 
 
 def _document(text: str, headers: Headers | None = None) -> Rendered:
@@ -239,7 +237,7 @@ def _complete(op: ops.CompleteMultipartUpload, result: res.CompleteResult) -> Re
             tag("Location", result.location),
             tag("Bucket", result.bucket),
             tag("Key", result.key),
-            _etag(result.etag),
+            listings.etag(result.etag),
             listings.checksums(result.checksums),
             optional("ChecksumType", result.checksum_type),
         )
@@ -250,7 +248,8 @@ def _listing(write: Callable[[Any, Any], str]) -> Callable[[Any, Any], Rendered]
     return lambda op, result: _document(write(op, result))
 
 
-# Which result belongs to which operation is written in the signatures; a table cannot say it to the type checker.
+# Which result belongs to which operation is written in the signatures; a table cannot say it to the type
+# checker.
 _RENDERERS: Mapping[type, Callable[[Any, Any], Rendered]] = {
     ops.ListBuckets: _listing(listings.buckets),
     ops.CreateBucket: _create_bucket,

@@ -1,7 +1,8 @@
 """What an S3 operation answers, as frozen values.
 
-Law: data only. `meshd.service` makes these, `meshwire.s3.rendering` writes them, `meshwire.s3.documents` reads the
-listed ones back for the SDK. Invariant: ETags are without quotes, times are milliseconds since the epoch, sizes bytes.
+Law: data only. `meshd.service` makes these, `meshwire.s3.rendering` writes them, `meshwire.s3.documents`
+reads the listed ones back for the SDK. Invariant: ETags are without quotes, times are milliseconds since the
+epoch, sizes bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class BucketEntry:
 
 @dataclass(frozen=True, slots=True)
 class BucketListing:
-    """`next_after` is the last bucket name of a truncated page (it becomes the continuation token), else None."""
+    """`next_after` is the last bucket name of a truncated page (it becomes the continuation token), else
+    None."""
 
     owner: Owner
     buckets: tuple[BucketEntry, ...]
@@ -78,8 +80,9 @@ class ObjectEntry:
 
 @dataclass(frozen=True, slots=True)
 class ObjectListing:
-    """A page of objects. `next_after` is the last key or common prefix returned; rendering makes the continuation
-    token or NextMarker of it. When read back by the SDK it is the raw token (or marker) to send next."""
+    """A page of objects. `next_after` is the last key or common prefix returned; rendering makes the
+    continuation token or NextMarker of it. When read back by the SDK it is the raw token (or marker) to send
+    next."""
 
     entries: tuple[ObjectEntry, ...] = ()
     common_prefixes: tuple[str, ...] = ()
@@ -212,7 +215,8 @@ class UploadEntry:
 
 @dataclass(frozen=True, slots=True)
 class UploadListing:
-    """`next_key` and `next_upload_id` name the last upload (or the last common prefix, with an empty id) returned."""
+    """`next_key` and `next_upload_id` name the last upload (or the last common prefix, with an empty id)
+    returned."""
 
     uploads: tuple[UploadEntry, ...] = ()
     common_prefixes: tuple[str, ...] = ()

@@ -1,7 +1,8 @@
 """Canonical requests: the text both ends hash.
 
 Law: the path and query are taken as sent, since clients differ in which characters they encode, and only then
-re-encoded as the SigV4 text asks. Every variant describes the same decoded request, so trying them forges nothing.
+re-encoded as the SigV4 text asks. Every variant describes the same decoded request, so trying them forges
+nothing.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """`payload_hash` is 64 hexadecimal digits, UNSIGNED-PAYLOAD or one of STREAMING_PAYLOADS; `timestamp` is in
-    SigV4's form; `expires` (seconds) is set for presigned requests only."""
+    """`payload_hash` is 64 hexadecimal digits, UNSIGNED-PAYLOAD or one of STREAMING_PAYLOADS; `timestamp` is
+    in SigV4's form; `expires` (seconds) is set for presigned requests only."""
 
     access_key: str
     scope: Scope
@@ -71,7 +71,8 @@ def read_claim(head: RequestHead) -> Claim | None:
     """The claim of a request; None when it is anonymous.
 
     Raises S3Error: AuthorizationHeaderMalformed, AuthorizationQueryParametersError, AccessDenied (no date),
-    InvalidArgument (two mechanisms, an unknown one, a bad payload hash), InvalidRequest (SigV2; no payload hash).
+    InvalidArgument (two mechanisms, an unknown one, a bad payload hash), InvalidRequest (SigV2; no payload
+    hash).
     """
     authorization = head.headers.get("authorization")
     presigned = head.raw_query != "" and _looks_presigned(head.raw_query)
@@ -80,7 +81,8 @@ def read_claim(head: RequestHead) -> Claim | None:
     if presigned:
         raise S3Error(
             "InvalidArgument",
-            "Only one auth mechanism allowed; only the X-Amz-Algorithm query parameter, Signature query string "
+            "Only one auth mechanism allowed; only the X-Amz-Algorithm query parameter, Signature query "
+            "string "
             "parameter or the Authorization header should be specified",
         )
     return _read_header(head, authorization)
@@ -149,7 +151,8 @@ def _header_timestamp(head: RequestHead, scope: Scope) -> str:
     if timestamp[:8] != scope.date:
         raise S3Error(
             _MALFORMED,
-            f'The authorization header is malformed; Invalid credential date "{scope.date}". This date is not the '
+            f'The authorization header is malformed; Invalid credential date "{scope.date}". This date is '
+            f"not the "
             f'same as X-Amz-Date: "{timestamp[:8]}".',
         )
     return timestamp
@@ -170,7 +173,8 @@ def _payload_hash(value: str) -> str:
     raise S3Error(
         "InvalidArgument",
         "x-amz-content-sha256 must be UNSIGNED-PAYLOAD, STREAMING-UNSIGNED-PAYLOAD-TRAILER, "
-        "STREAMING-AWS4-HMAC-SHA256-PAYLOAD, STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER, or a valid sha256 value.",
+        "STREAMING-AWS4-HMAC-SHA256-PAYLOAD, STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER, or a valid "
+        "sha256 value.",
     )
 
 
@@ -188,7 +192,8 @@ def _read_query(head: RequestHead) -> Claim:
     if timestamp[:8] != scope.date:
         raise S3Error(
             _QUERY_ERROR,
-            f'Invalid credential date "{scope.date}". This date is not the same as X-Amz-Date: "{timestamp[:8]}".',
+            f'Invalid credential date "{scope.date}". This date is not the same as X-Amz-Date: '
+            f'"{timestamp[:8]}".',
         )
     if _SIGNATURE.match(fields["Signature"]) is None:
         raise S3Error(_QUERY_ERROR, "X-Amz-Signature must be 64 hexadecimal digits.")
@@ -235,7 +240,8 @@ def _expires(text: str) -> int:
     if seconds > MAX_EXPIRES:
         raise S3Error(
             _QUERY_ERROR,
-            "X-Amz-Expires must be less than a week (in seconds); that is, the given X-Amz-Expires must be less "
+            "X-Amz-Expires must be less than a week (in seconds); that is, the given X-Amz-Expires must "
+            "be less "
             f"than {MAX_EXPIRES} seconds",
         )
     if seconds < 1:
@@ -264,7 +270,8 @@ def _credential(text: str, code: str) -> tuple[str, Scope]:
     if terminator != "aws4_request":
         raise S3Error(
             code,
-            f'The Credential is malformed; incorrect terminal "{terminator}". This endpoint uses "aws4_request".',
+            f'The Credential is malformed; incorrect terminal "{terminator}". This endpoint uses '
+            f'"aws4_request".',
         )
     return access_key, Scope(date, region, service)
 

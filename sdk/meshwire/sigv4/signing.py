@@ -42,7 +42,8 @@ def sign(
 ) -> dict[str, str]:
     """Headers to add to a request: x-amz-date, x-amz-content-sha256, authorization (and the session token).
 
-    `head.headers` must hold `host` and everything that goes out under x-amz-*; `timestamp` is in seconds, or aware.
+    `head.headers` must hold `host` and everything that goes out under x-amz-*; `timestamp` is in seconds, or
+    aware.
     """
     stamp = _stamp(timestamp)
     added = {"x-amz-date": stamp, "x-amz-content-sha256": payload_hash}
@@ -73,8 +74,8 @@ def presign(
 ) -> str:
     """`url` with a signature in its query, good for `expires` seconds from `timestamp`.
 
-    `url` is encoded already; `headers` (lower-case) must then be sent with exactly these values. Raises ValueError
-    for an expiry outside 1–604,800 s.
+    `url` is encoded already; `headers` (lower-case) must then be sent with exactly these values. Raises
+    ValueError for an expiry outside 1–604,800 s.
     """
     if not 1 <= expires <= MAX_EXPIRES:
         raise ValueError(f"a presigned URL lives 1 to {MAX_EXPIRES} seconds, not {expires}")

@@ -1,7 +1,8 @@
 """Whether a claim holds.
 
-Law: the secret and the present time come as arguments; the answer is what verifying a chunked body needs next, or
-an S3Error. Invariant: nothing is believed that was not signed: the host and every x-amz-* header must be.
+Law: the secret and the present time come as arguments; the answer is what verifying a chunked body needs
+next, or an S3Error. Invariant: nothing is believed that was not signed: the host and every x-amz-* header
+must be.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Verified:
 def verify(claim: Claim, head: RequestHead, secret_key: str, now: int) -> Verified:
     """Check the claim at time `now` (seconds since the epoch).
 
-    Raises S3Error: RequestTimeTooSkewed, AccessDenied (presigned request expired or not yet valid; headers that had
-    to be signed), SignatureDoesNotMatch.
+    Raises S3Error: RequestTimeTooSkewed, AccessDenied (presigned request expired or not yet valid; headers
+    that had to be signed), SignatureDoesNotMatch.
     """
     _check_time(claim, now)
     _check_signed_headers(claim, head)
@@ -107,8 +108,8 @@ def _check_signed_headers(claim: Claim, head: RequestHead) -> None:
 
 
 def _mismatch(claim: Claim, head: RequestHead, scope: str) -> S3Error:
-    """As S3 does, say what was signed here: it is the only way to find a client's mistake. A session token is kept
-    out of it."""
+    """As S3 does, say what was signed here: it is the only way to find a client's mistake. A session token is
+    kept out of it."""
     extra = {"AWSAccessKeyId": claim.access_key, "SignatureProvided": claim.signature}
     if claim.session_token is None:
         request = canonical.canonical_request(head, claim.signed_headers, claim.payload_hash)
