@@ -1,7 +1,7 @@
 """Who may do what: root everything, a bucket's owner everything in it, nobody else anything.
 
-Law: decides from tables alone, before a byte of a body is read. Invariant: an operation that names a bucket is
-admitted only if the bucket exists.
+Law: decides from tables alone, before a byte of a body is read. Invariant: an operation that names a bucket
+is admitted only if the bucket exists.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Access:
         return user
 
     def admit(self, identity: Identity | None, operation: Operation) -> None:
-        """Return if `identity` (None: anonymous) may run `operation`. Raises S3Error AccessDenied, NoSuchBucket."""
+        """Return if `identity` (None: anonymous) may run `operation`. Raises S3Error AccessDenied,
+        NoSuchBucket."""
         if isinstance(operation, ListBuckets | CreateBucket):
             if identity is None:
                 raise S3Error("AccessDenied")

@@ -25,7 +25,8 @@ MIN_PART_BYTES = 5 << 20  # of every part but the last
 
 
 def check_parts(stored: Mapping[int, PartEntry], named: Sequence[CompletedPart]) -> list[PartEntry]:
-    """The stored parts the client names, in order. Raises S3Error InvalidPartOrder, InvalidPart, EntityTooSmall."""
+    """The stored parts the client names, in order. Raises S3Error InvalidPartOrder, InvalidPart,
+    EntityTooSmall."""
     numbers = [part.number for part in named]
     if any(later <= earlier for earlier, later in itertools.pairwise(numbers)):
         raise S3Error("InvalidPartOrder")

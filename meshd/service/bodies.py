@@ -1,7 +1,7 @@
 """What a service asks of a request's body.
 
-Law: the bytes come in order and only once; nothing may be committed before `digest` was asked for, because that is
-where a wrong length, checksum or signature shows.
+Law: the bytes come in order and only once; nothing may be committed before `digest` was asked for, because
+that is where a wrong length, checksum or signature shows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Body(Protocol):
         compute besides. A piece is valid until the next is asked for."""
 
     def digest(self) -> BodyDigest:
-        """The digests of the whole, once `pieces` is exhausted. Raises S3Error when anything did not match."""
+        """The digests of the whole, once `pieces` is exhausted. Raises S3Error when anything did not
+        match."""
 
     async def whole(self, digests: BodyDigests, limit: int) -> bytes:
         """All of a small body, checked. Raises S3Error MaxMessageLengthExceeded above `limit` bytes."""

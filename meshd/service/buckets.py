@@ -41,7 +41,8 @@ class BucketService:
     async def create(
         self, operation: CreateBucket, identity: Identity, location: str | None
     ) -> BucketCreated:
-        """One's own bucket again is a success, as S3 has it in us-east-1. Raises S3Error BucketAlreadyExists."""
+        """One's own bucket again is a success, as S3 has it in us-east-1. Raises S3Error
+        BucketAlreadyExists."""
         bucket = Bucket(operation.bucket, identity.user_id, self._clock.now_ms(), location or self._region)
         try:
             await self._table.create(bucket)
@@ -71,8 +72,8 @@ class BucketService:
     async def delete(self, operation: DeleteBucket) -> BucketDeleted:
         """Uploads in progress are dropped with it. Raises S3Error BucketNotEmpty, NoSuchBucket.
 
-        The name goes first and the contents are looked at once more: a writer looks for the name after its commit,
-        so one of the two sees the other.
+        The name goes first and the contents are looked at once more: a writer looks for the name after its
+        commit, so one of the two sees the other.
         """
         bucket = self._existing(operation.bucket)
         self._require_empty(bucket.name)

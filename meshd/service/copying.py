@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 PIECE = 1 << 20
 
 _UNCHANGED = (
-    "This copy request is illegal because it is trying to copy an object to itself without changing the object's "
-    "metadata, storage class, website redirect location or encryption attributes."
+    "This copy request is illegal because it is trying to copy an object to itself without changing the "
+    "object's metadata, storage class, website redirect location or encryption attributes."
 )
 
 
@@ -38,7 +38,8 @@ def checked_source(source: Record, operation: CopyObject, max_bytes: int) -> Non
     if source.size > max_bytes:
         raise S3Error(
             "InvalidRequest",
-            f"The specified copy source is larger than the maximum allowable size for a copy source: {max_bytes}",
+            "The specified copy source is larger than the maximum allowable size for a copy source: "
+            f"{max_bytes}",
         )
     same = (operation.source.bucket, operation.source.key) == (operation.bucket, operation.key)
     if same and not operation.replace:

@@ -26,7 +26,8 @@ class ListingService:
         self._store, self._identities = store, identities
 
     def list_objects(self, operation: ListObjects) -> ObjectListing:
-        """A page of either version. An owner is told where S3 tells it: always in version 1, on demand in 2."""
+        """A page of either version. An owner is told where S3 tells it: always in version 1, on demand in
+        2."""
         if operation.max_keys <= 0:
             return ObjectListing()
         with store_errors():

@@ -1,7 +1,7 @@
 """Objects: found, read, stored, copied, deleted.
 
-Law: a read holds what it opened, whatever happens to the name meanwhile; a write is visible when it is durable,
-and only if every digest matched. Invariant: memory a request does not grow with the object.
+Law: a read holds what it opened, whatever happens to the name meanwhile; a write is visible when it is
+durable, and only if every digest matched. Invariant: memory a request does not grow with the object.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ MAX_PUT_BYTES = 5 << 30  # a single PUT or part, and the source of a copy
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An object to be answered: `length` bytes from `offset`; `partial` when a range or a part was asked for."""
+    """An object to be answered: `length` bytes from `offset`; `partial` when a range or a part was asked
+    for."""
 
     record: Record
     head: ObjectHead
@@ -94,8 +95,8 @@ class ObjectService:
             raise translate(error) from error
 
     def _find_again(self, operation: GetObject, found: Found) -> Found:
-        """The object was replaced (or moved) since it was found. Its headers are made already, so only the same
-        content will do; else the client is told to ask again."""
+        """The object was replaced (or moved) since it was found. Its headers are made already, so only the
+        same content will do; else the client is told to ask again."""
         again = self.find(operation)
         if (again.record.etag, again.record.size) != (found.record.etag, found.record.size):
             raise S3Error("ServiceUnavailable")
@@ -156,7 +157,8 @@ class ObjectService:
             raise S3Error("NoSuchBucket", extra={"BucketName": bucket})
 
     async def copy(self, operation: CopyObject, identity: Identity) -> CopyResult:
-        """A copy that shares the source's extents. Raises S3Error NoSuchKey, InvalidRequest, PreconditionFailed."""
+        """A copy that shares the source's extents. Raises S3Error NoSuchKey, InvalidRequest,
+        PreconditionFailed."""
         source = self.record(operation.source.bucket, operation.source.key)
         checked_source(source, operation, MAX_PUT_BYTES)
         checksums, kind = await checksums_of(self._store, source, operation.checksum_algorithm)

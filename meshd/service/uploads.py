@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     )
 
 PAGE_LIMIT = 1000
-# Whole-object checksums can be computed from the parts' for these; the SHA family only as a checksum of checksums.
+# Whole-object checksums can be computed from the parts' for these; the SHA family only as a checksum of
+# checksums.
 _COMBINABLE = ("crc32", "crc32c", "crc64nvme")
 
 
@@ -130,7 +131,8 @@ class UploadService:
     ) -> CompleteResult:
         """Make the object. Completing again what is already complete is a success, as clients retry.
 
-        Raises S3Error NoSuchUpload, InvalidPart, InvalidPartOrder, EntityTooSmall, BadDigest, PreconditionFailed.
+        Raises S3Error NoSuchUpload, InvalidPart, InvalidPartOrder, EntityTooSmall, BadDigest,
+        PreconditionFailed.
         """
         bucket, key = operation.bucket, operation.key
         with store_errors():

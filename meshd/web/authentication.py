@@ -62,7 +62,8 @@ class Authenticator:
         self._access, self._clock = access, clock
 
     def authenticate(self, head: RequestHead) -> Authenticated:
-        """Who signed `head`. Raises S3Error for everything that is not a valid signature or no signature at all."""
+        """Who signed `head`. Raises S3Error for everything that is not a valid signature or no signature at
+        all."""
         claim = read_claim(head)
         if claim is None:
             return ANONYMOUS

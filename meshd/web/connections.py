@@ -1,7 +1,8 @@
-"""A client's connection: aiohttp's protocol, with our words for what is malformed and our count of connections.
+"""A client's connection: aiohttp's protocol, with our words for what is malformed and our count of
+connections.
 
-Law: what cannot be parsed is answered as an S3 error and the connection closed; aiohttp's own error pages, which
-name its version, never go out.
+Law: what cannot be parsed is answered as an S3 error and the connection closed; aiohttp's own error pages,
+which name its version, never go out.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _TOO_LARGE = 431  # RFC 6585 §5; S3's own table has 400 for the code
 
 
 class Connection(RequestHandler):
-    """One client connection. `handle_error` is what aiohttp calls for a malformed request or a failed handler."""
+    """One client connection. `handle_error` is what aiohttp calls for a malformed request or a failed
+    handler."""
 
     __slots__ = ()
 
@@ -42,9 +44,9 @@ class Connection(RequestHandler):
             metrics.http_connections.dec()
         super().connection_lost(exc)
 
-    def eof_received(self) -> bool | None:  # type: ignore[override]  # aiohttp declares None, asyncio takes a bool
-        """A client that ends its side in the middle of a body is told IncompleteBody; for that the other side must
-        stay open a moment longer."""
+    def eof_received(self) -> bool | None:  # type: ignore[override]  # asyncio takes a bool
+        """A client that ends its side in the middle of a body is told IncompleteBody; for that the other
+        side must stay open a moment longer."""
         request = self._current_request
         if request is None or request.content.is_eof():
             return None

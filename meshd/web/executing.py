@@ -1,6 +1,7 @@
 """Which service carries out which operation.
 
-Law: one table from the operation's type to a few lines; XML bodies are read here because only here they are bytes.
+Law: one table from the operation's type to a few lines; XML bodies are read here because only here they are
+bytes.
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ def _date_line(seconds: int) -> str:
 
 
 def head_bytes(status: int, headers: Iterable[Header], now: int, *, connection: str = "") -> bytes:
-    """Status line and headers. `now` in seconds since the epoch; `connection` is `close` or `keep-alive`, if said."""
+    """Status line and headers. `now` in seconds since the epoch; `connection` is `close` or `keep-alive`,
+    if said."""
     lines = [f"{name}: {value}\r\n" for name, value in headers]
     if connection:
         lines.append(f"Connection: {connection}\r\n")
@@ -67,8 +68,8 @@ def connection_word(request: web.BaseRequest, keep_alive: bool) -> str:
 class Reply(web.StreamResponse):
     """A whole answer. aiohttp asks it to `prepare` and to `write_eof`; both are one write.
 
-    StreamResponse's own constructor is skipped on purpose: it builds a header multidict that nobody would read.
-    `_headers`, `_state` and the rest keep their class defaults or are never touched.
+    StreamResponse's own constructor is skipped on purpose: it builds a header multidict that nobody would
+    read. `_headers`, `_state` and the rest keep their class defaults or are never touched.
     """
 
     def __init__(self, status: int, headers: list[Header], body: bytes, now: int) -> None:

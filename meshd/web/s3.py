@@ -1,7 +1,7 @@
 """The S3 endpoint: parse, authenticate, authorise, call the service, render.
 
-Law: knows no storage and decides nothing about objects. Invariant: whatever happens, the client gets one answer in
-S3's shape with a request id, or a closed connection if the answer was under way.
+Law: knows no storage and decides nothing about objects. Invariant: whatever happens, the client gets one
+answer in S3's shape with a request id, or a closed connection if the answer was under way.
 """
 
 from __future__ import annotations

@@ -32,9 +32,9 @@ async def send_spans(
 ) -> bool:
     """Send a head and then the bytes of `spans`; returns whether the connection may serve another request.
 
-    `headers` must hold a Content-Length equal to the spans' sum; `now` in seconds since the epoch. The files must
-    stay open until this returns. Raises ConnectionError when the client went away or stopped reading; the
-    connection is then of no further use.
+    `headers` must hold a Content-Length equal to the spans' sum; `now` in seconds since the epoch. The
+    files must stay open until this returns. Raises ConnectionError when the client went away or stopped
+    reading; the connection is then of no further use.
     """
     keep_alive = bool(request.keep_alive)
     head = head_bytes(status, headers, now, connection=connection_word(request, keep_alive))
@@ -54,7 +54,8 @@ async def send_spans(
 
 
 async def _drain(request: web.BaseRequest, transport: asyncio.Transport) -> None:
-    """Wait until everything queued earlier is in the kernel: the pump writes past the transport's own queue."""
+    """Wait until everything queued earlier is in the kernel: the pump writes past the transport's own
+    queue."""
     if transport.get_write_buffer_size() == 0:
         return
     low, high = transport.get_write_buffer_limits()
@@ -68,8 +69,8 @@ async def _drain(request: web.BaseRequest, transport: asyncio.Transport) -> None
 class _Pump:
     """Writes a head and file ranges through a duplicate of the connection's descriptor.
 
-    uvloop's transports have no sendfile and own their descriptor; a duplicate may be watched and written beside
-    them, as long as the transport itself has nothing queued.
+    uvloop's transports have no sendfile and own their descriptor; a duplicate may be watched and written
+    beside them, as long as the transport itself has nothing queued.
     """
 
     def __init__(self, transport: asyncio.Transport, head: bytes, spans: Sequence[Span]) -> None:
@@ -112,7 +113,8 @@ class _Pump:
             self._fd, self._offset, self._left = span.fd, span.offset, span.length
 
     def _step(self) -> None:
-        """One turn: as much as fits now, at most one window. Called by hand first, then whenever there is room."""
+        """One turn: as much as fits now, at most one window. Called by hand first, then whenever there is
+        room."""
         if self._done.done():
             return
         try:

@@ -1,7 +1,7 @@
 """The HTTP server of a worker: what it needs, what it serves, how a connection behaves.
 
-Law: aiohttp's low-level server and parser only; no router, no middleware on the S3 path. Paths under `/-/` and an
-unsigned `/metrics` belong to a table of native routes, everything else is S3.
+Law: aiohttp's low-level server and parser only; no router, no middleware on the S3 path. Paths under `/-/`
+and an unsigned `/metrics` belong to a table of native routes, everything else is S3.
 """
 
 from __future__ import annotations
@@ -68,11 +68,12 @@ class WebDeps:
 
 @dataclass(frozen=True, slots=True)
 class NativeRoute:
-    """Requests of `method` whose path is `prefix`, or lies under it when `prefix` ends in `/`. HEAD goes with GET.
+    """Requests of `method` whose path is `prefix`, or lies under it when `prefix` ends in `/`. HEAD goes
+    with GET.
 
-    With `auth` the request's signature and its body's digest are verified first and the handler is called with
-    (request, identity); without, with the request alone. `request.read()` gives the verified body. The first route
-    that fits is taken.
+    With `auth` the request's signature and its body's digest are verified first and the handler is called
+    with (request, identity); without, with the request alone. `request.read()` gives the verified body. The
+    first route that fits is taken.
     """
 
     method: str
@@ -103,7 +104,8 @@ class MeshRequest(web.BaseRequest):
 def build_server(deps: WebDeps, native: Sequence[NativeRoute] = ()) -> MeshServer:
     """The server of one worker; call it in a running loop, then `loop.create_server(server, sock=...)`.
 
-    Stop with `server.pre_shutdown()` and `await server.shutdown(timeout)`, after the listening socket is closed.
+    Stop with `server.pre_shutdown()` and `await server.shutdown(timeout)`, after the listening socket is
+    closed.
     """
     authenticator = Authenticator(deps.access, deps.clock)
     dispatcher = Dispatcher(deps, authenticator, native)

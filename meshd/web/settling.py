@@ -1,7 +1,7 @@
 """The end of a request: what happens to the connection, and what is counted.
 
-Law: an answer that leaves body bytes unread either drops a few of them or gives up the connection; it never waits
-for many. Invariant: every request is counted once.
+Law: an answer that leaves body bytes unread either drops a few of them or gives up the connection; it never
+waits for many. Invariant: every request is counted once.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Trace:
 async def settle(request: web.BaseRequest, reply: Reply) -> None:
     """Write `reply`, closing the connection after it if too much of the request's body is unread.
 
-    A client that still waits for `100 Continue` may send its body or not (RFC 9110 §10.1.1): nobody can tell where
-    its next request would begin, so that connection ends, too.
+    A client that still waits for `100 Continue` may send its body or not (RFC 9110 §10.1.1): nobody can
+    tell where its next request would begin, so that connection ends, too.
     """
     if not request.content.is_eof():
         length = request.content_length

@@ -59,7 +59,8 @@ class RequestBody:
         return None if declared is None else _length(declared)
 
     def require_length(self) -> None:
-        """Raise S3Error MissingContentLength unless the client says, one way or another, where its body ends."""
+        """Raise S3Error MissingContentLength unless the client says, one way or another, where its body
+        ends."""
         headers = self._head.headers
         if self._chunked and "x-amz-decoded-content-length" not in headers:
             raise S3Error("MissingContentLength")
@@ -99,7 +100,8 @@ class RequestBody:
         return self._digest
 
     async def whole(self, digests: BodyDigests, limit: int) -> bytes:
-        """All of it. Raises S3Error MaxMessageLengthExceeded as soon as it is known to exceed `limit` bytes."""
+        """All of it. Raises S3Error MaxMessageLengthExceeded as soon as it is known to exceed `limit`
+        bytes."""
         if (self.size or 0) > limit:
             raise S3Error("MaxMessageLengthExceeded")
         blocks: list[bytes] = []
