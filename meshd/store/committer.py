@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from meshd.store.errors import DiskFailedError, DiskFullError, StoreClosedError, StoreError
-from meshd.store.intents import PutObject, PutPart
+from meshd.store.intents import PutObject
 from meshd.store.segments import Segment
+from meshd.store.uploadintents import PutPart
 from meshd.store.works import Work
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ class Committer:
 
     @staticmethod
     def _apply(work: Work, txn: Any, ticket: _Ticket) -> None:
-        """A StoreError here is the request's own; any other fails the group: the index may be half changed."""
+        """A StoreError here is the request's own; others fail the group: the index may be half changed."""
         if ticket.error is not None:
             return
         try:

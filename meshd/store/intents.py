@@ -7,7 +7,6 @@ the result. An `exclusive` intent is judged and placed inside the index's write 
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +18,16 @@ from meshd.store.errors import (
     ConditionFailedError,
     ConditionMissingError,
     ExtentGoneError,
-    InvalidPartError,
-    NoSuchUploadError,
 )
 from meshd.store.members import Member, stamp_text
-from meshd.store.records import Part, Record, UploadedPart
+from meshd.store.records import Record
 from meshwire.conditions import judge_write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from meshd.store.ownfiles import OwnFile
-    from meshd.store.records import Extent, Meta, Upload
+    from meshd.store.records import Extent, Meta
     from meshd.store.works import Placed, Work
     from meshwire.conditions import Conditions
 
@@ -70,7 +67,8 @@ class Intent:
         """Enters the request in the index; its result."""
 
 
-def _replace(work: Work, txn: Any, bucket: str, key: str, record: Record, existing: Record | None) -> Record:
+def enter(work: Work, txn: Any, bucket: str, key: str, record: Record, existing: Record | None) -> Record:
+    """Puts `record` where `existing` was, and keeps the accounts of both."""
     if existing is not None:
         work.release(used_extents(existing))
     work.adopt(used_extents(record))
@@ -151,7 +149,7 @@ class PutObject(Intent):
             (),
             meta.owner,
         )
-        return _replace(work, txn, self.bucket, self.key, record, existing)
+        return enter(work, txn, self.bucket, self.key, record, existing)
 
 
 class DeleteObject(Intent):
@@ -182,80 +180,7 @@ class DeleteObject(Intent):
         return True
 
 
-class CreateUpload(Intent):
-    """Begins a multipart upload; the id is made here so that ids rise in commit order of one process."""
-
-    def __init__(self, upload: Upload) -> None:
-        self.upload = upload
-        self.placed: Placed | None = None
-
-    def place(self, work: Work, txn: Any | None) -> None:
-        stamp = work.stamp()
-        upload_id = f"{stamp:016x}{os.urandom(8).hex()}"
-        self.upload = msgspec.structs.replace(
-            self.upload, upload_id=upload_id, initiated=work.clock.now_ms(), stamp=stamp
-        )
-        body = msgspec.json.encode(self.upload)
-        crc = checksums.crc32c(body)
-        member = Member(
-            stamp_text(stamp), "upload", self.upload.bucket, self.upload.key, crc, upload=upload_id
-        )
-        self.placed = work.append(member, stamp, (body,), len(body))
-
-    def apply(self, work: Work, txn: Any) -> Upload:
-        assert self.placed is not None
-        upload = msgspec.structs.replace(self.upload, place=self.placed.extent)
-        work.adopt((self.placed.extent,))
-        work.index.put_upload(txn, upload)
-        return upload
-
-
-class PutPart(Intent):
-    """A part of an upload; a later one with the same number replaces it."""
-
-    def __init__(self, upload: Upload, number: int, meta: Meta, payload: Payload) -> None:
-        self.upload, self.number, self.meta, self.payload = upload, number, meta, payload
-        self.weight = 0 if payload.own else payload.size
-        self.placed: Placed | None = None
-        self.modified = 0
-
-    def place(self, work: Work, txn: Any | None) -> None:
-        stamp = work.stamp()
-        self.modified = work.clock.now_ms()
-        member = Member(
-            stamp_text(stamp),
-            "part",
-            self.upload.bucket,
-            self.upload.key,
-            self.payload.crc,
-            self.meta.etag,
-            self.modified,
-            checksums=self.meta.checksums,
-            upload=self.upload.upload_id,
-            part=self.number,
-        )
-        self.placed = self.payload.lay(work, member, stamp)
-
-    def apply(self, work: Work, txn: Any) -> Record:
-        placed, upload, meta = self.placed, self.upload, self.meta
-        assert placed is not None
-        if work.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id) is None:
-            work.waste(placed)
-            raise NoSuchUploadError(f"upload {upload.upload_id} was completed or aborted")
-        existing = work.index.get_part(txn, upload.upload_id, self.number)
-        stamp = work.overtake(placed, existing.stamp if existing else 0)
-        if existing is not None:
-            work.release(existing.extents)
-        work.adopt((placed.extent,))
-        size = self.payload.size
-        part = UploadedPart(
-            self.number, size, meta.etag, meta.checksums, self.modified, (placed.extent,), stamp
-        )
-        work.index.put_part(txn, upload.upload_id, part)
-        return Record(size, meta.etag, stamp, self.modified, (placed.extent,), checksums=meta.checksums)
-
-
-def _manifest(work: Work, bucket: str, key: str, record: Record, upload_id: str = "") -> Record:
+def write_manifest(work: Work, bucket: str, key: str, record: Record, upload_id: str = "") -> Record:
     """Writes down in the data files which extents make `record`; the record with the manifest's place."""
     body = msgspec.json.encode(record)
     crc, stamp = checksums.crc32c(body), stamp_text(record.stamp)
@@ -264,103 +189,8 @@ def _manifest(work: Work, bucket: str, key: str, record: Record, upload_id: str 
     return msgspec.structs.replace(record, manifest=placed.extent)
 
 
-class CompleteUpload(Intent):
-    """Makes an object of parts: their extents in order, no bytes copied."""
-
-    exclusive = True
-
-    def __init__(
-        self,
-        upload: Upload,
-        numbers: Sequence[int],
-        etags: Sequence[str],
-        meta: Meta,
-        conditions: Conditions | None,
-    ) -> None:
-        self.upload, self.numbers, self.etags = upload, tuple(numbers), tuple(etags)
-        self.meta, self.conditions = meta, conditions
-        self.parts: list[UploadedPart] = []
-        self.record: Record | None = None
-
-    def judge(self, work: Work, txn: Any) -> None:
-        upload = self.upload
-        stored = work.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id)
-        if stored is None:
-            raise NoSuchUploadError(f"upload {upload.upload_id} was completed or aborted")
-        self.upload = stored
-        wanted = self.etags or (None,) * len(self.numbers)
-        for number, etag in zip(self.numbers, wanted, strict=True):
-            part = work.index.get_part(txn, upload.upload_id, number)
-            if part is None or etag not in (None, part.etag):
-                raise InvalidPartError(number)
-            self.parts.append(part)
-        judge_conditions(self.conditions, work.index.get_in(txn, upload.bucket, upload.key))
-
-    def place(self, work: Work, txn: Any | None) -> None:
-        meta = self.meta
-        record = Record(
-            sum(part.size for part in self.parts),
-            meta.etag,
-            work.stamp(),
-            work.clock.now_ms(),
-            tuple(extent for part in self.parts for extent in part.extents),
-            meta.headers,
-            meta.metadata,
-            meta.checksums,
-            meta.checksum_type,
-            tuple(Part(part.size, part.etag, part.checksums) for part in self.parts),
-            meta.owner,
-        )
-        self.record = _manifest(work, self.upload.bucket, self.upload.key, record, self.upload.upload_id)
-        failpoints.hit("store.complete.placed")
-
-    def apply(self, work: Work, txn: Any) -> Record:
-        assert self.record is not None
-        existing = work.index.get_in(txn, self.upload.bucket, self.upload.key)
-        record = _replace(work, txn, self.upload.bucket, self.upload.key, self.record, existing)
-        _drop_upload(work, txn, self.upload)
-        failpoints.hit("store.complete.applied")
-        return record
-
-
-def _drop_upload(work: Work, txn: Any, upload: Upload) -> None:
-    """Removes an upload and all its parts from the index."""
-    for part in list(work.index.parts_of(txn, upload.upload_id)):
-        work.release(part.extents)
-        work.index.delete_part(txn, upload.upload_id, part.number)
-    if upload.place is not None:
-        work.release((upload.place,))
-    work.index.delete_upload(txn, upload)
-
-
-class AbortUpload(Intent):
-    """Drops an upload, remembered by a member without data."""
-
-    exclusive = True
-
-    def __init__(self, upload: Upload) -> None:
-        self.upload = upload
-
-    def judge(self, work: Work, txn: Any) -> None:
-        upload = self.upload
-        stored = work.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id)
-        if stored is None:
-            raise NoSuchUploadError(f"upload {upload.upload_id} was completed or aborted")
-        self.upload = stored
-
-    def place(self, work: Work, txn: Any | None) -> None:
-        stamp = work.stamp()
-        member = Member(
-            stamp_text(stamp), "aborted", self.upload.bucket, self.upload.key, upload=self.upload.upload_id
-        )
-        work.append(member, stamp, (), 0)
-
-    def apply(self, work: Work, txn: Any) -> None:
-        _drop_upload(work, txn, self.upload)
-
-
 class LinkObject(Intent):
-    """A copy that shares the source's files of its own; `copied` holds the bytes of extents that lie in segments."""
+    """A copy that shares the source's own files; `copied` holds the bytes of extents in segments."""
 
     exclusive = True
 
@@ -399,7 +229,7 @@ class LinkObject(Intent):
             source.parts,
             meta.owner,
         )
-        self.record = _manifest(work, self.bucket, self.key, record)
+        self.record = write_manifest(work, self.bucket, self.key, record)
 
     def _extent(self, work: Work, extent: Extent) -> Extent:
         data = self.copied.get(extent)
@@ -412,7 +242,7 @@ class LinkObject(Intent):
     def apply(self, work: Work, txn: Any) -> Record:
         assert self.record is not None
         existing = work.index.get_in(txn, self.bucket, self.key)
-        return _replace(work, txn, self.bucket, self.key, self.record, existing)
+        return enter(work, txn, self.bucket, self.key, self.record, existing)
 
 
 class Reserve(Intent):

@@ -103,7 +103,7 @@ class ObjectStore(Protocol):
         ...
 
     def reading(self, record: Record, offset: int, length: int) -> AbstractContextManager[Sequence[Span]]:
-        """Open files and ranges holding these bytes, in order; valid inside the `with`, even if deleted meanwhile."""
+        """Open files and ranges holding these bytes; valid inside the `with`, even if deleted meanwhile."""
         ...
 
     def read(self, record: Record, offset: int, length: int) -> bytes:
@@ -133,7 +133,7 @@ class ObjectStore(Protocol):
         ...
 
     def part_writer(self, upload: Upload, number: int, size: int | None) -> ObjectWriter:
-        """A writer for part `number` (1–10,000); its commit's Record has etag, size, modified, checksums, extents."""
+        """A writer for part `number` (1–10,000); the commit's Record has size, etag, modified, checksums."""
         ...
 
     def list_parts(self, upload: Upload, after: int = 0, limit: int = 1000) -> PartPage:

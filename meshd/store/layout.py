@@ -45,7 +45,7 @@ def read_marker(root: Path) -> DiskMarker | None:
         ) from error
     if marker.format > FORMAT:
         raise FormatError(
-            f"{root} was written by a newer meshd (format {marker.format}, this one reads up to {FORMAT}); upgrade meshd"
+            f"{root} was written by a newer meshd (format {marker.format}, not {FORMAT}); upgrade meshd"
         )
     return marker
 

@@ -63,7 +63,7 @@ def stamp_text(stamp: int) -> str:
 
 
 def safe_name(bucket: str, key: str) -> str:
-    """A tar name that no tool takes for a directory, an absolute path or a way out; near to the key otherwise."""
+    """A tar name that no tool takes for a directory, an absolute path or a way out; else like the key."""
     key = _UNSAFE.sub(lambda match: f"%{ord(match.group()):02X}", key)
     if "." in key:
         key = "/".join("%2E" * len(part) if part in (".", "..") else part for part in key.split("/"))

@@ -58,7 +58,7 @@ def _refuse_orphaned(roots: tuple[Path, ...]) -> None:
             continue
         if next(Disks({marker.disk: root}).files(), None) is not None:
             raise FormatError(
-                f"the index is empty, but {root} holds data: give the right --index-dir, or run meshd fsck --rebuild"
+                f"the index is empty but {root} holds data: give its --index-dir or run meshd fsck --rebuild"
             )
 
 

@@ -13,18 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from meshd.store.committer import Committer
 from meshd.store.index import Index
-from meshd.store.intents import (
-    AbortUpload,
-    CompleteUpload,
-    CreateUpload,
-    DeleteObject,
-    LinkObject,
-    judge_conditions,
-)
+from meshd.store.intents import DeleteObject, LinkObject, judge_conditions
 from meshd.store.locking import Locks
-from meshd.store.preparing import prepare, sweep_drafts
+from meshd.store.preparing import prepare, recover, sweep_drafts
 from meshd.store.reading import Reader
 from meshd.store.records import DiskStats, PartPage, StoreStats, Upload
+from meshd.store.uploadintents import AbortUpload, CompleteUpload, CreateUpload
 from meshd.store.uploadlisting import list_uploads
 from meshd.store.writing import StoredWriter, WriteShop
 
@@ -77,6 +71,11 @@ class Store:
             locks.release()
             raise
 
+    @staticmethod
+    def recover(settings: StoreSettings) -> None:
+        """Cleans up after a crash; once, before any process opens the store. See `preparing.recover`."""
+        recover(settings)
+
     def close(self) -> None:
         if self._closed:
             return
@@ -117,7 +116,7 @@ class Store:
     async def link(
         self, bucket: str, key: str, source: Record, meta: Meta, conditions: Conditions | None = None
     ) -> Record:
-        """Shares the source's files of their own; bytes that lie in segments are copied (each ≤ small_object_bytes)."""
+        """Shares the source's own files; bytes that lie in segments (small_object_bytes) are copied."""
         copied = await asyncio.get_running_loop().run_in_executor(self._pool, self._small_extents, source)
         record: Record = await self._submit(LinkObject(bucket, key, source, copied, meta, conditions))
         return record

@@ -125,7 +125,7 @@ class Work:
     # settling ---------------------------------------------------------------------------------------------
 
     def overtake(self, placed: Placed, existing: int) -> int:
-        """The stamp to commit with: above `existing`, changed in the data file where another process was quicker."""
+        """The stamp to commit with: above `existing`, changed in the data file if another was quicker."""
         if placed.stamp > existing:
             return placed.stamp
         self.last_stamp = max(self.last_stamp, existing)

@@ -15,8 +15,9 @@ from awscrt import checksums
 
 from meshd.store.committer import has_room, translate
 from meshd.store.errors import DiskFullError, SizeMismatchError, StoreClosedError
-from meshd.store.intents import Payload, PutObject, PutPart, Reserve
+from meshd.store.intents import Payload, PutObject, Reserve
 from meshd.store.ownfiles import OwnFile
+from meshd.store.uploadintents import PutPart
 
 if TYPE_CHECKING:
     from collections.abc import Callable
