@@ -1,1 +1,59 @@
-"""meshd.cli."""
+"""The `meshd` command: `serve`, `fsck`, `inspect`.
+
+Law: a command parses, calls, prints; nothing else lives here. Commands are imported when they are asked for:
+`meshd --help` is quick, and `serve` sets the environment before anything heavy is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+import click
+
+from meshd.errors import MeshdError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_COMMANDS = {
+    "serve": ("meshd.cli.serve", "serve", "Run a storage node."),
+    "fsck": ("meshd.cli.fsck", "fsck", "Verify a data directory, or rebuild its index."),
+    "inspect": ("meshd.cli.inspecting", "inspect", "Look at a record, a data file, or statistics."),
+}
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, attribute, _ = _COMMANDS[cmd_name]
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, _, summary) in _COMMANDS.items()])
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="shardmesh", prog_name="meshd")
+def meshd() -> None:
+    """The daemon of a Shardmesh storage node: S3, storage, and the CPU work of training input.
+
+    \b
+    Try it:  meshd serve --data-dir ./data
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; exits 0, 1 (it failed) or 2 (it was asked wrongly)."""
+    try:
+        meshd.main(args=arguments, prog_name="meshd")
+    except MeshdError as error:
+        click.echo(f"meshd: {error}", err=True)
+        raise SystemExit(1) from None

@@ -1,6 +1,7 @@
 """Child processes: fork, a pipe on which the child reports, and death together with the supervisor.
 
-Law: a child is forked from a single-threaded supervisor, keeps of its descriptors those it was given, and is killed by the kernel when the supervisor dies, however that happens.
+Law: a child is forked from a single-threaded supervisor, keeps of its descriptors those it was given, and
+is killed by the kernel when the supervisor dies, however that happens.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """The sockets a node listens on: one TCP socket a worker on one port, one Unix socket an inner service.
 
 Law: the supervisor owns them all, so that what dies is replaced behind an open door: connections wait in the
-kernel's queue instead of being refused. Bound early (errors come early), listening only when the store is ready.
+kernel's queue instead of being refused. Bound early (errors come early), listening once the store is ready.
 """
 
 from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshd.errors import ConfigError
 from meshd.net.unixmessages import listen
@@ -55,7 +55,7 @@ def open_doors(settings: NodeSettings) -> Doors:
 
 
 def bind_http(http: HttpSettings, count: int) -> tuple[socket.socket, ...]:
-    """`count` bound sockets on one port, which the first one chooses when the port is 0. Raises ConfigError."""
+    """`count` bound sockets on one port, chosen by the first when the port is 0. Raises ConfigError."""
     where = f"{http.host}:{http.port}"
     try:
         family, address = _resolve(http.host, http.port)
@@ -78,15 +78,13 @@ def endpoint(sockets: Sequence[socket.socket]) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str | int, ...]]:
+def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, _, _, _, address = found[0]
     return family, address
 
 
-def _bind(
-    family: socket.AddressFamily, address: tuple[str | int, ...], *, shared: bool = True
-) -> socket.socket:
+def _bind(family: socket.AddressFamily, address: tuple[Any, ...], *, shared: bool = True) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

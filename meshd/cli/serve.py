@@ -1,0 +1,70 @@
+"""`meshd serve`: flags → settings → the supervisor.
+
+Law: exit 0 after a clean stop, 1 when the node could not start, 2 when it was asked wrongly or the directory
+is in use. Imports nothing heavy before the environment is set.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from meshd.config import load_settings
+from meshd.errors import ConfigError, DirectoryInUseError
+from meshd.runtime.directory import prepare_directory
+from meshd.runtime.environment import set_environment
+
+_EXAMPLE = """
+\b
+Example:
+  meshd serve --data-dir ./data --workers 2
+  export AWS_ENDPOINT_URL=http://127.0.0.1:9000   # and the keys it printed
+  aws s3 mb s3://photos && aws s3 sync ./photos s3://photos
+
+\b
+Every setting is also read from MESHD_<NAME> (MESHD_DATA_DIR, MESHD_LISTEN, …) and from the
+--config file (`data-dir: ./data`). A flag wins over the environment, that over the file.
+SIGTERM stops after running requests are done; SIGHUP reads the users file again.
+"""
+
+
+@click.command(epilog=_EXAMPLE)
+@click.option("--data-dir", metavar="DIR", help="Where the node keeps its data; made if missing.")
+@click.option("--disk", multiple=True, metavar="DIR", help="A disk's directory for data files; repeat it.")
+@click.option("--index-dir", metavar="DIR", help="The index; wants the fastest device.  [DATA_DIR/index]")
+@click.option("--listen", metavar="HOST:PORT", help="Port 0 takes a free one.  [127.0.0.1:9000]")
+@click.option("--workers", metavar="N", help="HTTP processes.  [cores, at most 4]")
+@click.option("--transforms", metavar="N", help="Processes that decode and augment.  [cores]")
+@click.option("--frame-cache", metavar="SIZE", help="Memory for finished batches.  [1GiB]")
+@click.option("--durability", metavar="MODE", help="commit, or relaxed for caches.  [commit]")
+@click.option("--users", metavar="FILE", help="YAML list of users.")
+@click.option("--config", metavar="FILE", help="YAML file with any of these settings.")
+@click.option("--region", metavar="NAME", help="Region of new buckets.  [us-east-1]")
+@click.option("--node-id", metavar="NAME", help="Name in metrics and logs.  [host name]")
+@click.option("--drain-timeout", metavar="SECONDS", help="For running requests after SIGTERM.  [30]")
+@click.option("--log-format", metavar="FORMAT", help="text or json.  [text]")
+@click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.  [info]")
+def serve(config: str | None, **flags: Any) -> None:
+    """Run a storage node until SIGTERM. Prints `meshd ready endpoint=…` when it serves."""
+    file = config or os.environ.get("MESHD_CONFIG")
+    try:
+        settings = load_settings(flags, config_file=Path(file) if file else None)
+        lock = prepare_directory(settings)
+        set_environment(settings, os.environ)
+        from meshd.runtime.launching import launch
+
+        launch(settings, os.environ, _say)
+        lock.release()
+    except (ConfigError, DirectoryInUseError) as error:
+        click.echo(f"meshd: {error}", err=True)
+        raise SystemExit(2) from None
+
+
+def _say(line: str) -> None:
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:  # whoever started the daemon no longer reads
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,0 +1,173 @@
+"""`meshd serve` once the settings are known: recover, bind, fork, supervise.
+
+Law: the caller holds the directory lock and has set the environment (see `environment`) before importing this
+module, for it imports everything heavy, once, so that all children share the memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+from functools import partial
+from typing import TYPE_CHECKING
+
+from meshd.control.embedded import EmbeddedControl
+from meshd.control.identities import IdentityTable
+from meshd.errors import ConfigError, MeshdError, StartupError
+from meshd.kit.clock import SystemClock
+from meshd.runtime.board import Board
+from meshd.runtime.children import ChildSpec, ended, fork
+from meshd.runtime.credentials import root_credentials
+from meshd.runtime.listening import endpoint, open_doors
+from meshd.runtime.steward import run_steward
+from meshd.runtime.supervisor import Hooks, Stage, Supervisor
+from meshd.runtime.transforming import run_transform
+from meshd.runtime.users import read_users
+from meshd.runtime.worker import run_worker
+from meshd.store.preparing import recover
+from meshd.telemetry import logs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from meshd.config import NodeSettings
+    from meshd.control.identities import User
+    from meshd.runtime.children import Reporter
+    from meshd.runtime.listening import Doors
+
+_log = logging.getLogger("meshd.supervisor")
+_GRACE = 5.0  # seconds beyond a stage's own before its children are killed
+
+
+def launch(settings: NodeSettings, env: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """Run the node until it is told to stop; `say` prints the lines meant for the operator.
+
+    Raises ConfigError and StartupError.
+    """
+    logs.configure(settings.log_format, settings.log_level, "supervisor")
+    root = root_credentials(settings.store.data_dir, env)
+    people = _People(settings, root.user())
+    people.read()
+    doors = open_doors(settings)
+    if root.made:
+        say(
+            f"meshd root access_key={root.access_key} secret_key={root.secret_key} "
+            f"(shown this once; kept in {settings.store.data_dir / 'root-credentials.json'})"
+        )
+    _in_child("recovery", lambda _: _recover(settings, people))
+    doors.listen(settings.http.backlog)
+    _supervise(settings, doors, people, say)
+
+
+def _supervise(settings: NodeSettings, doors: Doors, people: _People, say: Callable[[str], None]) -> None:
+    ready = (
+        f"meshd ready endpoint={endpoint(doors.http)} node={settings.node_id} data={settings.store.data_dir}"
+    )
+    board = Board(_names(settings))
+    supervisor = Supervisor(
+        _specs(settings, doors, board),
+        _stages(settings),
+        board=board,
+        clock=SystemClock(),
+        hooks=Hooks(ready=lambda: say(ready), draining=doors.close_http, hangup=people.reload),
+        held=doors.fds,
+    )
+    gc.collect()
+    gc.freeze()  # keeps the collector of a child from touching, and so copying, what all share
+    supervisor.run()
+
+
+def _names(settings: NodeSettings) -> list[str]:
+    workers = [f"worker-{index}" for index in range(settings.workers)]
+    transforms = [f"transform-{index}" for index in range(settings.transform.processes)]
+    return [*workers, *(["steward-0"] if settings.workers > 1 else []), *transforms]
+
+
+def _specs(settings: NodeSettings, doors: Doors, board: Board) -> list[ChildSpec]:
+    return [_spec(settings, doors, board, name) for name in _names(settings)]
+
+
+def _spec(settings: NodeSettings, doors: Doors, board: Board, name: str) -> ChildSpec:
+    role, _, number = name.partition("-")
+    index = int(number)
+    if role == "transform":
+        sock = doors.transforms[index]
+        return ChildSpec(name, partial(run_transform, settings, index, sock), frozenset([sock.fileno()]))
+    if role == "steward":
+        return ChildSpec(name, partial(run_steward, settings, doors), frozenset([doors.steward.fileno()]))
+    own = {doors.http[index].fileno()} | ({doors.steward.fileno()} if settings.workers == 1 else set())
+    return ChildSpec(name, partial(run_worker, settings, index, doors, board.trouble), frozenset(own))
+
+
+def _stages(settings: NodeSettings) -> Sequence[Stage]:
+    """Workers finish their requests first, for these may need the steward, and it the transforms."""
+    return (
+        Stage(frozenset({"worker"}), settings.http.drain_timeout + _GRACE),
+        Stage(frozenset({"steward"}), _GRACE),
+        Stage(frozenset({"transform"}), _GRACE),
+    )
+
+
+class _People:
+    """Root and the users of the file, as the supervisor last read them."""
+
+    def __init__(self, settings: NodeSettings, root: User) -> None:
+        self._settings, self._root = settings, root
+        self._users: tuple[User, ...] = ()
+
+    def read(self) -> None:
+        """Read the file. Raises ConfigError."""
+        path = self._settings.users_file
+        self._users = read_users(path, [self._root.access_key]) if path else ()
+        logs.scrubber.hide(user.secret_key for user in (self._root, *self._users))
+
+    def reload(self) -> None:
+        """Read the file again and write it to the control state; a bad file changes nothing."""
+        try:
+            self.read()
+        except ConfigError as error:
+            _log.error("users not reloaded", extra={"why": str(error)})
+            return
+        _log.info("users reloaded", extra={"users": len(self._users)})
+        _, pipe = fork(ChildSpec("users-0", lambda _: self.store()), ())
+        os.close(pipe)
+
+    def store(self) -> None:
+        """Make the control state's identities these. In a child: it opens LMDB."""
+        control = EmbeddedControl(self._settings.control_dir, SystemClock())
+        users = (self._root, *self._users)
+        asyncio.run(IdentityTable(control).replace(frozenset({"root", "file"}), users))
+        control.close()
+
+
+def _recover(settings: NodeSettings, people: _People) -> None:
+    recover(settings.store)
+    people.store()
+
+
+def _in_child(name: str, work: Callable[[Reporter], None]) -> None:
+    """Do `work` in a child and wait: LMDB must not be open across a fork. Raises StartupError."""
+
+    def body(reporter: Reporter) -> None:
+        try:
+            work(reporter)
+        except MeshdError as error:
+            reporter.failed(str(error))
+            raise
+
+    pid, pipe = fork(ChildSpec(name, body), ())
+    os.set_blocking(pipe, True)
+    with os.fdopen(pipe, "rb") as reports:
+        said = reports.read()
+    _, status = os.waitpid(pid, 0)
+    if status:
+        raise StartupError(f"{name} failed: {_reason(said) or ended(status)}")
+
+
+def _reason(said: bytes) -> str:
+    import json
+
+    lines = said.splitlines()
+    return str(json.loads(lines[0]).get("reason", "")) if lines else ""

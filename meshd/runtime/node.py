@@ -1,0 +1,67 @@
+"""The composition root of one process: store, control state, tables, services, routes.
+
+Law: everything is made here and handed down; nothing below looks anything up. Opened after fork, once.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from meshd.control.buckets import BucketTable
+from meshd.control.embedded import EmbeddedControl
+from meshd.control.identities import IdentityTable
+from meshd.kit.clock import SystemClock
+from meshd.service.access import Access
+from meshd.service.buckets import BucketService
+from meshd.service.listings import ListingService
+from meshd.service.objects import ObjectService
+from meshd.service.uploads import UploadService
+from meshd.store.store import Store
+from meshd.web.server import WebDeps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshd.config import NodeSettings
+    from meshd.control.interface import ControlStore
+    from meshd.kit.clock import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What every process of a node has open."""
+
+    settings: NodeSettings
+    clock: Clock
+    store: Store
+    control: ControlStore
+    buckets: BucketTable
+    identities: IdentityTable
+
+
+@contextmanager
+def open_node(settings: NodeSettings, writer: str) -> Iterator[Node]:
+    """Open the store as `writer` and the control state; close both at the end. Raises MeshdError."""
+    clock = SystemClock()
+    with ExitStack() as stack:
+        control = EmbeddedControl(settings.control_dir, clock)
+        stack.callback(control.close)
+        store = Store.open(settings.store, writer=writer, clock=clock)
+        stack.callback(store.close)
+        yield Node(settings, clock, store, control, BucketTable(control), IdentityTable(control))
+
+
+def web_deps(node: Node) -> WebDeps:
+    """The services of the S3 endpoint."""
+    objects = ObjectService(node.store, node.buckets)
+    return WebDeps(
+        access=Access(node.identities, node.buckets),
+        buckets=BucketService(node.buckets, node.store, node.clock, node.settings.region),
+        objects=objects,
+        uploads=UploadService(node.store, objects),
+        listings=ListingService(node.store, node.identities),
+        clock=node.clock,
+        http=node.settings.http,
+    )

@@ -1,0 +1,93 @@
+"""The steward: what a node does once, not once a worker. Chores now; the assembler's home.
+
+Law: workers reach it through its Unix socket only, so that it may live in a process of its own or in the lone
+worker's. Invariant: a chore that fails is logged and tried again; it never ends the steward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from meshd.kit.tasks import Tasks
+from meshd.runtime.node import open_node
+from meshd.telemetry import logs, metrics
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import AsyncIterator, Callable
+
+    from meshd.config import NodeSettings
+    from meshd.runtime.children import Reporter
+    from meshd.runtime.listening import Doors
+    from meshd.runtime.node import Node
+
+_log = logging.getLogger("meshd.steward")
+
+
+@dataclass(frozen=True, slots=True)
+class Chore:
+    """Something done again and again, `every` so many seconds, in a thread."""
+
+    name: str
+    every: float
+    run: Callable[[], None]
+
+
+def run_steward(settings: NodeSettings, doors: Doors, reporter: Reporter) -> None:
+    """The steward as a process of its own, from start to end."""
+    logs.configure(settings.log_format, settings.log_level, "steward")
+    with open_node(settings, "s") as node, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_until_told(node, doors.steward, reporter))
+
+
+async def _until_told(node: Node, listener: socket.socket, reporter: Reporter) -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    async with steward(node, listener):
+        reporter.ready()
+        await stop.wait()
+
+
+@asynccontextmanager
+async def steward(node: Node, listener: socket.socket) -> AsyncIterator[None]:
+    """The steward's work, running in this process for the length of the block."""
+    tasks = Tasks("steward")
+    try:
+        for chore in chores(node):
+            tasks.spawn(_repeat(chore), chore.name)
+        yield
+    finally:
+        await tasks.aclose()
+        listener.close()
+
+
+def chores(node: Node) -> list[Chore]:
+    """What there is to do."""
+    return [Chore("measure", 15.0, lambda: measure(node))]
+
+
+async def _repeat(chore: Chore) -> None:
+    while True:
+        try:
+            await asyncio.to_thread(chore.run)
+        except Exception:
+            _log.exception("chore failed; it is tried again", extra={"chore": chore.name})
+        await asyncio.sleep(chore.every)
+
+
+def measure(node: Node) -> None:
+    """Put the store's size into the gauges."""
+    stats = node.store.stats()
+    metrics.store_objects.set(stats.objects)
+    metrics.store_live_bytes.set(stats.live_bytes)
+    for disk in node.settings.store.disks:
+        room = os.statvfs(disk)
+        metrics.store_disk_free_bytes.labels(str(disk)).set(room.f_bavail * room.f_frsize)

@@ -1,0 +1,40 @@
+"""Endpoints for operators: alive, ready, metrics. Unsigned, for probes and scrapers cannot sign.
+
+Law: they tell nothing about data, names or keys, and answer even when the rest of the node is in trouble.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from meshd.telemetry import metrics
+from meshd.web.server import NativeRoute
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_PLAIN = {"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"}
+
+
+def ops_routes(trouble: Callable[[], str]) -> list[NativeRoute]:
+    """The routes. `trouble` says in words why the node should get no traffic; empty text when it should."""
+
+    async def healthy(_: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(text="healthy\n", headers=_PLAIN)
+
+    async def ready(_: web.BaseRequest) -> web.StreamResponse:
+        reason = trouble()
+        return web.Response(text=f"{reason or 'ready'}\n", status=503 if reason else 200, headers=_PLAIN)
+
+    async def scrape(_: web.BaseRequest) -> web.StreamResponse:
+        body = await asyncio.to_thread(metrics.render)  # reads a file of every process
+        return web.Response(body=body, headers=_PLAIN | {"Content-Type": metrics.CONTENT_TYPE})
+
+    return [
+        NativeRoute("GET", "/-/healthy", healthy, auth=False),
+        NativeRoute("GET", "/-/ready", ready, auth=False),
+        NativeRoute("GET", "/metrics", scrape, auth=False),
+    ]
