@@ -108,7 +108,7 @@ def _become(spec: ChildSpec, pipe: int, parent: int, close: Iterable[int]) -> No
         for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends these to all; the supervisor decides
             signal.signal(number, signal.SIG_IGN)
         die_with(parent)
-        _libc.prctl(_PR_SET_NAME, f"meshd:{spec.name}"[:15].encode(), 0, 0, 0)
+        _libc.prctl(_PR_SET_NAME, spec.name[:15].encode(), 0, 0, 0)
         for fd in close:
             os.close(fd)
         code = _run(spec, Reporter(pipe))

@@ -1,0 +1,231 @@
+"""A real daemon as a subprocess, for component and crash tests, the demo and the benchmarks.
+
+Law: ends what it started, by process id; keeps all output in files; listens on loopback, on a free port.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from meshd.kit.clock import SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+
+_READY = re.compile(r"^meshd ready endpoint=(\S+)", re.MULTILINE)
+_clock = SystemClock()
+
+
+class DaemonFailedError(AssertionError):
+    """The daemon did not come up, or did not end, as it should. Carries its output."""
+
+
+class Daemon:
+    """`with Daemon.start() as daemon: daemon.client().create_bucket(Bucket="b")`.
+
+    Without `data_dir`, a temporary one is used and removed at the end. `args` are more flags of `meshd serve`
+    (a later one wins), `env` more environment. Root keys are `access_key` and `secret_key`.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path | None,
+        args: Sequence[str],
+        env: Mapping[str, str],
+        workers: int,
+    ) -> None:
+        self._scratch = Path(tempfile.mkdtemp(prefix="meshd-"))
+        self.data_dir = Path(data_dir) if data_dir is not None else self._scratch / "data"
+        self.args, self.env, self.workers = tuple(args), dict(env), workers
+        self.access_key = self.env.setdefault("MESHD_ROOT_ACCESS_KEY", "MESHROOT" + secrets.token_hex(4))
+        self.secret_key = self.env.setdefault("MESHD_ROOT_SECRET_KEY", secrets.token_urlsafe(24))
+        self.endpoint = ""
+        self._stdout = ""
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Daemon {self.endpoint or 'down'} pid={self.pid} {self.data_dir}>"
+
+    @classmethod
+    def start(
+        cls,
+        data_dir: Path | None = None,
+        *,
+        args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        workers: int = 1,
+        timeout: float = 60.0,
+    ) -> Self:
+        """Start one and wait until it is ready. Raises DaemonFailedError with its output."""
+        daemon = cls(data_dir, args, env or {}, workers)
+        try:
+            daemon.up(timeout)
+        except BaseException:
+            daemon.close()
+            raise
+        return daemon
+
+    # its life
+
+    def up(self, timeout: float = 60.0) -> None:
+        """Start the process (again); a restart keeps the port."""
+        listen = self.endpoint.removeprefix("http://") or "127.0.0.1:0"
+        command = [sys.executable, "-m", "meshd", "serve", "--data-dir", str(self.data_dir)]
+        command += ["--listen", listen, "--workers", str(self.workers), "--transforms", "1", *self.args]
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("MESHD_")}
+        with self.stderr_path.open("ab") as stderr:
+            self._process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=stderr, env=inherited | self.env
+            )
+        self._await_ready(timeout)
+
+    def stop(self, timeout: float = 60.0) -> int:
+        """SIGTERM, wait, return the exit code; 0 when it is not running. Kills it when it takes too long."""
+        process = self._process
+        if process is None:
+            return 0
+        process.terminate()
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise DaemonFailedError(f"meshd did not end within {timeout} s\n{self.output()}") from None
+        self._forget()
+        return process.returncode
+
+    def kill(self) -> None:
+        """SIGKILL to the supervisor (its children follow), and wait."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._forget()
+
+    def restart(self) -> None:
+        """Stop cleanly, start again on the same data and port."""
+        self.stop()
+        self.up()
+
+    def close(self) -> None:
+        """Stop it if it runs and remove what was temporary."""
+        try:
+            self.stop()
+        finally:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            print(self.output(), file=sys.stderr)
+        self.close()
+
+    # looking at it
+
+    @property
+    def pid(self) -> int:
+        """The supervisor's process id; 0 when it is down."""
+        return self._process.pid if self._process else 0
+
+    @property
+    def running(self) -> bool:
+        """Whether the supervisor runs."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def stderr_path(self) -> Path:
+        """Its log, of all its lives."""
+        return self._scratch / "stderr.log"
+
+    def children(self) -> dict[str, int]:
+        """Process ids of its children by name, such as `worker-0` or `transform-1`."""
+        found = {}
+        for task in Path(f"/proc/{self.pid}/task").iterdir():
+            for pid in (task / "children").read_text().split():
+                with contextlib.suppress(OSError):
+                    found[Path(f"/proc/{pid}/comm").read_text().strip()] = int(pid)
+        return found
+
+    def signal_child(self, name: str, number: int = signal.SIGKILL) -> int:
+        """Send a signal to a child; returns its process id."""
+        pid = self.children()[name]
+        os.kill(pid, number)
+        return pid
+
+    def output(self) -> str:
+        """Everything it printed and logged."""
+        log = self.stderr_path.read_text(errors="replace") if self.stderr_path.exists() else ""
+        return f"--- meshd stdout\n{self._stdout}--- meshd stderr\n{log}"
+
+    # talking to it
+
+    def client(self, **changes: Any) -> Any:
+        """A boto3 S3 client with the root keys; `changes` go to `boto3.client` (config, say)."""
+        import boto3
+        from botocore.config import Config
+
+        # One attempt: a retry would hide what a test is about.
+        config = Config(
+            retries={"total_max_attempts": 1},
+            s3={"addressing_style": "path"},
+            connect_timeout=10,
+            read_timeout=60,
+        )
+        options = {
+            "endpoint_url": self.endpoint,
+            "aws_access_key_id": self.access_key,
+            "aws_secret_access_key": self.secret_key,
+            "region_name": "us-east-1",
+            "config": config,
+        }
+        return boto3.session.Session().client("s3", **(options | changes))
+
+    # waiting
+
+    def _await_ready(self, timeout: float) -> None:
+        deadline = _clock.monotonic() + timeout
+        start = len(self._stdout)
+        while (match := _READY.search(self._stdout, start)) is None:
+            if not self._read(deadline - _clock.monotonic()):
+                code = self._ended()
+                raise DaemonFailedError(f"meshd did not become ready (exit code {code})\n{self.output()}")
+        self.endpoint = match[1]
+
+    def _read(self, patience: float) -> bool:
+        """Take in more of stdout; False at its end or when patience runs out."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        if patience <= 0 or not select.select([self._process.stdout], [], [], patience)[0]:
+            return False
+        chunk = os.read(self._process.stdout.fileno(), 65536)
+        self._stdout += chunk.decode(errors="replace")
+        return bool(chunk)
+
+    def _ended(self) -> int | None:
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        code = self._process.returncode
+        self.kill()
+        return code
+
+    def _forget(self) -> None:
+        if self._process is not None and self._process.stdout is not None:
+            while self._read(1.0):
+                pass
+            self._process.stdout.close()
+        self._process = None

@@ -1,0 +1,67 @@
+"""What all tests share: one daemon for the session, a bucket for each test, and checks for leaks."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from meshd.testing.daemons import Daemon
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="session")
+def daemon() -> Iterator[Daemon]:
+    """A running daemon with one worker. Do not stop or change it: others use it too."""
+    with Daemon.start() as running:
+        yield running
+        assert running.running, running.output()
+        assert running.stop() == 0
+        assert "Traceback" not in running.output()
+
+
+@pytest.fixture(scope="session")
+def s3(daemon: Daemon) -> Iterator[Any]:
+    """boto3 with the root keys of `daemon`."""
+    client = daemon.client()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def bucket(s3: Any) -> Iterator[str]:
+    """A new bucket on `daemon`, emptied and removed at the end."""
+    name = f"test-{uuid.uuid4().hex[:20]}"
+    s3.create_bucket(Bucket=name)
+    yield name
+    for upload in s3.list_multipart_uploads(Bucket=name).get("Uploads", []):
+        s3.abort_multipart_upload(Bucket=name, Key=upload["Key"], UploadId=upload["UploadId"])
+    for page in s3.get_paginator("list_objects_v2").paginate(Bucket=name):
+        keys = [{"Key": entry["Key"]} for entry in page.get("Contents", [])]
+        if keys:
+            s3.delete_objects(Bucket=name, Delete={"Objects": keys, "Quiet": True})
+    s3.delete_bucket(Bucket=name)
+
+
+@pytest.fixture(autouse=True)
+def _no_process_left() -> Iterator[None]:
+    """A test ends the processes it starts."""
+    before = {child.pid for child in psutil.Process().children()}
+    yield
+    left = [child for child in psutil.Process().children() if child.pid not in before]
+    assert not left, f"the test left processes running: {left}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """Show the daemon's log with the failure of a test that used one."""
+    report = yield
+    if report.failed:
+        for name, value in getattr(item, "funcargs", {}).items():
+            if isinstance(value, Daemon):
+                report.sections.append((f"output of {name}", value.output()[-8000:]))
+    return report
