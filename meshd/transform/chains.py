@@ -6,7 +6,7 @@ into the row), never compute something else. `render` and `render_into` give the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -14,13 +14,17 @@ import numpy as np
 
 from meshd.transform import registry
 from meshd.transform.errors import BadSampleError, OpFailedError
-from meshd.transform.fieldtypes import BYTES, FieldType
+from meshd.transform.fieldtypes import BYTES
 from meshwire.documents import PlanError
-from meshwire.plans import OpSpec
 from meshwire.randomness import KeyedRandom
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
+
+    from meshd.transform.fieldtypes import FieldType
+    from meshwire.plans import OpSpec
 
 Draw = Callable[[int], KeyedRandom]
 """Randomness of one sample: the op's index in the plan → its own sequence of draws."""

@@ -5,9 +5,9 @@ Law: whatever is wrong with an argument is a PlanError with its path, as `ops[2]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from meshwire.documents import (
     join,
     shown,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Parse = Callable[[Any, str], Any]
 MAX_SIDE = 16384

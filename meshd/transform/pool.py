@@ -10,19 +10,25 @@ import asyncio
 import contextlib
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from meshd.kit.tasks import Tasks
-from meshd.net.unixmessages import MessageStream, StreamClosedError, connect
+from meshd.net.unixmessages import StreamClosedError, connect
 from meshd.telemetry import metrics
 from meshd.transform.errors import PoolClosedError
-from meshd.transform.messages import Failure, RaggedColumn, RenderReply, RenderRequest, Row
+from meshd.transform.messages import Failure, RenderReply, RenderRequest, Row
 from meshd.transform.process import PROGRAMS, program_key
 from meshd.transform.queueing import FairQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from meshd.net.unixmessages import MessageStream
+    from meshd.transform.messages import RaggedColumn
 
 SLICE_ROWS = 16
 IN_FLIGHT = 2  # slices a process has at a time: one it works on, one so that it never waits

@@ -10,17 +10,22 @@ import contextlib
 import hashlib
 import os
 import signal
-import socket
 from collections import OrderedDict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from meshd.kit.clock import SystemClock
 from meshd.net.unixmessages import BlockingMessageStream, MessageError, StreamClosedError
-from meshd.transform.messages import RenderReply, RenderRequest
-from meshd.transform.programs import Program, load_program
+from meshd.transform.messages import RenderRequest
+from meshd.transform.programs import load_program
 from meshd.transform.rendering import SliceRenderer
+
+if TYPE_CHECKING:
+    import socket
+
+    from meshd.transform.messages import RenderReply
+    from meshd.transform.programs import Program
 
 ROW_SECONDS = 60.0
 PROGRAMS = 64  # kept compiled; the pool re-sends a program's text after at most half as many others

@@ -6,18 +6,24 @@ Invariant: the same canonical plan compiles to the same program on every node th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from meshd.transform import builtin, registry
-from meshd.transform.chains import Chain, compile_chain
-from meshd.transform.fieldtypes import FieldType
-from meshwire.documents import PlanError, canonical_json, suggestion
-from meshwire.plans import OpSpec, PlanSpec, parse_spec, spec_document
+from meshd.transform.chains import compile_chain
+from meshwire.documents import PlanError, suggestion
+from meshwire.plans import parse_spec, spec_document
 from meshwire.randomness import KeyedRandom
 
-__all__ = ["Program", "compile_program", "load_program", "program_text", "with_versions"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from meshd.transform.chains import Chain
+    from meshd.transform.fieldtypes import FieldType
+    from meshwire.plans import OpSpec, PlanSpec
+
+__all__ = ["Program", "compile_program", "load_program", "with_versions"]
 
 builtin.load()
 
@@ -66,12 +72,7 @@ def compile_program(
     return Program(spec.seed, chains)
 
 
-def program_text(spec: PlanSpec, fields: Sequence[str]) -> str:
-    """What `load_program` takes in another process. The spec has its op versions."""
-    return canonical_json({"spec": spec_document(spec), "fields": sorted(fields)}).decode()
-
-
 def load_program(text: str) -> Program:
-    """The program of `program_text`. Raises PlanError as `compile_program` does."""
+    """The program of canonical JSON {"spec", "fields"}. Raises PlanError as `compile_program` does."""
     document = json.loads(text)
     return compile_program(parse_spec(document["spec"]), document["fields"])

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Piece = tuple[str, int, int]
 """(path, offset, length): bytes of one file."""

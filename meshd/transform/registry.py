@@ -6,16 +6,20 @@ version, and old plans keep asking for the old one. Seam: a new op is one class 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
-from meshd.transform.fieldtypes import FieldType
-from meshd.transform.parameters import Parameter, parse_arguments
+from meshd.transform.parameters import parse_arguments
 from meshwire.documents import join, shown, suggestion
-from meshwire.plans import OpSpec
-from meshwire.randomness import KeyedRandom
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from meshd.transform.fieldtypes import FieldType
+    from meshd.transform.parameters import Parameter
+    from meshwire.plans import OpSpec
+    from meshwire.randomness import KeyedRandom
 
 
 class Operation(Protocol):

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from meshd.kit import failpoints
-from meshd.transform.chains import Draw
 from meshd.transform.errors import BadSampleError, OpFailedError
-from meshd.transform.messages import Failure, FailureKind, RaggedColumn, RenderReply, RenderRequest, Row
-from meshd.transform.programs import Program
+from meshd.transform.messages import Failure, RaggedColumn, RenderReply
 from meshd.transform.reading import SourceFiles, SourceGoneError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from meshd.transform.chains import Draw
+    from meshd.transform.messages import FailureKind, RenderRequest, Row
+    from meshd.transform.programs import Program
 
 MAX_RAGGED_BYTES = 1 << 30  # of one slice's ragged fields: more is refused as bad samples
 

@@ -15,16 +15,19 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from meshd.transform.builtin.resampling import Window, cut
+from meshd.transform.builtin.resampling import cut
 from meshd.transform.builtin.resizing import CenterCrop, Windowing
 from meshd.transform.errors import BadSampleError
-from meshd.transform.fieldtypes import FieldType, image
+from meshd.transform.fieldtypes import image
 from meshd.transform.parameters import Parameter, choice
-from meshd.transform.registry import Operation, operation
+from meshd.transform.registry import operation
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from meshd.transform.builtin.resampling import Window
+    from meshd.transform.fieldtypes import FieldType
+    from meshd.transform.registry import Operation
     from meshwire.randomness import KeyedRandom
 
     Pixels = npt.NDArray[np.uint8]

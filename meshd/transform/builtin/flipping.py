@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import cv2
 
 from meshd.transform.builtin.resampling import pixels
-from meshd.transform.fieldtypes import FieldType
 from meshd.transform.parameters import Parameter, probability
 from meshd.transform.registry import operation
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from meshd.transform.fieldtypes import FieldType
     from meshwire.randomness import KeyedRandom
 
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from meshd.transform.errors import BadSampleError
-from meshd.transform.fieldtypes import LABEL, FieldType
+from meshd.transform.fieldtypes import LABEL
 from meshd.transform.parameters import Parameter, classes
 from meshd.transform.registry import operation
 
 if TYPE_CHECKING:
+    from meshd.transform.fieldtypes import FieldType
     from meshwire.randomness import KeyedRandom
 
 _LONGEST = 4096

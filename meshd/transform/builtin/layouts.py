@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import cv2
 import numpy as np
 
-from meshd.transform.fieldtypes import FieldType, channels_of, image
+from meshd.transform.fieldtypes import channels_of, image
 from meshd.transform.registry import operation
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from meshd.transform.fieldtypes import FieldType
     from meshwire.randomness import KeyedRandom
 
 

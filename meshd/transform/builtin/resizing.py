@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from meshd.transform.builtin.resampling import Window, cut
 from meshd.transform.errors import BadSampleError
-from meshd.transform.fieldtypes import FieldType, channels_of, image
+from meshd.transform.fieldtypes import channels_of, image
 from meshd.transform.parameters import MAX_SIDE, Parameter, interval, side_or_size, size
 from meshd.transform.registry import operation
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from meshd.transform.fieldtypes import FieldType
     from meshwire.randomness import KeyedRandom
 
 _ATTEMPTS = 10

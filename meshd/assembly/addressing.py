@@ -1,0 +1,61 @@
+"""The addresses of frames, and the handle under which a finished one is passed on.
+
+Invariant: equal addresses name equal bytes, on every node and at any time.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import msgspec
+
+FrameResult = Literal["hit", "joined", "miss"]
+
+
+class FrameAddress(msgspec.Struct, frozen=True, tag="frame"):
+    """The rows of `rank` of `world` in step `step` of `batch` rows, counted from position `origin`."""
+
+    plan: str
+    epoch: int
+    step: int
+    rank: int = 0
+    world: int = 1
+    batch: int = 256
+    origin: int = 0
+
+
+class RowsAddress(msgspec.Struct, frozen=True, tag="rows"):
+    """These samples (stored order), in this order; randomness is keyed by the sample as if it were a position."""
+
+    plan: str
+    epoch: int
+    samples: tuple[int, ...]
+
+
+Address = FrameAddress | RowsAddress
+
+
+@dataclass(slots=True)
+class Frame:
+    """A finished frame: `size` bytes in the memfd `fd`, the receiver's to close. Never written again."""
+
+    fd: int
+    size: int
+    rows: int
+    result: FrameResult
+
+    def close(self) -> None:
+        """Close the descriptor. Idempotent."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class FrameSource(Protocol):
+    """Who can be asked for frames: the assembler itself, or its stand-in in another process."""
+
+    async def frame(self, address: Address) -> Frame:
+        """The frame. Raises BatchError. Cancelling stops the work if nobody else waits for it."""
+        ...

@@ -1,0 +1,172 @@
+"""The assembler: frames by address, each built once however many ask, kept while there is room.
+
+Law: admission is bounded (rows and bytes being built); beyond it callers are told to come back. Jobs take turns.
+When nobody waits for a frame any more, its rows are not begun.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meshd.assembly.addressing import FrameAddress, RowsAddress
+from meshd.assembly.building import FrameBuilder, Kitchen, rows_of
+from meshd.assembly.catalog import Catalog
+from meshd.assembly.errors import BatchError, busy
+from meshd.assembly.ledger import Ledger
+from meshd.assembly.memory import FrameCache
+from meshd.kit.singleflight import SingleFlight
+from meshd.telemetry import metrics
+from meshwire.documents import PlanError
+from meshwire.frames import FRAME_VERSION
+from meshwire.permutations import order
+from meshwire.plans import rank_slice
+
+if TYPE_CHECKING:
+    from meshd.assembly.addressing import Address, Frame
+    from meshd.assembly.drafting import Rows
+    from meshd.assembly.memory import MemoryFrame
+    from meshd.assembly.plans import Plan
+    from meshd.assembly.rendering import Renderer
+    from meshd.config import TransformSettings
+    from meshd.store.interface import ObjectStore
+    from meshwire.permutations import Order
+    from meshwire.snapshots import Snapshot
+
+MAX_ROWS = 32768
+MIN_BUILDING_BYTES = 256 << 20
+MAX_FRAME_BYTES = 4 << 30
+_ORDERS = 64
+
+
+class Assembler:
+    """One a node. Use on one event loop only; `aclose` at the end."""
+
+    def __init__(
+        self, store: ObjectStore, pool: Renderer, settings: TransformSettings, *, node: str = "local"
+    ) -> None:
+        self.catalog = Catalog(store)
+        self._kitchen = Kitchen(store, pool, Ledger(self.catalog), node)
+        self._cache: FrameCache[Address] = FrameCache(settings.frame_cache_bytes)
+        self._flights: SingleFlight[Address, MemoryFrame] = SingleFlight()
+        self._orders: OrderedDict[tuple[str, int], Order] = OrderedDict()
+        self._building_limit = max(settings.frame_cache_bytes, MIN_BUILDING_BYTES)
+        self._building_rows = self._building_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<Assembler {self._building_rows} rows being built, {self._cache!r}>"
+
+    async def frame(self, address: Address) -> Frame:
+        """The frame at an address; the handle is the caller's to close.
+
+        Raises BatchError: InvalidPlan, NoSuchPlan, NoSuchSnapshot, SnapshotChanged, BadSample, OpFailed, Busy.
+        """
+        cached = self._cache.get(address)
+        if cached is not None:
+            metrics.frames.labels("hit").inc()
+            return cached.hand_out("hit")
+        built, joined = await self._flights.run(address, lambda: self._build(address))
+        metrics.frames.labels("joined" if joined else "miss").inc()
+        return built.hand_out("joined" if joined else "miss")
+
+    async def aclose(self) -> None:
+        """Forget the finished frames."""
+        self._cache.clear()
+
+    async def _build(self, address: Address) -> MemoryFrame:
+        plan = await self.catalog.plan(address.plan)
+        snapshot = await self.catalog.snapshot(plan.snapshot)
+        rows = self._rows(address, plan, snapshot)
+        with self._admission(plan, len(rows)):
+            builder = FrameBuilder(self._kitchen, plan, snapshot, address.epoch, rows, _metadata(address))
+            frame = await builder.build()
+        if isinstance(address, FrameAddress):
+            self._cache.put(address, frame)
+        return frame
+
+    def _rows(self, address: Address, plan: Plan, snapshot: Snapshot) -> Rows:
+        try:
+            if isinstance(address, RowsAddress):
+                return _chosen_rows(address, snapshot)
+            piece = rank_slice(
+                snapshot.samples,
+                address.batch,
+                address.origin,
+                address.step,
+                address.rank,
+                address.world,
+                plan.spec.tail,
+            )
+        except PlanError as error:
+            raise BatchError("InvalidPlan", str(error), detail={"path": error.path}) from error
+        samples = self._order(plan, snapshot, address.epoch).many(piece.positions)
+        return rows_of(piece.positions, samples, piece.pad)
+
+    def _order(self, plan: Plan, snapshot: Snapshot, epoch: int) -> Order:
+        key = plan.hash, epoch
+        found = self._orders.get(key)
+        if found is None:
+            found = self._orders[key] = order(plan.spec.shuffle, snapshot.shard_starts, plan.spec.seed, epoch)
+            if len(self._orders) > _ORDERS:
+                self._orders.popitem(last=False)
+        self._orders.move_to_end(key)
+        return found
+
+    def _admission(self, plan: Plan, rows: int) -> _Admission:
+        return _Admission(self, rows, rows * _row_bytes(plan))
+
+    def admit(self, rows: int, size: int) -> None:
+        """Count a frame about to be built. Raises BatchError Busy or TooLarge."""
+        if size > MAX_FRAME_BYTES:
+            raise BatchError(
+                "TooLarge",
+                f"the frame would have {size} bytes; at most {MAX_FRAME_BYTES} are assembled",
+                help="use a smaller batch, or more ranks",
+            )
+        over = self._building_rows + rows > MAX_ROWS or self._building_bytes + size > self._building_limit
+        if over and self._building_rows:
+            raise busy(f"{self._building_rows} rows are being built already")
+        self.leave(-rows, -size)
+
+    def leave(self, rows: int, size: int) -> None:
+        self._building_rows -= rows
+        self._building_bytes -= size
+
+
+class _Admission:
+    """Rows and bytes of one frame, counted while it is built."""
+
+    def __init__(self, assembler: Assembler, rows: int, size: int) -> None:
+        self._assembler, self._rows, self._size = assembler, rows, size
+
+    def __enter__(self) -> None:
+        self._assembler.admit(self._rows, self._size)
+
+    def __exit__(self, *_: object) -> None:
+        self._assembler.leave(self._rows, self._size)
+
+
+def _chosen_rows(address: RowsAddress, snapshot: Snapshot) -> Rows:
+    samples = np.array(address.samples, dtype=np.int64)
+    if samples.size and (int(samples.min()) < 0 or int(samples.max()) >= snapshot.samples):
+        raise PlanError("samples", f"indices lie in 0…{snapshot.samples - 1}")
+    return rows_of(samples, samples)
+
+
+def _row_bytes(plan: Plan) -> int:
+    """Bytes a row has at least."""
+    sizes = (
+        int(np.prod(output.shape, dtype=np.int64)) * np.dtype(output.dtype).itemsize
+        for output in plan.outputs.values()
+        if output.shape is not None
+    )
+    return sum(sizes)
+
+
+def _metadata(address: Address) -> dict[str, str]:
+    values: dict[str, object] = {"version": FRAME_VERSION, "plan": address.plan, "epoch": address.epoch}
+    if isinstance(address, FrameAddress):
+        values |= {name: getattr(address, name) for name in ("step", "rank", "world", "batch", "origin")}
+    return {name: str(value) for name, value in values.items()}

@@ -1,0 +1,217 @@
+"""One frame, built: resolve the rows, render them, deal with bad samples as the plan says, seal.
+
+Law: the outcome is a function of the address alone. Stand-ins come from a keyed sequence of samples, so every
+node and world size picks the same ones. Data that cannot be reached is never substituted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from meshd.assembly.drafting import Draft, Rows
+from meshd.assembly.errors import BatchError, busy
+from meshd.assembly.ledger import BadSample
+from meshd.assembly.rendering import RowWork
+from meshd.assembly.sources import PinnedObjects
+from meshwire.frames import Status
+from meshwire.randomness import KeyedRandom
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from meshd.assembly.ledger import Ledger
+    from meshd.assembly.memory import MemoryFrame
+    from meshd.assembly.plans import Plan
+    from meshd.assembly.rendering import Rendered, Renderer, RowFailure
+    from meshd.store.interface import ObjectStore
+    from meshwire.snapshots import Snapshot
+
+PROBES = 16
+PROBE_STREAM = 1 << 32  # of the keyed randomness: beyond any op's index
+
+
+@dataclass(frozen=True, slots=True)
+class Kitchen:
+    """What a builder needs besides its order; shared by all of a node's builders."""
+
+    store: ObjectStore
+    renderer: Renderer
+    ledger: Ledger
+    node: str
+
+
+class FrameBuilder:
+    """Builds one frame and is thrown away."""
+
+    def __init__(
+        self,
+        kitchen: Kitchen,
+        plan: Plan,
+        snapshot: Snapshot,
+        epoch: int,
+        rows: Rows,
+        metadata: Mapping[str, str],
+    ) -> None:
+        self._kitchen, self._plan, self._snapshot, self._epoch = kitchen, plan, snapshot, epoch
+        self._draft = Draft(plan, snapshot, rows, metadata)
+
+    def __repr__(self) -> str:
+        return f"<FrameBuilder {self._plan.hash[:12]} epoch {self._epoch}, {len(self._draft.rows)} rows>"
+
+    async def build(self) -> MemoryFrame:
+        """The finished frame. Raises BatchError: SnapshotChanged, BadSample, OpFailed, Busy."""
+        try:
+            failures = await self._render(range(len(self._draft.rows)))
+            kept = await self._settle(failures) if failures else None
+            return self._draft.seal(kept)
+        except BaseException:
+            self._draft.frame.close()
+            raise
+        finally:
+            self._draft.close()
+
+    async def _render(self, rows: Sequence[int]) -> list[RowFailure]:
+        """Render these rows of the draft; what is left are bad samples."""
+        failures = await self._render_once(rows)
+        unread = [failure.row for failure in failures if failure.kind == "read"]
+        if unread:  # compacted or replaced meanwhile: the index knows better now
+            failures = [failure for failure in failures if failure.kind != "read"]
+            failures += await self._render_once(unread)
+        for failure in failures:
+            if failure.kind == "read":
+                raise busy(f"{self._name(failure.row)} cannot be read now: {failure.message}")
+            if failure.kind == "op":
+                raise self._broken(failure)
+        return failures
+
+    async def _render_once(self, rows: Sequence[int]) -> list[RowFailure]:
+        draft = self._draft
+        pinned = PinnedObjects(self._kitchen.store, self._snapshot)
+        sources = pinned.sources(cast("Sequence[int]", draft.rows.samples[list(rows)]))
+        positions = draft.rows.positions.tolist()
+        work = [RowWork(row, positions[row], pieces) for row, pieces in zip(rows, sources, strict=True)]
+        rendered: Rendered = await self._kitchen.renderer.render(
+            self._plan.hash,
+            self._plan.program_text,
+            self._epoch,
+            work,
+            frame_fd=draft.frame.fd,
+            frame_bytes=draft.frame.size,
+            targets=draft.targets,
+        )
+        draft.take(rendered)
+        return sorted(rendered.failures, key=lambda failure: failure.row)
+
+    async def _settle(self, failures: list[RowFailure]) -> list[int] | None:
+        """Do with bad samples what the plan says. Returns the rows that stay, None for all."""
+        found = [self._entry(failure) for failure in failures]
+        await self._kitchen.ledger.record(self._plan.hash, found)
+        self._check_bound(failures)
+        bad = [failure.row for failure in failures]
+        policy = self._plan.spec.on_bad
+        if policy == "drop":
+            return [row for row in range(len(self._draft.rows)) if row not in set(bad)]
+        if policy == "substitute":
+            await self._substitute(failures)
+            return None
+        for row in bad:
+            self._draft.blank(row)
+        self._mark(bad, Status.MASKED)
+        return None
+
+    def _check_bound(self, failures: list[RowFailure]) -> None:
+        spec = self._plan.spec
+        bound = 0 if spec.on_bad == "raise" else max(1, int(spec.max_bad * len(self._draft.rows)))
+        if len(failures) > bound:
+            why = (
+                ""
+                if spec.on_bad == "raise"
+                else f" ({len(failures)} bad rows of {len(self._draft.rows)}, {bound} allowed)"
+            )
+            raise self._bad(failures[0], why)
+
+    async def _substitute(self, failures: list[RowFailure]) -> None:
+        rows = self._draft.rows
+        left = {failure.row: failure for failure in failures}
+        draws = {
+            row: KeyedRandom(self._plan.spec.seed, self._epoch, int(rows.positions[row]), PROBE_STREAM)
+            for row in left
+        }
+        self._mark(list(left), Status.SUBSTITUTED)
+        for _ in range(PROBES):
+            for row in left:
+                rows.samples[row] = draws[row].integer(self._snapshot.samples)
+            again = await self._render(sorted(left))
+            left = {failure.row: failure for failure in again}
+            if not left:
+                return
+            await self._kitchen.ledger.record(self._plan.hash, [self._entry(failure) for failure in again])
+        failure = next(iter(left.values()))
+        raise self._bad(failure, f" (and {PROBES} samples drawn to stand in for it are bad, too)")
+
+    def _mark(self, rows: list[int], status: Status) -> None:
+        self._draft.rows.status[rows] = status
+
+    def _name(self, row: int) -> str:
+        return self._snapshot.sample_name(int(self._draft.rows.samples[row]))
+
+    def _field_name(self, failure: RowFailure) -> str:
+        return list(self._plan.outputs)[failure.field]
+
+    def _entry(self, failure: RowFailure) -> BadSample:
+        position = int(self._draft.rows.positions[failure.row])
+        return BadSample(self._name(failure.row), failure.op, failure.message, position, self._epoch)
+
+    def _bad(self, failure: RowFailure, why: str) -> BatchError:
+        name, field = self._name(failure.row), self._field_name(failure)
+        return BatchError(
+            "BadSample",
+            f"the sample {name} is bad: {failure.op} of {field!r}: {failure.message}{why}",
+            help=f"look at it with: mesh cat {self._object_url(failure)} > sample; replay its row with a signed "
+            f"GET {self._replay(failure)}; repair or remove the object, raise max_bad, or set on_bad",
+            detail=self._detail(failure),
+        )
+
+    def _broken(self, failure: RowFailure) -> BatchError:
+        return BatchError(
+            "OpFailed",
+            f"the op {failure.op!r} broke on the sample {self._name(failure.row)}: {failure.message}",
+            help=f"this is a defect of the op, not of the data; replay its row with a signed GET {self._replay(failure)}",
+            detail=self._detail(failure),
+        )
+
+    def _detail(self, failure: RowFailure) -> dict[str, Any]:
+        return {
+            "key": self._name(failure.row),
+            "url": self._object_url(failure),
+            "node": self._kitchen.node,
+            "op": failure.op,
+            "field": self._field_name(failure),
+            "error": failure.message,
+            "position": int(self._draft.rows.positions[failure.row]),
+            "epoch": self._epoch,
+            "replay": f"GET {self._replay(failure)}",
+        }
+
+    def _object_url(self, failure: RowFailure) -> str:
+        sample = int(self._draft.rows.samples[failure.row])
+        column: Any = self._snapshot.fields[self._field_name(failure)]
+        objects = self._snapshot.objects
+        return f"s3://{objects.bucket}/{objects.keys[int(column.object[sample])]}"
+
+    def _replay(self, failure: RowFailure) -> str:
+        """The frame that holds just this row: the batch of one that begins at its position."""
+        position = int(self._draft.rows.positions[failure.row])
+        return f"/-/plans/{self._plan.hash}/{self._epoch}/0?batch=1&origin={position}"
+
+
+def rows_of(positions: Any, samples: Any, pad: Any | None = None) -> Rows:
+    """Rows as they begin: status 0, or 3 where `pad` is set."""
+    count = len(positions)
+    status = np.zeros(count, dtype=np.uint8)
+    if pad is not None:
+        status[pad] = Status.PAD
+    return Rows(np.array(positions, dtype=np.int64), np.array(samples, dtype=np.int64), status)

@@ -1,0 +1,120 @@
+"""Snapshots, plans and shard indexes: documents in the reserved bucket, named by their hash.
+
+Law: immutable once written, so caches never go stale. Safe to use from every process; the last ones used stay
+in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from meshd.assembly.errors import BatchError
+from meshd.assembly.plans import Plan
+from meshd.kit.singleflight import SingleFlight
+from meshd.store.records import Meta
+from meshwire.snapshots import Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from meshd.store.interface import ObjectStore
+
+RESERVED_BUCKET = "-mesh-"
+T = TypeVar("T")
+
+
+class _Kept(Generic[T]):
+    """The last `limit` values by name, each loaded once at a time."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._values: OrderedDict[str, T] = OrderedDict()
+        self._loading: SingleFlight[str, T] = SingleFlight()
+
+    async def get(self, name: str, load: Callable[[], Awaitable[T]]) -> T:
+        if name in self._values:
+            self._values.move_to_end(name)
+            return self._values[name]
+        value, _ = await self._loading.run(name, load)
+        return self.put(name, value)
+
+    def put(self, name: str, value: T) -> T:
+        self._values[name] = value
+        self._values.move_to_end(name)
+        if len(self._values) > self._limit:
+            self._values.popitem(last=False)
+        return value
+
+
+class Catalog:
+    """The node's documents. One a process."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._snapshots: _Kept[Snapshot] = _Kept(8)
+        self._plans: _Kept[Plan] = _Kept(256)
+
+    def __repr__(self) -> str:
+        return f"<Catalog over {self._store!r}>"
+
+    async def snapshot(self, digest: str) -> Snapshot:
+        """Raises BatchError NoSuchSnapshot."""
+        return await self._snapshots.get(digest, lambda: self._load_snapshot(digest))
+
+    async def _load_snapshot(self, digest: str) -> Snapshot:
+        return await asyncio.to_thread(Snapshot.from_bytes, self.snapshot_bytes(digest))
+
+    def snapshot_bytes(self, digest: str) -> bytes:
+        """The document. Raises BatchError NoSuchSnapshot."""
+        document = self.read(f"snapshots/{digest}")
+        if document is None:
+            raise BatchError(
+                "NoSuchSnapshot",
+                f"this node has no snapshot {digest[:64]}",
+                help="register it with POST /-/snapshots",
+            )
+        return document
+
+    async def plan(self, digest: str) -> Plan:
+        """Raises BatchError NoSuchPlan."""
+        return await self._plans.get(digest, lambda: self._load_plan(digest))
+
+    async def _load_plan(self, digest: str) -> Plan:
+        document = self.read(f"plans/{digest}")
+        if document is None:
+            raise BatchError(
+                "NoSuchPlan",
+                f"this node has no plan {digest[:64]}",
+                help="register it with POST /-/plans",
+            )
+        return Plan.from_bytes(digest, document)
+
+    async def add_snapshot(self, snapshot: Snapshot) -> None:
+        """Keep it durably. Idempotent."""
+        await self.write(f"snapshots/{snapshot.hash}", snapshot.to_bytes(), once=True)
+        self._snapshots.put(snapshot.hash, snapshot)
+
+    async def add_plan(self, plan: Plan) -> None:
+        """Keep it durably. Idempotent."""
+        await self.write(f"plans/{plan.hash}", plan.to_bytes(), once=True)
+        self._plans.put(plan.hash, plan)
+
+    def read(self, key: str) -> bytes | None:
+        """A document of the reserved bucket, or None."""
+        record = self._store.get(RESERVED_BUCKET, key)
+        return None if record is None else self._store.read(record, 0, record.size)
+
+    async def write(self, key: str, document: bytes, *, once: bool = False) -> None:
+        """Write a document durably; `once`: only if there is none (its name says what is in it)."""
+        if once and self._store.get(RESERVED_BUCKET, key) is not None:
+            return
+        writer = self._store.writer(RESERVED_BUCKET, key, size=len(document))
+        try:
+            await writer.write(document)
+            await writer.commit(Meta(etag=hashlib.md5(document, usedforsecurity=False).hexdigest()))
+        except BaseException:
+            await writer.abort()
+            raise

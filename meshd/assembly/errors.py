@@ -1,0 +1,76 @@
+"""What can go wrong with plans and batches, in the words of the native protocol.
+
+Law: a code says what kind of trouble it is, the message what is wrong, `help` what to do; never a status number
+or a traceback. Survives the way between processes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+Code = Literal[
+    "BadRequest",
+    "InvalidPlan",
+    "UnknownOp",
+    "AccessDenied",
+    "NoSuchBucket",
+    "NoSuchSnapshot",
+    "NoSuchPlan",
+    "NoSuchKey",
+    "SnapshotChanged",
+    "UnknownOpBuild",
+    "BadSample",
+    "NotOwner",
+    "Busy",
+    "OpFailed",
+    "TooLarge",
+    "MethodNotAllowed",
+    "InternalError",
+]
+
+
+class BatchError(Exception):
+    """`detail`: plain JSON values for programs. `retry_after`: seconds, when asking again is the cure."""
+
+    def __init__(
+        self,
+        code: Code,
+        message: str,
+        *,
+        help: str = "",
+        detail: dict[str, Any] | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code: Code = code
+        self.message, self.help = message, help
+        self.detail = detail or {}
+        self.retry_after = retry_after
+
+    def __repr__(self) -> str:
+        return f"BatchError({self.code}: {self.message})"
+
+    def to_document(self) -> dict[str, Any]:
+        """Plain JSON values; `from_document` gives the error back."""
+        return {
+            "code": self.code,
+            "message": self.message,
+            "help": self.help,
+            "detail": self.detail,
+            "retry_after": self.retry_after,
+        }
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> BatchError:
+        return cls(
+            document["code"],
+            document["message"],
+            help=document["help"],
+            detail=document["detail"],
+            retry_after=document["retry_after"],
+        )
+
+
+def busy(message: str) -> BatchError:
+    """Ask again in a second."""
+    return BatchError("Busy", message, help="ask again after the time in Retry-After", retry_after=1)

@@ -1,0 +1,76 @@
+"""The ledger of bad samples: what could not be read, where, why, how often. One document a plan.
+
+Law: bounded, durable before the frame it belongs to is handed out, readable by every process and job.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from meshd.kit.singleflight import SingleFlight
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from meshd.assembly.catalog import Catalog
+
+LIMIT = 1000
+_MESSAGE = 300
+
+
+@dataclass(frozen=True, slots=True)
+class BadSample:
+    """`key`: the sample's name; `position` and `epoch`: where it was met last; `times`: how often."""
+
+    key: str
+    op: str
+    error: str
+    position: int
+    epoch: int
+    times: int = 1
+
+
+def read_ledger(catalog: Catalog, plan: str) -> list[dict[str, Any]]:
+    """The entries of a plan as plain JSON values, oldest first; empty when there are none."""
+    document = catalog.read(f"bad/{plan}")
+    return [] if document is None else list(json.loads(document))
+
+
+class Ledger:
+    """The writing side: one process a node (the assembler's)."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._entries: dict[str, dict[tuple[str, str], BadSample]] = {}
+        self._writing: SingleFlight[str, None] = SingleFlight()
+
+    def __repr__(self) -> str:
+        return f"<Ledger of {len(self._entries)} plans>"
+
+    async def record(self, plan: str, found: Iterable[BadSample]) -> None:
+        """Add entries; durable when it returns. Beyond the limit, new ones are left out (counts still rise)."""
+        entries = self._of(plan)
+        for item in found:
+            name = (item.key, item.op)
+            known = entries.get(name)
+            if known is not None:
+                entries[name] = replace(item, times=known.times + 1)
+            elif len(entries) < LIMIT:
+                entries[name] = replace(item, error=item.error[:_MESSAGE])
+        while True:
+            _, joined = await self._writing.run(plan, lambda: self._write(plan))
+            if not joined:  # a flight that was joined may have begun before these entries were added
+                return
+
+    def _of(self, plan: str) -> dict[tuple[str, str], BadSample]:
+        entries = self._entries.get(plan)
+        if entries is None:
+            found = (BadSample(**entry) for entry in read_ledger(self._catalog, plan))
+            entries = self._entries[plan] = {(entry.key, entry.op): entry for entry in found}
+        return entries
+
+    async def _write(self, plan: str) -> None:
+        document = json.dumps([asdict(entry) for entry in self._entries[plan].values()]).encode()
+        await self._catalog.write(f"bad/{plan}", document)

@@ -1,0 +1,100 @@
+"""Frames in shared memory: a memfd while being filled, an immutable shared one afterwards, a bounded cache.
+
+Invariant: a descriptor is closed exactly once, when its last owner in this process is gone.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from meshd.assembly.addressing import Frame
+from meshd.telemetry import metrics
+
+if TYPE_CHECKING:
+    from meshd.assembly.addressing import FrameResult
+
+K = TypeVar("K")
+
+
+class MemoryFrame:
+    """`size` bytes of shared memory. Mapped here only while it is being filled."""
+
+    def __init__(self, size: int) -> None:
+        self.fd = os.memfd_create("mesh-frame", os.MFD_CLOEXEC)
+        self._finalizer = weakref.finalize(self, os.close, self.fd)
+        os.ftruncate(self.fd, size)
+        self.size = size
+        self.rows = 0
+
+    def __repr__(self) -> str:
+        return f"<MemoryFrame {self.rows} rows, {self.size} bytes>"
+
+    def grow(self, size: int) -> None:
+        """Make room behind what is there."""
+        os.ftruncate(self.fd, size)
+        self.size = size
+
+    def map(self) -> mmap.mmap:
+        """A writable mapping of the whole; close it when the frame is finished."""
+        return mmap.mmap(self.fd, self.size)
+
+    def hand_out(self, result: FrameResult) -> Frame:
+        """A handle with a descriptor of its own."""
+        return Frame(os.dup(self.fd), self.size, self.rows, result)
+
+    def close(self) -> None:
+        """Give the memory back now, if nobody else holds a descriptor. Idempotent."""
+        self._finalizer()
+
+
+class FrameCache(Generic[K]):
+    """Finished frames by address, at most `limit` bytes, least recently used out first."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._frames: OrderedDict[K, MemoryFrame] = OrderedDict()
+        self.bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<FrameCache {len(self._frames)} frames, {self.bytes} of {self._limit} bytes>"
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def get(self, address: K) -> MemoryFrame | None:
+        frame = self._frames.get(address)
+        if frame is not None:
+            self._frames.move_to_end(address)
+        return frame
+
+    def put(self, address: K, frame: MemoryFrame) -> None:
+        """Keep it, unless it alone exceeds the limit."""
+        if frame.size > self._limit or address in self._frames:
+            return
+        self._frames[address] = frame
+        self._add(frame.size)
+        while self.bytes > self._limit:
+            _, oldest = self._frames.popitem(last=False)
+            self._add(-oldest.size)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._frames.clear()
+        self._add(-self.bytes)
+
+    def _add(self, size: int) -> None:
+        self.bytes += size
+        metrics.frame_cache_bytes.inc(size)
+
+
+def unmap(mapping: mmap.mmap, *views: Any) -> None:
+    """Close a mapping whose numpy views are no longer used."""
+    del views
+    try:
+        mapping.close()
+    except BufferError:  # a view is still alive, in a traceback say: the mapping goes when it does
+        del mapping

@@ -1,0 +1,33 @@
+"""What the HTTP workers and the steward say to each other about frames.
+
+Law: requests carry a number chosen by the worker; replies come in any order, a frame's with its descriptor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from meshd.assembly.addressing import Address, FrameResult  # noqa: TC001  msgspec reads the annotations
+
+
+class Ask(msgspec.Struct, frozen=True, tag="ask"):
+    number: int
+    address: Address
+
+
+class Forget(msgspec.Struct, frozen=True, tag="forget"):
+    """Nobody waits for this request any more."""
+
+    number: int
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """Either `error` (a BatchError's document) or a frame, whose memfd comes along."""
+
+    number: int
+    size: int = 0
+    rows: int = 0
+    result: FrameResult = "miss"
+    error: dict[str, Any] | None = None

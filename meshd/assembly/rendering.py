@@ -1,0 +1,91 @@
+"""What assembly asks of whoever renders rows: the transform pool, or a stand-in in a test.
+
+Law: assembly and transform do not import each other; this protocol is what they share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Pieces = tuple[tuple[str, int, int], ...]
+"""(path, offset, length), in bytes: where the bytes of one field lie."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowWork:
+    """One row to render: its number in the frame, its epoch position, and the pieces of each bytes field."""
+
+    row: int
+    position: int
+    sources: tuple[Pieces, ...]
+
+
+class RowFailure(Protocol):
+    """`kind`: "bad" (the data), "op" (a defect of the op) or "read" (the bytes were not there)."""
+
+    @property
+    def row(self) -> int: ...
+    @property
+    def field(self) -> int: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def op(self) -> str: ...
+    @property
+    def message(self) -> str: ...
+
+
+class RaggedColumn(Protocol):
+    """Of one ragged field (its number): bytes and shape of each row, one after the other in a scratch file."""
+
+    @property
+    def field(self) -> int: ...
+    @property
+    def lengths(self) -> tuple[int, ...]: ...
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]: ...
+
+
+class RaggedPart(Protocol):
+    """`rows` of ragged data in the scratch file `fd`: all of the first column, then all of the second, …"""
+
+    @property
+    def rows(self) -> tuple[int, ...]: ...
+    @property
+    def columns(self) -> Sequence[RaggedColumn]: ...
+    @property
+    def fd(self) -> int: ...
+
+
+class Rendered(Protocol):
+    """The outcome of all rows asked for; `close` releases the scratch files."""
+
+    @property
+    def failures(self) -> Sequence[RowFailure]: ...
+    @property
+    def parts(self) -> Sequence[RaggedPart]: ...
+    def close(self) -> None: ...
+
+
+class Renderer(Protocol):
+    """Renders rows into a frame in shared memory."""
+
+    async def render(
+        self,
+        job: str,
+        program_text: str,
+        epoch: int,
+        rows: Sequence[Any],
+        *,
+        frame_fd: int,
+        frame_bytes: int,
+        targets: Sequence[tuple[int, int] | None],
+    ) -> Rendered:
+        """`rows` are RowWork. `targets`: for each field in order of name, (offset of its tensor, number of
+        rows in it), or None for a ragged one.
+        """
+        ...

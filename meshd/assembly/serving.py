@@ -1,0 +1,82 @@
+"""The assembler's door in the steward: a Unix socket on which HTTP workers ask for frames."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from meshd.assembly.errors import BatchError
+from meshd.assembly.messages import Answer, Ask, Forget
+from meshd.net.unixmessages import StreamClosedError, accept_streams
+
+if TYPE_CHECKING:
+    import socket
+
+    from meshd.assembly.addressing import FrameSource
+    from meshd.net.unixmessages import MessageStream
+
+_log = logging.getLogger(__name__)
+
+
+async def serve_assembler(assembler: FrameSource, listener: socket.socket) -> None:
+    """Answer workers on `listener` until cancelled. A worker that goes away takes its requests with it."""
+
+    async def serve(stream: MessageStream) -> None:
+        await _Conversation(assembler, stream).run()
+
+    await accept_streams(listener, serve)
+
+
+class _Conversation:
+    """One worker's requests, any number at a time."""
+
+    def __init__(self, assembler: FrameSource, stream: MessageStream) -> None:
+        self._assembler, self._stream = assembler, stream
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        try:
+            while True:
+                body, fds = await self._stream.receive()
+                for fd in fds:
+                    os.close(fd)
+                self._take(msgspec.convert(body, Ask | Forget))
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+
+    def _take(self, message: Ask | Forget) -> None:
+        if isinstance(message, Forget):
+            task = self._tasks.get(message.number)
+            if task is not None:
+                task.cancel()
+            return
+        task = asyncio.get_running_loop().create_task(self._answer(message))
+        self._tasks[message.number] = task
+        task.add_done_callback(lambda _: self._tasks.pop(message.number, None))
+
+    async def _answer(self, ask: Ask) -> None:
+        try:
+            frame = await self._assembler.frame(ask.address)
+        except BatchError as error:
+            await self._say(Answer(ask.number, error=error.to_document()))
+            return
+        except Exception:
+            _log.exception("assembling a frame failed", extra={"plan": ask.address.plan})
+            failure = BatchError("InternalError", "the frame could not be assembled; the node's log says why")
+            await self._say(Answer(ask.number, error=failure.to_document()))
+            return
+        try:
+            await self._say(Answer(ask.number, frame.size, frame.rows, frame.result), frame.fd)
+        finally:
+            frame.close()
+
+    async def _say(self, answer: Answer, *fds: int) -> None:
+        try:
+            await self._stream.send(answer, fds)
+        except StreamClosedError:
+            _log.debug("a worker went away before its answer")
