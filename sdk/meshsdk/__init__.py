@@ -1,1 +1,63 @@
-"""The SDK of a training pod."""
+"""What a training pod imports: datasets, the loader, an S3 client and the `mesh` command.
+
+Law: the bare install (numpy, awscrt, click, rich, the standard library) and `meshwire`; never `meshd`, aiohttp or
+boto3. torch is optional and imported only where tensors are asked for. Order, randomness and content are decided by
+`meshwire` and the storage nodes; what lives here only asks, receives and hands over.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from meshsdk import ops
+    from meshsdk.batches import Batch, Ragged
+    from meshsdk.client import Client
+    from meshsdk.connecting import connect
+    from meshsdk.datasets import Dataset, open  # noqa: A004 - mesh.open is the documented name
+    from meshsdk.errors import MeshError
+    from meshsdk.loaders import Loader
+    from meshsdk.orders import Blocks
+    from meshsdk.selecting import class_of_prefix
+
+__all__ = [
+    "Batch",
+    "Blocks",
+    "Client",
+    "Dataset",
+    "Loader",
+    "MeshError",
+    "Ragged",
+    "class_of_prefix",
+    "connect",
+    "open",
+    "ops",
+]
+
+_HOMES = {
+    "Batch": "batches",
+    "Blocks": "orders",
+    "Client": "client",
+    "Dataset": "datasets",
+    "Loader": "loaders",
+    "MeshError": "errors",
+    "Ragged": "batches",
+    "class_of_prefix": "selecting",
+    "connect": "connecting",
+    "open": "datasets",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Public names load with their module on first use: `import meshsdk` alone costs about a millisecond."""
+    if name == "ops":
+        return import_module("meshsdk.ops")
+    if name in _HOMES:
+        value = globals()[name] = getattr(import_module(f"meshsdk.{_HOMES[name]}"), name)
+        return value
+    raise AttributeError(f"module 'meshsdk' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES, "ops"])

@@ -1,0 +1,193 @@
+"""The memory batches arrive in: slots that are filled from the socket and reused when nothing refers to them.
+
+Law: the arena hands out leases; whoever holds an array or tensor made of a lease's memory holds the lease, and only
+the death of the last of them gives the slot back. No one is asked to release anything.
+Invariant: a slot under lease is never written for another frame.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import weakref
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    Bytes = npt.NDArray[np.uint8]
+
+_HUGE = 2 << 20
+
+
+class Memory(Protocol):
+    """One kind of arena memory."""
+
+    def allocate(self, size: int) -> Bytes:
+        """`size` writable bytes, aligned to a page, freed when the array dies."""
+
+
+class HostMemory:
+    """Anonymous private pages: a forked child sees a copy, never the parent's next batch."""
+
+    def allocate(self, size: int) -> Bytes:
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+        return np.frombuffer(pages, np.uint8)
+
+
+class PinnedMemory:
+    """Page-locked memory that CUDA copies from asynchronously; torch allocates and frees it.
+
+    Not run: no GPU was at hand when this was written.
+    """
+
+    def allocate(self, size: int) -> Bytes:
+        import torch
+
+        pinned: Bytes = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+        return pinned
+
+
+class Waker:
+    """Wakes a thread that polls `fileno()`, from any thread, a finalizer included; harmless once closed."""
+
+    def __init__(self) -> None:
+        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # Reentrant: a finalizer may run in the middle of `close` on the same thread.
+        self._lock = threading.RLock()
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def wake(self) -> None:
+        with self._lock:
+            if self._descriptor >= 0:
+                os.eventfd_write(self._descriptor, 1)
+
+    def drain(self) -> None:
+        """Forgets earlier wake-ups."""
+        with self._lock:
+            if self._descriptor >= 0:
+                try:
+                    os.eventfd_read(self._descriptor)
+                except BlockingIOError:
+                    return
+
+    def close(self) -> None:
+        with self._lock:
+            descriptor, self._descriptor = self._descriptor, -1
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+class _Holder(np.ndarray[Any, np.dtype[np.uint8]]):
+    """The array every view of a lease is made from: it can be weakly referenced, and views keep it alive."""
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    memory: Bytes
+    spare: bool  # beyond the budget: freed, not reused
+    watch: weakref.ref[_Holder] | None = None
+
+
+@dataclass(slots=True)
+class Lease:
+    """`view`: exactly the bytes asked for. The lease may be dropped as soon as arrays were made of the view."""
+
+    view: memoryview
+    capacity: int
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Arena:
+    """Slots of at most `budget` bytes together; not thread-safe but for the slots' return.
+
+    `overflows` counts leases beyond the budget: the consumer holds so many batches that prefetching would otherwise
+    stop for good.
+    """
+
+    budget: int
+    memory: Memory = field(default_factory=HostMemory)
+    overflows: int = 0
+    leased: int = 0
+    allocated: int = 0
+    on_return: Callable[[], None] | None = None
+    _free: list[_Slot] = field(default_factory=list)
+    # SimpleQueue.put is reentrant: the only queue a weakref callback may use.
+    _returned: SimpleQueue[_Slot] = field(default_factory=SimpleQueue)
+
+    def lease(self, size: int) -> Lease:
+        """Memory for `size` bytes: a free slot, a new one within the budget, or one beyond it."""
+        self.collect()
+        slot = self._fitting(size) or self._grow(size)
+        holder = slot.memory.view(_Holder)
+        slot.watch = weakref.ref(holder, self._watcher(slot))
+        self.leased += len(slot.memory)
+        return Lease(holder.data[:size], len(slot.memory))
+
+    def _watcher(self, slot: _Slot) -> Callable[[weakref.ref[_Holder]], None]:
+        returned, arena = self._returned, weakref.ref(self)
+
+        def give_back(_: weakref.ref[_Holder]) -> None:
+            returned.put(slot)
+            owner = arena()
+            if owner is not None and owner.on_return is not None:
+                owner.on_return()
+
+        return give_back
+
+    def collect(self) -> None:
+        """Takes back the slots that nothing refers to any more."""
+        while True:
+            try:
+                slot = self._returned.get_nowait()
+            except Empty:
+                return
+            self.leased -= len(slot.memory)
+            slot.watch = None
+            if slot.spare:
+                self.allocated -= len(slot.memory)
+            else:
+                self._free.append(slot)
+
+    def _fitting(self, size: int) -> _Slot | None:
+        """The smallest free slot that holds `size`; the latest returned among equals, its pages being warm."""
+        fitting = [slot for slot in self._free if len(slot.memory) >= size]
+        if not fitting:
+            return None
+        best = min(reversed(fitting), key=lambda slot: len(slot.memory))
+        self._free.remove(best)
+        return best
+
+    def _grow(self, size: int) -> _Slot:
+        capacity = slot_size(size)
+        while self._free and self.allocated + capacity > self.budget:
+            self.allocated -= len(self._free.pop(0).memory)
+        spare = self.allocated + capacity > self.budget
+        self.overflows += spare
+        self.allocated += capacity
+        return _Slot(self.memory.allocate(capacity), spare)
+
+    def room(self) -> int:
+        """Bytes of the budget that are not under lease; negative after overflows."""
+        self.collect()
+        return self.budget - self.leased
+
+    def __repr__(self) -> str:
+        return f"Arena({self.leased >> 20} of {self.budget >> 20} MiB leased, {self.overflows} overflows)"
+
+
+def slot_size(size: int) -> int:
+    """Bytes a slot for `size` takes: whole pages, with an eighth of slack so that ragged frames can share slots."""
+    step = max(mmap.PAGESIZE, 1 << max(size.bit_length() - 4, 0))
+    return max(-(-size // step) * step, mmap.PAGESIZE)

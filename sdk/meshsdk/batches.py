@@ -1,0 +1,105 @@
+"""What a loader hands over: fields by name, and which rows they are.
+
+Law: views of the frame's memory, never copies; whoever keeps a batch, a tensor or a slice of one keeps its slot.
+Invariant: every field of a batch has `rows` rows, in the order of `positions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from meshsdk.deliveries import Frame
+
+_DATA, _OFFSETS = ".data", ".offsets"
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Rows of unequal length: row i is `data[offsets[i]:offsets[i+1]]`; `offsets` has rows + 1 entries."""
+
+    data: Any
+    offsets: Any
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> Any:
+        count = len(self)
+        if not -count <= index < count:
+            raise IndexError(f"row {index} of {count}")
+        index %= count
+        return self.data[int(self.offsets[index]) : int(self.offsets[index + 1])]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+
+class Batch(Mapping[str, Any]):
+    """This rank's rows of one global batch; `batch["image"]` is a tensor, an array, or a Ragged.
+
+    `positions` int64[rows]: epoch positions; `status` uint8[rows]: 0 ok, 1 substituted, 2 masked, 3 pad. Both stay in
+    host memory. `step` counts from the loader's origin (0 unless the epoch was resumed with another batch size).
+    """
+
+    __slots__ = ("_fields", "epoch", "positions", "status", "step")
+
+    def __init__(self, fields: Mapping[str, Any], positions: Any, status: Any, epoch: int, step: int) -> None:
+        self._fields = fields
+        self.positions = positions
+        self.status = status
+        self.epoch = epoch
+        self.step = step
+
+    @property
+    def rows(self) -> int:
+        return len(self.positions)
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self._fields[name]
+        except KeyError:
+            raise KeyError(f"no field {name!r}; this batch has {', '.join(self._fields)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        """The number of fields, as of any mapping; `rows` counts the samples."""
+        return len(self._fields)
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name}: {_shape(value)}" for name, value in self._fields.items())
+        return f"Batch(epoch={self.epoch}, step={self.step}, rows={self.rows}, {shapes})"
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, Ragged):
+        return f"ragged {value.data.dtype} [{len(value)}]"
+    return f"{value.dtype} {list(value.shape)}"
+
+
+def split_frame(arrays: Mapping[str, Any], convert: Callable[[Any], Any]) -> tuple[dict[str, Any], Any, Any]:
+    """(fields, positions, status) of a frame's tensors; `convert` is applied to the fields' arrays."""
+    fields: dict[str, Any] = {}
+    for name, array in arrays.items():
+        stem = name.removesuffix(_DATA)
+        if name.startswith("__") or (
+            name.endswith(_OFFSETS) and name.removesuffix(_OFFSETS) + _DATA in arrays
+        ):
+            continue
+        if stem != name and stem + _OFFSETS in arrays:
+            fields[stem] = Ragged(convert(array), convert(arrays[stem + _OFFSETS]))
+        else:
+            fields[name] = convert(array)
+    return fields, arrays["__pos"], arrays["__status"]
+
+
+def make_batch(frame: Frame, epoch: int, convert: Callable[[Any], Any]) -> Batch:
+    """The batch of a frame."""
+    fields, positions, status = split_frame(frame.arrays, convert)
+    return Batch(fields, positions, status, epoch, frame.step)

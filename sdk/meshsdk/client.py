@@ -1,0 +1,283 @@
+"""An S3 client: what the `mesh` command, datasets and loaders need of the store.
+
+Law: one request, one answer; large transfers are composed of these in `transfers`. Bodies are checked: writes carry a
+crc64nvme, reads are as long as the server said. Thread-safe; pickles without its sockets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Self
+
+from meshsdk.errors import ConfigurationError, NotFoundError
+from meshsdk.transport import Request, Transport
+from meshwire import etags, httpdates, percents
+from meshwire.checksums import new as new_checksum
+from meshwire.names import check_bucket_name, check_key
+from meshwire.s3 import documents
+from meshwire.s3.elements import escape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from meshsdk.connections import Buffer, Response
+    from meshsdk.settings import Settings
+    from meshwire.s3.results import BucketEntry, DeleteFailure, ObjectEntry, ObjectListing
+
+_PAGE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """`size` in bytes, `etag` without quotes, `modified_ms` since the epoch; `headers` as they came, lower-case."""
+
+    size: int
+    etag: str
+    modified_ms: int
+    content_type: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def object_path(bucket: str, key: str = "") -> str:
+    """The encoded path of an object or bucket; raises ConfigurationError for names S3 does not have."""
+    try:
+        check_bucket_name(bucket)
+        if key:
+            check_key(key)
+    except ValueError as error:
+        raise ConfigurationError(f"{bucket!r}, {key[:80]!r}: {error}") from error
+    return f"/{bucket}/{percents.encode(key, safe='/')}" if key else f"/{bucket}"
+
+
+def query_string(**parameters: str | int) -> str:
+    """An encoded query; underscores in names become hyphens, and a parameter without a value is `name=`."""
+    return "&".join(
+        f"{name.replace('_', '-')}={percents.encode(str(value))}"
+        for name, value in sorted(parameters.items())
+    )
+
+
+def crc64(data: Buffer) -> str:
+    """Base64 of the crc64nvme, the checksum S3 recommends and the store keeps."""
+    hasher = new_checksum("crc64nvme")
+    hasher.update(data)
+    return hasher.base64()
+
+
+class Client:
+    """S3 operations on one endpoint. Keys and bucket names are plain text; errors are MeshErrors."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.transport = Transport(settings)
+
+    # --- buckets ----------------------------------------------------------------------------------------------
+
+    def buckets(self) -> tuple[BucketEntry, ...]:
+        """All buckets of the caller."""
+        found: tuple[BucketEntry, ...] = ()
+        token: str | None = ""
+        while token is not None:
+            query = query_string(continuation_token=token) if token else ""
+            page = documents.parse_list_buckets(self.transport.text(Request("GET", "/", query)))
+            found += page.buckets
+            token = page.next_after
+        return found
+
+    def create_bucket(self, bucket: str) -> None:
+        """Raises ServerError BucketAlreadyExists; one's own bucket is as good as made."""
+        self.transport.text(Request("PUT", object_path(bucket)))
+
+    def delete_bucket(self, bucket: str) -> None:
+        """The bucket must be empty."""
+        self.transport.text(Request("DELETE", object_path(bucket)))
+
+    def has_bucket(self, bucket: str) -> bool:
+        try:
+            self.transport.text(Request("HEAD", object_path(bucket)))
+        except NotFoundError:
+            return False
+        return True
+
+    # --- listing ----------------------------------------------------------------------------------------------
+
+    def pages(
+        self, bucket: str, prefix: str = "", *, delimiter: str = "", start_after: str = "", page: int = _PAGE
+    ) -> Iterator[ObjectListing]:
+        """Pages of at most `page` keys in the order of their UTF-8 bytes, asked for as they are taken."""
+        fixed: dict[str, str | int] = {"list-type": 2, "encoding-type": "url", "max-keys": page, "prefix": prefix}
+        if delimiter:
+            fixed["delimiter"] = delimiter
+        token = ""
+        while True:
+            more = (
+                {"continuation-token": token}
+                if token
+                else {"start-after": start_after}
+                if start_after
+                else {}
+            )
+            body = self.transport.text(Request("GET", object_path(bucket), query_string(**fixed, **more)))
+            listing = documents.parse_list_result(body)
+            yield listing
+            if not listing.truncated:
+                return
+            token = listing.next_after
+
+    def list(self, bucket: str, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectEntry]:
+        """Every object under a prefix."""
+        for listing in self.pages(bucket, prefix, start_after=start_after):
+            yield from listing.entries
+
+    # --- objects ----------------------------------------------------------------------------------------------
+
+    def head(self, bucket: str, key: str) -> ObjectInfo:
+        """Raises NotFoundError."""
+        request = Request("HEAD", object_path(bucket, key))
+        try:
+            return self.transport.call(request, lambda response: read_info(response, response_size(response)))
+        except NotFoundError as error:
+            raise missing(bucket, key) from error
+
+    def get(
+        self, bucket: str, key: str, *, offset: int = 0, length: int | None = None, etag: str | None = None
+    ) -> bytes:
+        """The bytes from `offset`, `length` of them or to the end. With `etag`, PreconditionError if it changed."""
+        try:
+            return self.transport.call(
+                get_request(bucket, key, offset, length, etag), lambda r: r.read(1 << 40)
+            )
+        except NotFoundError as error:
+            raise _explained(error, bucket, key) from error
+
+    def put(
+        self,
+        bucket: str,
+        key: str,
+        data: Buffer,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        content_type: str | None = None,
+        if_absent: bool = False,
+    ) -> str:
+        """Stores `data`; durable when it returns. Gives the ETag. With `if_absent`, PreconditionError if it exists."""
+        headers = object_headers(metadata, content_type) | {"x-amz-checksum-crc64nvme": crc64(data)}
+        if if_absent:
+            headers["if-none-match"] = "*"
+        request = Request("PUT", object_path(bucket, key), "", headers, data, None)
+        return self.transport.call(request, read_etag)
+
+    def copy(self, bucket: str, key: str, to_bucket: str, to_key: str) -> str:
+        """Copies within the store, metadata included; gives the ETag of the copy."""
+        headers = {"x-amz-copy-source": object_path(bucket, key)}
+        try:
+            body = self.transport.text(Request("PUT", object_path(to_bucket, to_key), "", headers))
+        except NotFoundError as error:
+            raise _explained(error, bucket, key) from error
+        return documents.parse_copy_result(body).etag
+
+    def delete(self, bucket: str, key: str) -> None:
+        """Succeeds whether or not the key was there, as S3 does."""
+        self.transport.text(Request("DELETE", object_path(bucket, key)))
+
+    def delete_many(self, bucket: str, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
+        """Deletes in requests of 1000 keys; gives what could not be deleted."""
+        remaining = iter(keys)
+        failures: tuple[DeleteFailure, ...] = ()
+        while batch := tuple(islice(remaining, _PAGE)):
+            failures += self._delete_batch(bucket, batch)
+        return failures
+
+    def _delete_batch(self, bucket: str, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
+        entries = "".join(f"<Object><Key>{escape(key)}</Key></Object>" for key in keys)
+        body = f"<Delete><Quiet>true</Quiet>{entries}</Delete>".encode()
+        headers = {"x-amz-checksum-crc64nvme": crc64(body), "content-type": "application/xml"}
+        request = Request(
+            "POST", object_path(bucket), "delete=", headers, body, hashlib.sha256(body).hexdigest()
+        )
+        return documents.parse_delete_result(self.transport.text(request)).failures
+
+    # --- the rest ---------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Closes idle connections; the client stays usable."""
+        self.transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Client({self.settings.endpoint}, {self.settings.access_key})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.settings,)
+
+
+# --- pieces shared with transfers ---------------------------------------------------------------------------------
+
+
+def get_request(bucket: str, key: str, offset: int, length: int | None, etag: str | None) -> Request:
+    """A GET of `length` bytes from `offset` (None: to the end), of the version `etag` if given."""
+    headers = {}
+    if offset or length is not None:
+        last = "" if length is None else str(offset + length - 1)
+        headers["range"] = f"bytes={offset}-{last}"
+    if etag is not None:
+        headers["if-match"] = etags.quote(etag)
+    return Request("GET", object_path(bucket, key), "", headers)
+
+
+def object_headers(metadata: Mapping[str, str] | None, content_type: str | None) -> dict[str, str]:
+    """Headers that describe an object to be stored; raises ConfigurationError for text no header can carry."""
+    headers = {f"x-amz-meta-{name.lower()}": value for name, value in (metadata or {}).items()}
+    if content_type is not None:
+        headers["content-type"] = content_type
+    for name, value in headers.items():
+        if not (name + value).isprintable():
+            raise ConfigurationError(f"{name!r}: metadata is one line of printable text")
+    return headers
+
+
+def read_etag(response: Response) -> str:
+    """The ETag of a stored object or part."""
+    response.read()
+    return etags.unquote(response.headers.get("etag", ""))
+
+
+def response_size(response: Response) -> int:
+    """The size a HEAD declares."""
+    text = response.headers.get("content-length", "0")
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def read_info(response: Response, size: int) -> ObjectInfo:
+    """What the headers of a HEAD or GET say of an object."""
+    headers = response.headers
+    modified = httpdates.parse_http(headers.get("last-modified", "")) or 0
+    metadata = {
+        name.removeprefix("x-amz-meta-"): value
+        for name, value in headers.items()
+        if name.startswith("x-amz-meta-")
+    }
+    etag = etags.unquote(headers.get("etag", ""))
+    return ObjectInfo(size, etag, modified * 1000, headers.get("content-type", ""), metadata, headers)
+
+
+def missing(bucket: str, key: str) -> NotFoundError:
+    """The error for an object that is not there."""
+    parent = key.rpartition("/")[0]
+    return NotFoundError(
+        f"no object s3://{bucket}/{key}; see what is there with `mesh ls s3://{bucket}/{parent + '/' if parent else ''}`",
+        status=404,
+        code="NoSuchKey",
+    )
+
+
+def _explained(error: NotFoundError, bucket: str, key: str) -> NotFoundError:
+    return error if error.code == "NoSuchBucket" else missing(bucket, key)

@@ -1,0 +1,206 @@
+"""An immutable view of a snapshot: which samples, which fields, which ops.
+
+Law: nothing here is stateful; `map` gives a new dataset. Loading happens in `Loader`, or sample by sample through
+`ds[i]`. Invariant: a dataset pickles without sockets, so that worker processes can be forked or spawned with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import operator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshsdk.batches import Ragged, split_frame
+from meshsdk.deliveries import open_frame
+from meshsdk.errors import ConfigurationError, CorruptFrameError, MeshError
+from meshsdk.guessing import guess_fields
+from meshsdk.native import describe_snapshot, fetch_snapshot, pin_snapshot, register_plan, rows_request
+from meshsdk.orders import shuffle_spec
+from meshsdk.selecting import check_source, select_fields
+from meshwire.plans import OpSpec, PlanError, parse_spec, spec_document
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from meshsdk.client import Client
+    from meshsdk.connections import Response
+    from meshsdk.deliveries import Frame
+    from meshsdk.native import FieldSchema, PlanInfo, SnapshotInfo
+    from meshsdk.orders import Shuffle
+    from meshwire.snapshotdocuments import Snapshot
+
+_ROWS_A_REQUEST = 512
+_KINDS = ("auto", "objects", "tar")
+
+
+def open(  # noqa: A001 - mesh.open is the documented name
+    url: str,
+    fields: Mapping[str, Any] | None = None,
+    *,
+    kind: str = "auto",
+    snapshot: str | None = None,
+    client: Client | None = None,
+    deadline: float = 600.0,
+) -> Dataset:
+    """Pins what is stored under `url` now and gives a dataset of it; with `snapshot` (a hash) what was pinned before.
+
+    `fields` names what a sample is made of ("jpg", "jpg;jpeg;png", "cls", "@class"); left out, it is guessed from the
+    first keys. `kind` is "objects" (files that share a stem), "tar" (WebDataset shards) or "auto". Raises
+    ConfigurationError, NotFoundError (nothing there), DeadlineError.
+    """
+    from meshsdk.connecting import connect
+
+    source = check_source(url)
+    if kind not in _KINDS:
+        raise ConfigurationError(f"kind={kind!r}: use one of {', '.join(_KINDS)}")
+    client = client or connect()
+    if snapshot is not None:
+        return Dataset(client, describe_snapshot(fetch_snapshot(client.transport, snapshot)))
+    chosen = select_fields(fields) if fields is not None else guess_fields(client, source)
+    return Dataset(client, pin_snapshot(client.transport, source, kind, chosen, deadline))
+
+
+class Dataset:
+    """`len(ds)` samples in stored order; `ds[i]` is a dict of numpy values, `ds.map(...)` a dataset with ops.
+
+    Random ops applied through `ds[i]` are keyed by (seed 0, epoch, i): use `at_epoch` to vary them.
+    """
+
+    def __init__(
+        self, client: Client, snapshot: SnapshotInfo, ops: tuple[OpSpec, ...] = (), epoch: int = 0
+    ) -> None:
+        self.client = client
+        self.snapshot = snapshot
+        self.ops = ops
+        self.epoch = epoch
+        self._plan: PlanInfo | None = None
+
+    def map(self, *ops: OpSpec) -> Dataset:
+        """A dataset with these ops (see `meshsdk.ops`) after those it has; they run on the storage nodes."""
+        for op in ops:
+            self._check_op(op)
+        return Dataset(self.client, self.snapshot, (*self.ops, *ops), self.epoch)
+
+    def _check_op(self, op: object) -> None:
+        if not isinstance(op, OpSpec):
+            raise ConfigurationError(
+                f"map takes ops, as ds.map(ops.decode('image')); got {type(op).__name__}. Python functions do not "
+                "run on storage nodes: apply them to the batch"
+            )
+        field = self.snapshot.fields.get(op.field)
+        if field is None:
+            near = difflib.get_close_matches(op.field, self.snapshot.fields, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigurationError(
+                f"{op.op}: no field {op.field!r}; this dataset has {', '.join(self.fields)}{hint}"
+            )
+        if field.kind == "label":
+            raise ConfigurationError(f"{op.op}: {op.field!r} is a class label, int64 already: it takes no op")
+
+    def at_epoch(self, epoch: int) -> Dataset:
+        """The dataset as `ds[i]` sees it in another epoch."""
+        return Dataset(self.client, self.snapshot, self.ops, operator.index(epoch))
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return tuple(self.snapshot.fields)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names behind the values of the one field that has classes; raises MeshError if none or several have."""
+        named = {name: field.classes for name, field in self.snapshot.fields.items() if field.classes}
+        if len(named) != 1:
+            has = f"{len(named)} fields have" if named else "no field has"
+            raise MeshError(f"{has} classes: see ds.snapshot.fields[name].classes")
+        return next(iter(named.values()))
+
+    def spec(
+        self,
+        *,
+        seed: int = 0,
+        shuffle: Shuffle = False,
+        tail: str = "pad",
+        on_bad: str = "raise",
+        max_bad: float = 0.01,
+    ) -> dict[str, Any]:
+        """The plan of this dataset as the protocol's document; raises ConfigurationError naming a bad value."""
+        document = {
+            "ops": [dataclasses.asdict(op) for op in self.ops],
+            "seed": seed,
+            "shuffle": shuffle_spec(shuffle),
+            "tail": tail,
+            "on_bad": on_bad,
+            "max_bad": max_bad,
+        }
+        try:
+            return spec_document(parse_spec(document))
+        except PlanError as error:
+            raise ConfigurationError(str(error)) from error
+
+    def plan(self) -> PlanInfo:
+        """The registered plan behind `ds[i]` and `schema`: stored order, seed 0, bad samples raise."""
+        if self._plan is None:
+            self._plan = register_plan(self.client.transport, self.snapshot.hash, self.spec(), None, 600.0)
+        return self._plan
+
+    def schema(self) -> Mapping[str, FieldSchema]:
+        """dtype and shape of each field of a row, as the ops leave them."""
+        return self.plan().fields
+
+    def manifest(self) -> Snapshot:
+        """The snapshot's document: objects, ETags, and where each sample lies. Downloads it."""
+        return fetch_snapshot(self.client.transport, self.snapshot.hash)
+
+    def __len__(self) -> int:
+        return self.snapshot.samples
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Sample `index` in stored order; raises IndexError, BadSampleError."""
+        return self.__getitems__([operator.index(index)])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Samples in the order asked for, in one request (torch's DataLoader calls this once a batch)."""
+        wanted = [self._index(index) for index in indices]
+        rows: list[dict[str, Any]] = []
+        for start in range(0, len(wanted), _ROWS_A_REQUEST):
+            rows += self._rows(wanted[start : start + _ROWS_A_REQUEST])
+        return rows
+
+    def _index(self, index: int) -> int:
+        value = operator.index(index)
+        if not -len(self) <= value < len(self):
+            raise IndexError(f"sample {value} of {len(self)}")
+        return value % len(self)
+
+    def _rows(self, samples: list[int]) -> list[dict[str, Any]]:
+        request = rows_request(self.plan().hash, self.epoch, samples)
+        frame = self.client.transport.call(request, read_frame)
+        fields, _, _ = split_frame(frame.arrays, lambda array: array)
+        return [{name: _row(value, row) for name, value in fields.items()} for row in range(len(samples))]
+
+    def __repr__(self) -> str:
+        ops = "".join(f".{op.op}({op.field!r})" for op in self.ops)
+        return f"Dataset({self.snapshot.source}, {len(self)} samples, {', '.join(self.fields)}){ops}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.client, self.snapshot, self.ops, self.epoch)
+
+
+def _row(value: Any, row: int) -> Any:
+    if isinstance(value, Ragged):
+        return value[row]
+    picked = value[row]
+    return picked if isinstance(picked, np.ndarray) else picked[()]
+
+
+def read_frame(response: Response, step: int = 0, *, verify: bool = True) -> Frame:
+    """A frame read whole into memory of its own; raises CorruptFrameError (asked for again by the transport)."""
+    if not response.length:
+        raise CorruptFrameError("the answer has no Content-Length")
+    memory = np.empty(response.length, np.uint8)
+    view = memory.data
+    response.readinto(view)
+    return open_frame(view, step, verify=verify, origin=response.headers.get("x-mesh-frame", ""))

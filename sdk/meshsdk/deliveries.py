@@ -1,0 +1,310 @@
+"""Frames ahead of need: one thread asks, receives into the arena and puts in order; the consumer takes.
+
+Law: a frame is addressed, so whatever breaks is dropped and asked for again. Requests are sent only against credit:
+what is under lease plus what was asked for stays within the arena's budget.
+Invariant: frames come out in step order, each once; after `close` no thread or socket of it remains.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import select
+import threading
+import time
+import weakref
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from meshsdk.arenas import Waker, slot_size
+from meshsdk.errors import ClosedError, ConnectError, CorruptFrameError, MeshError
+from meshsdk.retrying import BackOff, Patience
+from meshsdk.transport import read_error
+from meshwire import frames
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy.typing as npt
+
+    from meshsdk.arenas import Arena
+    from meshsdk.connections import Connection, Response
+    from meshsdk.transport import Request, Transport
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A received frame: `arrays` are views of its lease. `origin` is how the node came by it: hit, joined, miss."""
+
+    step: int
+    arrays: Mapping[str, npt.NDArray[Any]]
+    nbytes: int
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to deliver: `ask(step)` for each of `steps`. `expected` bytes a frame if known beforehand, else 0."""
+
+    ask: Callable[[int], Request]
+    steps: range
+    expected: int = 0
+    verify: bool = True
+    connections: int = 4
+    deadline: float = 600.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a reader has done so far; written by its thread only."""
+
+    retries: int = 0
+    bytes: int = 0
+    cpu: float = 0.0
+    origins: dict[str, int] = field(default_factory=dict)
+
+
+def open_frame(view: memoryview, step: int, *, verify: bool, origin: str = "") -> Frame:
+    """The frame in `view`; raises CorruptFrameError when its layout, length or a checksum is wrong."""
+    try:
+        header = frames.parse_header(view)
+        if header.size != len(view) or header.metadata.get("step", str(step)) != str(step):
+            raise CorruptFrameError(f"step {step}: a frame of another size or step than was asked for")
+        if verify:
+            frames.verify(view, header)
+        return Frame(step, frames.views(view, header), len(view), origin)
+    except frames.FrameError as error:
+        raise CorruptFrameError(f"step {step}: {error}") from error
+
+
+@dataclass(slots=True)
+class _Flight:
+    step: int
+    connection: Connection
+    sent: float
+
+
+class _Reader:
+    """The body of the reader thread. Everything here runs on it, except `wake`, `taken` and `closing`."""
+
+    def __init__(self, transport: Transport, order: Order, arena: Arena) -> None:
+        self.out: SimpleQueue[Frame | BaseException] = SimpleQueue()
+        self.waker = Waker()
+        self.tally = Tally()
+        self.closing = False
+        self.taken = 0
+        self.flights: dict[int, _Flight] = {}
+        self._transport = transport
+        self._order = order
+        self._arena = arena
+        self._expected = order.expected
+        self._idle: list[Connection] = []
+        self._patience: dict[int, Patience] = {}
+        self._due: list[tuple[float, int]] = []
+        self._done: dict[int, Frame | MeshError] = {}
+        self._asked = self._given = order.steps.start
+        self._stop = order.steps.stop
+        self._poll = select.poll()
+
+    def run(self) -> None:
+        try:
+            self._poll.register(self.waker, select.POLLIN)
+            while not self.closing and self._given < self._stop:
+                self._send_ahead()
+                self._receive(self._wait())
+                self.tally.cpu = time.thread_time()
+        except BaseException as error:  # noqa: BLE001, RUF100 - handed to the consumer, who raises it
+            self.out.put(error)
+        finally:
+            self._hang_up()
+
+    # --- asking -----------------------------------------------------------------------------------------------
+
+    def _send_ahead(self) -> None:
+        now = time.monotonic()
+        while self._due and self._due[0][0] <= now and len(self.flights) < self._order.connections:
+            self._send(heapq.heappop(self._due)[1])
+        while self._may_ask():
+            self._asked += 1
+            self._send(self._asked - 1)
+
+    def _may_ask(self) -> bool:
+        """Whether the next step's frame has a place: in the budget, or anywhere if nothing else is coming."""
+        asked = len(self.flights) + len(self._due)
+        if self._asked >= self._stop or asked >= self._order.connections:
+            return False
+        if asked == 0 and self._asked - self._order.steps.start == self.taken:
+            return True
+        return self._expected > 0 and self._arena.room() >= (asked + 1) * slot_size(self._expected)
+
+    def _send(self, step: int) -> None:
+        try:
+            connection = self._idle.pop() if self._idle else self._transport.pool.dial()
+        except MeshError as error:
+            self._failed(step, error)
+            return
+        self.flights[connection.fileno()] = flight = _Flight(step, connection, time.monotonic())
+        self._poll.register(connection, select.POLLIN)
+        request = self._order.ask(step)
+        try:
+            connection.send([self._transport.signer.head(request), request.body])
+        except MeshError as error:
+            self._drop(flight)
+            self._failed(step, error)
+
+    # --- receiving --------------------------------------------------------------------------------------------
+
+    def _wait(self) -> list[_Flight]:
+        """Flights whose answer has begun, in step order; waits for one, for credit or for a retry's time."""
+        now = time.monotonic()
+        until = [when for when, _ in self._due[:1]]
+        if self.flights:
+            until.append(
+                min(flight.sent for flight in self.flights.values()) + self._transport.settings.timeout
+            )
+        events = self._poll.poll(max(min(until) - now, 0.0) * 1000 + 1 if until else None)
+        self.waker.drain()
+        if not events:
+            self._drop_silent()
+        return sorted(
+            (self.flights[fd] for fd, _ in events if fd in self.flights), key=lambda flight: flight.step
+        )
+
+    def _drop_silent(self) -> None:
+        limit = time.monotonic() - self._transport.settings.timeout
+        for flight in [flight for flight in self.flights.values() if flight.sent <= limit]:
+            self._drop(flight)
+            self._failed(
+                flight.step, ConnectError(f"no answer within {self._transport.settings.timeout:g} s")
+            )
+
+    def _receive(self, answered: list[_Flight]) -> None:
+        for flight in answered:
+            if self.closing:
+                return
+            try:
+                frame = self._read(flight)
+            except MeshError as error:
+                self._failed(flight.step, error)
+            else:
+                self._patience.pop(flight.step, None)
+                self._finish(flight.step, frame)
+
+    def _read(self, flight: _Flight) -> Frame:
+        response = None
+        try:
+            response = flight.connection.receive()
+            if response.status != 200:
+                raise read_error(response)
+            return self._read_frame(flight.step, response)
+        finally:
+            self._drop(flight, keep=response is not None and response.reusable)
+
+    def _read_frame(self, step: int, response: Response) -> Frame:
+        """The body goes from the socket into its slot; nothing copies it afterwards."""
+        if not response.length:
+            raise CorruptFrameError(f"step {step}: the answer has no Content-Length")
+        lease = self._arena.lease(response.length)
+        response.readinto(lease.view)
+        origin = response.headers.get("x-mesh-frame", "")
+        frame = open_frame(lease.view, step, verify=self._order.verify, origin=origin)
+        self._expected = max(self._expected, frame.nbytes)
+        self.tally.bytes += frame.nbytes
+        self.tally.origins[origin] = self.tally.origins.get(origin, 0) + 1
+        return frame
+
+    # --- book-keeping -----------------------------------------------------------------------------------------
+
+    def _failed(self, step: int, error: MeshError) -> None:
+        """Asks again later, or ends the pass at this step."""
+        if self.closing:
+            return
+        now = time.monotonic()
+        patience = self._patience.setdefault(step, Patience(BackOff(self._order.deadline), started=now))
+        try:
+            heapq.heappush(self._due, (now + patience.delay(error, now), step))
+        except MeshError as final:
+            self._stop = min(self._stop, step + 1)
+            self._finish(step, final)
+        else:
+            self.tally.retries += 1
+
+    def _finish(self, step: int, result: Frame | MeshError) -> None:
+        self._done[step] = result
+        while self._given in self._done:
+            self.out.put(self._done.pop(self._given))
+            self._given += 1
+
+    def _drop(self, flight: _Flight, *, keep: bool = False) -> None:
+        descriptor = next((fd for fd, other in self.flights.items() if other is flight), -1)
+        self._poll.unregister(descriptor)
+        del self.flights[descriptor]
+        if keep:
+            self._idle.append(flight.connection)
+        else:
+            flight.connection.close()
+
+    def _hang_up(self) -> None:
+        for connection in [*self._idle, *(flight.connection for flight in self.flights.values())]:
+            connection.close()
+        self._idle.clear()
+        self.flights.clear()
+        self.waker.close()
+        self.tally.cpu = time.thread_time()
+
+
+def _shut(reader: _Reader, thread: threading.Thread, pid: int) -> None:
+    """Ends the thread; in a forked child there is none, and its sockets are the parent's."""
+    if pid != os.getpid():
+        return
+    reader.closing = True
+    reader.waker.wake()
+    for flight in list(reader.flights.values()):
+        flight.connection.abort()
+    if thread is not threading.current_thread():  # garbage may be collected on the reader itself
+        thread.join()
+    reader.out.put(ClosedError("this pass over the loader is closed: iterate the loader again"))
+
+
+class Delivery:
+    """A running delivery of `order.steps`; `take` once a step. One consumer at a time."""
+
+    def __init__(self, transport: Transport, order: Order, arena: Arena) -> None:
+        self._reader = reader = _Reader(transport, order, arena)
+        self._arena = arena
+        self._pid = os.getpid()
+        arena.on_return = reader.waker.wake
+        # The thread knows the reader, not this object: an abandoned delivery is collected, and shuts itself.
+        self._thread = threading.Thread(target=reader.run, name="mesh-reader", daemon=True)
+        self._thread.start()
+        self._finalizer = weakref.finalize(self, _shut, reader, self._thread, self._pid)
+
+    def take(self) -> Frame:
+        """The next frame, waiting for it; raises what its step ended with (MeshError)."""
+        if self._pid != os.getpid():
+            raise ClosedError("this pass belongs to the parent process: iterate the loader anew after a fork")
+        result = self._reader.out.get()
+        if isinstance(result, BaseException):
+            self.close()
+            raise result
+        self._reader.taken += 1
+        self._reader.waker.wake()
+        return result
+
+    def ready(self) -> bool:
+        """Whether `take` would return at once."""
+        return not self._reader.out.empty()
+
+    @property
+    def tally(self) -> Tally:
+        return self._reader.tally
+
+    def close(self) -> None:
+        """Ends the thread and closes the sockets. Idempotent; frames already taken stay valid."""
+        self._finalizer()
+        self._arena.on_return = None
+
+    def __repr__(self) -> str:
+        state = "running" if self._thread.is_alive() else "closed"
+        return f"Delivery({state}, {len(self._reader.flights)} in flight)"

@@ -1,0 +1,157 @@
+"""The SDK's one family of errors.
+
+Law: everything the SDK raises about the outside world is a MeshError whose message says what to do about it.
+Invariant: no message holds a credential; text from a server is capped.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_CAP = 2000
+
+
+class MeshError(Exception):
+    """Base of the family."""
+
+
+class ConfigurationError(MeshError, ValueError):
+    """An endpoint, key or argument is missing or makes no sense."""
+
+
+class ConnectError(MeshError, ConnectionError):
+    """The endpoint could not be reached, or hung up before the answer was complete."""
+
+
+class DeadlineError(MeshError, TimeoutError):
+    """Retries went on until the deadline; the cause is the last failure."""
+
+
+class ClosedError(MeshError):
+    """The loader or client was closed, or another pass was begun, while this one was still in use."""
+
+
+class CorruptFrameError(ConnectError):
+    """A frame's checksum or layout is wrong: it is dropped and asked for again."""
+
+
+class StateMismatchError(MeshError, ValueError):
+    """A loader state belongs to something else; `field` names what differs."""
+
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.field)
+
+
+class ServerError(MeshError):
+    """The server refused. `status` and `code` are its own; `detail` what it said beyond the message."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 0,
+        code: str = "",
+        request_id: str = "",
+        detail: Mapping[str, Any] | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message[:_CAP])
+        self.status = status
+        self.code = code
+        self.request_id = request_id
+        self.detail = dict(detail or {})
+        self.retry_after = retry_after
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args[0], self.__dict__)
+
+
+class BusyError(ServerError):
+    """429 or 503: the server asks for patience. Retried until the deadline."""
+
+
+class NotFoundError(ServerError):
+    """No such bucket, key, snapshot or plan."""
+
+
+class AccessError(ServerError):
+    """The credentials are wrong or do not permit this."""
+
+
+class PreconditionError(ServerError):
+    """The object is not the version asked for."""
+
+
+class SnapshotChangedError(ServerError):
+    """An object of the snapshot was replaced or deleted: open the dataset again."""
+
+
+class BadSampleError(ServerError):
+    """A sample could not be prepared and the plan says `on_bad="raise"`, or more than `max_bad` are bad."""
+
+
+class InvalidPlanError(ServerError):
+    """The plan names an unknown op, a missing field or an impossible argument."""
+
+
+_BY_CODE: dict[str, type[ServerError]] = {
+    "SnapshotChanged": SnapshotChangedError,
+    "BadSample": BadSampleError,
+    "InvalidPlan": InvalidPlanError,
+    "UnknownOp": InvalidPlanError,
+    "UnknownOpBuild": InvalidPlanError,
+    "Busy": BusyError,
+    "SlowDown": BusyError,
+    "PreconditionFailed": PreconditionError,
+}
+_BY_STATUS: dict[int, type[ServerError]] = {
+    401: AccessError,
+    403: AccessError,
+    404: NotFoundError,
+    412: PreconditionError,
+    429: BusyError,
+    503: BusyError,
+}
+
+
+def _rebuild(kind: type[ServerError], message: str, state: dict[str, Any]) -> ServerError:
+    error = kind(message)
+    error.__dict__.update(state)
+    return error
+
+
+def server_error(
+    status: int,
+    code: str,
+    message: str,
+    *,
+    request_id: str = "",
+    detail: Mapping[str, Any] | None = None,
+    advice: str = "",
+    retry_after: float | None = None,
+) -> ServerError:
+    """The error of the family that fits a server's answer; `advice` is appended to its message."""
+    kind = _BY_CODE.get(code) or _BY_STATUS.get(status, ServerError)
+    text = f"{message or code or 'the server gave no reason'} [{status} {code}]".replace(" ]", "]")
+    advice = advice or _ADVICE.get(code, "")
+    if advice:
+        text = f"{text} {advice}"
+    return kind(text, status=status, code=code, request_id=request_id, detail=detail, retry_after=retry_after)
+
+
+_ADVICE = {
+    "InvalidAccessKeyId": "Check AWS_ACCESS_KEY_ID, or pass access_key= to mesh.connect().",
+    "SignatureDoesNotMatch": "Check AWS_SECRET_ACCESS_KEY, or pass secret_key= to mesh.connect().",
+    "RequestTimeTooSkewed": "Set this machine's clock (NTP): signatures are valid for 15 minutes.",
+    "NoSuchBucket": "List the buckets with `mesh ls`, or make it with `mesh mb s3://NAME`.",
+    "NoSuchKey": "List what is there with `mesh ls`.",
+    "SnapshotChanged": "Open the dataset again to pin what is stored now.",
+    "UnknownOpBuild": "Upgrade that node, or drop the op's version from the plan to take the latest.",
+}

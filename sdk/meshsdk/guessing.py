@@ -1,0 +1,87 @@
+"""Fields of a dataset nobody described, from the first names under its source.
+
+Law: a guess is shown, never hidden: `repr(ds)` and `mesh head` name the fields. Only names are looked at.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from meshsdk.errors import ConfigurationError, NotFoundError
+from meshwire import tars
+from meshwire.fields import class_of, parse_source, sample_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from meshsdk.client import Client
+
+_IMAGES = ("jpg", "jpeg", "png", "webp")
+_LABELS = ("cls", "label")
+_LOOKED_AT = 1000
+_TAR_BYTES = 1 << 20
+_MEMBERS = 200
+
+
+def guess_fields(client: Client, source: str) -> dict[str, Any]:
+    """Fields in the protocol's form.
+
+    Raises NotFoundError when nothing is under the source, ConfigurationError when the names tell nothing.
+    """
+    place = parse_source(source)
+    page = next(client.pages(place.bucket, place.prefix, page=_LOOKED_AT))
+    keys = [entry.key for entry in page.entries if entry.size]
+    if not keys:
+        raise NotFoundError(f"nothing is under {source}: see what there is with `mesh ls`", status=404)
+    shard = next((key for key in keys if key.endswith(".tar")), None)
+    if shard is not None:
+        return fields_of_names(_members(client, place.bucket, shard), None, source)
+    return fields_of_names(keys, place.prefix, source)
+
+
+def _members(client: Client, bucket: str, key: str) -> list[str]:
+    """The first members' names, of the shard's first MiB."""
+    head = client.get(bucket, key, length=_TAR_BYTES)
+    names = []
+    try:
+        for member in tars.scan(lambda offset, length: head[offset : offset + length], 0, len(head)):
+            if member.type == "0":
+                names.append(member.name)
+            if len(names) == _MEMBERS:
+                break
+    except tars.TarError:
+        pass  # the first MiB ends within a member
+    return names
+
+
+def fields_of_names(names: Iterable[str], prefix: str | None, source: str) -> dict[str, Any]:
+    """`image` of the image extensions, `label` of a sidecar or else of the folder (below `prefix`, if given), and
+    every other extension under its own name."""
+    names = list(names)
+    found = Counter(sample_key(name)[1] for name in names)
+    found.pop("", None)
+    fields: dict[str, Any] = {}
+    if images := [ext for ext in _IMAGES if ext in found]:
+        fields["image"] = {"ext": images}
+    for ext in found:
+        if ext not in _IMAGES:
+            name = "label" if ext in _LABELS and "label" not in fields else _field_name(ext)
+            fields.setdefault(name, {"ext": [ext]})
+    if (
+        fields
+        and "label" not in fields
+        and prefix is not None
+        and all(class_of(name, prefix) for name in names)
+    ):
+        fields["label"] = {"class": "prefix"}
+    if not fields:
+        raise ConfigurationError(
+            f'the names under {source} have no extension to go by: pass fields={{"image": "jpg", "label": "cls"}}'
+        )
+    return fields
+
+
+def _field_name(ext: str) -> str:
+    name = "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in ext)
+    return name if name[0].isalpha() else f"field_{name}"

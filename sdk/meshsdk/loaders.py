@@ -1,0 +1,299 @@
+"""The stateful iterator of a training process: this rank's slice of every global batch.
+
+Law: the state is a position in an addressed epoch; it counts batches returned. What a step holds does not depend on
+world size, prefetching or failures, as each batch is fetched by its address.
+Invariant: one pass runs at a time; after its last step, a break or `close`, no thread or socket remains.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+
+from meshsdk.arenas import Arena, slot_size
+from meshsdk.datasets import read_frame
+from meshsdk.deliveries import Order
+from meshsdk.errors import ClosedError, ConfigurationError, StateMismatchError
+from meshsdk.meters import Meter
+from meshsdk.native import FrameAddress, bad_samples, register_plan
+from meshsdk.outputs import make_stage
+from meshsdk.passes import Pass
+from meshsdk.ranks import find_rank
+from meshwire import plans
+from meshwire.plans import LoaderState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from meshsdk.batches import Batch
+    from meshsdk.datasets import Dataset
+    from meshsdk.meters import LoaderStats
+    from meshsdk.native import BadSample, FieldSchema
+    from meshsdk.orders import Shuffle
+
+DEFAULT_PREFETCH = 256 << 20
+_FRAME_OVERHEAD = 16 << 10
+
+
+class Loader:
+    """Batches of a dataset. One `for` is (the rest of) one epoch, the next `for` the next epoch.
+
+    global_batch: rows of a step over all ranks; it may change between runs, as may the world size.
+    shuffle: True or "global", mesh.Blocks(shards=S), or False for stored order; a function of seed and epoch.
+    tail: "pad" (flagged rows fill the last batch), "drop", "ragged". on_bad: "substitute", "raise", "mask", "drop".
+    rank, world: of torch.distributed if it is initialised, else RANK and WORLD_SIZE, else 0 of 1.
+    output: "torch" or "numpy"; default torch if it is installed. device: "cpu" (default), "cuda", "cuda:N".
+    prefetch_bytes: the arena, and with it how far ahead is asked; default 256 MiB, or four frames if that is more.
+    share: a name; jobs with the same plan and name meet at one preparation. deadline: seconds an unavailable server
+    is waited for before DeadlineError. verify: check each tensor's crc32c.
+    Registers the plan at once; raises ConfigurationError, InvalidPlanError, SnapshotChangedError.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        global_batch: int,
+        *,
+        seed: int = 0,
+        shuffle: Shuffle = True,
+        tail: Literal["pad", "drop", "ragged"] = "pad",
+        on_bad: Literal["substitute", "raise", "mask", "drop"] = "substitute",
+        max_bad: float = 0.01,
+        rank: int | None = None,
+        world: int | None = None,
+        device: str | None = None,
+        output: Literal["torch", "numpy"] | None = None,
+        prefetch_bytes: int | None = None,
+        share: str | None = None,
+        deadline: float = 600.0,
+        verify: bool = True,
+        connections: int = 4,
+    ) -> None:
+        self.dataset = dataset
+        self.rank, self.world = find_rank(rank, world)
+        self.global_batch = _checked_batch(global_batch, self.world)
+        spec = dataset.spec(seed=seed, shuffle=shuffle, tail=tail, on_bad=on_bad, max_bad=max_bad)
+        self._transport = dataset.client.transport
+        self._stage = make_stage(device, output)
+        self.plan = register_plan(self._transport, dataset.snapshot.hash, spec, global_batch, deadline)
+        self._tail: Literal["pad", "drop", "ragged"] = tail
+        self._share = share
+        self._deadline = deadline
+        self._verify = verify
+        self._connections = _checked_connections(connections)
+        self._expected = _frame_bytes(self.plan.fields, -(-self.global_batch // self.world))
+        self._arena = Arena(_budget(prefetch_bytes, self._expected), self._stage.memory)
+        self._state = LoaderState(self.plan.hash, dataset.snapshot.hash, seed)
+        self._meter = Meter()
+        self._pass: Pass | None = None
+        self._closed = False
+        if self._count(0) == 0:
+            raise ConfigurationError(
+                f"{self.plan.positions} samples make no step of {self.global_batch} with tail='drop': "
+                "lower global_batch, or use tail='pad'"
+            )
+
+    # --- where it stands --------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """The epoch the next batch belongs to."""
+        return self._state.epoch
+
+    @property
+    def step(self) -> int:
+        """The next batch's step, counted from the loader's origin (see `Batch.step`)."""
+        return self._state.step(self.global_batch)
+
+    @property
+    def remaining(self) -> int:
+        """Batches the next `for` gives."""
+        return self._count(self._state.origin(self.global_batch)) - self.step
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch, the same on every rank; `remaining` is what is left of the present one."""
+        return self._count(0)
+
+    def _count(self, origin: int) -> int:
+        return plans.steps(self.plan.positions, self.global_batch, origin, self._tail)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the job stands, as plain values (about 200 bytes of JSON), the same on all ranks.
+
+        It counts batches returned: inside the loop body, the one at hand included.
+        """
+        return self._state.to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any] | str | bytes) -> None:
+        """Goes on where a state says, written with any world size and batch size.
+
+        Raises StateMismatchError naming the field when plan, snapshot or seed differ.
+        """
+        try:
+            loaded = LoaderState.from_json(state)
+            loaded.check(
+                plan=self.plan.hash,
+                snapshot=self._state.snapshot,
+                seed=self._state.seed,
+                samples=self.plan.positions,
+            )
+        except plans.StateMismatchError as error:
+            raise StateMismatchError(str(error), error.path.removeprefix("state.")) from error
+        except plans.PlanError as error:
+            raise ConfigurationError(f"not a loader's state: {error}") from error
+        self._move(loaded)
+
+    def seek(self, epoch: int, step: int = 0) -> None:
+        """Makes `step` of `epoch` (counted from the epoch's beginning) the next batch; raises IndexError."""
+        if epoch < 0 or not 0 <= step < len(self):
+            raise IndexError(f"epoch {epoch}, step {step}: an epoch has steps 0 to {len(self) - 1}")
+        position = operator.index(step) * self.global_batch
+        ahead = position - self._state.position if epoch == self._state.epoch else 0
+        skips = self._state.skips + max(ahead, 0)
+        self._move(replace(self._state, epoch=operator.index(epoch), position=position, skips=skips))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the beginning of `epoch` the next batch."""
+        self.seek(epoch, 0)
+
+    def _move(self, state: LoaderState) -> None:
+        self._end_pass()
+        self._state = state
+
+    # --- batches ----------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The rest of the epoch. A new iteration ends the one before; so do `seek` and `load_state_dict`."""
+        self._check_open()
+        return self._iterate()
+
+    def _iterate(self) -> Iterator[Batch]:
+        self._end_pass()
+        if self.remaining == 0:  # resumed behind the last whole batch of a dropped tail
+            self._state = replace(self._state, epoch=self._state.epoch + 1, position=0)
+            return
+        running = self._begin()
+        try:
+            for _ in range(self.remaining):
+                if self._pass is not running:
+                    raise ClosedError(
+                        "another iteration, seek or close ended this one: iterate the loader again"
+                    )
+                batch = running.next()
+                self._state = self._state.after_batch(self.global_batch, self.plan.positions, self._tail)
+                yield batch
+                del batch  # or its slot would be held while waiting for the next
+        finally:
+            if self._pass is running:
+                self._end_pass()
+
+    def _begin(self) -> Pass:
+        self._check_open()
+        epoch, origin = self._state.epoch, self._state.origin(self.global_batch)
+        steps = range(self.step, self.step + self.remaining)
+        order = Order(
+            lambda step: self._address(epoch, step, origin).request(),
+            steps,
+            self._expected,
+            self._verify,
+            self._connections,
+            self._deadline,
+        )
+        self._pass = Pass(self._transport, order, self._arena, self._stage, self._meter, epoch)
+        return self._pass
+
+    def _address(self, epoch: int, step: int, origin: int) -> FrameAddress:
+        return FrameAddress(
+            self.plan.hash, epoch, step, self.rank, self.world, self.global_batch, origin, self._share
+        )
+
+    def at(self, step: int, epoch: int | None = None) -> Batch:
+        """The batch of a step (as `Batch.step` counts) of the present or another epoch; changes no state."""
+        self._check_open()
+        origin = self._state.origin(self.global_batch)
+        if not 0 <= step < self._count(origin):
+            raise IndexError(f"step {step}: the epoch has steps 0 to {self._count(origin) - 1}")
+        epoch = self._state.epoch if epoch is None else epoch
+        request = self._address(epoch, operator.index(step), origin).request()
+        frame = self._transport.call(
+            request, lambda response: read_frame(response, step, verify=self._verify), self._deadline
+        )
+        return self._stage.finish(self._stage.begin(frame, epoch))
+
+    # --- the rest ---------------------------------------------------------------------------------------------
+
+    def stats(self) -> LoaderStats:
+        """What this loader has done so far."""
+        running = self._pass.tally if self._pass is not None else None
+        return self._meter.read(running, self._arena.overflows)
+
+    def bad(self) -> tuple[BadSample, ...]:
+        """The plan's ledger of bad samples, from all jobs."""
+        return bad_samples(self._transport, self.plan.hash)
+
+    def close(self) -> None:
+        """Ends the pass, if one runs, and closes idle connections. Batches taken stay valid. Idempotent."""
+        self._end_pass()
+        self._closed = True
+
+    def _end_pass(self) -> None:
+        running, self._pass = self._pass, None
+        if running is not None:
+            running.close()
+            self._transport.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this loader is closed: make another, and load the state of this one into it")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "running" if self._pass is not None else "idle"
+        return (
+            f"Loader({self.dataset.snapshot.source}, epoch {self.epoch}, step {self.step} of {len(self)}, "
+            f"global batch {self.global_batch}, rank {self.rank} of {self.world}, {state}, {self._arena!r})"
+        )
+
+
+def _checked_batch(batch: int, world: int) -> int:
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+        raise ConfigurationError(
+            f"global_batch={batch!r}: the rows of a step over all ranks, a number above 0"
+        )
+    if batch < world:
+        raise ConfigurationError(f"global_batch={batch} is less than {world} ranks: some would get no row")
+    return batch
+
+
+def _checked_connections(count: int) -> int:
+    if not 1 <= count <= 64:
+        raise ConfigurationError(f"connections={count}: 1 to 64; 4 keep a 100 Gb/s link busy")
+    return count
+
+
+def _frame_bytes(fields: Mapping[str, FieldSchema], rows: int) -> int:
+    """Bytes of a frame of `rows`; 0 when a ragged field leaves them unknown."""
+    total = _FRAME_OVERHEAD + 16 * rows
+    for field in fields.values():
+        if field.shape is None:
+            return 0
+        width = 2 if field.dtype == "bfloat16" else np.dtype(field.dtype).itemsize
+        total += rows * prod(field.shape) * width
+    return total
+
+
+def _budget(prefetch_bytes: int | None, expected: int) -> int:
+    if prefetch_bytes is None:
+        return max(DEFAULT_PREFETCH, 4 * slot_size(expected))
+    if prefetch_bytes < 1:
+        raise ConfigurationError(f"prefetch_bytes={prefetch_bytes}: the arena's size in bytes, above 0")
+    return prefetch_bytes

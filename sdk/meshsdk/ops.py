@@ -1,0 +1,118 @@
+"""What storage nodes do to a field, in order: constructors for `Dataset.map`.
+
+Law: an op here is a name and arguments, checked; the work is done by the node's build of that op, whose version is
+part of the plan's hash.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from meshsdk.errors import ConfigurationError
+from meshwire.plans import OpSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_SIDE = 1 << 14
+Size = "int | Sequence[int]"
+
+
+def decode(field: str, *, mode: Literal["rgb", "gray"] = "rgb") -> OpSpec:
+    """JPEG, PNG or WebP bytes → uint8 [height, width, 3 or 1]."""
+    if mode not in ("rgb", "gray"):
+        raise ConfigurationError(f"decode({field!r}): mode is 'rgb' or 'gray', not {mode!r}")
+    return OpSpec("decode", _field("decode", field), {"mode": mode})
+
+
+def resize(field: str, size: int | Sequence[int]) -> OpSpec:
+    """Antialiased; an int is the shorter side's pixels (the shape is kept), [height, width] exactly that."""
+    return OpSpec("resize", _field("resize", field), {"size": _size("resize", size)})
+
+
+def center_crop(field: str, size: int | Sequence[int]) -> OpSpec:
+    """The middle `size`×`size` (or [height, width]) pixels."""
+    return OpSpec("center_crop", _field("center_crop", field), {"size": _size("center_crop", size)})
+
+
+def random_resized_crop(
+    field: str,
+    size: int | Sequence[int],
+    *,
+    scale: Sequence[float] = (0.08, 1.0),
+    ratio: Sequence[float] = (0.75, 1.3333),
+) -> OpSpec:
+    """A random part (`scale`: its share of the area; `ratio`: width over height), resized to `size`.
+
+    Random by (seed, epoch, position): the same on every node and after every resume.
+    """
+    name = "random_resized_crop"
+    low, high = _pair(name, "scale", scale)
+    if high > 1:
+        raise ConfigurationError(f"{name}: scale={list(scale)} is a share of the area, at most 1")
+    args = {"size": _size(name, size), "scale": [low, high], "ratio": list(_pair(name, "ratio", ratio))}
+    return OpSpec(name, _field(name, field), args)
+
+
+def hflip(field: str, p: float = 0.5) -> OpSpec:
+    """Mirrors left and right with probability `p`."""
+    if not 0 <= p <= 1:
+        raise ConfigurationError(f"hflip: p={p} is a probability, 0 to 1")
+    return OpSpec("hflip", _field("hflip", field), {"p": float(p)})
+
+
+def to_chw(field: str) -> OpSpec:
+    """[height, width, channels] → [channels, height, width], as torch's convolutions want it."""
+    return OpSpec("to_chw", _field("to_chw", field))
+
+
+def to_hwc(field: str) -> OpSpec:
+    """[channels, height, width] → [height, width, channels]."""
+    return OpSpec("to_hwc", _field("to_hwc", field))
+
+
+def int_label(field: str) -> OpSpec:
+    """Decimal digits as text → int64."""
+    return OpSpec("int_label", _field("int_label", field))
+
+
+def text_label(field: str, classes: Sequence[str]) -> OpSpec:
+    """A class name as text → int64, its place in `classes`."""
+    names = [classes] if isinstance(classes, str) else list(classes)
+    if len(names) < 2 or len(set(names)) != len(names) or not all(isinstance(name, str) for name in names):
+        raise ConfigurationError("text_label: classes is a list of two or more different names")
+    return OpSpec("text_label", _field("text_label", field), {"classes": names})
+
+
+def npy(field: str) -> OpSpec:
+    """A `.npy` file's bytes → its array."""
+    return OpSpec("npy", _field("npy", field))
+
+
+def raw(field: str) -> OpSpec:
+    """The bytes as they are: ragged uint8 (what a bytes field is without any op)."""
+    return OpSpec("raw", _field("raw", field))
+
+
+def _field(op: str, field: object) -> str:
+    if not isinstance(field, str) or not field:
+        raise ConfigurationError(f'{op}: name the field first, as ops.{op}("image"); got {field!r}')
+    return field
+
+
+def _size(op: str, size: int | Sequence[int]) -> int | list[int]:
+    sides = [size] if isinstance(size, int) else list(size)
+    if (
+        len(sides) != (1 if isinstance(size, int) else 2)
+        or isinstance(size, bool)
+        or not all(isinstance(side, int) and 1 <= side <= MAX_SIDE for side in sides)
+    ):
+        raise ConfigurationError(f"{op}: size={size!r}; give pixels, as 224 or [height, width]")
+    return size if isinstance(size, int) else sides
+
+
+def _pair(op: str, name: str, values: Sequence[float]) -> tuple[float, float]:
+    numbers = [float(value) for value in values]
+    if len(numbers) != 2 or not 0 < numbers[0] <= numbers[1]:
+        raise ConfigurationError(f"{op}: {name}={list(values)}; give (low, high), both above 0")
+    return numbers[0], numbers[1]

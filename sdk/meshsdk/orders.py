@@ -1,0 +1,36 @@
+"""The orders a loader can be asked for, as values.
+
+Law: names only; what an order means is computed by `meshwire.permutations`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from meshsdk.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Shuffle shards, then inside windows of `shards` shards: every shard is read once and sequentially."""
+
+    shards: int = 64
+
+    def __post_init__(self) -> None:
+        if self.shards < 1:
+            raise ConfigurationError(f"Blocks(shards={self.shards}): at least one shard a window")
+
+
+Shuffle = bool | Literal["global"] | Blocks
+
+
+def shuffle_spec(shuffle: Shuffle) -> dict[str, Any]:
+    """The spec's `shuffle` object; True and "global" are the same."""
+    if isinstance(shuffle, Blocks):
+        return {"kind": "blocks", "shards": shuffle.shards}
+    if shuffle is True or shuffle == "global":
+        return {"kind": "global"}
+    if shuffle is False:
+        return {"kind": "none"}
+    raise ConfigurationError(f"shuffle={shuffle!r}: use True, 'global', mesh.Blocks(shards=64) or False")

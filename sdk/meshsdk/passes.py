@@ -1,0 +1,86 @@
+"""One pass over the rest of an epoch: delivery and stage, run together.
+
+Law: gives batches in step order and counts what it gave; the loader decides which steps. Invariant: closing it ends
+its thread and sockets, whatever state it is in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from meshsdk.deliveries import Delivery
+from meshsdk.errors import MeshError
+
+if TYPE_CHECKING:
+    from meshsdk.arenas import Arena
+    from meshsdk.batches import Batch
+    from meshsdk.deliveries import Order, Tally
+    from meshsdk.meters import Meter
+    from meshsdk.outputs import Stage
+    from meshsdk.transport import Transport
+
+
+class Pass:
+    """Batches of `order.steps`, by `next`. One consumer."""
+
+    def __init__(
+        self, transport: Transport, order: Order, arena: Arena, stage: Stage, meter: Meter, epoch: int
+    ) -> None:
+        self._delivery = Delivery(transport, order, arena)
+        self._stage = stage
+        self._meter = meter
+        self._epoch = epoch
+        self._untaken = len(order.steps)
+        self._begun: deque[Any] = deque()
+        self._failure: MeshError | None = None
+        self._open = True
+        meter.start()
+
+    def next(self) -> Batch:
+        """The next batch, waiting for it; raises what its step ended with."""
+        cpu, clock = time.thread_time(), time.perf_counter()
+        try:
+            self._fill()
+            if not self._begun and self._failure is not None:
+                raise self._failure
+            batch = self._stage.finish(self._begun.popleft())
+        finally:
+            self._meter.waited += time.perf_counter() - clock
+            self._meter.cpu += time.thread_time() - cpu
+        self._meter.batches += 1
+        self._meter.samples += batch.rows
+        self._meter.flagged += int((batch.status != 0).sum())
+        return batch
+
+    def _fill(self) -> None:
+        """Begins the next frame, and as many of those at hand as the stage works on at once."""
+        while self._untaken and self._failure is None and len(self._begun) <= self._stage.ahead:
+            if self._begun and not self._delivery.ready():
+                return
+            try:
+                frame = self._delivery.take()
+            except MeshError as error:
+                self._failure = error  # batches begun before it come first
+                return
+            self._untaken -= 1
+            self._begun.append(self._stage.begin(frame, self._epoch))
+
+    @property
+    def tally(self) -> Tally | None:
+        """The running reader's numbers; None once they are in the meter."""
+        return self._delivery.tally if self._open else None
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._open:
+            self._delivery.close()
+            self._open = False
+            self._stage.close()
+            self._begun.clear()
+            self._meter.absorb(self._delivery.tally)
+            self._meter.stop()
+
+    def __repr__(self) -> str:
+        return f"Pass({'open' if self._open else 'closed'}, {self._untaken} to take, {self._delivery!r})"

@@ -1,0 +1,48 @@
+"""Which part of the global batch this process takes.
+
+Law: arguments win over torch.distributed, which wins over RANK and WORLD_SIZE; else it is one process of one.
+torch is not imported for it: a process that uses torch.distributed has imported it already.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from meshsdk.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def find_rank(
+    rank: int | None = None, world: int | None = None, env: Mapping[str, str] | None = None
+) -> tuple[int, int]:
+    """(rank, world size); raises ConfigurationError when only one is given, or they make no sense together."""
+    if (rank is None) != (world is None):
+        raise ConfigurationError("rank and world belong together: pass both, or neither")
+    if rank is None or world is None:
+        rank, world = _from_torch() or _from_env(os.environ if env is None else env)
+    if not 0 <= rank < world:
+        raise ConfigurationError(f"rank {rank} of {world}: rank counts from 0 to world - 1")
+    return rank, world
+
+
+def _from_torch() -> tuple[int, int] | None:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def _from_env(env: Mapping[str, str]) -> tuple[int, int]:
+    rank, world = env.get("RANK"), env.get("WORLD_SIZE")
+    if rank is None and world is None:
+        return 0, 1
+    try:
+        return int(rank or "0"), int(world or "")
+    except ValueError as error:
+        raise ConfigurationError(
+            f"RANK={rank!r} and WORLD_SIZE={world!r} must both be numbers (torchrun sets them)"
+        ) from error

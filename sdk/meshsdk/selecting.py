@@ -1,0 +1,63 @@
+"""What makes up a sample: shorthand for the `fields=` of a dataset.
+
+Law: names only; which keys form which sample is decided by the node, by `meshwire.fields`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from meshsdk.errors import ConfigurationError
+from meshwire.documents import PlanError
+from meshwire.fields import fields_document, parse_fields, parse_source
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+CLASS = "@class"
+
+
+@dataclass(frozen=True, slots=True)
+class ClassOfPrefix:
+    """A label from the first folder below the dataset's prefix: `train/cat/1.jpg` is a `cat`."""
+
+
+def class_of_prefix() -> ClassOfPrefix:
+    """The label is the folder; the same as the shorthand "@class"."""
+    return ClassOfPrefix()
+
+
+Field = "str | Sequence[str] | ClassOfPrefix | Mapping[str, Any]"
+
+
+def select_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The protocol's form of a `fields=` argument; raises ConfigurationError naming the field at fault.
+
+    A value is an extension ("jpg"), several with the preferred first ("jpg;jpeg;png" or a list), "@class" or
+    `mesh.class_of_prefix()`, or the protocol's own object.
+    """
+    try:
+        return fields_document(parse_fields({name: _expand(value) for name, value in fields.items()}))
+    except PlanError as error:
+        raise ConfigurationError(
+            f'{error}; write fields={{"image": "jpg;jpeg", "label": "cls"}}, or "@class" for the folder\'s name'
+        ) from error
+
+
+def _expand(value: Any) -> Any:
+    if isinstance(value, ClassOfPrefix) or value == CLASS:
+        return {"class": "prefix"}
+    if isinstance(value, str):
+        return {"ext": [item.strip() for item in value.split(";") if item.strip()]}
+    if isinstance(value, (list, tuple)):
+        return {"ext": list(value)}
+    return value
+
+
+def check_source(url: str) -> str:
+    """`s3://BUCKET/PREFIX` in its one spelling; raises ConfigurationError."""
+    try:
+        return str(parse_source(url, "url"))
+    except PlanError as error:
+        raise ConfigurationError(f"{error}; a dataset is a bucket's folder, as s3://photos/train") from error

@@ -1,0 +1,236 @@
+"""Signed requests over pooled connections, retried while that can help.
+
+Law: every request here is idempotent (reads, writes of whole objects, content-addressed POSTs), so that asking again
+is safe; what is not says so with `idempotent=False`. Invariant: a connection goes back to the pool only when its
+response was read to the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from meshsdk.connections import Pool
+from meshsdk.errors import MeshError, server_error
+from meshsdk.retrying import BackOff, Patience
+from meshwire.s3.errors import S3Error
+from meshwire.s3.parsing import RequestHead
+from meshwire.sigv4 import Credential, sign
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from meshsdk.connections import Buffer, Connection, Response
+    from meshsdk.settings import Settings
+
+T = TypeVar("T")
+EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
+UNSIGNED = "UNSIGNED-PAYLOAD"
+_MAX_ERROR_BODY = 1 << 20
+_SMALL = 16 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One question. `path` and `query` are percent-encoded already, header names lower-case.
+
+    `sha256` is the body's hex digest; None leaves the payload out of the signature (large bodies carry a checksum
+    header instead).
+    """
+
+    method: str
+    path: str
+    query: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: Buffer = b""
+    sha256: str | None = EMPTY_SHA256
+    idempotent: bool = True
+
+
+def json_request(method: str, path: str, document: Any, query: str = "") -> Request:
+    """A request with a small JSON body."""
+    body = json.dumps(document, separators=(",", ":")).encode()
+    digest = hashlib.sha256(body).hexdigest()
+    return Request(method, path, query, {"content-type": "application/json"}, body, digest)
+
+
+class Signer:
+    """Turns requests into bytes for the wire. `clock` gives seconds since the epoch."""
+
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+        self._authority = settings.endpoint.authority
+        self._region = settings.region
+        self._credential = Credential(settings.access_key, settings.secret_key, settings.session_token)
+        self._clock = clock
+
+    def head(self, request: Request) -> bytes:
+        """The signed head; the body follows it unchanged."""
+        headers = {"host": self._authority, **request.headers}
+        if request.body or request.method in ("PUT", "POST"):
+            headers["content-length"] = str(len(request.body))
+        unsigned = RequestHead(request.method, request.path, request.query, headers)
+        headers |= sign(
+            unsigned,
+            self._credential,
+            region=self._region,
+            timestamp=int(self._clock()),
+            payload_hash=request.sha256 or UNSIGNED,
+        )
+        target = f"{request.path}?{request.query}" if request.query else request.path
+        lines = [f"{request.method} {target} HTTP/1.1"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        return "\r\n".join([*lines, "", ""]).encode("utf-8")
+
+
+class Transport:
+    """A client's way to its endpoint: pool, signer, patience. Thread-safe; pickles without its sockets."""
+
+    def __init__(self, settings: Settings, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.settings = settings
+        self.pool = Pool(settings.endpoint, settings.timeout)
+        self.signer = Signer(settings)
+        self.retries = 0
+        self._sleep = sleep
+
+    def call(self, request: Request, consume: Callable[[Response], T], deadline: float | None = None) -> T:
+        """What `consume` makes of a good answer; its body must be read within `consume`.
+
+        Raises ServerError (a refusal), DeadlineError (unavailable for too long), ConnectError (only when the request
+        is not idempotent). `consume` may run again if the answer breaks off.
+        """
+        patience = Patience(BackOff(self.settings.deadline if deadline is None else deadline))
+        while True:
+            try:
+                return self._ask(request, consume)
+            except MeshError as error:
+                if not request.idempotent:
+                    raise
+                wait = patience.delay(error, time.monotonic())
+                self.retries += 1
+            self._sleep(wait)
+
+    def open(self, request: Request, deadline: float | None = None) -> tuple[Response, Callable[[], None]]:
+        """A good answer whose body is still to be read, and what to call when done with it. Retries the head only."""
+        patience = Patience(BackOff(self.settings.deadline if deadline is None else deadline))
+        while True:
+            connection = None
+            response = None
+            try:
+                connection = self.pool.acquire()
+                response = self._exchange(connection, request)
+                if response.status >= 300:
+                    raise read_error(response)
+            except MeshError as error:
+                if connection is not None:
+                    self._hand_back(connection, response)
+                wait = patience.delay(error, time.monotonic())
+                self.retries += 1
+            else:
+                return response, partial(self._hand_back, connection, response)
+            self._sleep(wait)
+
+    def _ask(self, request: Request, consume: Callable[[Response], T]) -> T:
+        connection = self.pool.acquire()
+        response = None
+        try:
+            response = self._exchange(connection, request)
+            if response.status >= 300:
+                raise read_error(response)
+            return consume(response)
+        finally:
+            self._hand_back(connection, response)
+
+    def _exchange(self, connection: Connection, request: Request) -> Response:
+        head = self.signer.head(request)
+        # A small body rides in the segment of its head.
+        connection.send([head + bytes(request.body)] if len(request.body) <= _SMALL else [head, request.body])
+        return connection.receive(bodiless=request.method == "HEAD")
+
+    def _hand_back(self, connection: Connection, response: Response | None) -> None:
+        if response is not None and response.reusable:
+            self.pool.release(connection)
+        else:
+            connection.close()
+
+    def text(self, request: Request) -> bytes:
+        """The whole body of a good answer."""
+        return self.call(request, lambda response: response.read())
+
+    def json(self, request: Request, deadline: float | None = None) -> Any:
+        """The JSON body of a good answer; raises MeshError when it is none."""
+        body = self.call(request, lambda response: response.read(), deadline)
+        try:
+            return json.loads(body)
+        except ValueError as error:
+            raise MeshError(
+                f"{request.method} {request.path} did not answer with JSON: is {self.settings.endpoint} a meshd?"
+            ) from error
+
+    def close(self) -> None:
+        """Closes the idle connections; the transport stays usable."""
+        self.pool.clear()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.settings,)
+
+
+def read_error(response: Response) -> MeshError:
+    """The error an answer of status ≥ 300 stands for; reads its body. S3's XML and our JSON are both understood."""
+    body = response.read(_MAX_ERROR_BODY)
+    after = _retry_after(response.headers.get("retry-after"))
+    if body[:1] == b"{":
+        return _json_error(response.status, body, after)
+    return _xml_error(response.status, body, after, response.headers.get("x-amz-request-id", ""))
+
+
+def _json_error(status: int, body: bytes, after: float | None) -> MeshError:
+    try:
+        error = json.loads(body)["error"]
+        detail = error.get("detail") or {}
+        return server_error(
+            status,
+            str(error.get("code", "")),
+            str(error.get("message", "")),
+            request_id=str(error.get("request_id", "")),
+            detail=detail if isinstance(detail, dict) else {},
+            advice=str(error.get("help") or ""),
+            retry_after=after,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return server_error(status, "", body[:200].decode("utf-8", "replace"), retry_after=after)
+
+
+def _xml_error(status: int, body: bytes, after: float | None, request_id: str) -> MeshError:
+    from meshwire.s3.documents import parse_error  # only a refused request pays for the XML readers
+
+    try:
+        error = parse_error(body)
+    except (S3Error, ValueError):
+        text = body[:200].decode("utf-8", "replace").strip()
+        return server_error(status, _bare_code(status), text, request_id=request_id, retry_after=after)
+    return server_error(status, error.code, error.message, request_id=request_id, retry_after=after)
+
+
+def _bare_code(status: int) -> str:
+    """A HEAD's refusal has no body: the status is all there is."""
+    return {404: "NotFound", 403: "Forbidden", 304: "NotModified", 412: "PreconditionFailed"}.get(status, "")
+
+
+def _retry_after(text: str | None) -> float | None:
+    """Seconds of a Retry-After header in either form (RFC 9110 §10.2.3), at most an hour."""
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            seconds = (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds()
+        except (ValueError, TypeError):
+            return None
+    return min(max(seconds, 0.0), 3600.0)

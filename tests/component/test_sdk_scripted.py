@@ -1,0 +1,227 @@
+"""A server that speaks the native protocol over a synthetic dataset, and misbehaves when told to.
+
+Sample i of N is an image filled with i % 251 and the label i, so that every row proves which sample it is. It signs
+nothing off: requests are checked with the SigV4 code of `meshwire`. Its own test is at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
+
+import numpy as np
+import pytest
+
+import meshsdk as mesh
+from meshsdk import ops
+from meshwire import frames, plans
+from meshwire.permutations import order
+from meshwire.s3.parsing import RequestHead
+from meshwire.sigv4 import read_claim, verify
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SAMPLES = 103
+SIDE = 8
+SNAPSHOT = "5a" * 32
+
+
+class ScriptedMesh:
+    """`faults`: what befalls the next frame requests, in order: "cut", "flip", "busy", "silent", "gone", "bad", None
+    (nothing). `asked`: the targets of frame requests, in order of arrival."""
+
+    def __init__(self, samples: int = SAMPLES, side: int = SIDE) -> None:
+        self.samples = samples
+        self.side = side
+        self.faults: deque[str | None] = deque()
+        self.asked: list[str] = []
+        self.plans: dict[str, plans.PlanSpec] = {}
+        self.snapshot = SNAPSHOT
+        self.down = False
+        self.gate = threading.Event()
+        self.gate.set()
+        self.lock = threading.Lock()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
+        self._thread.start()
+        self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def close(self) -> None:
+        self.gate.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def client(self, **more: Any) -> mesh.Client:
+        return mesh.connect(self.endpoint, access_key="user", secret_key="secret", **more)
+
+    def dataset(self) -> mesh.Dataset:
+        ds = mesh.open(
+            "s3://photos/train", fields={"image": "jpg", "label": mesh.class_of_prefix()}, client=self.client()
+        )
+        return ds.map(ops.decode("image"), ops.to_chw("image"))
+
+    # --- answers ------------------------------------------------------------------------------------------
+
+    def summary(self) -> dict[str, Any]:
+        fields = {"image": {"kind": "bytes"}, "label": {"kind": "label", "classes": ["cat", "dog"]}}
+        return {
+            "snapshot": self.snapshot, "samples": self.samples, "shards": 4, "objects": self.samples,
+            "bytes": 1000, "fields": fields, "skipped": 0,
+        }  # fmt: skip
+
+    def register(self, document: dict[str, Any]) -> dict[str, Any]:
+        spec = plans.parse_spec(document["spec"])
+        versions = [{"op": op.op, "version": "1", "field": op.field, "args": op.args} for op in spec.ops]
+        spec = plans.parse_spec(document["spec"] | {"ops": versions})
+        digest = plans.plan_hash(self.snapshot, spec)
+        self.plans[digest] = spec
+        shape = [3, self.side, self.side]
+        fields = {"image": {"dtype": "uint8", "shape": shape}, "label": {"dtype": "int64", "shape": []}}
+        listed = [{"op": op.op, "version": op.version} for op in spec.ops]
+        return {
+            "plan": digest, "positions": self.samples, "samples": self.samples, "fields": fields, "ops": listed
+        }  # fmt: skip
+
+    def frame(self, plan: str, epoch: int, step: int, query: dict[str, str]) -> bytes:
+        spec = self.plans[plan]
+        rank, world, batch, origin = (int(query[name]) for name in ("rank", "world", "batch", "origin"))
+        part = plans.rank_slice(self.samples, batch, origin, step, rank, world, spec.tail)
+        starts = np.linspace(0, self.samples, 5, dtype=np.int64)
+        samples = order(spec.shuffle, starts, spec.seed, epoch).many(part.positions)
+        metadata = {"version": "1", "plan": plan, "epoch": str(epoch), "step": str(step)}
+        return self.render(samples, part.positions, np.where(part.pad, 3, 0), metadata)
+
+    def render(self, samples: Any, positions: Any, status: Any, metadata: dict[str, str]) -> bytes:
+        rows = len(samples)
+        made = frames.layout(
+            [
+                ("image", "uint8", (rows, 3, self.side, self.side)),
+                ("label", "int64", (rows,)),
+                ("__pos", "int64", (rows,)),
+                ("__status", "uint8", (rows,)),
+            ],
+            metadata,
+        )
+        body = bytearray(made.size)
+        view = memoryview(body)
+        made.tensors["image"].view(view)[:] = (samples % 251).astype(np.uint8)[:, None, None, None]
+        made.tensors["label"].view(view)[:] = samples
+        made.tensors["__pos"].view(view)[:] = positions
+        made.tensors["__status"].view(view)[:] = status
+        made.seal(view)
+        return bytes(body)
+
+
+def _handler(server: ScriptedMesh) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        timeout = 10
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            path, query = self._opened()
+            if path == "/-/snapshots":
+                self._json(200, server.summary())
+            elif path == "/-/plans":
+                self._json(200, server.register(body))
+            else:
+                samples = np.array(body["samples"], np.int64)
+                metadata = {"version": "1", "plan": path.split("/")[3], "epoch": query["epoch"], "step": "0"}
+                self._send(200, server.render(samples, samples, np.zeros(len(samples)), metadata))
+
+        def do_GET(self) -> None:
+            path, query = self._opened()
+            if path.endswith("/bad"):
+                entry = {"key": "a", "op": "decode", "error": "torn", "position": 3, "epoch": 0, "times": 2}
+                self._json(200, [entry])
+                return
+            with server.lock:
+                server.asked.append(self.path)
+                fault = server.faults.popleft() if server.faults else None
+            if server.down:
+                fault = "busy"
+            server.gate.wait(10)
+            _, _, _, plan, epoch, step = path.split("/")
+            self._answer(fault, server.frame(plan, int(epoch), int(step), query))
+
+        def _answer(self, fault: str | None, body: bytes) -> None:
+            if fault == "busy":
+                self._json(503, _error("Busy", "the node prepares too much already"), {"retry-after": "0.05"})
+            elif fault == "gone":
+                self._json(409, _error("SnapshotChanged", "train/cat/1.jpg was replaced"))
+            elif fault == "bad":
+                self._json(422, _error("BadSample", "train/cat/1.jpg: decode failed", {"key": "train/cat/1.jpg"}))
+            elif fault == "silent":
+                self.close_connection = True
+            elif fault == "flip":
+                torn = bytearray(body)
+                torn[5000] ^= 1
+                self._send(200, bytes(torn))
+            elif fault == "cut":
+                self._send(200, body, len(body) // 2)
+                self.close_connection = True
+            else:
+                self._send(200, body)
+
+        def _opened(self) -> tuple[str, dict[str, str]]:
+            url = urlsplit(self.path)
+            head = RequestHead(
+                self.command, url.path, url.query, {name.lower(): value for name, value in self.headers.items()}
+            )
+            claim = read_claim(head)
+            assert claim is not None
+            verify(claim, head, "secret", int(time.time()))
+            return url.path, {name: values[0] for name, values in parse_qs(url.query).items()}
+
+        def _json(self, status: int, document: Any, headers: dict[str, str] | None = None) -> None:
+            self._send(status, json.dumps(document).encode(), headers=headers)
+
+        def _send(
+            self, status: int, body: bytes, sent: int | None = None, headers: dict[str, str] | None = None
+        ) -> None:
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.send_header("x-mesh-frame", "miss")
+            for name, value in (headers or {}).items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body if sent is None else body[:sent])
+
+        def handle(self) -> None:
+            try:
+                super().handle()
+            except (ConnectionError, TimeoutError):
+                """The client hung up, as some tests make it."""
+
+    return Handler
+
+
+def _error(code: str, message: str, detail: dict[str, Any] | None = None) -> dict[str, Any]:
+    error = {"code": code, "message": message, "request_id": "r1", "detail": detail or {}, "help": "Do this."}
+    return {"error": error}
+
+
+@pytest.fixture
+def scripted() -> Iterator[ScriptedMesh]:
+    server = ScriptedMesh()
+    yield server
+    server.close()
+
+
+def test_the_scripted_server_refuses_a_wrong_signature(scripted: ScriptedMesh) -> None:
+    good = scripted.client()
+    good.transport.pool.clear()
+    wrong = mesh.connect(scripted.endpoint, access_key="user", secret_key="other", deadline=0.0)
+    with pytest.raises(mesh.MeshError):
+        mesh.open("s3://photos/train", fields={"image": "jpg"}, client=wrong)
