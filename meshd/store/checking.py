@@ -1,0 +1,185 @@
+"""fsck: does every record find its bytes, and does every file hold what the index says?
+
+Law: reads only, alone on the data directory. Problems are told with the object they concern; leftovers are no
+damage.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from meshd.store.errors import FormatError
+from meshd.store.index import Index
+from meshd.store.intents import used_extents
+from meshd.store.locking import Locks
+from meshd.store.preparing import prepare
+from meshd.store.records import Extent
+from meshd.store.surveying import FileSurvey
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshd.config import StoreSettings
+    from meshd.store.layout import Disks
+    from meshd.store.records import DataFile
+    from meshd.store.surveying import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """`kind`: missing, damaged, mismatch, account, header. `name`: bucket/key where known."""
+
+    kind: str
+    path: str
+    name: str
+    detail: str
+
+
+@dataclass(slots=True)
+class CheckReport:
+    """What was looked at, what is wrong, and what the next start will clear away."""
+
+    objects: int = 0
+    files: int = 0
+    bytes: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    leftovers: list[str] = field(default_factory=list)
+
+    @property
+    def clean(self) -> bool:
+        return not self.problems
+
+
+class _Claims:
+    """The extents that the index uses in each file: three numbers each, packed."""
+
+    def __init__(self) -> None:
+        self._by_file: dict[int, array[int]] = {}
+
+    def add(self, extent: Extent) -> None:
+        self._by_file.setdefault(extent.file, array("Q")).extend(
+            (extent.offset, extent.length, extent.crc32c)
+        )
+
+    def of(self, disk: int, file: int) -> Iterator[Extent]:
+        packed = self._by_file.get(file, array("Q"))
+        for at in range(0, len(packed), 3):
+            yield Extent(disk, file, *packed[at : at + 3])
+
+    def files(self) -> set[int]:
+        return set(self._by_file)
+
+
+class Checker:
+    """Compares an index with its data files."""
+
+    def __init__(self, index: Index, disks: Disks, progress: Progress) -> None:
+        self._index, self._disks, self._progress = index, disks, progress
+        self.report = CheckReport()
+
+    def run(self) -> CheckReport:
+        with self._index.reading() as txn:
+            claims = self._claims(txn)
+            known = dict(self._index.all_files(txn))
+            total, done = sum(info.end for info in known.values()), 0
+            for file, info in known.items():
+                self._file(txn, file, info, list(claims.of(info.disk, file)))
+                done += info.end
+                self._progress(done, total)
+            for file in claims.files() - set(known):
+                self._tell(
+                    "missing", f"file {file:012x}", "", "records use a file that the index does not list"
+                )
+        self._leftovers(known)
+        return self.report
+
+    def _tell(self, kind: str, path: str, name: str, detail: str) -> None:
+        self.report.problems.append(Problem(kind, path, name, detail))
+
+    def _claims(self, txn: Any) -> _Claims:
+        claims = _Claims()
+        for _, _, record in self._index.all_objects(txn):
+            self.report.objects += 1
+            if sum(extent.length for extent in record.extents) != record.size:
+                self._tell("mismatch", "", "", f"a record of {record.size} bytes has other extents")
+            for extent in used_extents(record):
+                claims.add(extent)
+        for _, upload in self._index.all_uploads(txn):
+            if upload.place is not None:
+                claims.add(upload.place)
+        for _, part in self._index.all_parts(txn):
+            for extent in part.extents:
+                claims.add(extent)
+        return claims
+
+    def _file(self, txn: Any, file: int, info: DataFile, claims: list[Extent]) -> None:
+        path = self._disks.path(info.disk, file)
+        self.report.files += 1
+        try:
+            with FileSurvey(info.disk, file, path) as survey:
+                self._headers(txn, survey, info, claims)
+        except FileNotFoundError:
+            self._tell("missing", path, "", f"the file is gone, and {len(claims)} extents with it")
+        except OSError as error:
+            self._tell("damaged", path, "", f"the device cannot read it: {error.strerror}")
+        live = sum(extent.length for extent in claims)
+        if (live, len(claims)) != (info.live, info.refs):
+            detail = f"accounted {info.live} bytes in {info.refs} uses, found {live} in {len(claims)}"
+            self._tell("account", path, "", detail)
+
+    def _headers(self, txn: Any, survey: FileSurvey, info: DataFile, claims: list[Extent]) -> None:
+        """Every claimed extent is a member of the tar with the same checksum, and its bytes match."""
+        unseen = {(extent.offset, extent.length, extent.crc32c) for extent in claims}
+        for found in survey.members(info.end if info.kind == "segment" else None):
+            place = (found.extent.offset, found.extent.length, found.extent.crc32c)
+            if place not in unseen:
+                continue
+            unseen.discard(place)
+            self._bytes(survey, found.extent, f"{found.member.bucket}/{found.member.key}")
+        if survey.damage:
+            self._tell("header", survey.path, "", survey.damage)
+        for offset, length, crc in unseen:
+            extent = Extent(survey.disk, survey.file, offset, length, crc)
+            name = self._owner(txn, extent)
+            self._tell("header", survey.path, name, f"no tar member says what lies at {offset}")
+            self._bytes(survey, extent, name)
+
+    def _bytes(self, survey: FileSurvey, extent: Extent, name: str) -> None:
+        self.report.bytes += extent.length
+        if not survey.intact(extent):
+            detail = f"{extent.length} bytes at {extent.offset} do not match their checksum"
+            self._tell("damaged", survey.path, name, detail)
+
+    def _owner(self, txn: Any, extent: Extent) -> str:
+        """Who uses an extent: a search through the index, for damaged files only."""
+        for bucket, key, record in self._index.all_objects(txn):
+            if extent in used_extents(record):
+                return f"{bucket}/{key}"
+        return ""
+
+    def _leftovers(self, known: dict[int, DataFile]) -> None:
+        for disk, file, path in self._disks.files():
+            if file not in known or known[file].disk != disk:
+                self.report.leftovers.append(path)
+        self.report.leftovers += [
+            entry.path for _, entry in self._disks.entries() if entry.name.endswith(".part")
+        ]
+
+
+def check(settings: StoreSettings, progress: Progress = lambda done, total: None) -> CheckReport:
+    """Looks at everything, reads every byte in use; `progress(done, total)` in bytes.
+
+    Raises StoreInUseError, FormatError.
+    """
+    with Locks.alone(settings.data_dir):
+        if not (settings.index_dir / "data.mdb").exists():
+            raise FormatError(
+                f"no index at {settings.index_dir}; give --index-dir, or run meshd fsck --rebuild"
+            )
+        index = Index.open(settings)
+        try:
+            return Checker(index, prepare(index, settings), progress).run()
+        finally:
+            index.close()

@@ -1,0 +1,332 @@
+"""The store in memory: the same interface and answers, made as plainly as possible.
+
+Law: nothing clever. It is the oracle of the property tests and the store of tests that need no disk; where it
+and
+`Store` differ, one of them is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from awscrt import checksums
+
+from meshd.store.errors import (
+    ConditionFailedError,
+    ConditionMissingError,
+    CorruptExtentError,
+    ExtentGoneError,
+    InvalidPartError,
+    NoSuchUploadError,
+    SizeMismatchError,
+    StoreClosedError,
+)
+from meshd.store.records import (
+    Extent,
+    Location,
+    Page,
+    Part,
+    PartPage,
+    Record,
+    Span,
+    StoreStats,
+    Upload,
+    UploadedPart,
+    UploadPage,
+)
+from meshwire.conditions import Conditions, judge_write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from meshd.kit.clock import Clock
+    from meshd.store.interface import Buffer
+    from meshd.store.records import (
+        Meta,
+    )
+
+
+class MemoryWriter:
+    """See ObjectWriter."""
+
+    def __init__(
+        self, store: MemoryStore, bucket: str, key: str, size: int | None, part: tuple[Upload, int] | None
+    ) -> None:
+        self._store, self._bucket, self._key, self._declared, self._part = store, bucket, key, size, part
+        self._data = bytearray()
+        self._open = True
+
+    async def write(self, data: Buffer) -> None:
+        self._expect_open()
+        self._data += data
+        if self._declared is not None and len(self._data) > self._declared:
+            raise SizeMismatchError(f"more than the declared {self._declared} bytes were written")
+
+    async def commit(self, meta: Meta, *, conditions: Conditions | None = None) -> Record:
+        self._expect_open()
+        if self._declared is not None and len(self._data) != self._declared:
+            raise SizeMismatchError(f"{len(self._data)} of the declared {self._declared} bytes were written")
+        self._open = False
+        extent = self._store.keep(bytes(self._data))
+        if self._part is not None:
+            return self._store.enter_part(*self._part, meta, extent)
+        return self._store.enter(self._bucket, self._key, meta, (extent,), (), conditions)
+
+    async def abort(self) -> None:
+        self._open = False
+
+    def _expect_open(self) -> None:
+        if not self._open:
+            raise StoreClosedError(f"the writer of {self._bucket}/{self._key} is closed; open a new one")
+
+
+class MemoryStore:
+    """See ObjectStore."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._objects: dict[tuple[str, str], Record] = {}
+        self._uploads: dict[str, Upload] = {}
+        self._parts: dict[str, dict[int, UploadedPart]] = {}
+        self._blobs: dict[int, int] = {}  # extent's file → memfd
+        self._next = 0
+
+    def __repr__(self) -> str:
+        return f"<MemoryStore objects={len(self._objects)} uploads={len(self._uploads)}>"
+
+    def close(self) -> None:
+        blobs, self._blobs = self._blobs, {}
+        for fd in blobs.values():
+            os.close(fd)
+
+    # bytes ----------------------------------------------------------------------------------------------
+
+    def keep(self, data: bytes) -> Extent:
+        """Stores bytes for good (until `close`)."""
+        self._next += 1
+        fd = self._blobs[self._next] = os.memfd_create(f"extent-{self._next}")
+        os.pwrite(fd, data, 0)
+        return Extent(0, self._next, 0, len(data), checksums.crc32c(data))
+
+    def read(self, record: Record, offset: int, length: int) -> bytes:
+        whole = b"".join(self._bytes(extent) for extent in record.extents)
+        return whole[offset : offset + length]
+
+    def _bytes(self, extent: Extent) -> bytes:
+        if extent.file not in self._blobs:
+            raise ExtentGoneError("the object was removed meanwhile; look it up again")
+        data = os.pread(self._blobs[extent.file], extent.length, extent.offset)
+        if len(data) != extent.length or checksums.crc32c(data) != extent.crc32c:
+            raise CorruptExtentError(f"extent {extent} is damaged")
+        return data
+
+    @contextmanager
+    def reading(self, record: Record, offset: int, length: int) -> Iterator[Sequence[Span]]:
+        spans, end, at = [], offset + length, 0
+        for extent in record.extents:
+            first, last = max(offset, at), min(end, at + extent.length)
+            if first < last:
+                spans.append(Span(self._blobs[extent.file], extent.offset + first - at, last - first))
+            at += extent.length
+        yield spans
+
+    def locate(self, record: Record) -> Sequence[Location]:
+        return [
+            Location(f"/proc/{os.getpid()}/fd/{self._blobs[extent.file]}", extent.offset, extent.length)
+            for extent in record.extents
+            if extent.length
+        ]
+
+    # objects --------------------------------------------------------------------------------------------
+
+    def get(self, bucket: str, key: str) -> Record | None:
+        return self._objects.get((bucket, key))
+
+    def list(
+        self, bucket: str, *, prefix: str = "", delimiter: str = "", after: str = "", limit: int = 1000
+    ) -> Page:
+        found: dict[str, Record | None] = {}
+        for (owner, key), record in self._objects.items():
+            if owner == bucket and key.startswith(prefix):
+                rolled = _roll(key, prefix, delimiter)
+                if (rolled or key).encode() > after.encode():
+                    found[rolled or key] = None if rolled else record
+        names = sorted(found, key=str.encode)
+        page = names[:limit]
+        truncated = limit > 0 and len(names) > limit
+        return Page(
+            tuple((name, entry) for name in page if (entry := found[name]) is not None),
+            tuple(name for name in page if found[name] is None),
+            truncated,
+            page[-1] if truncated else "",
+        )
+
+    def is_empty(self, bucket: str) -> bool:
+        return not any(owner == bucket for owner, _ in self._objects) and not any(
+            upload.bucket == bucket for upload in self._uploads.values()
+        )
+
+    def writer(self, bucket: str, key: str, *, size: int | None) -> MemoryWriter:
+        return MemoryWriter(self, bucket, key, size, None)
+
+    def enter(
+        self,
+        bucket: str,
+        key: str,
+        meta: Meta,
+        extents: tuple[Extent, ...],
+        parts: tuple[Part, ...],
+        conditions: Conditions | None,
+    ) -> Record:
+        """Judges and sets an object."""
+        self._judge(bucket, key, conditions)
+        record = self._objects[bucket, key] = Record(
+            sum(extent.length for extent in extents),
+            meta.etag,
+            self._clock.stamp(),
+            self._clock.now_ms(),
+            extents,
+            meta.headers,
+            meta.metadata,
+            meta.checksums,
+            meta.checksum_type,
+            parts,
+            meta.owner,
+        )
+        return record
+
+    def _judge(self, bucket: str, key: str, conditions: Conditions | None) -> None:
+        existing = self._objects.get((bucket, key))
+        etag, modified = (existing.etag, existing.modified // 1000) if existing else (None, 0)
+        verdict = judge_write(conditions or Conditions(), etag, modified)
+        if verdict == "missing":
+            raise ConditionMissingError("If-Match was given, but there is no object with this key")
+        if verdict == "failed":
+            raise ConditionFailedError("the object changed meanwhile, or exists already")
+
+    async def delete(self, bucket: str, key: str, *, conditions: Conditions | None = None) -> bool:
+        self._judge(bucket, key, conditions)
+        return self._objects.pop((bucket, key), None) is not None
+
+    async def delete_many(self, bucket: str, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._objects.pop((bucket, key), None)
+
+    async def link(
+        self, bucket: str, key: str, source: Record, meta: Meta, conditions: Conditions | None = None
+    ) -> Record:
+        return self.enter(bucket, key, meta, source.extents, source.parts, conditions)
+
+    # uploads --------------------------------------------------------------------------------------------
+
+    async def create_upload(self, bucket: str, key: str, **about: Any) -> Upload:
+        known = {name: value for name, value in about.items() if value is not None}
+        upload_id = f"{self._clock.stamp():016x}{0:016x}"
+        upload = Upload(upload_id, bucket, key, initiated=self._clock.now_ms())
+        upload = self._uploads[upload_id] = msgspec.structs.replace(upload, **known)
+        self._parts[upload_id] = {}
+        return upload
+
+    def get_upload(self, bucket: str, key: str, upload_id: str) -> Upload | None:
+        upload = self._uploads.get(upload_id)
+        return upload if upload is not None and (upload.bucket, upload.key) == (bucket, key) else None
+
+    def part_writer(self, upload: Upload, number: int, size: int | None) -> MemoryWriter:
+        return MemoryWriter(self, upload.bucket, upload.key, size, (upload, number))
+
+    def enter_part(self, upload: Upload, number: int, meta: Meta, extent: Extent) -> Record:
+        """Sets a part of an upload in progress."""
+        parts = self._running(upload)
+        modified, stamp = self._clock.now_ms(), self._clock.stamp()
+        parts[number] = UploadedPart(
+            number, extent.length, meta.etag, meta.checksums, modified, (extent,), stamp
+        )
+        return Record(extent.length, meta.etag, stamp, modified, (extent,), checksums=meta.checksums)
+
+    def _running(self, upload: Upload) -> dict[int, UploadedPart]:
+        if upload.upload_id not in self._uploads:
+            raise NoSuchUploadError(f"upload {upload.upload_id} was completed or aborted")
+        return self._parts[upload.upload_id]
+
+    def list_parts(self, upload: Upload, after: int = 0, limit: int = 1000) -> PartPage:
+        parts = self._parts.get(upload.upload_id, {})
+        numbers = sorted(number for number in parts if number > after)
+        page = numbers[:limit]
+        truncated = limit > 0 and len(numbers) > limit
+        return PartPage(tuple(parts[number] for number in page), truncated, page[-1] if truncated else 0)
+
+    def list_uploads(
+        self,
+        bucket: str,
+        *,
+        prefix: str = "",
+        delimiter: str = "",
+        key_marker: str = "",
+        id_marker: str = "",
+        limit: int = 1000,
+    ) -> UploadPage:
+        found: dict[tuple[bytes, str], Upload | None] = {}
+        marker = (key_marker.encode(), id_marker or "~")
+        for upload in self._uploads.values():
+            if upload.bucket != bucket or not upload.key.startswith(prefix):
+                continue
+            rolled = _roll(upload.key, prefix, delimiter)
+            name = (rolled.encode(), "") if rolled else (upload.key.encode(), upload.upload_id)
+            if name > marker:
+                found[name] = None if rolled else upload
+        names = sorted(found)
+        page = names[:limit]
+        truncated = limit > 0 and len(names) > limit
+        return UploadPage(
+            tuple(entry for name in page if (entry := found[name]) is not None),
+            tuple(name[0].decode() for name in page if found[name] is None),
+            truncated,
+            page[-1][0].decode() if truncated else "",
+            page[-1][1] if truncated else "",
+        )
+
+    async def complete_upload(
+        self,
+        upload: Upload,
+        parts: Sequence[int],
+        meta: Meta,
+        conditions: Conditions | None = None,
+        *,
+        etags: Sequence[str] = (),
+    ) -> Record:
+        stored = self._running(upload)
+        chosen = []
+        for number, etag in zip(parts, etags or (None,) * len(parts), strict=True):
+            if number not in stored or etag not in (None, stored[number].etag):
+                raise InvalidPartError(number)
+            chosen.append(stored[number])
+        extents = tuple(extent for part in chosen for extent in part.extents)
+        listed = tuple(Part(part.size, part.etag, part.checksums) for part in chosen)
+        record = self.enter(upload.bucket, upload.key, meta, extents, listed, conditions)
+        await self.abort_upload(upload)
+        return record
+
+    async def abort_upload(self, upload: Upload) -> None:
+        self._running(upload)
+        del self._uploads[upload.upload_id], self._parts[upload.upload_id]
+
+    def stats(self) -> StoreStats:
+        live = sum(record.size for record in self._objects.values())
+        return StoreStats(objects=len(self._objects), uploads=len(self._uploads), live_bytes=live)
+
+
+def _roll(key: str, prefix: str, delimiter: str) -> str:
+    """The common prefix a key is rolled up to; "" when it stands for itself."""
+    at = key.find(delimiter, len(prefix)) if delimiter else -1
+    return key[: at + len(delimiter)] if at >= 0 else ""
+
+
+if TYPE_CHECKING:
+    from meshd.store.interface import ObjectStore
+    from meshd.store.store import Store
+
+    def _same_interface(store: Store, memory: MemoryStore) -> tuple[ObjectStore, ObjectStore]:
+        return store, memory  # mypy says so when one of them drifts

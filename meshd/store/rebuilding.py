@@ -1,0 +1,313 @@
+"""Making the index anew from the data files alone.
+
+Law: never writes to a data file. The new index is built beside the old one and takes its place in one rename.
+Invariant: the result does not depend on the order in which files are read: the highest stamp of a key holds,
+a deletion counts until a higher stamp, and what nothing refers to is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from meshd.store.errors import FormatError
+from meshd.store.index import Index, object_key
+from meshd.store.intents import used_extents
+from meshd.store.layout import FORMAT, Disks, read_marker, sync_directory
+from meshd.store.locking import Locks
+from meshd.store.ordered import OrderedTable
+from meshd.store.records import DataFile, Record, Upload, UploadedPart
+from meshd.store.surveying import FileSurvey, is_own
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from meshd.config import StoreSettings
+    from meshd.store.records import Extent
+    from meshd.store.surveying import Found, Progress
+
+
+@dataclass(slots=True)
+class RebuildReport:
+    """What came back, and what could not be read."""
+
+    objects: int = 0
+    uploads: int = 0
+    files: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Account:
+    disk: int
+    kind: str = "segment"
+    end: int = 0
+    payload: int = 0
+    live: int = 0
+    refs: int = 0
+    tombs: int = 0
+    stamps: list[int] = field(default_factory=list)
+
+
+class Rebuilder:
+    """Gathers members into a fresh index. Memory: one account a data file."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self.report = RebuildReport()
+        self._accounts: dict[int, _Account] = {}
+        self._voided = OrderedTable(index.env.open_db(b"voided"))
+        self._ended = index.env.open_db(b"ended")
+
+    def take_file(self, disk: int, file: int, path: str) -> None:
+        """Enters all members of one data file."""
+        account = self._accounts[file] = _Account(disk)
+        with FileSurvey(disk, file, path) as survey, self.index.writing() as txn:
+            first, count = None, 0
+            for found in self._trusted(survey):
+                first, count = first or found, count + 1
+                account.payload += found.extent.length
+                account.tombs += found.member.kind == "deleted"
+                account.stamps = _span(account.stamps, int(found.member.stamp))
+                account.end = found.next
+                self._take(txn, survey, found)
+            if survey.damage:
+                self.report.problems.append(f"{path}: {survey.damage}; members behind it are lost")
+        if first is not None and is_own(first, count):
+            account.kind, account.end = "own", first.extent.offset + first.extent.length
+        self.report.files += 1
+
+    def _trusted(self, survey: FileSurvey) -> Iterable[Found]:
+        """The members; without the end mark a crash may have torn the last ones: their bytes are checked."""
+        for _ in survey.members():
+            pass
+        torn = not survey.ended
+        for found in survey.members():
+            if not torn or survey.intact(found.extent):
+                yield found
+
+    def _take(self, txn: Any, survey: FileSurvey, found: Found) -> None:
+        member, index = found.member, self.index
+        stamp = int(member.stamp)
+        if member.kind == "object":
+            self._object(txn, found, _record(found))
+        elif member.kind == "manifest":
+            record = msgspec.json.decode(survey.read(found.extent), type=Record)
+            self._object(txn, found, msgspec.structs.replace(record, stamp=stamp, manifest=found.extent))
+            if member.upload:
+                txn.put(member.upload.encode(), b"", db=self._ended)
+        elif member.kind == "deleted":
+            self._void(txn, object_key(member.bucket, member.key), stamp)
+        elif member.kind == "upload":
+            upload = msgspec.json.decode(survey.read(found.extent), type=Upload)
+            index.put_upload(txn, msgspec.structs.replace(upload, place=found.extent))
+        elif member.kind == "aborted":
+            txn.put(member.upload.encode(), b"", db=self._ended)
+        elif member.upload:
+            self._part(txn, found, stamp)
+
+    def _object(self, txn: Any, found: Found, record: Record) -> None:
+        member = found.member
+        name = object_key(member.bucket, member.key)
+        voided = self._voided.get(txn, name)
+        existing = self.index.get_in(txn, member.bucket, member.key)
+        if voided is not None and int.from_bytes(voided, "big") > record.stamp:
+            return
+        if existing is None or _rank(existing) < _rank(record):
+            self.index.put_object(txn, member.bucket, member.key, record)
+
+    def _void(self, txn: Any, name: bytes, stamp: int) -> None:
+        voided = self._voided.get(txn, name)
+        if voided is None or int.from_bytes(voided, "big") < stamp:
+            self._voided.put(txn, name, stamp.to_bytes(16, "big"))
+        bucket, _, key = name.decode().partition("\0")
+        existing = self.index.get_in(txn, bucket, key)
+        if existing is not None and existing.stamp < stamp:
+            self.index.delete_object(txn, bucket, key)
+
+    def _part(self, txn: Any, found: Found, stamp: int) -> None:
+        member, extent = found.member, found.extent
+        existing = self.index.get_part(txn, member.upload, member.part)
+        if existing is None or (existing.stamp, existing.extents) < (stamp, (extent,)):
+            part = UploadedPart(
+                member.part, extent.length, member.etag, member.checksums, member.modified, (extent,), stamp
+            )
+            self.index.put_part(txn, member.upload, part)
+
+    # after all files ------------------------------------------------------------------------------------
+
+    def finish(self, store: str, disks: dict[int, Path]) -> None:
+        """Drops what ended, settles the accounts, and says what the index is."""
+        with self.index.writing() as txn:
+            self._drop_ended(txn)
+            self._drop_lost(txn)
+            for extent in self._used(txn):
+                account = self._accounts[extent.file]
+                account.live += extent.length
+                account.refs += 1
+            self._write_accounts(txn)
+            for name, value in self._facts(store, disks).items():
+                self.index.put_meta(txn, name, value)
+            txn.drop(self._voided.db)
+            txn.drop(self._ended)
+            self.report.objects = self.index.objects.count(txn)
+            self.report.uploads = self.index.uploads.count(txn)
+
+    def _facts(self, store: str, disks: dict[int, Path]) -> dict[str, Any]:
+        stamps = [account.stamps[-1] for account in self._accounts.values() if account.stamps]
+        return {
+            "format": FORMAT,
+            "store": store,
+            "disks": {number: str(root) for number, root in disks.items()},
+            "next_file": max(self._accounts, default=0) + 1,
+            "last_stamp": max(stamps, default=0),
+        }
+
+    def _drop_ended(self, txn: Any) -> None:
+        uploads = [upload for _, upload in self.index.all_uploads(txn)]
+        running = set()
+        for upload in uploads:
+            if txn.get(upload.upload_id.encode(), db=self._ended) is None:
+                running.add(upload.upload_id)
+            else:
+                self.index.delete_upload(txn, upload)
+        for upload_id, part in list(self.index.all_parts(txn)):
+            if upload_id not in running:
+                self.index.delete_part(txn, upload_id, part.number)
+
+    def _drop_lost(self, txn: Any) -> None:
+        """An object whose extents are not there is left out, and told."""
+        lost = [
+            (bucket, key)
+            for bucket, key, record in self.index.all_objects(txn)
+            if not all(self._present(extent) for extent in record.extents)
+        ]
+        for bucket, key in lost:
+            self.index.delete_object(txn, bucket, key)
+            self.report.problems.append(
+                f"{bucket}/{key}: bytes it consists of are missing; the object is lost"
+            )
+
+    def _present(self, extent: Extent) -> bool:
+        account = self._accounts.get(extent.file)
+        return (
+            account is not None
+            and account.disk == extent.disk
+            and extent.offset + extent.length <= account.end
+        )
+
+    def _used(self, txn: Any) -> Iterable[Extent]:
+        for _, _, record in self.index.all_objects(txn):
+            yield from used_extents(record)
+        for _, upload in self.index.all_uploads(txn):
+            if upload.place is not None:
+                yield upload.place
+        for _, part in self.index.all_parts(txn):
+            yield from part.extents
+
+    def _write_accounts(self, txn: Any) -> None:
+        for file, account in self._accounts.items():
+            if not account.refs and not account.tombs:
+                continue  # nothing in it counts: recovery removes the file
+            info = DataFile(
+                account.disk,
+                account.kind,
+                "sealed",
+                "rebuilt",
+                account.end,
+                account.live,
+                max(0, account.payload - account.live),
+                account.refs,
+                account.tombs,
+                *(account.stamps or (0, 0)),
+            )
+            self.index.put_file(txn, file, info)
+
+
+def _record(found: Found) -> Record:
+    member = found.member
+    return Record(
+        found.extent.length,
+        member.etag,
+        int(member.stamp),
+        member.modified,
+        (found.extent,),
+        member.headers,
+        member.metadata,
+        member.checksums,
+        member.checksum_type,
+        (),
+        member.owner,
+    )
+
+
+def _rank(record: Record) -> tuple[int, int, int]:
+    """Highest holds: the stamp, then the later place (compaction writes members again, stamps unchanged)."""
+    where = record.manifest or record.extents[0]
+    return record.stamp, where.file, where.offset
+
+
+def _span(stamps: list[int], stamp: int) -> list[int]:
+    return [min(stamps[0], stamp), max(stamps[1], stamp)] if stamps else [stamp, stamp]
+
+
+def _find_disks(settings: StoreSettings) -> tuple[str, dict[int, Path]]:
+    """The store's name and its disks by number, from their markers. Raises FormatError."""
+    stores, disks = set(), {}
+    for root in settings.disks:
+        marker = read_marker(root)
+        if marker is None:
+            raise FormatError(
+                f"{root} carries no marker of a store; give exactly the disks that hold the data"
+            )
+        stores.add(marker.store)
+        disks[marker.disk] = root
+    if len(stores) != 1 or len(disks) != len(settings.disks):
+        raise FormatError("the disks belong to different stores; give exactly the disks of one")
+    missing = set(range(max(disks) + 1)) - set(disks)
+    if missing:
+        raise FormatError(f"disk number {min(missing)} of this store is missing; give it too with --disk")
+    return stores.pop(), disks
+
+
+def rebuild(settings: StoreSettings, progress: Progress = lambda done, total: None) -> RebuildReport:
+    """Makes the index anew; the old one stays beside it as `data.mdb.before-rebuild`. `progress(done, total)`
+    bytes.
+
+    Raises StoreInUseError, FormatError.
+    """
+    with Locks.alone(settings.data_dir):
+        store, roots = _find_disks(settings)
+        beside = settings.index_dir / "rebuild"
+        shutil.rmtree(beside, ignore_errors=True)
+        index = Index(beside, map_bytes=settings.index_map_bytes, sync=False)
+        try:
+            rebuilder = Rebuilder(index)
+            files = [(*found, os.path.getsize(found[2])) for found in Disks(roots).files()]
+            total, done = sum(size for *_, size in files), 0
+            for disk, file, path, size in files:
+                rebuilder.take_file(disk, file, path)
+                done += size
+                progress(done, total)
+            rebuilder.finish(store, roots)
+            index.env.sync(True)
+        finally:
+            index.close()
+        _swap(settings.index_dir, beside)
+        return rebuilder.report
+
+
+def _swap(index_dir: Path, beside: Path) -> None:
+    with suppress(FileNotFoundError):
+        os.replace(index_dir / "data.mdb", index_dir / "data.mdb.before-rebuild")
+    with suppress(FileNotFoundError):
+        os.unlink(index_dir / "lock.mdb")
+    os.replace(beside / "data.mdb", index_dir / "data.mdb")
+    sync_directory(index_dir)
+    shutil.rmtree(beside)

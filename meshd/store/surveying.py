@@ -1,0 +1,92 @@
+"""Walking a data file's members, as fsck, rebuild, inspect and compaction see them.
+
+Law: reads only. A header that is torn or lies ends the walk and is told as `damage`; what lies behind it
+cannot be trusted, for data may look like headers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from awscrt import checksums
+
+from meshd.store.members import RESERVE, parse
+from meshd.store.records import Extent
+from meshwire import tars
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshd.store.members import Member
+
+_PIECE = 1 << 20
+Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
+
+
+class Found(NamedTuple):
+    """A member with its truth; `start` is where its header begins, `extent` where its data lie."""
+
+    member: Member
+    extent: Extent
+    start: int
+    next: int
+
+
+@dataclass(slots=True)
+class FileSurvey:
+    """One data file, open for reading; a context manager."""
+
+    disk: int
+    file: int
+    path: str
+    fd: int = -1
+    size: int = 0
+    end: int = 0  # where the walk ended: behind the last good member
+    ended: bool = False  # the tar's own end mark was met there
+    damage: str = ""
+
+    def __enter__(self) -> FileSurvey:
+        self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        self.size = os.fstat(self.fd).st_size
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        os.close(self.fd)
+
+    def members(self, limit: int | None = None) -> Iterator[Found]:
+        """Our members up to byte `limit` (None: the end of the file); foreign members are passed over."""
+        end = self.size if limit is None else min(limit, self.size)
+        try:
+            for entry in tars.scan(lambda offset, length: os.pread(self.fd, length, offset), 0, end):
+                self.end = entry.next_offset
+                member = parse(entry)
+                if member is not None:
+                    extent = Extent(self.disk, self.file, entry.data_offset, entry.size, member.crc32c)
+                    yield Found(member, extent, entry.start, entry.next_offset)
+        except tars.TarError as error:
+            self.damage = str(error)
+        else:
+            self.ended = os.pread(self.fd, len(tars.END), self.end) == tars.END
+
+    def read(self, extent: Extent) -> bytes:
+        """All bytes of an extent (manifests and uploads: small)."""
+        return os.pread(self.fd, extent.length, extent.offset)
+
+    def intact(self, extent: Extent) -> bool:
+        """Whether the bytes match their checksum; reads them in pieces."""
+        crc, at, stop = 0, extent.offset, extent.offset + extent.length
+        while at < stop:
+            piece = os.pread(self.fd, min(_PIECE, stop - at), at)
+            if not piece:
+                return False
+            crc = checksums.crc32c(piece, crc)
+            at += len(piece)
+        return crc == extent.crc32c
+
+
+def is_own(first: Found, count: int) -> bool:
+    """Whether a file with these members is a large object's own."""
+    return count == 1 and first.extent.offset == RESERVE and first.member.kind in ("object", "part")
