@@ -60,6 +60,8 @@ class Connection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
+        if isinstance(exc, ConnectionError):  # nobody is there to be told
+            raise exc
         manager = self._manager
         if request.writer.output_size > 0 or not isinstance(manager, MeshServer):
             raise ConnectionResetError("the response is under way already")
