@@ -1,4 +1,4 @@
-"""The steward: what a node does once, not once a worker. Chores now; the assembler's home.
+"""The steward: what a node does once, not once a worker: assembling batches, and chores.
 
 Law: workers reach it through its Unix socket only, so that it may live in a process of its own or in the lone
 worker's. Invariant: a chore that fails is logged and tried again; it never ends the steward.
@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
+from meshd.assembly.assembler import Assembler
+from meshd.assembly.serving import serve_assembler
 from meshd.kit.tasks import Tasks
 from meshd.runtime.node import open_node
 from meshd.telemetry import logs, metrics
+from meshd.transform.pool import TransformPool
 
 if TYPE_CHECKING:
     import socket
@@ -59,13 +62,19 @@ async def _until_told(node: Node, listener: socket.socket, reporter: Reporter) -
 @asynccontextmanager
 async def steward(node: Node, listener: socket.socket) -> AsyncIterator[None]:
     """The steward's work, running in this process for the length of the block."""
-    tasks = Tasks("steward")
+    tasks, settings = Tasks("steward"), node.settings
+    pool = TransformPool([settings.transform_socket(index) for index in range(settings.transform.processes)])
+    pool.start()
+    assembler = Assembler(node.store, pool, settings.transform, node=settings.node_id)
     try:
+        tasks.spawn(serve_assembler(assembler, listener), "assembler")
         for chore in chores(node):
             tasks.spawn(_repeat(chore), chore.name)
         yield
     finally:
         await tasks.aclose()
+        await assembler.aclose()
+        await pool.aclose()
         listener.close()
 
 
