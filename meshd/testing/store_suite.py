@@ -1,0 +1,422 @@
+"""The contract of an ObjectStore as tests. Subclass it and provide `open_store`.
+
+Law: whatever passes is a store, whatever fails is not; an engine's tests add only what is its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from meshd.store.errors import (
+    ConditionFailedError,
+    ConditionMissingError,
+    InvalidPartError,
+    NoSuchUploadError,
+    SizeMismatchError,
+    StoreClosedError,
+)
+from meshd.store.records import Meta
+from meshwire.conditions import Conditions
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from meshd.store.interface import ObjectStore
+    from meshd.store.records import Location, Record, Upload
+
+E = TypeVar("E", bound=BaseException)
+LARGE = 300_000
+"""More than the small-object limit that engines under test are opened with (64 KiB)."""
+
+
+async def put(
+    store: ObjectStore,
+    key: str,
+    data: bytes = b"",
+    *,
+    bucket: str = "b",
+    conditions: Conditions | None = None,
+    size: int | None = None,
+    **about: Any,
+) -> Record:
+    """Writes one object in uneven pieces; its ETag is its length and first bytes."""
+    writer = store.writer(bucket, key, size=size)
+    for start in range(0, len(data), 70_001):
+        await writer.write(data[start : start + 70_001])
+    return await writer.commit(Meta(etag_of(data), **about), conditions=conditions)
+
+
+async def put_part(store: ObjectStore, upload: Upload, number: int, data: bytes) -> Record:
+    """Writes one part."""
+    writer = store.part_writer(upload, number, len(data))
+    await writer.write(data)
+    return await writer.commit(Meta(etag_of(data)))
+
+
+def etag_of(data: bytes) -> str:
+    """A stand-in for an MD5."""
+    return f"{len(data)}-{data[:8].hex()}"
+
+
+async def refused(kind: type[E], doing: Awaitable[Any]) -> E:
+    """The error of this kind that `doing` must raise."""
+    try:
+        await doing
+    except kind as error:
+        return error
+    raise AssertionError(f"{kind.__name__} was expected")
+
+
+def spans(store: ObjectStore, record: Record, offset: int, length: int) -> bytes:
+    """The bytes by way of descriptors."""
+    with store.reading(record, offset, length) as found:
+        return b"".join(os.pread(span.fd, span.length, span.offset) for span in found)
+
+
+def _at(location: Location) -> bytes:
+    with open(location.path, "rb") as file:
+        return os.pread(file.fileno(), location.length, location.offset)
+
+
+class StoreSuite:
+    """Give it a store; it says whether it keeps its promises."""
+
+    place: Path
+    """A directory of the test's own; set by the binding before each test."""
+
+    def open_store(self) -> AbstractContextManager[ObjectStore]:
+        """A fresh, empty store as a context manager, which closes it; small objects up to 64 KiB."""
+        raise NotImplementedError
+
+    def _run(self, check: Callable[[ObjectStore], Coroutine[Any, Any, None]]) -> None:
+        with self.open_store() as store:
+            asyncio.run(check(store))
+
+    # objects --------------------------------------------------------------------------------------------
+
+    def test_a_missing_object_is_none(self) -> None:
+        async def check(store: ObjectStore) -> None:
+            assert store.get("b", "none") is None
+            assert not await store.delete("b", "none")
+            assert store.is_empty("b")
+            assert store.list("b").entries == ()
+
+        self._run(check)
+
+    def test_objects_of_all_sizes_are_read_back(self) -> None:
+        async def check(store: ObjectStore) -> None:
+            for size in (0, 1, 511, 512, 65_536, 65_537, LARGE):
+                data = os.urandom(size)
+                for declared in (None, size):
+                    record = await put(store, f"k{size}", data, size=declared)
+                    assert record == store.get("b", f"k{size}")
+                    assert record.size == size
+                    assert store.read(record, 0, size) == data
+                    assert spans(store, record, 0, size) == data
+                    assert store.read(record, size // 3, size // 2) == data[size // 3 :][: size // 2]
+
+        self._run(check)
+
+    def test_everything_said_at_commit_is_kept(self) -> None:
+        async def check(store: ObjectStore) -> None:
+            about: dict[str, Any] = {
+                "headers": {"content-type": "image/jpeg", "cache-control": "a\tb"},
+                "metadata": {"who": "Zoë", "empty": ""},
+                "checksums": {"crc64nvme": "AAAAAAAAAAA="},
+                "checksum_type": "FULL_OBJECT",
+                "owner": "user-1",
+            }
+            record = await put(store, "k", b"x", **about)
+            for name, value in about.items():
+                assert getattr(record, name) == value
+
+        self._run(check)
+
+    def test_an_overwrite_replaces_and_its_stamp_rises(self) -> None:
+        async def check(store: ObjectStore) -> None:
+            first = await put(store, "k", b"old")
+            second = await put(store, "k", b"new!" * 50_000)
+            third = await put(store, "k", b"newest")
+            assert first.stamp < second.stamp < third.stamp
+            found = store.get("b", "k")
+            assert found is not None
+            assert store.read(found, 0, 100) == b"newest"
+
+        self._run(check)
+
+    def test_a_reader_keeps_what_it_opened(self) -> None:
+        async def check(store: ObjectStore) -> None:
+            data = os.urandom(LARGE)
+            record = await put(store, "k", data)
+            with store.reading(record, 0, LARGE) as found:
+                await store.delete("b", "k")
+                assert b"".join(os.pread(span.fd, span.length, span.offset) for span in found) == data
+
+        self._run(check)
+
+    def test_locations_hold_the_bytes(self) -> None:
+        async def check(store: ObjectStore) -> None:
+            for data in (b"small", os.urandom(LARGE)):
+                record = await put(store, "k", data)
+                assert b"".join(map(_at, store.locate(record))) == data
+
+        self._run(check)
+
+    def test_a_wrong_size_is_refused(self) -> None:
+        async def check(store: ObjectStore) -> None:
+            for size in (3, LARGE):
+                writer = store.writer("b", "k", size=size)
+                await refused(SizeMismatchError, writer.write(bytes(size + 1)))
+                await writer.abort()
+                writer = store.writer("b", "k", size=size)
+                await writer.write(bytes(size - 1))
+                await refused(SizeMismatchError, writer.commit(Meta("e")))
+                await writer.abort()
+            assert store.get("b", "k") is None
+
+        self._run(check)
+
+    def test_an_aborted_writer_leaves_nothing(self) -> None:
+        async def check(store: ObjectStore) -> None:
+            for size in (3, LARGE):
+                writer = store.writer("b", "k", size=None)
+                await writer.write(bytes(size))
+                await writer.abort()
+                await writer.abort()
+                await refused(StoreClosedError, writer.write(b"x"))
+            assert store.get("b", "k") is None
+            assert store.is_empty("b")
+
+        self._run(check)
+
+    def test_the_writer_takes_buffers_and_leaves_them_to_the_caller(self) -> None:
+        async def check(store: ObjectStore) -> None:
+            writer = store.writer("b", "k", size=None)
+            buffer = bytearray(b"abc")
+            await writer.write(memoryview(buffer))
+            buffer[:] = b"xyz"
+            await writer.write(buffer)
+            buffer[:] = b"..."
+            record = await writer.commit(Meta("e"))
+            assert store.read(record, 0, 6) == b"abcxyz"
+
+        self._run(check)
+
+    def test_unusual_keys_are_told_apart(self) -> None:
+        async def check(store: ObjectStore) -> None:
+            keys = [
+                "a",
+                "a/",
+                "a//",
+                "/a",
+                "../a",
+                ".",
+                "..",
+                "a b+c%20",
+                "ä",
+                "日本/語",
+                "\x01\n",
+                "x" * 1024,
+            ]
+            keys += ["x" * 1023, "x" * 439, "x" * 440, "x" * 441, "é" * 512, "~", "a\x7f"]
+            for key in keys:
+                await put(store, key, key.encode())
+            assert [key for key, _ in store.list("b").entries] == sorted(keys, key=str.encode)
+            for key in keys:
+                record = store.get("b", key)
+                assert record is not None
+                assert store.read(record, 0, 2000) == key.encode()
+            await store.delete_many("b", keys[::2])
+            assert {key for key, _ in store.list("b").entries} == set(keys[1::2])
+
+        self._run(check)
+
+    # conditions -----------------------------------------------------------------------------------------
+
+    def test_conditions_are_judged(self) -> None:
+        async def check(store: ObjectStore) -> None:
+            fresh = Conditions(if_none_match=("*",))
+            await refused(
+                ConditionMissingError, put(store, "k", b"x", conditions=Conditions(if_match=("e",)))
+            )
+            for data in (b"small", bytes(LARGE)):
+                await put(store, "k", data, conditions=fresh)
+                same = Conditions(if_match=(etag_of(data),))
+                await refused(ConditionFailedError, put(store, "k", data + b"2", conditions=fresh))
+                await put(store, "k", data + b"3", conditions=same)
+                await refused(ConditionFailedError, put(store, "k", data + b"4", conditions=same))
+                await refused(ConditionFailedError, store.delete("b", "k", conditions=same))
+                found = store.get("b", "k")
+                assert found is not None
+                assert store.read(found, 0, LARGE * 2) == data + b"3"
+                assert await store.delete("b", "k", conditions=Conditions(if_match=("*",)))
+
+        self._run(check)
+
+    def test_of_many_conditional_creations_one_wins(self) -> None:
+        async def check(store: ObjectStore) -> None:
+            fresh = Conditions(if_none_match=("*",))
+            doing = [put(store, "k", b"%d" % number, conditions=fresh) for number in range(20)]
+            results = await asyncio.gather(*doing, return_exceptions=True)
+            winners = [result for result in results if not isinstance(result, ConditionFailedError)]
+            assert winners == [store.get("b", "k")]
+
+        self._run(check)
+
+    def test_compare_and_swap_counts_right(self) -> None:
+        async def check(store: ObjectStore) -> None:
+            await put(store, "n", b"0")
+
+            async def increment() -> None:
+                while True:
+                    found = store.get("b", "n")
+                    assert found is not None
+                    number = int(store.read(found, 0, 10)) + 1
+                    try:
+                        text = b"%d" % number
+                        await put(store, "n", text, conditions=Conditions(if_match=(found.etag,)))
+                    except ConditionFailedError:
+                        continue
+                    return
+
+            await asyncio.gather(*[increment() for _ in range(12)])
+            found = store.get("b", "n")
+            assert found is not None
+            assert store.read(found, 0, 10) == b"12"
+
+        self._run(check)
+
+    # listings -------------------------------------------------------------------------------------------
+
+    def test_listings_roll_up_and_page(self) -> None:
+        async def check(store: ObjectStore) -> None:
+            keys = ["a", "a/1", "a/2", "a0", "b/x/1", "b/x/2", "b/y", "c", "d/", "d/e"]
+            for key in keys:
+                await put(store, key)
+            await put(store, "elsewhere", bucket="b2")
+            page = store.list("b", delimiter="/")
+            assert [key for key, _ in page.entries] == ["a", "a0", "c"]
+            assert page.prefixes == ("a/", "b/", "d/")
+            assert [key for key, _ in store.list("b", prefix="a").entries] == ["a", "a/1", "a/2", "a0"]
+            assert store.list("b", prefix="b/", delimiter="/").prefixes == ("b/x/",)
+            assert [key for key, _ in store.list("b", prefix="d/", delimiter="/").entries] == ["d/", "d/e"]
+            assert store.list("b", limit=0) == store.list("b", prefix="nothing")
+            for limit in (1, 2, 3):
+                names, after = [], ""
+                while True:
+                    page = store.list("b", delimiter="/", after=after, limit=limit)
+                    assert len(page.entries) + len(page.prefixes) <= limit
+                    names += sorted([*(key for key, _ in page.entries), *page.prefixes], key=str.encode)
+                    if not page.truncated:
+                        break
+                    after = page.next_after
+                assert names == ["a", "a/", "a0", "b/", "c", "d/"]
+
+        self._run(check)
+
+    # copies ---------------------------------------------------------------------------------------------
+
+    def test_a_copy_lives_on_without_its_source(self) -> None:
+        async def check(store: ObjectStore) -> None:
+            for data in (b"", b"small", os.urandom(LARGE)):
+                source = await put(store, "source", data)
+                copy = await store.link("b", "copy", source, Meta("other", {"content-type": "x"}))
+                await store.delete("b", "source")
+                await put(store, "source", b"other")
+                assert store.get("b", "copy") == copy
+                assert (copy.etag, copy.headers) == ("other", {"content-type": "x"})
+                assert store.read(copy, 0, LARGE) == data
+                again = await store.link("b", "copy", copy, Meta("third"))  # onto itself
+                assert store.read(again, 0, LARGE) == data
+                await refused(
+                    ConditionFailedError,
+                    store.link("b", "copy", again, Meta("x"), Conditions(if_none_match=("*",))),
+                )
+
+        self._run(check)
+
+    # uploads --------------------------------------------------------------------------------------------
+
+    def test_an_upload_becomes_an_object(self) -> None:
+        async def check(store: ObjectStore) -> None:
+            upload = await store.create_upload("b", "k", headers={"content-type": "x"}, owner="me")
+            assert store.get_upload("b", "k", upload.upload_id) == upload
+            assert store.get_upload("b", "other", upload.upload_id) is None
+            assert not store.is_empty("b")
+            pieces = {1: os.urandom(LARGE), 2: b"replaced", 3: os.urandom(70_000), 7: b"tail", 9: b"unused"}
+            for number, data in pieces.items():
+                await put_part(store, upload, number, data)
+            pieces[2] = os.urandom(100)
+            await put_part(store, upload, 2, pieces[2])
+            assert store.get("b", "k") is None
+            assert [part.number for part in store.list_parts(upload).parts] == [1, 2, 3, 7, 9]
+            page = store.list_parts(upload, after=2, limit=2)
+            assert ([part.number for part in page.parts], page.truncated, page.next_after) == (
+                [3, 7],
+                True,
+                7,
+            )
+            chosen = [1, 2, 3, 7]
+            record = await store.complete_upload(upload, chosen, Meta("e-4", {"content-type": "x"}))
+            whole = b"".join(pieces[number] for number in chosen)
+            assert record == store.get("b", "k")
+            assert [part.size for part in record.parts] == [len(pieces[number]) for number in chosen]
+            assert store.read(record, 0, record.size) == whole
+            assert spans(store, record, LARGE - 5, 200) == whole[LARGE - 5 : LARGE + 195]
+            assert store.get_upload("b", "k", upload.upload_id) is None
+            await refused(NoSuchUploadError, put_part(store, upload, 1, b"late"))
+            await refused(NoSuchUploadError, store.complete_upload(upload, [1], Meta("e")))
+
+        self._run(check)
+
+    def test_a_refused_completion_leaves_the_upload(self) -> None:
+        async def check(store: ObjectStore) -> None:
+            upload = await store.create_upload("b", "k")
+            part = await put_part(store, upload, 1, b"one")
+            error = await refused(InvalidPartError, store.complete_upload(upload, [1, 2], Meta("e")))
+            assert error.number == 2
+            await refused(InvalidPartError, store.complete_upload(upload, [1], Meta("e"), etags=["another"]))
+            await put(store, "k", b"there")
+            fresh = Conditions(if_none_match=("*",))
+            await refused(ConditionFailedError, store.complete_upload(upload, [1], Meta("e"), fresh))
+            record = await store.complete_upload(upload, [1], Meta("e"), etags=[part.etag])
+            assert store.read(record, 0, 10) == b"one"
+
+        self._run(check)
+
+    def test_an_aborted_upload_is_gone(self) -> None:
+        async def check(store: ObjectStore) -> None:
+            upload = await store.create_upload("b", "k")
+            await put_part(store, upload, 1, bytes(LARGE))
+            await store.abort_upload(upload)
+            await refused(NoSuchUploadError, store.abort_upload(upload))
+            assert store.list_uploads("b").uploads == ()
+            assert store.is_empty("b")
+
+        self._run(check)
+
+    def test_uploads_are_listed_in_order(self) -> None:
+        async def check(store: ObjectStore) -> None:
+            keys = ["a", "a", "b/1", "b/2", "b/2", "c", "x" * 1000]
+            made = [await store.create_upload("b", key) for key in reversed(keys)]
+            made.sort(key=lambda upload: (upload.key.encode(), upload.upload_id))
+            assert list(store.list_uploads("b").uploads) == made
+            rolled = store.list_uploads("b", delimiter="/")
+            assert ([u.key for u in rolled.uploads], rolled.prefixes) == (["a", "a", "c", keys[-1]], ("b/",))
+            assert [u.key for u in store.list_uploads("b", key_marker="a").uploads] == keys[2:]
+            assert [u.key for u in store.list_uploads("b", prefix="b/").uploads] == keys[2:5]
+            found: list[Upload] = []
+            key = upload_id = ""
+            while True:
+                page = store.list_uploads("b", key_marker=key, id_marker=upload_id, limit=2)
+                found += page.uploads
+                if not page.truncated:
+                    break
+                key, upload_id = page.next_key, page.next_id
+            assert found == made
+
+        self._run(check)
