@@ -52,6 +52,10 @@ class Plan:
         """What a transform process compiles."""
         return canonical_json({"spec": spec_document(self.spec), "fields": sorted(self.outputs)}).decode()
 
+    def describe(self) -> dict[str, Any]:
+        """What `GET /-/plans/{hash}` answers."""
+        return {"plan": self.hash, "snapshot": self.snapshot, "spec": spec_document(self.spec)}
+
     def to_bytes(self) -> bytes:
         outputs = {
             name: {"dtype": output.dtype, "shape": output.shape, "ndim": output.ndim}

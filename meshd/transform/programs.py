@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from meshd.transform import builtin, registry
 from meshd.transform.chains import compile_chain
 from meshwire.documents import PlanError, suggestion
-from meshwire.plans import parse_spec, spec_document
+from meshwire.plans import parse_spec
 from meshwire.randomness import KeyedRandom
 
 if TYPE_CHECKING:

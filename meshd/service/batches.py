@@ -1,0 +1,267 @@
+"""Plans and batches: register a plan, hand out its frames, its samples as bytes, its ledger.
+
+Law: the caller must own the snapshot's bucket (or be root), at registration and at every read. A plan whose op
+versions this node lacks is refused, never approximated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshd.assembly.addressing import RowsAddress
+from meshd.assembly.errors import BatchError
+from meshd.assembly.ledger import read_ledger
+from meshd.assembly.plans import Output, Plan
+from meshd.assembly.sources import PinnedObjects, bytes_columns
+from meshd.service.blobs import Blob, as_samples, as_tar
+from meshd.service.datasets import admit_bucket, invalid
+from meshd.transform.errors import UnknownBuildError, UnknownOpError
+from meshd.transform.programs import compile_program, with_versions
+from meshwire.documents import MAX_INTEGER, PlanError, checked_integer, checked_object, read_json, required
+from meshwire.fields import sample_key
+from meshwire.frames import FRAME_VERSION, Status
+from meshwire.loaderstate import checked_hash
+from meshwire.permutations import order
+from meshwire.plans import parse_spec, plan_hash, rank_slice, steps
+from meshwire.snapshots import LabelColumn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+
+    from meshd.assembly.addressing import Address, Frame, FrameAddress, FrameSource
+    from meshd.assembly.catalog import Catalog
+    from meshd.service.access import Access, Identity
+    from meshd.service.blobs import Outgoing
+    from meshd.service.datasets import DatasetService
+    from meshd.store.interface import ObjectStore
+    from meshd.transform.fieldtypes import FieldType
+    from meshwire.plans import PlanSpec, Slice
+    from meshwire.snapshots import Snapshot
+
+MAX_ROWS_ASKED = 65536
+_CHECKED_OBJECTS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A plan request, parsed. `batch` None: the caller did not say."""
+
+    snapshot: str
+    spec: PlanSpec
+    batch: int | None
+
+
+class BatchService:
+    """One a worker."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        catalog: Catalog,
+        datasets: DatasetService,
+        access: Access,
+        frames: FrameSource,
+    ) -> None:
+        self._store, self._catalog, self._datasets = store, catalog, datasets
+        self._access, self._frames = access, frames
+        self._compiled: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"<BatchService, {len(self._compiled)} plans checked>"
+
+    async def create(self, identity: Identity, body: bytes) -> dict[str, Any]:
+        """Register a plan; what `POST /-/plans` answers. Idempotent.
+
+        Raises BatchError InvalidPlan, UnknownOp, UnknownOpBuild, NoSuchSnapshot, AccessDenied, SnapshotChanged.
+        """
+        asked = _parse_registration(body)
+        snapshot = await self._datasets.snapshot(identity, asked.snapshot)
+        plan = _compile(snapshot, asked.spec)
+        await self._check_objects(snapshot)
+        await self._catalog.add_plan(plan)
+        self._compiled.add(plan.hash)
+        return _describe(plan, snapshot, asked.batch)
+
+    async def _check_objects(self, snapshot: Snapshot) -> None:
+        """Missing or replaced objects are found now rather than in the middle of an epoch.
+
+        All of them, or of a large snapshot an even sample: each frame checks its own again.
+        """
+        pinned = PinnedObjects(self._store, snapshot)
+        count = len(snapshot.objects)
+        stride = max(1, count // _CHECKED_OBJECTS)
+        for checked, number in enumerate(range(0, count, stride)):
+            pinned.record(number)
+            if checked % 1000 == 999:
+                await asyncio.sleep(0)
+
+    async def plan(self, identity: Identity, digest: str) -> Plan:
+        """A plan its caller may use, and this node can run. Raises BatchError."""
+        plan = await self._catalog.plan(digest)
+        admit_bucket(self._access, identity, plan.bucket)
+        if digest not in self._compiled:
+            with_labels = await self._catalog.snapshot(plan.snapshot)
+            _compile(with_labels, plan.spec)
+            self._compiled.add(digest)
+        return plan
+
+    async def frame(self, identity: Identity, address: Address) -> Frame:
+        """A frame of tensors; the handle is the caller's to close. Raises BatchError."""
+        await self.plan(identity, address.plan)
+        return await self._frames.frame(address)
+
+    async def rows(self, identity: Identity, digest: str, epoch: int, body: bytes) -> Frame:
+        """The frame of chosen samples, in the order asked for. Raises BatchError."""
+        try:
+            document = checked_object(read_json(body), "", ("samples",))
+            samples = required(document, "samples", "")
+            if not isinstance(samples, list) or not 1 <= len(samples) <= MAX_ROWS_ASKED:
+                raise PlanError("samples", f"expected a list of 1…{MAX_ROWS_ASKED} sample indices")
+            chosen = tuple(
+                checked_integer(item, f"samples[{i}]", 0, MAX_INTEGER) for i, item in enumerate(samples)
+            )
+        except PlanError as error:
+            raise invalid(error) from error
+        return await self.frame(identity, RowsAddress(digest, epoch, chosen))
+
+    async def bad(self, identity: Identity, digest: str) -> list[dict[str, Any]]:
+        """The plan's ledger of bad samples. Raises BatchError NoSuchPlan, AccessDenied."""
+        plan = await self._catalog.plan(digest)
+        admit_bucket(self._access, identity, plan.bucket)
+        return read_ledger(self._catalog, digest)
+
+    async def samples(self, identity: Identity, address: FrameAddress) -> Outgoing:
+        """The rows' source bytes as a frame of samples, row by row, each field in order of name.
+
+        Class labels are decimal text. Raises BatchError.
+        """
+        snapshot, piece, blobs = await self._blobs(identity, address)
+        metadata = {
+            "version": FRAME_VERSION,
+            "fields": ",".join(sorted(snapshot.fields)),
+            **{name: str(getattr(address, name)) for name in address.__struct_fields__},
+        }
+        return as_samples(self._store, list(blobs), metadata, len(piece))
+
+    async def tar(self, identity: Identity, address: FrameAddress) -> Outgoing:
+        """The rows' source bytes as a tar in WebDataset's naming. Pad rows are left out: a tar has no flags."""
+        _, piece, blobs = await self._blobs(identity, address)
+        kept = [blob for blob in blobs if blob.status != Status.PAD]
+        return as_tar(self._store, kept, int(np.count_nonzero(~piece.pad)))
+
+    async def _blobs(
+        self, identity: Identity, address: FrameAddress
+    ) -> tuple[Snapshot, Slice, Iterator[Blob]]:
+        plan = await self._catalog.plan(address.plan)
+        admit_bucket(self._access, identity, plan.bucket)
+        snapshot = await self._catalog.snapshot(plan.snapshot)
+        piece = slice_of(plan, address)
+        spec = plan.spec
+        epoch_order = order(spec.shuffle, snapshot.shard_starts, spec.seed, address.epoch)
+        samples = epoch_order.many(piece.positions)
+        pinned = PinnedObjects(self._store, snapshot)
+        return snapshot, piece, iter(_sample_blobs(snapshot, pinned, samples, piece.pad))
+
+
+def slice_of(plan: Plan, address: FrameAddress) -> Slice:
+    """The rows of an address. Raises BatchError InvalidPlan."""
+    try:
+        return rank_slice(
+            plan.samples,
+            address.batch,
+            address.origin,
+            address.step,
+            address.rank,
+            address.world,
+            plan.spec.tail,
+        )
+    except PlanError as error:
+        raise invalid(error) from error
+
+
+def _sample_blobs(
+    snapshot: Snapshot, pinned: PinnedObjects, samples: npt.NDArray[np.int64], pad: npt.NDArray[np.bool_]
+) -> list[Blob]:
+    blobs = []
+    for sample, padding in zip(samples.tolist(), pad.tolist(), strict=True):
+        status = int(Status.PAD if padding else Status.OK)
+        for name in sorted(snapshot.fields):
+            blobs.append(_field_blob(snapshot, pinned, sample, name, status))
+    return blobs
+
+
+def _field_blob(snapshot: Snapshot, pinned: PinnedObjects, sample: int, name: str, status: int) -> Blob:
+    column = snapshot.fields[name]
+    stem = snapshot.sample_name(sample)
+    if isinstance(column, LabelColumn):
+        text = str(int(column.values[sample])).encode()
+        labels = sum(isinstance(other, LabelColumn) for other in snapshot.fields.values())
+        return Blob(f"{stem}.{'cls' if labels == 1 else name}", len(text), data=text, status=status)
+    number = int(column.object[sample])
+    if snapshot.kind == "objects":
+        ext = sample_key(snapshot.objects.keys[number])[1]
+    else:
+        ext = snapshot.specs[name].ext[0]
+    length, offset = int(column.length[sample]), int(column.offset[sample])
+    return Blob(f"{stem}.{ext}", length, pinned.record(number), offset, status=status)
+
+
+def _parse_registration(body: bytes) -> Registration:
+    try:
+        document = checked_object(read_json(body), "", ("snapshot", "spec", "batch"))
+        spec = required(document, "spec", "")
+        if not isinstance(spec, dict):
+            raise PlanError("spec", "expected an object")
+        batch = document.get("batch")
+        return Registration(
+            checked_hash(required(document, "snapshot", ""), "snapshot"),
+            parse_spec(spec),
+            None if batch is None else checked_integer(batch, "batch", 1, 1 << 24),
+        )
+    except PlanError as error:
+        raise invalid(error) from error
+
+
+def _compile(snapshot: Snapshot, spec: PlanSpec) -> Plan:
+    """The plan with versions and outputs filled in. Raises BatchError."""
+    labels = [name for name, column in snapshot.fields.items() if isinstance(column, LabelColumn)]
+    try:
+        spec = with_versions(spec)
+        program = compile_program(spec, list(bytes_columns(snapshot)), labels)
+        digest = plan_hash(snapshot.hash, spec)
+    except UnknownOpError as error:
+        raise BatchError("UnknownOp", str(error), detail={"path": error.path}) from error
+    except UnknownBuildError as error:
+        raise BatchError("UnknownOpBuild", str(error), detail={"path": error.path}) from error
+    except PlanError as error:
+        raise invalid(error) from error
+    outputs = {name: _output(found) for name, found in program.outputs.items()}
+    return Plan(digest, snapshot.hash, snapshot.objects.bucket, snapshot.samples, spec, outputs)
+
+
+def _output(field: FieldType) -> Output:
+    return Output(field.dtype, field.fixed, len(field.shape))
+
+
+def _describe(plan: Plan, snapshot: Snapshot, batch: int | None) -> dict[str, Any]:
+    label: dict[str, Any] = {"dtype": "int64", "shape": []}
+    document = {
+        "plan": plan.hash,
+        "snapshot": plan.snapshot,
+        "positions": snapshot.samples,
+        "samples": snapshot.samples,
+        "fields": {
+            name: plan.outputs[name].describe() if name in plan.outputs else label
+            for name in sorted(snapshot.fields)
+        },
+        "ops": [{"op": op.op, "version": op.version} for op in plan.spec.ops],
+    }
+    if batch is not None:
+        document["steps"] = steps(snapshot.samples, batch, 0, plan.spec.tail)
+    return document

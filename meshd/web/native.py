@@ -1,0 +1,291 @@
+"""The native protocol: snapshots, plans, frames, gather. JSON in, JSON or one body with a Content-Length out.
+
+Law: parse, call the service, send. Every refusal is `{"error": {code, message, request_id, detail, help}}`; a
+query parameter that is not known is refused, for a typing error must not change which rows come.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+from meshd.assembly.addressing import FrameAddress
+from meshd.assembly.errors import BatchError
+from meshd.service.blobs import UnreadableError
+from meshd.store.errors import CorruptExtentError, DiskFullError, StoreError
+from meshd.store.records import Span
+from meshd.telemetry import metrics
+from meshd.web.replies import (
+    Reply,
+    SentReply,
+    connection_word,
+    head_bytes,
+    new_request_id,
+    write_head,
+)
+from meshd.web.sending import send_spans
+from meshd.web.server import NativeRoute
+from meshwire import frames, snapshots
+from meshwire.documents import PlanError, checked_choice, suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from aiohttp import web
+
+    from meshd.assembly.addressing import Frame
+    from meshd.assembly.errors import Code
+    from meshd.kit.clock import Clock
+    from meshd.service.access import Identity
+    from meshd.service.batches import BatchService
+    from meshd.service.blobs import Outgoing
+    from meshd.service.datasets import DatasetService
+    from meshd.service.gathers import GatherService
+    from meshd.web.replies import (
+        Header,
+    )
+
+_log = logging.getLogger(__name__)
+_STATUS: Mapping[Code, int] = {
+    "BadRequest": 400,
+    "InvalidPlan": 400,
+    "UnknownOp": 400,
+    "AccessDenied": 403,
+    "NoSuchBucket": 404,
+    "NoSuchSnapshot": 404,
+    "NoSuchPlan": 404,
+    "NoSuchKey": 404,
+    "MethodNotAllowed": 405,
+    "SnapshotChanged": 409,
+    "UnknownOpBuild": 410,
+    "TooLarge": 413,
+    "NotOwner": 421,
+    "BadSample": 422,
+    "Busy": 503,
+    "OpFailed": 500,
+    "InternalError": 500,
+}
+_HASH = re.compile(r"[0-9a-f]{64}")
+_NUMBERS = {"rank": 0, "world": 1, "batch": 256, "origin": 0}
+_QUERY = (*_NUMBERS, "format", "share")
+_FORMATS = ("tensors", "samples", "tar")
+_NUMBER = re.compile(r"[0-9]{1,18}")
+
+Handler = Callable[["web.BaseRequest", "Identity"], Awaitable["web.StreamResponse"]]
+
+
+def build_native(
+    datasets: DatasetService, batches: BatchService, gathers: GatherService, clock: Clock
+) -> list[NativeRoute]:
+    """The routes of the native protocol, all of them signed."""
+    native = NativeEndpoint(datasets, batches, gathers, clock)
+    return [
+        NativeRoute("POST", "/-/snapshots", native.guarded(native.create_snapshot)),
+        NativeRoute("GET", "/-/snapshots/", native.guarded(native.get_snapshot)),
+        NativeRoute("POST", "/-/plans", native.guarded(native.create_plan)),
+        NativeRoute("GET", "/-/plans/", native.guarded(native.get_plan)),
+        NativeRoute("POST", "/-/plans/", native.guarded(native.post_rows)),
+        NativeRoute("POST", "/-/gather", native.guarded(native.gather)),
+    ]
+
+
+class NativeEndpoint:
+    """One a worker; holds no state of its own."""
+
+    def __init__(
+        self, datasets: DatasetService, batches: BatchService, gathers: GatherService, clock: Clock
+    ) -> None:
+        self._datasets, self._batches, self._gathers, self._clock = datasets, batches, gathers, clock
+
+    def __repr__(self) -> str:
+        return "<NativeEndpoint>"
+
+    def guarded(self, handler: Handler) -> Handler:
+        """`handler` with its errors turned into the protocol's documents."""
+
+        async def guard(request: web.BaseRequest, identity: Identity) -> web.StreamResponse:
+            try:
+                if request.method == "HEAD":
+                    raise BatchError("MethodNotAllowed", "there is no HEAD here; use GET")
+                return await handler(request, identity)
+            except BatchError as error:
+                return self._refusal(error)
+            except PlanError as error:
+                return self._refusal(BatchError("BadRequest", str(error), detail={"path": error.path}))
+            except frames.FrameError as error:
+                return self._refusal(BatchError("BadRequest", str(error)))
+            except StoreError as error:
+                return self._refusal(_store_error(error))
+
+        return guard
+
+    async def create_snapshot(self, request: web.BaseRequest, identity: Identity) -> web.StreamResponse:
+        return self._json(await self._datasets.create(identity, await request.read()))
+
+    async def get_snapshot(self, request: web.BaseRequest, identity: Identity) -> web.StreamResponse:
+        (digest,) = _path(request, "/-/snapshots/", 1)
+        document = await self._datasets.document(identity, digest)
+        return self._reply(200, snapshots.CONTENT_TYPE, document)
+
+    async def create_plan(self, request: web.BaseRequest, identity: Identity) -> web.StreamResponse:
+        return self._json(await self._batches.create(identity, await request.read()))
+
+    async def get_plan(self, request: web.BaseRequest, identity: Identity) -> web.StreamResponse:
+        parts = _path(request, "/-/plans/", 1, 2, 3)
+        if len(parts) == 1:
+            return self._json((await self._batches.plan(identity, parts[0])).describe())
+        if len(parts) == 2:
+            if parts[1] != "bad":
+                raise BatchError("NoSuchKey", f"there is nothing at {request.path[:200]}")
+            return self._json(await self._batches.bad(identity, parts[0]))
+        return await self._get_frame(request, identity, parts)
+
+    async def _get_frame(
+        self, request: web.BaseRequest, identity: Identity, parts: tuple[str, ...]
+    ) -> web.StreamResponse:
+        query = _query(request, _QUERY)
+        form = checked_choice(query.get("format", "tensors"), "format", _FORMATS)
+        numbers = {name: _number(query.get(name, str(default)), name) for name, default in _NUMBERS.items()}
+        address = FrameAddress(parts[0], _number(parts[1], "epoch"), _number(parts[2], "step"), **numbers)
+        if form == "samples":
+            return await self._stream(request, await self._batches.samples(identity, address))
+        if form == "tar":
+            return await self._stream(request, await self._batches.tar(identity, address))
+        return await self._send_frame(request, await self._batches.frame(identity, address))
+
+    async def post_rows(self, request: web.BaseRequest, identity: Identity) -> web.StreamResponse:
+        digest, what = _path(request, "/-/plans/", 2)
+        if what != "rows":
+            raise BatchError("NoSuchKey", f"there is nothing at {request.path[:200]}")
+        epoch = _number(_query(request, ("epoch",)).get("epoch", "0"), "epoch")
+        frame = await self._batches.rows(identity, digest, epoch, await request.read())
+        return await self._send_frame(request, frame)
+
+    async def gather(self, request: web.BaseRequest, identity: Identity) -> web.StreamResponse:
+        return await self._stream(request, await self._gathers.gather(identity, await request.read()))
+
+    async def _send_frame(self, request: web.BaseRequest, frame: Frame) -> web.StreamResponse:
+        headers = [
+            *_headers(frames.CONTENT_TYPE, frame.size),
+            ("x-mesh-rows", str(frame.rows)),
+            ("x-mesh-frame", frame.result),
+        ]
+        try:
+            spans = [Span(frame.fd, 0, frame.size)]
+            keep_alive = await send_spans(request, 200, headers, spans, self._now())
+        finally:
+            frame.close()
+        metrics.batch_rows_served.inc(frame.rows)
+        metrics.http_bytes.labels("out").inc(frame.size)
+        return SentReply(200, keep_alive=keep_alive)
+
+    async def _stream(self, request: web.BaseRequest, outgoing: Outgoing) -> web.StreamResponse:
+        headers = [*_headers(outgoing.content_type, outgoing.size), ("x-mesh-rows", str(outgoing.rows))]
+        keep_alive = bool(request.keep_alive)
+        connection = connection_word(request, keep_alive)
+        write_head(request, head_bytes(200, headers, self._now(), connection=connection))
+        try:
+            await _pump(request, outgoing)
+        except BaseException as error:
+            if request.transport is not None:
+                request.transport.abort()
+            if isinstance(error, UnreadableError):
+                _log.warning("%s", error)
+                raise ConnectionAbortedError(str(error)) from error
+            raise
+        metrics.batch_rows_served.inc(outgoing.rows)
+        metrics.http_bytes.labels("out").inc(outgoing.size)
+        return SentReply(200, keep_alive=keep_alive)
+
+    def _now(self) -> int:
+        return self._clock.now_ms() // 1000
+
+    def _json(self, document: Any) -> Reply:
+        return self._reply(200, "application/json", json.dumps(document).encode())
+
+    def _reply(self, status: int, content_type: str, body: bytes, *more: Header) -> Reply:
+        return Reply(status, [*_headers(content_type, len(body)), *more], body, self._now())
+
+    def _refusal(self, error: BatchError) -> Reply:
+        request_id = new_request_id()
+        document = {
+            "code": error.code,
+            "message": error.message,
+            "request_id": request_id,
+            "detail": error.detail,
+            "help": error.help,
+        }
+        if error.code == "InternalError":
+            _log.error("%s (request %s)", error.message, request_id)
+        more: list[Header] = [("x-amz-request-id", request_id)]
+        if error.retry_after is not None:
+            more.append(("Retry-After", str(error.retry_after)))
+        body = json.dumps({"error": document}).encode()
+        return self._reply(_STATUS[error.code], "application/json", body, *more)
+
+
+async def _pump(request: web.BaseRequest, outgoing: Outgoing) -> None:
+    """Every chunk, at the client's pace."""
+    left = outgoing.size
+    async for chunk in outgoing.chunks:
+        transport = request.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client closed the connection")
+        left -= len(chunk)
+        transport.write(chunk)
+        await request.writer.drain()
+    if left:
+        raise UnreadableError(f"{left} bytes fewer than promised")
+
+
+def _headers(content_type: str, size: int) -> list[Header]:
+    return [("Content-Type", content_type), ("Content-Length", str(size))]
+
+
+def _path(request: web.BaseRequest, prefix: str, *counts: int) -> tuple[str, ...]:
+    """What follows `prefix`, cut at `/`; the first part is a hash. Raises BatchError NoSuchKey, BadRequest."""
+    parts = tuple(request.raw_path.partition("?")[0].removeprefix(prefix).split("/"))
+    if len(parts) not in counts:
+        raise BatchError("NoSuchKey", f"there is nothing at {request.raw_path[:200]}")
+    if not _HASH.fullmatch(parts[0]):
+        raise BatchError("BadRequest", f"{parts[0][:80]!r} is no hash of 64 lower-case hex digits")
+    return parts
+
+
+def _query(request: web.BaseRequest, known: tuple[str, ...]) -> dict[str, str]:
+    raw = request.raw_path.partition("?")[2]
+    pairs = [
+        pair
+        for pair in parse_qsl(raw, keep_blank_values=True, max_num_fields=64)
+        if not _of_signature(pair[0])
+    ]
+    query = dict(pairs)
+    if len(query) != len(pairs):
+        raise BatchError("BadRequest", "a query parameter stands twice")
+    for name in query:
+        if name not in known:
+            raise BatchError("BadRequest", f"unknown query parameter {name[:80]!r}{suggestion(name, known)}")
+    return query
+
+
+def _of_signature(name: str) -> bool:
+    return name.lower().startswith("x-amz-")
+
+
+def _number(text: str, name: str) -> int:
+    if not _NUMBER.fullmatch(text):
+        raise BatchError("BadRequest", f"{name} must be a number from 0 on, got {text[:80]!r}")
+    return int(text)
+
+
+def _store_error(error: StoreError) -> BatchError:
+    if isinstance(error, DiskFullError):
+        return BatchError("Busy", "the node's disk is full", help="free some room", retry_after=60)
+    if isinstance(error, CorruptExtentError):
+        _log.error("corrupt extent, not served: %s", error)
+        return BatchError("InternalError", "stored bytes are damaged and are not served; run meshd fsck")
+    return BatchError("InternalError", f"the store refused: {type(error).__name__}")
