@@ -1,0 +1,66 @@
+"""Keys of any length in LMDB behave like a sorted dictionary."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import lmdb
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshd.store import ordered
+from meshd.store.ordered import OrderedTable
+
+_HEADS = [b"", b"b\0", b"b\0" + b"x" * 437, b"b\0" + b"x" * 438, b"b\0" + b"x" * 439, b"b\0" + b"x" * 900]
+KEYS = st.builds(
+    lambda head, tail: head + tail or b"k",
+    st.sampled_from(_HEADS),
+    st.text("ax\x7f", max_size=4).map(str.encode),
+)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["put", "put", "delete"]), KEYS, st.binary(max_size=8)), max_size=60
+)
+
+
+def _same(table: OrderedTable, txn: Any, expected: dict[bytes, bytes], probes: list[bytes]) -> None:
+    assert [(key, bytes(value)) for key, value in table.items(txn)] == sorted(expected.items())
+    assert table.count(txn) == len(expected)
+    for probe in probes:
+        found = table.get(txn, probe)
+        assert (None if found is None else bytes(found)) == expected.get(probe)
+        later = [(key, bytes(value)) for key, value in table.items(txn, start=probe)]
+        assert later == sorted((key, value) for key, value in expected.items() if key >= probe)
+
+
+def _play(steps: list[tuple[str, bytes, bytes]]) -> None:
+    expected: dict[bytes, bytes] = {}
+    with (
+        tempfile.TemporaryDirectory() as place,
+        lmdb.open(place, max_dbs=1, map_size=1 << 24, sync=False) as env,
+    ):
+        table = OrderedTable(env.open_db(b"t"))
+        with env.begin(write=True) as txn:
+            for step, key, value in steps:
+                if step == "put":
+                    table.put(txn, key, value)
+                    expected[key] = value
+                else:
+                    assert table.delete(txn, key) == (expected.pop(key, None) is not None)
+        for buffers in (False, True):
+            with env.begin(buffers=buffers) as txn:
+                _same(table, txn, expected, [key for _, key, _ in steps])
+
+
+@given(STEPS)
+@settings(max_examples=60, deadline=None)
+def test_it_is_a_sorted_dictionary(steps: list[tuple[str, bytes, bytes]]) -> None:
+    _play(steps)
+
+
+def test_full_gaps_are_relabelled() -> None:
+    """Keys that always fall between the last two use up a gap in 32 halvings."""
+    head = b"k" * ordered.LONG
+    inward = [head + bytes((1,) * n + (0,)) for n in range(1, 90)]
+    outward = [head + b"\xf0" + bytes((255 - n,)) for n in range(90)]
+    _play([("put", key, b"v") for key in [head + b"\xff", *inward, *outward]])

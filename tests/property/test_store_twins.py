@@ -1,0 +1,215 @@
+"""The store on disks against the one in memory: the same answers, through reopening and rebuilding."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
+
+from meshd.config import StoreSettings
+from meshd.kit.clock import ManualClock
+from meshd.store.checking import check
+from meshd.store.errors import StoreError
+from meshd.store.memory import MemoryStore
+from meshd.store.rebuilding import rebuild
+from meshd.store.records import Meta
+from meshd.store.store import Store
+from meshwire.conditions import Conditions
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from meshd.store.interface import ObjectStore
+    from meshd.store.records import Record, Upload
+
+_KEYS = ["a", "a/", "a/b", "a/b/c", "a0", "b", "é/ü", "x" * 439, "x" * 440, "x" * 441 + "/", "x" * 900 + "/y"]
+KEYS = st.sampled_from(_KEYS)
+DATA = st.builds(
+    lambda seed, size: bytes([seed]) * size, st.integers(0, 255), st.sampled_from([0, 1, 512, 4000, 9000])
+)
+CONDITIONS = st.sampled_from(
+    [
+        None,
+        None,
+        None,
+        Conditions(if_none_match=("*",)),
+        Conditions(if_match=("*",)),
+        Conditions(if_match=("0-",)),
+    ]
+)
+
+
+def _facts(record: Record | None) -> Any:
+    if record is None:
+        return None
+    return record.size, record.etag, record.headers, [(part.size, part.etag) for part in record.parts]
+
+
+class Twins(RuleBasedStateMachine):
+    uploads = Bundle("uploads")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = Path(tempfile.mkdtemp(prefix="twins-"))
+        self.settings = StoreSettings.at(
+            self.place,
+            disks=(self.place / "one", self.place / "two"),
+            durability="relaxed",
+            small_object_bytes=2000,
+            segment_bytes=20_000,
+            index_map_bytes=1 << 28,
+        )
+        self.clock = ManualClock()
+        self.loop = asyncio.new_event_loop()
+        self.memory = MemoryStore(self.clock)
+        self.disk = self.open()
+
+    def open(self) -> Store:
+        return Store.open(self.settings, writer="w0", clock=self.clock)
+
+    def teardown(self) -> None:
+        self.disk.close()
+        self.memory.close()
+        self.loop.close()
+        report = check(self.settings)
+        shutil.rmtree(self.place)
+        assert report.clean, report.problems
+
+    def both(self, doing: Callable[[ObjectStore, int], Awaitable[Any]]) -> tuple[Any, Any]:
+        """Runs a step on both; they return or fail alike. `doing` gets the store and which it is (0, 1)."""
+        results: list[Any] = []
+        stores: tuple[ObjectStore, ...] = (self.disk, self.memory)
+        for number, store in enumerate(stores):
+            try:
+                results.append(self.loop.run_until_complete(_awaited(doing(store, number))))
+            except StoreError as error:
+                results.append(error)
+        left, right = results
+        if isinstance(left, StoreError) or isinstance(right, StoreError):
+            assert type(left) is type(right), results
+        return left, right
+
+    @rule(key=KEYS, data=DATA, conditions=CONDITIONS)
+    def put(self, key: str, data: bytes, conditions: Conditions | None) -> None:
+        async def doing(store: ObjectStore, _: int) -> Record:
+            writer = store.writer("b", key, size=None)
+            await writer.write(data)
+            return await writer.commit(Meta(f"{len(data)}-", {"k": key[:4]}), conditions=conditions)
+
+        left, right = self.both(doing)
+        if not isinstance(left, StoreError):
+            assert _facts(left) == _facts(right)
+
+    @rule(key=KEYS, conditions=CONDITIONS)
+    def delete(self, key: str, conditions: Conditions | None) -> None:
+        left, right = self.both(lambda store, _: store.delete("b", key, conditions=conditions))
+        assert isinstance(left, StoreError) or left == right
+
+    @rule(keys=st.lists(KEYS, max_size=3))
+    def delete_many(self, keys: list[str]) -> None:
+        self.both(lambda store, _: store.delete_many("b", keys))
+
+    @rule(source=KEYS, key=KEYS, conditions=CONDITIONS)
+    def link(self, source: str, key: str, conditions: Conditions | None) -> None:
+        async def doing(store: ObjectStore, _: int) -> Record | None:
+            found = store.get("b", source)
+            return found and await store.link("b", key, found, Meta("linked"), conditions)
+
+        self.both(doing)
+
+    @rule(target=uploads, key=KEYS)
+    def create_upload(self, key: str) -> tuple[Any, Any]:
+        return self.both(lambda store, _: store.create_upload("b", key, owner="me"))
+
+    @rule(upload=uploads, number=st.integers(1, 4), data=DATA)
+    def put_part(self, upload: tuple[Upload, Upload], number: int, data: bytes) -> None:
+        async def doing(store: ObjectStore, which: int) -> Record:
+            writer = store.part_writer(upload[which], number, len(data))
+            await writer.write(data)
+            return await writer.commit(Meta(f"part-{len(data)}"))
+
+        self.both(doing)
+
+    @rule(
+        upload=uploads,
+        numbers=st.lists(st.integers(1, 4), min_size=1, max_size=3, unique=True),
+        conditions=CONDITIONS,
+    )
+    def complete(
+        self, upload: tuple[Upload, Upload], numbers: list[int], conditions: Conditions | None
+    ) -> None:
+        self.both(
+            lambda store, i: store.complete_upload(upload[i], sorted(numbers), Meta("done"), conditions)
+        )
+
+    @rule(upload=uploads)
+    def abort(self, upload: tuple[Upload, Upload]) -> None:
+        self.both(lambda store, which: store.abort_upload(upload[which]))
+
+    @rule(
+        prefix=st.sampled_from(["", "a", "a/", "x" * 440, "é"]),
+        delimiter=st.sampled_from(["", "/", "b/"]),
+        after=st.sampled_from(["", *_KEYS]),
+        limit=st.sampled_from([0, 1, 2, 1000]),
+    )
+    def list(self, prefix: str, delimiter: str, after: str, limit: int) -> None:
+        pages = [
+            store.list("b", prefix=prefix, delimiter=delimiter, after=after, limit=limit)
+            for store in (self.disk, self.memory)
+        ]
+        left, right = ([(key, _facts(record)) for key, record in page.entries] for page in pages)
+        assert left == right
+        assert pages[0].prefixes == pages[1].prefixes
+        assert (pages[0].truncated, pages[0].next_after) == (pages[1].truncated, pages[1].next_after)
+        uploads = [
+            store.list_uploads("b", prefix=prefix, delimiter=delimiter, key_marker=after, limit=limit)
+            for store in (self.disk, self.memory)
+        ]
+        assert [u.key for u in uploads[0].uploads] == [u.key for u in uploads[1].uploads]
+        assert uploads[0].prefixes == uploads[1].prefixes
+        assert uploads[0].truncated == uploads[1].truncated
+
+    @rule()
+    def reopen(self) -> None:
+        self.disk.close()
+        Store.recover(self.settings)
+        self.disk = self.open()
+
+    @rule(target=uploads)
+    def rebuild(self) -> Any:
+        self.disk.close()
+        report = rebuild(self.settings)
+        assert report.problems == []
+        Store.recover(self.settings)
+        self.disk = self.open()
+        return multiple()
+
+    @rule(seconds=st.sampled_from([1, 60, -30]))
+    def time_passes_or_steps_back(self, seconds: int) -> None:
+        self.clock.advance(seconds)
+
+    @invariant()
+    def same_objects(self) -> None:
+        for key in _KEYS:
+            left, right = self.disk.get("b", key), self.memory.get("b", key)
+            assert _facts(left) == _facts(right)
+            if left is not None and right is not None:
+                assert self.disk.read(left, 0, 99_999) == self.memory.read(right, 0, 99_999)
+                assert self.disk.read(left, 700, 5000) == self.memory.read(right, 700, 5000)
+        assert self.disk.is_empty("b") == self.memory.is_empty("b")
+
+
+async def _awaited(doing: Awaitable[Any]) -> Any:
+    return await doing
+
+
+TestTwins = Twins.TestCase
+TestTwins.settings = settings(
+    max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
