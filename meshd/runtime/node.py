@@ -9,24 +9,31 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from meshd.assembly.catalog import Catalog
 from meshd.control.buckets import BucketTable
 from meshd.control.embedded import EmbeddedControl
 from meshd.control.identities import IdentityTable
 from meshd.kit.clock import SystemClock
 from meshd.service.access import Access
+from meshd.service.batches import BatchService
 from meshd.service.buckets import BucketService
+from meshd.service.datasets import DatasetService
+from meshd.service.gathers import GatherService
 from meshd.service.listings import ListingService
 from meshd.service.objects import ObjectService
 from meshd.service.uploads import UploadService
 from meshd.store.store import Store
+from meshd.web.native import build_native
 from meshd.web.server import WebDeps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from meshd.assembly.addressing import FrameSource
     from meshd.config import NodeSettings
     from meshd.control.interface import ControlStore
     from meshd.kit.clock import Clock
+    from meshd.web.server import NativeRoute
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +72,11 @@ def web_deps(node: Node) -> WebDeps:
         clock=node.clock,
         http=node.settings.http,
     )
+
+
+def native_routes(node: Node, access: Access, frames: FrameSource) -> list[NativeRoute]:
+    """The native protocol; `frames` is the steward's assembler, here or behind its socket."""
+    catalog = Catalog(node.store)
+    datasets = DatasetService(node.store, catalog, access)
+    batches = BatchService(node.store, catalog, datasets, access, frames)
+    return build_native(datasets, batches, GatherService(node.store, datasets, access), node.clock)

@@ -60,8 +60,8 @@ async def _until_told(node: Node, listener: socket.socket, reporter: Reporter) -
 
 
 @asynccontextmanager
-async def steward(node: Node, listener: socket.socket) -> AsyncIterator[None]:
-    """The steward's work, running in this process for the length of the block."""
+async def steward(node: Node, listener: socket.socket) -> AsyncIterator[Assembler]:
+    """The steward's work, running in this process for the length of the block; gives its assembler."""
     tasks, settings = Tasks("steward"), node.settings
     pool = TransformPool([settings.transform_socket(index) for index in range(settings.transform.processes)])
     pool.start()
@@ -70,7 +70,7 @@ async def steward(node: Node, listener: socket.socket) -> AsyncIterator[None]:
         tasks.spawn(serve_assembler(assembler, listener), "assembler")
         for chore in chores(node):
             tasks.spawn(_repeat(chore), chore.name)
-        yield
+        yield assembler
     finally:
         await tasks.aclose()
         await assembler.aclose()

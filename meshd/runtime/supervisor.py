@@ -238,17 +238,20 @@ class Supervisor:
 
 @contextlib.contextmanager
 def _wakeups() -> Iterator[socket.socket]:
-    """A socket on which the numbers of arriving signals can be read; restores handlers at the end."""
+    """A socket that tells the numbers of arriving signals. Afterwards SIGTERM and SIGINT are ignored:
+    the process is about to end anyway, and as it should."""
     mine, theirs = socket.socketpair()
     for end in (mine, theirs):
         end.setblocking(False)
-    before = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+    for number in _SIGNALS:
+        signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
     try:
         yield mine
     finally:
         signal.set_wakeup_fd(-1)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         mine.close()
         theirs.close()

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from contextlib import AsyncExitStack
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import uvloop
 
-from meshd.runtime.node import open_node, web_deps
+from meshd.assembly.remote import RemoteAssembler
+from meshd.runtime.node import native_routes, open_node, web_deps
 from meshd.runtime.steward import steward
 from meshd.telemetry import logs
 from meshd.web.ops import ops_routes
@@ -21,12 +22,14 @@ from meshd.web.server import build_server
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
-    from meshd.config import NodeSettings
+    from meshd.assembly.addressing import FrameSource
+    from meshd.config import HttpSettings, NodeSettings
     from meshd.runtime.children import Reporter
     from meshd.runtime.listening import Doors
     from meshd.runtime.node import Node
+    from meshd.web.server import NativeRoute, WebDeps
 
 
 def run_worker(
@@ -42,17 +45,31 @@ def run_worker(
 
 
 async def _work(node: Node, index: int, doors: Doors, trouble: Callable[[], str], reporter: Reporter) -> None:
-    async with AsyncExitStack() as stack:
-        if node.settings.workers == 1:
-            await stack.enter_async_context(steward(node, doors.steward))
-        await _serve(node, doors.http[index], trouble, reporter)
+    deps = web_deps(node)
+    async with _frame_source(node, doors) as frames:
+        routes = [*ops_routes(trouble), *native_routes(node, deps.access, frames)]
+        await _serve(node.settings.http, deps, routes, doors.http[index], reporter)
 
 
-async def _serve(node: Node, sock: socket.socket, trouble: Callable[[], str], reporter: Reporter) -> None:
-    http = node.settings.http
+@asynccontextmanager
+async def _frame_source(node: Node, doors: Doors) -> AsyncIterator[FrameSource]:
+    if node.settings.workers == 1:
+        async with steward(node, doors.steward) as assembler:
+            yield assembler
+        return
+    remote = RemoteAssembler(node.settings.steward_socket)
+    try:
+        yield remote
+    finally:
+        await remote.aclose()
+
+
+async def _serve(
+    http: HttpSettings, deps: WebDeps, routes: list[NativeRoute], sock: socket.socket, reporter: Reporter
+) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
-    server = build_server(web_deps(node), ops_routes(trouble))
+    server = build_server(deps, routes)
     listener = await loop.create_server(server, sock=sock, backlog=http.backlog)
     reporter.ready()
     await stop.wait()

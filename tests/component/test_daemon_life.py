@@ -1,0 +1,294 @@
+"""A daemon's life: start, stop, restart, refusal, and what happens when its processes are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import urllib.parse
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from meshd.testing.daemons import Daemon, DaemonFailedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+def get(daemon: Daemon, path: str) -> tuple[int, str]:
+    """(status, text) of an unsigned GET over a connection of its own."""
+    where = urllib.parse.urlsplit(daemon.endpoint)
+    connection = http.client.HTTPConnection(str(where.hostname), where.port, timeout=20)
+    with contextlib.closing(connection):
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+
+def wait_until(condition: Callable[[], Any], timeout: float = 20.0) -> None:
+    """Ask again and again: what is awaited happens in another process."""
+    pause = threading.Event()
+    for _ in range(int(timeout / 0.02)):
+        if condition():
+            return
+        pause.wait(0.02)
+    raise AssertionError("what was awaited did not happen")
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def refused(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """The outcome of a `meshd serve` that is expected to end by itself."""
+    command = [sys.executable, "-m", "meshd", "serve", "--listen", "127.0.0.1:0", *arguments]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("MESHD_")}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env=inherited | (env or {}), check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Daemon]:
+    """A daemon with two workers, a steward of its own and two transforms, whose children may be killed."""
+    with Daemon.start(workers=2, args=("--transforms", "2")) as daemon:
+        client = daemon.client()
+        client.create_bucket(Bucket="kept")
+        client.put_object(Bucket="kept", Key="a", Body=b"value")
+        yield daemon
+        client.close()
+
+
+def test_operators_endpoints_need_no_signature(daemon: Daemon) -> None:
+    assert get(daemon, "/-/healthy") == (200, "healthy\n")
+    assert get(daemon, "/-/ready") == (200, "ready\n")
+    status, text = get(daemon, "/metrics")
+    assert status == 200
+    assert "# TYPE meshd_http_requests_total counter" in text
+    assert get(daemon, "/-/nothing")[0] in (403, 404)
+    assert get(daemon, "/")[0] == 403
+
+
+def test_data_outlives_a_restart_and_the_port_stays() -> None:
+    with Daemon.start() as daemon:
+        with contextlib.closing(daemon.client()) as client:
+            client.create_bucket(Bucket="kept")
+            client.put_object(Bucket="kept", Key="a", Body=b"value")
+        endpoint = daemon.endpoint
+        assert daemon.stop() == 0
+        daemon.up()
+        assert daemon.endpoint == endpoint
+        with contextlib.closing(daemon.client()) as client:
+            assert client.get_object(Bucket="kept", Key="a")["Body"].read() == b"value"
+        assert daemon.stop() == 0
+        assert "Traceback" not in daemon.output()
+
+
+def test_root_keys_are_made_once_printed_once_and_kept_private(tmp_path: Path) -> None:
+    nothing = {"MESHD_ROOT_ACCESS_KEY": "", "MESHD_ROOT_SECRET_KEY": ""}
+    with Daemon.start(tmp_path / "data", env=nothing) as daemon:
+        shown = re.search(r"meshd root access_key=(\S+) secret_key=(\S+)", daemon.output())
+        assert shown
+        kept = tmp_path / "data" / "root-credentials.json"
+        assert json.loads(kept.read_text()) == {"access_key": shown[1], "secret_key": shown[2]}
+        assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+        assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
+        daemon.restart()
+        assert daemon.output().count("meshd root") == 1
+        assert shown[2] not in daemon.stderr_path.read_text()
+        with contextlib.closing(
+            daemon.client(aws_access_key_id=shown[1], aws_secret_access_key=shown[2])
+        ) as client:
+            assert client.list_buckets()["Buckets"] == []
+
+
+def test_a_second_daemon_on_the_directory_is_refused(daemon: Daemon) -> None:
+    outcome = refused("--data-dir", str(daemon.data_dir))
+    assert outcome.returncode == 2
+    assert outcome.stdout == ""
+    assert len(outcome.stderr.splitlines()) == 1
+    assert f"process {daemon.pid}" in outcome.stderr
+    assert "in use by another meshd" in outcome.stderr
+
+
+def test_a_taken_port_is_refused_though_ports_are_shared(daemon: Daemon, tmp_path: Path) -> None:
+    outcome = refused("--data-dir", str(tmp_path), "--listen", daemon.endpoint.removeprefix("http://"))
+    assert outcome.returncode == 2
+    assert "Address already in use; choose another --listen" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ((), "data-dir is required"),
+        (("--data-dir", "{tmp}", "--workers", "none"), "workers: "),
+        (("--data-dir", "{tmp}", "--listen", "9000"), "expected HOST:PORT"),
+        (("--data-dir", "{tmp}", "--frame-cache", "lots"), "expected a size such as 64MiB"),
+        (("--data-dir", "/proc/nothing/here"), "cannot make the directory"),
+        (("--data-dir", "{tmp}", "--config", "{tmp}/none.yaml"), "cannot read the configuration file"),
+        (("--data-dir", "{tmp}", "--users", "{tmp}/none.yaml"), "cannot read the users file"),
+        (("--data-dir", "{tmp}", "--listen", "203.0.113.1:80"), "cannot listen on 203.0.113.1:80"),
+    ],
+)
+def test_bad_settings_end_with_code_2_and_one_line(
+    arguments: tuple[str, ...], complaint: str, tmp_path: Path
+) -> None:
+    outcome = refused(*(argument.replace("{tmp}", str(tmp_path)) for argument in arguments))
+    assert outcome.returncode == 2, outcome.stderr
+    assert complaint in outcome.stderr
+    assert len(outcome.stderr.splitlines()) == 1
+
+
+def test_one_root_key_alone_is_refused(tmp_path: Path) -> None:
+    outcome = refused("--data-dir", str(tmp_path), env={"MESHD_ROOT_SECRET_KEY": "onlythesecret"})
+    assert outcome.returncode == 2
+    assert "must both be set" in outcome.stderr
+    assert "onlythesecret" not in outcome.stderr
+
+
+def test_help_teaches_with_an_example() -> None:
+    outcome = refused("--help")
+    assert outcome.returncode == 0
+    assert "meshd serve --data-dir ./data" in outcome.stdout
+    assert "SIGTERM" in outcome.stdout
+
+
+@pytest.mark.parametrize("child", ["worker-0", "worker-1", "steward-0", "transform-0"])
+def test_a_killed_child_is_replaced_and_the_service_goes_on(pair: Daemon, child: str) -> None:
+    before = pair.children()[child]
+    pair.signal_child(child)
+    for _ in range(20):  # connections of the dead worker's share of the port wait for its successor
+        status, text = get(pair, "/-/healthy")
+        assert (status, text) == (200, "healthy\n")
+    wait_until(lambda: pair.children().get(child, before) != before)
+    wait_until(lambda: get(pair, "/-/ready")[0] == 200)
+    with contextlib.closing(pair.client()) as client:
+        assert client.get_object(Bucket="kept", Key="a")["Body"].read() == b"value"
+
+
+def test_writes_go_on_while_workers_are_killed(pair: Daemon) -> None:
+    """Every acknowledged write is there afterwards; a client that retries notices nothing else."""
+    from botocore.config import Config
+
+    retrying = Config(retries={"total_max_attempts": 10, "mode": "standard"}, s3={"addressing_style": "path"})
+    with contextlib.closing(pair.client(config=retrying)) as client:
+        for number in range(60):
+            if number % 20 == 10:
+                pair.signal_child(f"worker-{number // 20 % 2}")
+            client.put_object(Bucket="kept", Key=f"k/{number}", Body=b"%d" % number)
+        listed = client.list_objects_v2(Bucket="kept", Prefix="k/")["KeyCount"]
+        assert listed == 60
+        assert client.get_object(Bucket="kept", Key="k/59")["Body"].read() == b"59"
+
+
+def test_metrics_count_every_worker_also_dead_ones(pair: Daemon) -> None:
+    pattern = r'^meshd_http_requests_total\{operation="GET /-/healthy",status="200"\} (\S+)$'
+
+    def healthy() -> float:
+        found = re.search(pattern, get(pair, "/metrics")[1], re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    before = healthy()
+    for _ in range(10):
+        get(pair, "/-/healthy")
+    assert healthy() == before + 10
+    pair.signal_child("worker-0")
+    wait_until(lambda: 'meshd_processes_up{role="worker"} 1.0' not in get(pair, "/metrics")[1])
+    assert healthy() == before + 10
+    assert re.search(r'meshd_process_restarts_total\{role="worker"\} [1-9]', get(pair, "/metrics")[1])
+
+
+def test_no_child_outlives_a_killed_supervisor_and_the_directory_opens_again() -> None:
+    with Daemon.start(workers=2) as daemon:
+        with contextlib.closing(daemon.client()) as client:
+            client.create_bucket(Bucket="kept")
+            client.put_object(Bucket="kept", Key="a", Body=b"value")
+        children = daemon.children()
+        assert set(children) == {"worker-0", "worker-1", "steward-0", "transform-0"}
+        daemon.kill()
+        wait_until(lambda: all(gone(pid) for pid in children.values()))
+        daemon.up()
+        with contextlib.closing(daemon.client()) as client:
+            assert client.get_object(Bucket="kept", Key="a")["Body"].read() == b"value"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_slow_download_is_finished_after_sigterm(workers: int) -> None:
+    size = 24 << 20
+    with Daemon.start(workers=workers) as daemon:
+        with contextlib.closing(daemon.client()) as client:
+            client.create_bucket(Bucket="big")
+            client.put_object(Bucket="big", Key="a", Body=b"x" * size)
+            url = client.generate_presigned_url("get_object", {"Bucket": "big", "Key": "a"})
+        where = urllib.parse.urlsplit(url)
+        slow = socket.create_connection((str(where.hostname), where.port or 0), timeout=30)
+        idle = socket.create_connection((str(where.hostname), where.port or 0), timeout=30)
+        with slow, idle:
+            slow.sendall(f"GET {where.path}?{where.query} HTTP/1.1\r\nHost: {where.netloc}\r\n\r\n".encode())
+            idle.sendall(f"GET /-/healthy HTTP/1.1\r\nHost: {where.netloc}\r\n\r\n".encode())
+            head = slow.recv(4096)
+            assert head.startswith(b"HTTP/1.1 200")
+            os.kill(daemon.pid, signal.SIGTERM)
+            wait_until(lambda: _closed_to_newcomers(where.hostname, where.port))
+            received = len(head) - head.index(b"\r\n\r\n") - 4
+            while chunk := slow.recv(1 << 20):
+                received += len(chunk)
+            assert received == size
+            while idle.recv(65536):  # the idle connection is closed, not left hanging
+                pass
+        assert daemon.stop() == 0
+        assert "Traceback" not in daemon.output()
+
+
+def _closed_to_newcomers(host: str | None, port: int | None) -> bool:
+    try:
+        socket.create_connection((str(host), port or 0), timeout=5).close()
+    except OSError:
+        return True
+    return False
+
+
+def test_a_second_sigterm_ends_without_waiting() -> None:
+    with Daemon.start() as daemon:
+        with contextlib.closing(daemon.client()) as client:
+            client.create_bucket(Bucket="big")
+            client.put_object(Bucket="big", Key="a", Body=b"x" * (24 << 20))
+            url = client.generate_presigned_url("get_object", {"Bucket": "big", "Key": "a"})
+        where = urllib.parse.urlsplit(url)
+        with socket.create_connection((str(where.hostname), where.port or 0), timeout=30) as stuck:
+            stuck.sendall(f"GET {where.path}?{where.query} HTTP/1.1\r\nHost: {where.netloc}\r\n\r\n".encode())
+            stuck.recv(1024)
+            os.kill(daemon.pid, signal.SIGTERM)
+            wait_until(lambda: _closed_to_newcomers(where.hostname, where.port))
+            assert daemon.stop(timeout=20) == 0
+
+
+def test_a_child_that_cannot_start_ends_the_daemon_with_its_reason(tmp_path: Path) -> None:
+    with Daemon.start(tmp_path / "data"):
+        pass
+    (tmp_path / "data" / "control" / "data.mdb").write_bytes(b"not a database" * 1000)
+    with pytest.raises(DaemonFailedError, match=r"exit code 1(.|\n)*cannot open the control store"):
+        Daemon.start(tmp_path / "data")
+
+
+def test_idle_memory_is_small(pair: Daemon, record_property: Callable[[str, object], None]) -> None:
+    """Proportional set size: shared pages are counted once over all processes."""
+    pids = [pair.pid, *pair.children().values()]
+    total = sum(psutil.Process(pid).memory_full_info().pss for pid in pids)
+    record_property("idle_pss_mib", total >> 20)
+    assert total < 400 << 20
+
+
+def test_the_supervisor_has_one_thread(pair: Daemon) -> None:
+    assert psutil.Process(pair.pid).num_threads() == 1
