@@ -1,8 +1,9 @@
 """What a training pod imports: datasets, the loader, an S3 client and the `mesh` command.
 
-Law: the bare install (numpy, awscrt, click, rich, the standard library) and `meshwire`; never `meshd`, aiohttp or
-boto3. torch is optional and imported only where tensors are asked for. Order, randomness and content are decided by
-`meshwire` and the storage nodes; what lives here only asks, receives and hands over.
+Law: the bare install (numpy, awscrt, click, rich, the standard library) and `meshwire`; never `meshd`,
+aiohttp or boto3. torch is optional and imported only where tensors are asked for. Order, randomness and
+content are decided by `meshwire` and the storage nodes; what lives here only asks, receives and hands
+over.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from meshsdk.batches import Batch, Ragged
     from meshsdk.client import Client
     from meshsdk.connecting import connect
-    from meshsdk.datasets import Dataset, open  # noqa: A004 - mesh.open is the documented name
+    from meshsdk.datasets import Dataset, open
     from meshsdk.errors import MeshError
     from meshsdk.loaders import Loader
     from meshsdk.orders import Blocks

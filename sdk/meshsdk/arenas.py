@@ -1,7 +1,8 @@
-"""The memory batches arrive in: slots that are filled from the socket and reused when nothing refers to them.
+"""The memory batches arrive in: slots that are filled from the socket and reused when nothing refers to
+them.
 
-Law: the arena hands out leases; whoever holds an array or tensor made of a lease's memory holds the lease, and only
-the death of the last of them gives the slot back. No one is asked to release anything.
+Law: the arena hands out leases; whoever holds an array or tensor made of a lease's memory holds the
+lease, and only the death of the last of them gives the slot back. No one is asked to release anything.
 Invariant: a slot under lease is never written for another frame.
 """
 
@@ -102,7 +103,7 @@ class _Slot:
 
 @dataclass(slots=True)
 class Lease:
-    """`view`: exactly the bytes asked for. The lease may be dropped as soon as arrays were made of the view."""
+    """`view`: exactly the bytes asked for. It may be dropped once arrays were made of the view."""
 
     view: memoryview
     capacity: int
@@ -112,8 +113,8 @@ class Lease:
 class Arena:
     """Slots of at most `budget` bytes together; not thread-safe but for the slots' return.
 
-    `overflows` counts leases beyond the budget: the consumer holds so many batches that prefetching would otherwise
-    stop for good.
+    `overflows` counts leases beyond the budget: the consumer holds so many batches that prefetching would
+    otherwise stop for good.
     """
 
     budget: int
@@ -161,7 +162,7 @@ class Arena:
                 self._free.append(slot)
 
     def _fitting(self, size: int) -> _Slot | None:
-        """The smallest free slot that holds `size`; the latest returned among equals, its pages being warm."""
+        """The smallest free slot that holds `size`; among equals the latest returned, still warm."""
         fitting = [slot for slot in self._free if len(slot.memory) >= size]
         if not fitting:
             return None
@@ -188,6 +189,8 @@ class Arena:
 
 
 def slot_size(size: int) -> int:
-    """Bytes a slot for `size` takes: whole pages, with an eighth of slack so that ragged frames can share slots."""
+    """Bytes a slot for `size` takes: whole pages, with an eighth of slack so that ragged frames can share
+    slots.
+    """
     step = max(mmap.PAGESIZE, 1 << max(size.bit_length() - 4, 0))
     return max(-(-size // step) * step, mmap.PAGESIZE)

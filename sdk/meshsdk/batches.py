@@ -1,17 +1,18 @@
 """What a loader hands over: fields by name, and which rows they are.
 
-Law: views of the frame's memory, never copies; whoever keeps a batch, a tensor or a slice of one keeps its slot.
+Law: views of the frame's memory, never copies; whoever keeps a batch, a tensor or a slice of one keeps
+its slot.
 Invariant: every field of a batch has `rows` rows, in the order of `positions`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from meshsdk.deliveries import Frame
 
@@ -42,8 +43,9 @@ class Ragged:
 class Batch(Mapping[str, Any]):
     """This rank's rows of one global batch; `batch["image"]` is a tensor, an array, or a Ragged.
 
-    `positions` int64[rows]: epoch positions; `status` uint8[rows]: 0 ok, 1 substituted, 2 masked, 3 pad. Both stay in
-    host memory. `step` counts from the loader's origin (0 unless the epoch was resumed with another batch size).
+    `positions` int64[rows]: epoch positions; `status` uint8[rows]: 0 ok, 1 substituted, 2 masked, 3 pad.
+    Both stay in host memory. `step` counts from the loader's origin (0 unless the epoch was resumed with
+    another batch size).
     """
 
     __slots__ = ("_fields", "epoch", "positions", "status", "step")

@@ -1,7 +1,7 @@
 """An S3 client: what the `mesh` command, datasets and loaders need of the store.
 
-Law: one request, one answer; large transfers are composed of these in `transfers`. Bodies are checked: writes carry a
-crc64nvme, reads are as long as the server said. Thread-safe; pickles without its sockets.
+Law: one request, one answer; large transfers are composed of these in `transfers`. Bodies are checked:
+writes carry a crc64nvme, reads are as long as the server said. Thread-safe; pickles without its sockets.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ _PAGE = 1000
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """`size` in bytes, `etag` without quotes, `modified_ms` since the epoch; `headers` as they came, lower-case."""
+    """`size` in bytes, `etag` without quotes, `modified_ms` since the epoch; `headers` as they came,
+    lower-case.
+    """
 
     size: int
     etag: str
@@ -74,7 +76,7 @@ class Client:
         self.settings = settings
         self.transport = Transport(settings)
 
-    # --- buckets ----------------------------------------------------------------------------------------------
+    # --- buckets ----------------------------------------------------------------------------------
 
     def buckets(self) -> tuple[BucketEntry, ...]:
         """All buckets of the caller."""
@@ -102,13 +104,18 @@ class Client:
             return False
         return True
 
-    # --- listing ----------------------------------------------------------------------------------------------
+    # --- listing ----------------------------------------------------------------------------------
 
     def pages(
         self, bucket: str, prefix: str = "", *, delimiter: str = "", start_after: str = "", page: int = _PAGE
     ) -> Iterator[ObjectListing]:
         """Pages of at most `page` keys in the order of their UTF-8 bytes, asked for as they are taken."""
-        fixed: dict[str, str | int] = {"list-type": 2, "encoding-type": "url", "max-keys": page, "prefix": prefix}
+        fixed: dict[str, str | int] = {
+            "list-type": 2,
+            "encoding-type": "url",
+            "max-keys": page,
+            "prefix": prefix,
+        }
         if delimiter:
             fixed["delimiter"] = delimiter
         token = ""
@@ -132,7 +139,7 @@ class Client:
         for listing in self.pages(bucket, prefix, start_after=start_after):
             yield from listing.entries
 
-    # --- objects ----------------------------------------------------------------------------------------------
+    # --- objects ----------------------------------------------------------------------------------
 
     def head(self, bucket: str, key: str) -> ObjectInfo:
         """Raises NotFoundError."""
@@ -145,7 +152,9 @@ class Client:
     def get(
         self, bucket: str, key: str, *, offset: int = 0, length: int | None = None, etag: str | None = None
     ) -> bytes:
-        """The bytes from `offset`, `length` of them or to the end. With `etag`, PreconditionError if it changed."""
+        """The bytes from `offset`, `length` of them or to the end. With `etag`, PreconditionError if it
+        changed.
+        """
         try:
             return self.transport.call(
                 get_request(bucket, key, offset, length, etag), lambda r: r.read(1 << 40)
@@ -163,7 +172,9 @@ class Client:
         content_type: str | None = None,
         if_absent: bool = False,
     ) -> str:
-        """Stores `data`; durable when it returns. Gives the ETag. With `if_absent`, PreconditionError if it exists."""
+        """Stores `data`; durable when it returns. Gives the ETag. With `if_absent`, PreconditionError if it
+        exists.
+        """
         headers = object_headers(metadata, content_type) | {"x-amz-checksum-crc64nvme": crc64(data)}
         if if_absent:
             headers["if-none-match"] = "*"
@@ -200,7 +211,7 @@ class Client:
         )
         return documents.parse_delete_result(self.transport.text(request)).failures
 
-    # --- the rest ---------------------------------------------------------------------------------------------
+    # --- the rest ---------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Closes idle connections; the client stays usable."""
@@ -219,7 +230,7 @@ class Client:
         return type(self), (self.settings,)
 
 
-# --- pieces shared with transfers ---------------------------------------------------------------------------------
+# --- pieces shared with transfers -----------------------------------------------------------------
 
 
 def get_request(bucket: str, key: str, offset: int, length: int | None, etag: str | None) -> Request:
@@ -234,7 +245,7 @@ def get_request(bucket: str, key: str, offset: int, length: int | None, etag: st
 
 
 def object_headers(metadata: Mapping[str, str] | None, content_type: str | None) -> dict[str, str]:
-    """Headers that describe an object to be stored; raises ConfigurationError for text no header can carry."""
+    """Headers that describe an object to be stored; raises ConfigurationError for text they cannot carry."""
     headers = {f"x-amz-meta-{name.lower()}": value for name, value in (metadata or {}).items()}
     if content_type is not None:
         headers["content-type"] = content_type
@@ -271,9 +282,9 @@ def read_info(response: Response, size: int) -> ObjectInfo:
 
 def missing(bucket: str, key: str) -> NotFoundError:
     """The error for an object that is not there."""
-    parent = key.rpartition("/")[0]
+    folder = key[: key.rfind("/") + 1]
     return NotFoundError(
-        f"no object s3://{bucket}/{key}; see what is there with `mesh ls s3://{bucket}/{parent + '/' if parent else ''}`",
+        f"no object s3://{bucket}/{key}; see what is there with `mesh ls s3://{bucket}/{folder}`",
         status=404,
         code="NoSuchKey",
     )

@@ -16,11 +16,11 @@ def connect(
     timeout: float = 60.0,
     deadline: float = 60.0,
 ) -> Client:
-    """A client of an endpoint. What is left out comes from MESH_ENDPOINT (or AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL),
-    AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and AWS_REGION.
+    """A client of an endpoint. What is left out comes from MESH_ENDPOINT (or AWS_ENDPOINT_URL_S3,
+    AWS_ENDPOINT_URL), AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and AWS_REGION.
 
-    `timeout` seconds of silence end one attempt; an unavailable server is asked again for `deadline` seconds.
-    No request is made here. Raises ConfigurationError naming what is missing.
+    `timeout` seconds of silence end one attempt; an unavailable server is asked again for `deadline`
+    seconds. No request is made here. Raises ConfigurationError naming what is missing.
     """
     settings = load_settings(
         endpoint=endpoint,

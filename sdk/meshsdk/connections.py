@@ -1,7 +1,7 @@
 """Keep-alive HTTP/1.1 over sockets: one connection, one question at a time.
 
-Law: moves bytes; knows no S3, no signing, no retry. Plain sockets stay blocking with kernel timeouts, so that a body
-of megabytes is one system call (MSG_WAITALL) straight into the caller's buffer.
+Law: moves bytes; knows no S3, no signing, no retry. Plain sockets stay blocking with kernel timeouts, so
+that a body of megabytes is one system call (MSG_WAITALL) straight into the caller's buffer.
 Invariant: whatever goes wrong is a ConnectError and leaves the connection closed.
 """
 
@@ -67,7 +67,8 @@ class Connection:
             self._socket = self._open(timeout, min(timeout, connect_timeout))
         except OSError as error:
             raise ConnectError(
-                f"cannot reach {endpoint}: {error.strerror or error}. Is the server up, and MESH_ENDPOINT right?"
+                f"cannot reach {endpoint}: {error.strerror or error}. "
+                "Is the server up, and MESH_ENDPOINT right?"
             ) from error
 
     def _open(self, timeout: float, connect_timeout: float) -> socket.socket:
@@ -95,7 +96,8 @@ class Connection:
     def send(self, pieces: Iterable[Buffer]) -> None:
         """Sends one whole request; raises ConnectError.
 
-        A server that refuses early answers and hangs up while the body is still on its way: then the answer counts.
+        A server that refuses early answers and hangs up while the body is still on its way: then the
+        answer counts.
         """
         try:
             for piece in pieces:
@@ -153,7 +155,9 @@ class Connection:
         return count
 
     def read_exact(self, view: memoryview) -> None:
-        """Fills `view`: what was read ahead is copied (at most 16 KiB), the rest goes from the socket into it."""
+        """Fills `view`: what was read ahead is copied (at most 16 KiB), the rest goes from the socket into
+        it.
+        """
         filled = min(len(view), self._end - self._start)
         view[:filled] = memoryview(self._ahead)[self._start : self._start + filled]
         self._start += filled
@@ -217,8 +221,9 @@ class Connection:
 
 
 class Response:
-    """The head of a response and the way to its body. `headers` have lower-case names; `length` in bytes, or None
-    when only the framing tells."""
+    """The head of a response and the way to its body. `headers` have lower-case names; `length` in bytes, or
+    None when only the framing tells.
+    """
 
     def __init__(
         self,
@@ -333,7 +338,7 @@ def _close_all(idle: deque[Connection]) -> None:
 
 
 class Pool:
-    """Idle connections of one endpoint, newest first. Thread-safe; a forked child starts with an empty one."""
+    """Idle connections of one endpoint, newest first. Thread-safe; a forked child starts with none."""
 
     def __init__(self, endpoint: Endpoint, timeout: float, max_idle: int = 16) -> None:
         self.endpoint = endpoint

@@ -1,7 +1,8 @@
 """An immutable view of a snapshot: which samples, which fields, which ops.
 
-Law: nothing here is stateful; `map` gives a new dataset. Loading happens in `Loader`, or sample by sample through
-`ds[i]`. Invariant: a dataset pickles without sockets, so that worker processes can be forked or spawned with it.
+Law: nothing here is stateful; `map` gives a new dataset. Loading happens in `Loader`, or sample by sample
+through `ds[i]`. Invariant: a dataset pickles without sockets, so that worker processes can be forked or
+spawned with it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _ROWS_A_REQUEST = 512
 _KINDS = ("auto", "objects", "tar")
 
 
-def open(  # noqa: A001 - mesh.open is the documented name
+def open(
     url: str,
     fields: Mapping[str, Any] | None = None,
     *,
@@ -45,11 +46,12 @@ def open(  # noqa: A001 - mesh.open is the documented name
     client: Client | None = None,
     deadline: float = 600.0,
 ) -> Dataset:
-    """Pins what is stored under `url` now and gives a dataset of it; with `snapshot` (a hash) what was pinned before.
+    """Pins what is stored under `url` now and gives a dataset of it; with `snapshot` (a hash) what was
+    pinned before.
 
-    `fields` names what a sample is made of ("jpg", "jpg;jpeg;png", "cls", "@class"); left out, it is guessed from the
-    first keys. `kind` is "objects" (files that share a stem), "tar" (WebDataset shards) or "auto". Raises
-    ConfigurationError, NotFoundError (nothing there), DeadlineError.
+    `fields` names what a sample is made of ("jpg", "jpg;jpeg;png", "cls", "@class"); left out, it is
+    guessed from the first keys. `kind` is "objects" (files that share a stem), "tar" (WebDataset shards)
+    or "auto". Raises ConfigurationError, NotFoundError (nothing there), DeadlineError.
     """
     from meshsdk.connecting import connect
 
@@ -87,8 +89,8 @@ class Dataset:
     def _check_op(self, op: object) -> None:
         if not isinstance(op, OpSpec):
             raise ConfigurationError(
-                f"map takes ops, as ds.map(ops.decode('image')); got {type(op).__name__}. Python functions do not "
-                "run on storage nodes: apply them to the batch"
+                f"map takes ops, as ds.map(ops.decode('image')); got {type(op).__name__}. "
+                "Python functions do not run on storage nodes: apply them to the batch"
             )
         field = self.snapshot.fields.get(op.field)
         if field is None:
@@ -110,7 +112,9 @@ class Dataset:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names behind the values of the one field that has classes; raises MeshError if none or several have."""
+        """The names behind the values of the one field that has classes; raises MeshError if none or several
+        have.
+        """
         named = {name: field.classes for name, field in self.snapshot.fields.items() if field.classes}
         if len(named) != 1:
             has = f"{len(named)} fields have" if named else "no field has"
@@ -126,7 +130,7 @@ class Dataset:
         on_bad: str = "raise",
         max_bad: float = 0.01,
     ) -> dict[str, Any]:
-        """The plan of this dataset as the protocol's document; raises ConfigurationError naming a bad value."""
+        """The plan of this dataset as the protocol's document; or a ConfigurationError naming a bad value."""
         document = {
             "ops": [dataclasses.asdict(op) for op in self.ops],
             "seed": seed,
@@ -197,7 +201,9 @@ def _row(value: Any, row: int) -> Any:
 
 
 def read_frame(response: Response, step: int = 0, *, verify: bool = True) -> Frame:
-    """A frame read whole into memory of its own; raises CorruptFrameError (asked for again by the transport)."""
+    """A frame read whole into memory of its own; raises CorruptFrameError (asked for again by the
+    transport).
+    """
     if not response.length:
         raise CorruptFrameError("the answer has no Content-Length")
     memory = np.empty(response.length, np.uint8)

@@ -1,7 +1,7 @@
 """Frames ahead of need: one thread asks, receives into the arena and puts in order; the consumer takes.
 
-Law: a frame is addressed, so whatever breaks is dropped and asked for again. Requests are sent only against credit:
-what is under lease plus what was asked for stays within the arena's budget.
+Law: a frame is addressed, so whatever breaks is dropped and asked for again. Requests are sent only
+against credit: what is under lease plus what was asked for stays within the arena's budget.
 Invariant: frames come out in step order, each once; after `close` no thread or socket of it remains.
 """
 
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A received frame: `arrays` are views of its lease. `origin` is how the node came by it: hit, joined, miss."""
+    """A received frame: `arrays` are views of its lease. `origin` is how the node came by it: hit, joined,
+    miss.
+    """
 
     step: int
     arrays: Mapping[str, npt.NDArray[Any]]
@@ -45,7 +47,9 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to deliver: `ask(step)` for each of `steps`. `expected` bytes a frame if known beforehand, else 0."""
+    """What to deliver: `ask(step)` for each of `steps`. `expected` bytes a frame if known beforehand, else
+    0.
+    """
 
     ask: Callable[[int], Request]
     steps: range
@@ -119,7 +123,7 @@ class _Reader:
         finally:
             self._hang_up()
 
-    # --- asking -----------------------------------------------------------------------------------------------
+    # --- asking -----------------------------------------------------------------------------------
 
     def _send_ahead(self) -> None:
         now = time.monotonic()
@@ -153,7 +157,7 @@ class _Reader:
             self._drop(flight)
             self._failed(step, error)
 
-    # --- receiving --------------------------------------------------------------------------------------------
+    # --- receiving --------------------------------------------------------------------------------
 
     def _wait(self) -> list[_Flight]:
         """Flights whose answer has begun, in step order; waits for one, for credit or for a retry's time."""
@@ -214,7 +218,7 @@ class _Reader:
         self.tally.origins[origin] = self.tally.origins.get(origin, 0) + 1
         return frame
 
-    # --- book-keeping -----------------------------------------------------------------------------------------
+    # --- book-keeping -----------------------------------------------------------------------------
 
     def _failed(self, step: int, error: MeshError) -> None:
         """Asks again later, or ends the pass at this step."""

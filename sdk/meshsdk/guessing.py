@@ -56,8 +56,9 @@ def _members(client: Client, bucket: str, key: str) -> list[str]:
 
 
 def fields_of_names(names: Iterable[str], prefix: str | None, source: str) -> dict[str, Any]:
-    """`image` of the image extensions, `label` of a sidecar or else of the folder (below `prefix`, if given), and
-    every other extension under its own name."""
+    """`image` of the image extensions, `label` of a sidecar or else of the folder (below `prefix`, if
+    given), and every other extension under its own name.
+    """
     names = list(names)
     found = Counter(sample_key(name)[1] for name in names)
     found.pop("", None)
@@ -77,7 +78,8 @@ def fields_of_names(names: Iterable[str], prefix: str | None, source: str) -> di
         fields["label"] = {"class": "prefix"}
     if not fields:
         raise ConfigurationError(
-            f'the names under {source} have no extension to go by: pass fields={{"image": "jpg", "label": "cls"}}'
+            f"the names under {source} have no extension to go by: "
+            f'pass fields={{"image": "jpg", "label": "cls"}}'
         )
     return fields
 

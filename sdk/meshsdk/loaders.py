@@ -1,7 +1,7 @@
 """The stateful iterator of a training process: this rank's slice of every global batch.
 
-Law: the state is a position in an addressed epoch; it counts batches returned. What a step holds does not depend on
-world size, prefetching or failures, as each batch is fetched by its address.
+Law: the state is a position in an addressed epoch; it counts batches returned. What a step holds does not
+depend on world size, prefetching or failures, as each batch is fetched by its address.
 Invariant: one pass runs at a time; after its last step, a break or `close`, no thread or socket remains.
 """
 
@@ -43,14 +43,18 @@ class Loader:
     """Batches of a dataset. One `for` is (the rest of) one epoch, the next `for` the next epoch.
 
     global_batch: rows of a step over all ranks; it may change between runs, as may the world size.
-    shuffle: True or "global", mesh.Blocks(shards=S), or False for stored order; a function of seed and epoch.
-    tail: "pad" (flagged rows fill the last batch), "drop", "ragged". on_bad: "substitute", "raise", "mask", "drop".
+    shuffle: True or "global", mesh.Blocks(shards=S), or False for stored order; a function of seed and
+    epoch.
+    tail: "pad" (flagged rows fill the last batch), "drop", "ragged". on_bad: "substitute", "raise",
+    "mask", "drop".
     rank, world: of torch.distributed if it is initialised, else RANK and WORLD_SIZE, else 0 of 1.
-    output: "torch" or "numpy"; default torch if it is installed. device: "cpu" (default), "cuda", "cuda:N".
-    prefetch_bytes: the arena, and with it how far ahead is asked; default 256 MiB, or four frames if that is more.
-    share: a name; jobs with the same plan and name meet at one preparation. deadline: seconds an unavailable server
-    is waited for before DeadlineError. verify: check each tensor's crc32c.
-    Registers the plan at once; raises ConfigurationError, InvalidPlanError, SnapshotChangedError.
+    output: "torch" or "numpy"; default torch if it is installed. device: "cpu" (default), "cuda",
+    "cuda:N".
+    prefetch_bytes: the arena, and with it how far ahead is asked; default 256 MiB, or four frames if that
+    is more.
+    share: a name; jobs with the same plan and name meet at one preparation. deadline: seconds an
+    unavailable server is waited for before DeadlineError. verify: check each tensor's crc32c. Registers
+    the plan at once; raises ConfigurationError, InvalidPlanError, SnapshotChangedError.
     """
 
     def __init__(
@@ -97,7 +101,7 @@ class Loader:
                 "lower global_batch, or use tail='pad'"
             )
 
-    # --- where it stands --------------------------------------------------------------------------------------
+    # --- where it stands --------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
@@ -164,7 +168,7 @@ class Loader:
         self._end_pass()
         self._state = state
 
-    # --- batches ----------------------------------------------------------------------------------------------
+    # --- batches ----------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Batch]:
         """The rest of the epoch. A new iteration ends the one before; so do `seek` and `load_state_dict`."""
@@ -224,7 +228,7 @@ class Loader:
         )
         return self._stage.finish(self._stage.begin(frame, epoch))
 
-    # --- the rest ---------------------------------------------------------------------------------------------
+    # --- the rest ---------------------------------------------------------------------------------
 
     def stats(self) -> LoaderStats:
         """What this loader has done so far."""

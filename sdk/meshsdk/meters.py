@@ -1,7 +1,7 @@
 """What a loader has done, in numbers.
 
-Law: measures this process only; what the nodes did is theirs to report. Times are of the monotonic clock, CPU of the
-threads that load: the reader's, and the consumer's inside `next`.
+Law: measures this process only; what the nodes did is theirs to report. Times are of the monotonic clock,
+CPU of the threads that load: the reader's, and the consumer's inside `next`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LoaderStats:
-    """Since the loader was made. `seconds`: inside `for` loops; `waited`: of these, spent waiting for a batch;
-    `cpu`: seconds of processor time; `frames`: how the nodes came by the frames (hit, joined, miss);
-    `flagged`: rows that are substitutes, masked or pads; `overflows`: leases beyond the arena.
+    """Since the loader was made. `seconds`: inside `for` loops; `waited`: of these, spent waiting for a
+    batch; `cpu`: seconds of processor time; `frames`: how the nodes came by the frames (hit, joined,
+    miss); `flagged`: rows that are substitutes, masked or pads; `overflows`: leases beyond the arena.
     """
 
     samples: int

@@ -1,7 +1,7 @@
 """The daemon's own endpoints: snapshots, plans, frames, rows, the ledger of bad samples.
 
-Law: asks and reads; every answer becomes a frozen value. Every call is idempotent: the same question has the same
-answer from any node.
+Law: asks and reads; every answer becomes a frozen value. Every call is idempotent: the same question has
+the same answer from any node.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class FieldInfo:
-    """A field of a snapshot: `kind` is "bytes" or "label"; `classes` the names of a label's values, in order."""
+    """A field of a snapshot: `kind` is "bytes" or "label"; `classes` the names of a label's values, in
+    order.
+    """
 
     kind: str
     classes: tuple[str, ...] = ()
@@ -33,7 +35,9 @@ class FieldInfo:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """A pinned list of objects. `bytes` is the size of all of them, `skipped` counts keys that formed no sample."""
+    """A pinned list of objects. `bytes` is the size of all of them, `skipped` counts keys that formed no
+    sample.
+    """
 
     hash: str
     source: str
@@ -47,7 +51,9 @@ class SnapshotInfo:
 
 @dataclass(frozen=True, slots=True)
 class FieldSchema:
-    """A row's type: `shape` without the batch dimension; None for a ragged field (one dimension, unequal lengths)."""
+    """A row's type: `shape` without the batch dimension; None for a ragged field (one dimension, unequal
+    lengths).
+    """
 
     dtype: str
     shape: tuple[int, ...] | None
@@ -58,7 +64,9 @@ class FieldSchema:
 
 @dataclass(frozen=True, slots=True)
 class PlanInfo:
-    """A registered plan: `positions` an epoch, the rows' schema, and the op builds (op, version) it is pinned to."""
+    """A registered plan: `positions` an epoch, the rows' schema, and the op builds (op, version) it is
+    pinned to.
+    """
 
     hash: str
     positions: int

@@ -1,7 +1,7 @@
 """What storage nodes do to a field, in order: constructors for `Dataset.map`.
 
-Law: an op here is a name and arguments, checked; the work is done by the node's build of that op, whose version is
-part of the plan's hash.
+Law: an op here is a name and arguments, checked; the work is done by the node's build of that op, whose
+version is part of the plan's hash.
 """
 
 from __future__ import annotations

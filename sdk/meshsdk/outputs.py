@@ -1,7 +1,7 @@
 """From received frames to what the training loop gets: arrays, tensors, or tensors on a GPU.
 
-Law: one small class a kind; `begin` starts whatever takes time, `finish` gives the batch. torch is imported here
-only, and only when tensors are asked for.
+Law: one small class a kind; `begin` starts whatever takes time, `finish` gives the batch. torch is
+imported here only, and only when tensors are asked for.
 Invariant: a frame's memory is held until nothing, a running copy included, reads it.
 """
 
@@ -12,11 +12,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
 from meshsdk.arenas import HostMemory, PinnedMemory
-from meshsdk.batches import Batch, Ragged, make_batch
+from meshsdk.batches import Ragged, make_batch
 from meshsdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from meshsdk.arenas import Memory
+    from meshsdk.batches import Batch
     from meshsdk.deliveries import Frame
 
 
@@ -87,7 +88,8 @@ class CudaStage:
 
         if not torch.cuda.is_available():
             raise ConfigurationError(
-                f"device={device!r}: torch sees no GPU here; use device='cpu', or check the driver with nvidia-smi"
+                f"device={device!r}: torch sees no GPU here; use device='cpu', "
+                "or check the driver with nvidia-smi"
             )
         self.memory: Memory = PinnedMemory()
         self._torch = torch
@@ -134,7 +136,8 @@ def _with_host(batch: Batch, convert: Any) -> Batch:
 def make_stage(device: str | None, output: str | None) -> Stage:
     """The stage for `device=` and `output=`.
 
-    Tensors when torch is installed, or asked for, or a device is named; else arrays. Raises ConfigurationError.
+    Tensors when torch is installed, or asked for, or a device is named; else arrays. Raises
+    ConfigurationError.
     """
     if output not in (None, "torch", "numpy"):
         raise ConfigurationError(

@@ -1,7 +1,7 @@
 """One pass over the rest of an epoch: delivery and stage, run together.
 
-Law: gives batches in step order and counts what it gave; the loader decides which steps. Invariant: closing it ends
-its thread and sockets, whatever state it is in.
+Law: gives batches in step order and counts what it gave; the loader decides which steps. Invariant:
+closing it ends its thread and sockets, whatever state it is in.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def find_rank(
     rank: int | None = None, world: int | None = None, env: Mapping[str, str] | None = None
 ) -> tuple[int, int]:
-    """(rank, world size); raises ConfigurationError when only one is given, or they make no sense together."""
+    """(rank, world size); ConfigurationError when only one is given, or they make no sense together."""
     if (rank is None) != (world is None):
         raise ConfigurationError("rank and world belong together: pass both, or neither")
     if rank is None or world is None:

@@ -1,7 +1,7 @@
 """When to ask again, and when to give up.
 
-Law: decisions only; the caller sleeps. Invariant: the wait never outlasts the deadline, and a server's Retry-After is
-never undercut.
+Law: decisions only; the caller sleeps. Invariant: the wait never outlasts the deadline, and a server's
+Retry-After is never undercut.
 """
 
 from __future__ import annotations
@@ -9,8 +9,12 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from meshsdk.errors import ConnectError, DeadlineError, MeshError, ServerError
+from meshsdk.errors import ConnectError, DeadlineError, ServerError
+
+if TYPE_CHECKING:
+    from meshsdk.errors import MeshError
 
 # 421 means "another node owns it": after a map change the same endpoint answers, or forwards.
 RETRIED_STATUSES = frozenset({408, 421, 429, 500, 502, 503, 504})
@@ -34,7 +38,7 @@ class BackOff:
 
 @dataclass(slots=True)
 class Patience:
-    """One question's budget of waiting; starts when it is made. `now` and `jitter` are injectable for tests."""
+    """One question's budget of waiting, from now on. `now` and `jitter` are injectable for tests."""
 
     policy: BackOff
     started: float = field(default_factory=time.monotonic)

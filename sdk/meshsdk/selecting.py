@@ -13,7 +13,7 @@ from meshwire.documents import PlanError
 from meshwire.fields import fields_document, parse_fields, parse_source
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 CLASS = "@class"
 
@@ -41,7 +41,8 @@ def select_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
         return fields_document(parse_fields({name: _expand(value) for name, value in fields.items()}))
     except PlanError as error:
         raise ConfigurationError(
-            f'{error}; write fields={{"image": "jpg;jpeg", "label": "cls"}}, or "@class" for the folder\'s name'
+            f'{error}; write fields={{"image": "jpg;jpeg", "label": "cls"}}, '
+            'or "@class" for the folder\'s name'
         ) from error
 
 

@@ -55,8 +55,8 @@ def parse_endpoint(text: str) -> Endpoint:
 class Settings:
     """Everything a client needs to reach its endpoint.
 
-    `timeout` (seconds) is the longest silence on a socket before it is given up and asked again; `deadline` (seconds)
-    is how long an unavailable server is waited for.
+    `timeout` (seconds) is the longest silence on a socket before it is given up and asked again;
+    `deadline` (seconds) is how long an unavailable server is waited for.
     """
 
     endpoint: Endpoint
@@ -80,7 +80,7 @@ def load_settings(
     deadline: float = 60.0,
     env: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Settings from arguments, else from the environment; raises ConfigurationError naming what is missing."""
+    """Settings from arguments, else from the environment; or a ConfigurationError naming what is missing."""
     env = os.environ if env is None else env
     endpoint = endpoint or next((env[name] for name in ENDPOINT_VARIABLES if env.get(name)), None)
     if not endpoint:
@@ -92,7 +92,8 @@ def load_settings(
         session_token = session_token or env.get("AWS_SESSION_TOKEN") or None
     if not access_key or not secret_key:
         raise ConfigurationError(
-            "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or pass access_key= and secret_key="
+            "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+            "or pass access_key= and secret_key="
         )
     region = region or env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or "us-east-1"
     return Settings(

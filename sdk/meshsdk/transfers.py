@@ -1,7 +1,8 @@
 """Moving files: streamed, in parts, several at once, with bounded memory.
 
-Law: composed of single idempotent requests; a failed part is asked again, not the whole. Invariant: a file is complete
-under its name or not there (written beside it, then renamed), and an upload that fails is aborted.
+Law: composed of single idempotent requests; a failed part is asked again, not the whole. Invariant: a
+file is complete under its name or not there (written beside it, then renamed), and an upload that fails
+is aborted.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def _silent(_: int) -> None:
     """No one watches."""
 
 
-# --- up -----------------------------------------------------------------------------------------------------------
+# --- up -------------------------------------------------------------------------------------------
 
 
 def upload(
@@ -70,7 +71,9 @@ def upload(
     tuning: Tuning | None = None,
     progress: Progress = _silent,
 ) -> str:
-    """Stores a file or a stream (of any, unknown length); `progress` gets the bytes of each part. Gives the ETag."""
+    """Stores a file or a stream (of any, unknown length); `progress` gets the bytes of each part. Gives the
+    ETag.
+    """
     tuning = tuning or Tuning()
     if isinstance(source, Path):
         with source.open("rb") as file:
@@ -205,7 +208,7 @@ def _in_parallel(workers: int, work: Callable[[int, T], R], items: Iterable[tupl
         return [future.result() for future in futures]
 
 
-# --- down ---------------------------------------------------------------------------------------------------------
+# --- down -----------------------------------------------------------------------------------------
 
 
 def download(
@@ -285,8 +288,9 @@ def _write_body(response: Response, descriptor: int, start: int, progress: Progr
 def stream(
     client: Client, bucket: str, key: str, *, offset: int = 0, length: int | None = None
 ) -> Iterator[bytes]:
-    """The object's bytes in pieces of 1 MiB, at most one in memory; goes on where a connection broke off, with the
-    same version of the object."""
+    """The object's bytes in pieces of 1 MiB, at most one in memory; goes on where a connection broke off,
+    with the same version of the object.
+    """
     etag: str | None = None
     end = None if length is None else offset + length
     if length == 0:

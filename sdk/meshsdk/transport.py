@@ -1,8 +1,8 @@
 """Signed requests over pooled connections, retried while that can help.
 
-Law: every request here is idempotent (reads, writes of whole objects, content-addressed POSTs), so that asking again
-is safe; what is not says so with `idempotent=False`. Invariant: a connection goes back to the pool only when its
-response was read to the end.
+Law: every request here is idempotent (reads, writes of whole objects, content-addressed POSTs), so that
+asking again is safe; what is not says so with `idempotent=False`. Invariant: a connection goes back to
+the pool only when its response was read to the end.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _SMALL = 16 << 10
 class Request:
     """One question. `path` and `query` are percent-encoded already, header names lower-case.
 
-    `sha256` is the body's hex digest; None leaves the payload out of the signature (large bodies carry a checksum
-    header instead).
+    `sha256` is the body's hex digest; None leaves the payload out of the signature (large bodies carry a
+    checksum header instead).
     """
 
     method: str
@@ -101,8 +101,8 @@ class Transport:
     def call(self, request: Request, consume: Callable[[Response], T], deadline: float | None = None) -> T:
         """What `consume` makes of a good answer; its body must be read within `consume`.
 
-        Raises ServerError (a refusal), DeadlineError (unavailable for too long), ConnectError (only when the request
-        is not idempotent). `consume` may run again if the answer breaks off.
+        Raises ServerError (a refusal), DeadlineError (unavailable for too long), ConnectError (only when
+        the request is not idempotent). `consume` may run again if the answer breaks off.
         """
         patience = Patience(BackOff(self.settings.deadline if deadline is None else deadline))
         while True:
@@ -116,7 +116,9 @@ class Transport:
             self._sleep(wait)
 
     def open(self, request: Request, deadline: float | None = None) -> tuple[Response, Callable[[], None]]:
-        """A good answer whose body is still to be read, and what to call when done with it. Retries the head only."""
+        """A good answer whose body is still to be read, and what to call when done with it. Retries the head
+        only.
+        """
         patience = Patience(BackOff(self.settings.deadline if deadline is None else deadline))
         while True:
             connection = None
@@ -169,7 +171,8 @@ class Transport:
             return json.loads(body)
         except ValueError as error:
             raise MeshError(
-                f"{request.method} {request.path} did not answer with JSON: is {self.settings.endpoint} a meshd?"
+                f"{request.method} {request.path} did not answer with JSON: "
+                f"is {self.settings.endpoint} a meshd?"
             ) from error
 
     def close(self) -> None:
@@ -181,7 +184,9 @@ class Transport:
 
 
 def read_error(response: Response) -> MeshError:
-    """The error an answer of status ≥ 300 stands for; reads its body. S3's XML and our JSON are both understood."""
+    """The error an answer of status ≥ 300 stands for; reads its body. S3's XML and our JSON are both
+    understood.
+    """
     body = response.read(_MAX_ERROR_BODY)
     after = _retry_after(response.headers.get("retry-after"))
     if body[:1] == b"{":

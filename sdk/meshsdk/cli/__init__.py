@@ -1,1 +1,72 @@
-"""The mesh command."""
+"""The `mesh` command: what a person or a script does with the store, on top of the SDK.
+
+Law: commands parse, call the SDK and print; what is decided (what to copy, what to delete) is decided by
+pure functions first. Invariant: results go to stdout, progress and errors to stderr; the exit code tells
+how it went.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from meshsdk.cli.benching import bench
+from meshsdk.cli.copying import cp
+from meshsdk.cli.listing import ls, mb, rb, stat
+from meshsdk.cli.reading import cat, head
+from meshsdk.cli.removing import rm
+from meshsdk.cli.running import EXIT_INTERRUPTED, EXIT_USAGE, exit_code, report, shared_options
+from meshsdk.cli.syncing import sync
+from meshsdk.errors import MeshError
+
+if TYPE_CHECKING:
+    from meshsdk.cli.running import Session
+
+EPILOG = """\b
+Examples:
+  mesh ls                                  the buckets
+  mesh ls s3://photos/train/               one folder
+  mesh cp -r ./photos s3://photos/train    upload a folder
+  mesh sync --delete ./photos s3://photos/train
+  mesh head s3://photos/train/             what a dataset of it would hold
+  mesh bench s3://photos/train --op decode:image --op random_resized_crop:image:224
+\b
+Connects to MESH_ENDPOINT (or AWS_ENDPOINT_URL) with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage or configuration, 3 not there, 130 interrupted."""
+
+
+@click.group(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@shared_options
+def mesh(session: Session) -> None:
+    """Lists, copies, reads and measures what a Shardmesh store (or any S3 store) holds."""
+    del session  # its options are inherited by the commands
+
+
+for command in (ls, cp, sync, cat, head, stat, rm, mb, rb, bench):
+    mesh.add_command(command)
+
+
+def main() -> None:
+    """Runs the command line and exits with its code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code of a command line."""
+    try:
+        result = mesh.main(arguments, prog_name="mesh", standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("interrupted", err=True)
+        return EXIT_INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return EXIT_USAGE
+    except MeshError as error:
+        report(error, as_json="--json" in arguments)
+        return exit_code(error)
+    except BrokenPipeError:  # `mesh ls | head` has read enough
+        sys.stderr.close()
+        return 0
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,115 @@
+"""`mesh cat` and `mesh head`: bytes of objects, and what a dataset of a folder would hold."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+
+from meshsdk.cli.places import RemoteType
+from meshsdk.cli.running import human, shared_options
+from meshsdk.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from meshsdk.cli.places import Remote
+    from meshsdk.cli.running import Session
+    from meshsdk.datasets import Dataset
+
+
+@click.command()
+@click.argument("urls", type=RemoteType(), nargs=-1, required=True)
+@click.option("--offset", type=click.IntRange(0), default=0, help="First byte.")
+@click.option("--length", type=click.IntRange(0), help="Number of bytes [default: to the end].")
+@shared_options
+def cat(session: Session, urls: Sequence[Remote], offset: int, length: int | None) -> None:
+    """Writes objects to standard output, one after the other.
+
+    \b
+    mesh cat s3://logs/today.txt | grep error
+    mesh cat --offset 512 --length 100 s3://photos/shard-000.tar
+    """
+    from meshsdk.transfers import stream
+
+    output = sys.stdout.buffer
+    with session.client() as client:
+        for url in urls:
+            for piece in stream(client, url.bucket, url.key, offset=offset, length=length):
+                output.write(piece)
+    output.flush()
+
+
+@click.command()
+@click.argument("url", type=RemoteType())
+@click.option("-c", "--bytes", "count", type=click.IntRange(0), default=512, help="Bytes of an object.")
+@click.option("-n", "--samples", type=click.IntRange(0), default=3, help="Samples of a dataset.")
+@click.option("--field", "fields", multiple=True, help="NAME=EXT[;EXT] or NAME=@class [default: guessed].")
+@shared_options
+def head(session: Session, url: Remote, count: int, samples: int, fields: Sequence[str]) -> None:
+    """Writes the first bytes of an object; of a folder (a URL that ends in /, or with --field), the fields
+    and first samples of a dataset of it.
+
+    \b
+    mesh head -c 100 s3://logs/today.txt
+    mesh head s3://photos/train/
+    mesh head s3://photos/shards/ --field image=jpg --field label=cls
+    """
+    with session.client() as client:
+        if not url.is_folder and not fields:
+            sys.stdout.buffer.write(client.get(url.bucket, url.key, length=count) if count else b"")
+            return
+        from meshsdk.datasets import open as open_dataset
+
+        ds = open_dataset(str(url), parse_fields(fields) if fields else None, client=client)
+        _show_dataset(session, ds, samples)
+
+
+def parse_fields(texts: Sequence[str]) -> dict[str, str]:
+    """`NAME=SPEC` options as a `fields=` argument."""
+    fields = {}
+    for text in texts:
+        name, equals, spec = text.partition("=")
+        if not equals or not name or not spec:
+            raise ConfigurationError(f"--field {text}: write NAME=EXT, as image=jpg;jpeg, or label=@class")
+        fields[name] = spec
+    return fields
+
+
+def _show_dataset(session: Session, ds: Dataset, samples: int) -> None:
+    schema = ds.schema()
+    snapshot = ds.snapshot
+    kinds = {name: str(field) for name, field in schema.items()}
+    lines = [
+        f"{snapshot.source}: {len(ds)} samples in {snapshot.shards} shards, {human(snapshot.bytes)}, "
+        f"{snapshot.skipped} skipped",
+        f"snapshot {snapshot.hash}",
+    ]
+    for name, kind in kinds.items():
+        classes = snapshot.fields[name].classes if name in snapshot.fields else ()
+        lines.append(
+            f"  {name}: {kind}" + (f", {len(classes)} classes: {', '.join(classes[:8])}" if classes else "")
+        )
+    session.show(
+        "\n".join(lines),
+        type="dataset",
+        source=snapshot.source,
+        snapshot=snapshot.hash,
+        samples=len(ds),
+        bytes=snapshot.bytes,
+        skipped=snapshot.skipped,
+        fields=kinds,
+    )
+    for index, sample in enumerate(ds.__getitems__(range(min(samples, len(ds))))):
+        shown = {name: describe(value) for name, value in sample.items()}
+        text = ", ".join(f"{name}: {value}" for name, value in shown.items())
+        session.show(f"  [{index}] {text}", type="sample", index=index, fields=shown)
+
+
+def describe(value: Any) -> str:
+    """A field's value in a few words: numbers as they are, arrays by type and shape."""
+    if isinstance(value, np.ndarray) and value.ndim:
+        return f"{value.dtype} {list(value.shape)}"
+    return str(value)

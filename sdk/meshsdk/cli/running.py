@@ -1,0 +1,101 @@
+"""What every command shares: options, the client, printing, progress.
+
+Law: a program gets one JSON object a line on stdout (`--json`); a person gets text, and a progress bar on
+stderr when it is a terminal.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from meshsdk.errors import ConfigurationError, NotFoundError, ServerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from meshsdk.client import Client
+    from meshsdk.errors import MeshError
+
+EXIT_FAILED, EXIT_USAGE, EXIT_MISSING, EXIT_INTERRUPTED = 1, 2, 3, 130
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A command's surroundings. `quiet`: no progress bar."""
+
+    endpoint: str | None
+    as_json: bool
+    quiet: bool
+
+    def client(self) -> Client:
+        """Raises ConfigurationError."""
+        from meshsdk.connecting import connect
+
+        return connect(self.endpoint)
+
+    def show(self, text: str, **record: Any) -> None:
+        """Prints `text` for a person, or `record` for a program."""
+        click.echo(json.dumps(record, ensure_ascii=False) if self.as_json else text)
+
+    @contextmanager
+    def progress(self, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+        """A bar of bytes on stderr; the callable adds to it, from any thread."""
+        if self.quiet or self.as_json or not sys.stderr.isatty():
+            yield lambda _: None
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
+        with Progress(*columns, TransferSpeedColumn(), console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(what, total=total)
+            yield lambda count: bar.advance(task, count)
+
+
+def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds --endpoint-url, --json and --quiet, before or after the command's name, and passes a Session."""
+
+    @click.option("--endpoint-url", help="The store, as http://host:9000 [default: MESH_ENDPOINT].")
+    @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
+    @click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
+    @click.pass_context
+    @functools.wraps(command)
+    def wrapped(
+        context: click.Context, /, *, endpoint_url: str | None, as_json: bool, quiet: bool, **rest: Any
+    ) -> Any:
+        outer = context.find_object(Session) or Session(None, False, False)
+        session = Session(endpoint_url or outer.endpoint, as_json or outer.as_json, quiet or outer.quiet)
+        context.obj = session
+        return command(session, **rest)
+
+    return wrapped
+
+
+def exit_code(error: MeshError) -> int:
+    if isinstance(error, NotFoundError):
+        return EXIT_MISSING
+    return EXIT_USAGE if isinstance(error, ConfigurationError) else EXIT_FAILED
+
+
+def report(error: MeshError, *, as_json: bool, stream: IO[str] | None = None) -> None:
+    """Tells an error on stderr."""
+    code = error.code if isinstance(error, ServerError) else type(error).__name__
+    line = json.dumps({"error": code, "message": str(error)}) if as_json else f"mesh: {error}"
+    click.echo(line, file=stream or sys.stderr)
+
+
+def human(size: float) -> str:
+    """A size in bytes as a person reads it: `12.3 MiB`."""
+    unit = 0
+    while size >= 1024 and unit < len(_UNITS) - 1:
+        size /= 1024
+        unit += 1
+    return f"{size:.0f} B" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"
