@@ -15,6 +15,7 @@ from aiohttp.http_exceptions import BadStatusLine, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
 from meshd.telemetry import metrics
+from meshd.web.incoming import MeshRequest
 from meshd.web.replies import Reply, new_request_id
 from meshwire.s3.errors import S3Error
 from meshwire.s3.rendering import render_error
@@ -48,9 +49,10 @@ class Connection(RequestHandler):
         """A client that ends its side in the middle of a body is told IncompleteBody; for that the other
         side must stay open a moment longer."""
         request = self._current_request
-        if request is None or request.content.is_eof():
+        if not isinstance(request, MeshRequest) or request.content.is_eof():
             return None
-        request.content.set_exception(web.RequestPayloadError("the body ended early"))
+        request.truncated = True
+        request.content.feed_eof()
         return True
 
     def handle_error(

@@ -19,6 +19,7 @@ from meshd.config import HttpSettings
 from meshd.service.access import Identity
 from meshd.web.authentication import Authenticator, request_head
 from meshd.web.connections import MeshServer
+from meshd.web.incoming import MeshRequest, request_factory
 from meshd.web.replies import Reply
 from meshd.web.s3 import S3Endpoint
 from meshd.web.settling import Trace, settle
@@ -28,11 +29,6 @@ from meshwire.s3.operations import BodyDigests
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from aiohttp.abc import AbstractStreamWriter
-    from aiohttp.http import RawRequestMessage
-    from aiohttp.streams import StreamReader
-    from aiohttp.web_protocol import RequestHandler
 
     from meshd.kit.clock import Clock
     from meshd.service.access import Access
@@ -87,20 +83,6 @@ class NativeRoute:
         return path == self.prefix or (self.prefix.endswith("/") and path.startswith(self.prefix))
 
 
-class MeshRequest(web.BaseRequest):
-    """A request whose small body may have been read and verified before its handler runs."""
-
-    ATTRS = web.BaseRequest.ATTRS | frozenset({"verified_body"})
-
-    verified_body: bytes | None = None
-
-    async def read(self) -> bytes:
-        """The whole body. Raises S3Error when it was not read before: then it is unverified."""
-        if self.verified_body is None:
-            return await super().read()
-        return self.verified_body
-
-
 def build_server(deps: WebDeps, native: Sequence[NativeRoute] = ()) -> MeshServer:
     """The server of one worker; call it in a running loop, then `loop.create_server(server, sock=...)`.
 
@@ -112,7 +94,7 @@ def build_server(deps: WebDeps, native: Sequence[NativeRoute] = ()) -> MeshServe
     return MeshServer(
         dispatcher.handle,
         clock=deps.clock,
-        request_factory=_request_factory(),
+        request_factory=request_factory(),
         keepalive_timeout=deps.http.idle_timeout,
         lingering_time=_LINGER_SECONDS,
         access_log=None,
@@ -122,21 +104,6 @@ def build_server(deps: WebDeps, native: Sequence[NativeRoute] = ()) -> MeshServe
         read_bufsize=_READ_BUFFER,
         auto_decompress=False,  # what a client compressed is stored as it is
     )
-
-
-def _request_factory() -> Callable[..., web.BaseRequest]:
-    loop = asyncio.get_running_loop()
-
-    def make(
-        message: RawRequestMessage,
-        payload: StreamReader,
-        protocol: RequestHandler,
-        writer: AbstractStreamWriter,
-        task: asyncio.Task[None],
-    ) -> web.BaseRequest:
-        return MeshRequest(message, payload, protocol, writer, task, loop)
-
-    return make
 
 
 class Dispatcher:

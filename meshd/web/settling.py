@@ -70,4 +70,6 @@ async def settle(request: web.BaseRequest, reply: Reply) -> None:
         unread = None if length is None else length - request.content.total_bytes
         if unread is None or unread > _DRAINABLE or "Expect" in request.headers:
             reply.force_close()
+    elif getattr(request, "truncated", False):
+        reply.force_close()
     await reply.prepare(request)

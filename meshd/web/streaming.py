@@ -131,7 +131,7 @@ class RequestBody:
                 data = content.read_nowait() if content.total_bytes > self.received else b""
                 if not data:
                     if content.at_eof():
-                        return
+                        break
                     async with asyncio.timeout(self._idle_seconds):
                         data = await content.readany()
                 self.received += len(data)
@@ -141,6 +141,8 @@ class RequestBody:
             raise S3Error("RequestTimeout") from None
         except RequestPayloadError as error:
             raise S3Error("IncompleteBody") from error
+        if getattr(self._request, "truncated", False):
+            raise S3Error("IncompleteBody")
 
     def _say_continue(self) -> None:
         transport = self._request.transport

@@ -7,7 +7,7 @@ import http.client
 import socket
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
@@ -15,7 +15,7 @@ from meshwire.s3.parsing import RequestHead
 from meshwire.sigv4 import Credential, sign
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 REGION = "us-east-1"
 
@@ -76,7 +76,7 @@ class Wire:
         unsigned: Mapping[str, str] | None = None,
         drop: tuple[str, ...] = (),
     ) -> bytes:
-        """A signed request head. `unsigned` headers are added after signing, `drop` removes some of the signed."""
+        """A signed request head. `unsigned` headers are added after signing; `drop` removes signed ones."""
         path, _, query = target.partition("?")
         given = {"host": self.host, **(headers or {})}
         credential = Credential(self.access_key, self.secret_key)
@@ -118,24 +118,25 @@ class Wire:
 
 def read_answer(sock: socket.socket, method: str = "GET") -> Answer:
     """The next final answer on a connection (interim ones are skipped)."""
-    response = http.client.HTTPResponse(sock, method=method)
-    response.begin()
-    body = response.read()
-    headers = {name.lower(): value for name, value in response.getheaders()}
-    response.close()
-    return Answer(response.status, headers, body)
+    with http.client.HTTPResponse(sock, method=method) as response:
+        response.begin()
+        headers = {name.lower(): value for name, value in response.getheaders()}
+        return Answer(response.status, headers, response.read())
 
 
-def read_answers(sock: socket.socket, count: int) -> Iterator[Answer]:
-    """Several answers of one connection. A single buffered reader is needed: http.client reads ahead."""
-    stream = sock.makefile("rb")
-    for _ in range(count):
-        status = int(stream.readline().split()[1])
-        headers = {}
-        while (line := stream.readline().strip()) != b"":
-            name, _, value = line.decode().partition(":")
-            headers[name.lower()] = value.strip()
-        yield Answer(status, headers, stream.read(int(headers.get("content-length", "0"))))
+def read_answers(sock: socket.socket, count: int) -> list[Answer]:
+    """Several answers of one connection. One buffered reader is needed: http.client reads ahead."""
+    with sock.makefile("rb") as stream:
+        return [_read_one(stream) for _ in range(count)]
+
+
+def _read_one(stream: BinaryIO) -> Answer:
+    status = int(stream.readline().split()[1])
+    headers = {}
+    while (line := stream.readline().strip()) != b"":
+        name, _, value = line.decode().partition(":")
+        headers[name.lower()] = value.strip()
+    return Answer(status, headers, stream.read(int(headers.get("content-length", "0"))))
 
 
 def chunked_body(pieces: list[bytes], trailers: Mapping[str, str] | None = None) -> bytes:

@@ -1,0 +1,49 @@
+"""A request as our connections make it: aiohttp's, plus what happened to its body on the way in.
+
+Law: data about one request; no behaviour of S3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiohttp.abc import AbstractStreamWriter
+    from aiohttp.http import RawRequestMessage
+    from aiohttp.streams import StreamReader
+    from aiohttp.web_protocol import RequestHandler
+
+
+class MeshRequest(web.BaseRequest):
+    """`truncated`: the client ended its side before the body was whole. `verified_body`: a small body that
+    was read and compared with its signed digest before the handler was called."""
+
+    ATTRS = web.BaseRequest.ATTRS | frozenset({"truncated", "verified_body"})
+
+    truncated: bool = False
+    verified_body: bytes | None = None
+
+    async def read(self) -> bytes:
+        """The whole body, the verified one where there is one."""
+        return await super().read() if self.verified_body is None else self.verified_body
+
+
+def request_factory() -> Callable[..., web.BaseRequest]:
+    """What the server calls for every request head. Must be made in the running loop."""
+    loop = asyncio.get_running_loop()
+
+    def make(
+        message: RawRequestMessage,
+        payload: StreamReader,
+        protocol: RequestHandler,
+        writer: AbstractStreamWriter,
+        task: asyncio.Task[None],
+    ) -> web.BaseRequest:
+        return MeshRequest(message, payload, protocol, writer, task, loop)
+
+    return make
