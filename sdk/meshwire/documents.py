@@ -51,8 +51,8 @@ def read_json(source: bytes | str, path: str = "") -> Any:
         raise PlanError(path, f"the document has more than {MAX_DOCUMENT_BYTES} bytes; send a smaller one")
     try:
         value = json.loads(source, parse_constant=_no_constant, object_pairs_hook=_no_doubles)
-    except PlanError:
-        raise
+    except PlanError as error:
+        raise PlanError(path, error.message) from error
     except (ValueError, RecursionError) as error:
         raise PlanError(path, f"not a JSON document: {shown(str(error))}") from error
     return checked_json(value, path)

@@ -156,12 +156,16 @@ def layout(
         if name in places or name.startswith(PAD) or name == "__metadata__":
             raise FrameError(f"the tensor name {name!r} is doubled or reserved")
         code, extents = dtype_code(dtype), tuple(int(extent) for extent in shape)
+        if not _possible(extents):
+            raise FrameError(f"tensor {name!r} has the impossible shape {extents}")
         start = -(-cursor // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
         if start > cursor:
             entries[f"{PAD}{len(entries)}"] = _entry("U8", (start - cursor,), cursor, start)
         cursor = start + math.prod(extents) * DTYPES[code].itemsize
         entries[name] = _entry(code, extents, start, cursor)
         places[name] = (code, extents, start, cursor - start)
+    if cursor > MAX_BODY_BYTES:
+        raise FrameError(f"a body of {cursor} bytes; frames carry at most {MAX_BODY_BYTES}")
     if checksums:
         metadata = {**metadata, CHECKSUMS: _render_checksums(dict.fromkeys(places, 0))}
     header = _render_header(entries, metadata)
@@ -170,6 +174,13 @@ def layout(
         for name, (code, shape, start, nbytes) in places.items()
     }
     return FrameLayout(header, tensors, len(header) + cursor, entries, metadata, checksums)
+
+
+def _possible(shape: tuple[int, ...]) -> bool:
+    # numpy refuses a shape whose other extents are too large even when one is 0.
+    return (
+        len(shape) <= 32 and min(shape, default=0) >= 0 and math.prod(filter(None, shape)) <= MAX_BODY_BYTES
+    )
 
 
 def _entry(code: str, shape: tuple[int, ...], start: int, end: int) -> dict[str, Any]:
@@ -258,7 +269,7 @@ def _parse_slot(name: str, entry: Any, body: int) -> TensorSlot:
     if not isinstance(code, str) or code not in DTYPES:
         raise FrameError(f"tensor {name[:60]!r} has an unknown dtype")
     shape, offsets = _extents(name, entry["shape"]), _extents(name, entry["data_offsets"])
-    if len(shape) > 32 or len(offsets) != 2 or offsets[1] < offsets[0]:
+    if not _possible(shape) or len(offsets) != 2 or offsets[1] < offsets[0]:
         raise FrameError(f"tensor {name[:60]!r} has a bad shape or bad offsets")
     nbytes = offsets[1] - offsets[0]
     if math.prod(shape) * DTYPES[code].itemsize != nbytes:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from awscrt.checksums import crc32c
 
-from meshwire.frames import FrameError, Status, layout, parse_header, views
+from meshwire.frames import MAX_BODY_BYTES, FrameError, Status, layout, parse_header, views
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -72,8 +72,8 @@ def sample_layout(
     U32[n], and with names `__name.data` U8 and `__name.offsets` I64[n+1]. Raises FrameError.
     """
     lengths = np.asarray(sizes, dtype=np.int64)
-    if lengths.ndim != 1 or (lengths < 0).any():
-        raise FrameError("a blob's size is a number of bytes from 0 on")
+    if lengths.ndim != 1 or (lengths < 0).any() or lengths.sum(dtype=np.float64) > MAX_BODY_BYTES:
+        raise FrameError("a blob's size is a number of bytes from 0 on, and all together fit into a frame")
     rooms = -(-lengths // BLOB_ALIGNMENT) * BLOB_ALIGNMENT
     starts = np.cumsum(rooms) - rooms
     blobs = int(starts[-1] + lengths[-1]) if lengths.size else 0

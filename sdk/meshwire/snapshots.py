@@ -105,8 +105,7 @@ def build_from_objects(
     """
     place = parse_source(source) if isinstance(source, str) else source
     grouping = _Grouping(fields)
-    for key, etag, size in listing:
-        grouping.add(key, etag, size)
+    grouping.extend(listing)
     return grouping.build(place)
 
 
@@ -127,32 +126,39 @@ class _Grouping:
         for name in self.columns:
             for ext in specs[name].ext:
                 self.users.setdefault(ext, []).append(name)
-        self.last = ""
 
-    def add(self, key: str, etag: str, size: int) -> None:
-        self.last = _next_key(self.last, key)
-        stem, ext = sample_key(key)
-        self.tally.count(ext)
-        users = self.users.get(ext)
-        if users is None:
-            return
-        sample = self.samples.get(stem)
-        if sample is None:
-            sample = self.samples[stem] = len(self.samples)
-            for column in self.columns.values():
-                column.append(-1)
-        for name in users:
-            self._offer(name, sample, ext)
-        self.keys.append(key)
-        self.etags.append(etag)
-        self.sizes.append(size)
+    def extend(self, listing: Iterable[tuple[str, str, int]]) -> None:
+        # The one loop over every object: about two microseconds each.
+        last, users, samples, columns = "", self.users, self.samples, list(self.columns.values())
+        for key, etag, size in listing:
+            if key <= last:
+                raise _out_of_order(key)
+            last = key
+            stem, ext = sample_key(key)
+            names = users.get(ext)
+            if names is None:
+                self.tally.count(ext)
+                continue
+            sample = samples.get(stem)
+            if sample is None:
+                sample = samples[stem] = len(samples)
+                for column in columns:
+                    column.append(-1)
+            for name in names:
+                self._offer(name, sample, ext)
+            self.keys.append(key)
+            self.etags.append(etag)
+            self.sizes.append(size)
 
     def _offer(self, name: str, sample: int, ext: str) -> None:
         """Takes the object being added for a field, unless the sample has one with a preferred extension."""
-        column, wanted = self.columns[name], self.specs[name].ext
+        column = self.columns[name]
         held = column[sample]
-        if held < 0 or wanted.index(ext) <= wanted.index(sample_key(self.keys[held])[1]):
-            column[sample] = len(self.keys)
+        if held >= 0:
+            wanted = self.specs[name].ext
+            if wanted.index(ext) > wanted.index(sample_key(self.keys[held])[1]):
+                return
+        column[sample] = len(self.keys)
 
     def build(self, source: Source) -> Built:
         columns = {name: np.array(column, dtype=np.int64) for name, column in self.columns.items()}
@@ -160,16 +166,22 @@ class _Grouping:
         labels = _Labels(self.specs, [class_of(stem, source.prefix) for stem in stems])
         kept = _kept(columns, labels, stems, self.tally)
         if not kept.size:
+            for key in self.keys:
+                self.tally.count(sample_key(key)[1])
             raise self.tally.empty(source, self.specs)
         columns = {name: column[kept] for name, column in columns.items()}
-        used = np.unique(np.concatenate(list(columns.values())))
+        needed = np.zeros(len(self.keys), dtype=np.bool_)
+        for column in columns.values():
+            needed[column] = True
+        used = np.flatnonzero(needed)
+        renumbered = np.cumsum(needed) - 1
         sizes = np.array(self.sizes, dtype=np.int64)[used]
         numbers = used.tolist()
         keys = StringColumn.of([self.keys[number] for number in numbers])
         etags = StringColumn.of([self.etags[number] for number in numbers])
         found: dict[str, BytesColumn] = {}
         for name, column in columns.items():
-            which = np.searchsorted(used, column)
+            which = renumbered[column]
             found[name] = BytesColumn(which.astype(np.int32), np.zeros_like(which), sizes[which])
         starts = np.append(np.arange(0, kept.size, SAMPLES_A_SHARD), kept.size).astype(np.int64)
         objects = Objects(source.bucket, keys, etags, sizes)
@@ -178,13 +190,9 @@ class _Grouping:
         return Built(snapshot, self.tally.skipped, tuple(self.tally.examples))
 
 
-def _next_key(last: str, key: str) -> str:
-    # Code points order as UTF-8 bytes do, so this is the store's order.
-    if key <= last:
-        raise PlanError(
-            "source", f"the listing is out of order at {shown(key)}; list the keys by their UTF-8 bytes"
-        )
-    return key
+def _out_of_order(key: str) -> PlanError:
+    # Compared as text: code points order as UTF-8 bytes do, so this is the store's order.
+    return PlanError("source", f"the listing is out of order at {shown(key)}; list keys by their UTF-8 bytes")
 
 
 class _Labels:
@@ -262,7 +270,9 @@ class _Gathering:
         self.last = ""
 
     def add(self, key: str, etag: str, size: int, index: ShardIndex, folder: str | None) -> None:
-        self.last = _next_key(self.last, key)
+        if key <= self.last:
+            raise _out_of_order(key)
+        self.last = key
         if (index.offsets + index.sizes > size).any():
             raise PlanError(
                 "source", f"the index of {shown(key)} reaches beyond its {size} bytes; index it again"

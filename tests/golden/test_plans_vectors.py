@@ -1,0 +1,147 @@
+"""Frozen results of everything that a plan's content depends on: other numbers mean other batches.
+
+`GOLDEN=rewrite pytest tests/golden/test_plans_vectors.py` writes the files anew, for a change that is meant.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from meshwire.fields import parse_fields
+from meshwire.frames import layout, parse_header, verify, views
+from meshwire.permutations import Feistel, order
+from meshwire.plans import LoaderState, ShuffleSpec, canonical, parse_spec, plan_hash
+from meshwire.randomness import KeyedRandom, derive_key
+from meshwire.sampleframes import SampleFrame, sample_layout
+from meshwire.shardindex import index_tar
+from meshwire.snapshots import build_from_objects, build_from_tars
+from meshwire.tars import TarMember
+
+DATA = Path(__file__).parent / "plans"
+REWRITE = os.environ.get("GOLDEN") == "rewrite"
+SPEC = {
+    "ops": [
+        {"op": "decode", "field": "image", "version": "1"},
+        {
+            "op": "random_resized_crop",
+            "field": "image",
+            "args": {"size": 224, "scale": [0.08, 1.0]},
+            "version": "1",
+        },
+    ],
+    "seed": 7,
+    "shuffle": {"kind": "blocks", "shards": 64},
+}
+
+
+def randomness() -> dict[str, Any]:
+    draws = KeyedRandom(7, 3, 12345, 2)
+    return {
+        "derive_key": [derive_key(), derive_key(0), derive_key(7, 3, 12345, 2), derive_key(2**64 - 1, 1)],
+        "bits": [draws.bits() for _ in range(4)],
+        "uniform": [draws.uniform() for _ in range(4)],
+        "integer": [draws.integer(n) for n in (1, 10, 1000, 2**40, 2**63)],
+        "log_uniform": [draws.log_uniform(3 / 4, 4 / 3).hex() for _ in range(4)],
+        "chance": [draws.chance(0.5) for _ in range(8)],
+    }
+
+
+def orders() -> dict[str, Any]:
+    starts = np.array([0, 3, 3, 10, 11, 20], dtype=np.int64)
+    large = np.array([0, 1, 2**40, 2**62 - 1], dtype=np.int64)
+    return {
+        "feistel_10": Feistel(10, 1).many(np.arange(10)).tolist(),
+        "feistel_1000": Feistel(1000, 2**64 - 1).many(np.arange(0, 1000, 97)).tolist(),
+        "feistel_large": Feistel(2**62, 5).many(large).tolist(),
+        "global": order(ShuffleSpec("global"), starts, 7, 0).many(np.arange(20)).tolist(),
+        "global_epoch_1": order(ShuffleSpec("global"), starts, 7, 1).many(np.arange(20)).tolist(),
+        "blocks_2": order(ShuffleSpec("blocks", 2), starts, 7, 0).many(np.arange(20)).tolist(),
+        "none": order(ShuffleSpec("none"), starts, 7, 0).many(np.arange(20)).tolist(),
+    }
+
+
+def documents() -> dict[str, Any]:
+    spec = parse_spec(SPEC)
+    fields = parse_fields({"image": ["jpg", "jpeg"], "label": {"class": "prefix"}})
+    rows = [
+        (f"train/{name}", f"{size:032x}", size) for size, name in enumerate(["cat/1.jpg", "dog/2.jpg"], 100)
+    ]
+    members = [
+        TarMember(name, 9, 512 + 1024 * at, 0, 0, "0") for at, name in enumerate(["c/1.jpg", "d/ü.jpeg"])
+    ]
+    index = index_tar(members)
+    objects = build_from_objects(rows, source="s3://photos/train", fields=fields).snapshot
+    tars = build_from_tars([("a.tar", "e", 4096, index)], source="s3://photos", fields=fields).snapshot
+    return {
+        "canonical": canonical(spec).decode(),
+        "plan": plan_hash("ab" * 32, spec),
+        "snapshot_of_objects": objects.hash,
+        "snapshot_of_tars": tars.hash,
+        "shard_index": hashlib.sha256(index.to_bytes()).hexdigest(),
+        "state": LoaderState("ab" * 32, "cd" * 32, 7, 3, 12_288).to_json(),
+    }
+
+
+def tensors() -> bytes:
+    metadata = {"version": "1", "plan": "ab" * 32, "epoch": "3", "step": "17", "rank": "0", "world": "8"}
+    fields = [
+        ("image", "U8", (2, 3, 5, 5)),
+        ("label", "I64", (2,)),
+        ("__pos", "I64", (2,)),
+        ("__status", "U8", (2,)),
+    ]
+    frame = layout(fields, metadata)
+    data = bytearray(frame.size)
+    frame.tensors["image"].view(data)[...] = np.arange(150, dtype=np.uint8).reshape(2, 3, 5, 5)
+    frame.tensors["label"].view(data)[:] = [3, -1]
+    frame.tensors["__pos"].view(data)[:] = [34, 35]
+    frame.tensors["__status"].view(data)[:] = [0, 1]
+    frame.seal(data)
+    return bytes(data)
+
+
+def samples() -> bytes:
+    blobs = [b"first", b"second blob"]
+    frame = sample_layout([len(blob) for blob in blobs], {"version": "1"}, ["a/1.jpg", "a/2.jpg"])
+    data = bytearray(frame.size)
+    for blob, (start, length) in zip(blobs, frame.places.tolist(), strict=True):
+        data[start : start + length] = blob
+    frame.seal(data, np.array([0, 4], dtype=np.uint8))
+    return bytes(data)
+
+
+@pytest.mark.parametrize("make", [randomness, orders, documents])
+def test_values_are_those_of_the_file(make: Any):
+    path = DATA / f"{make.__name__}.json"
+    if REWRITE:
+        lines = [
+            f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in make().items()
+        ]
+        path.write_text("{\n " + ",\n ".join(lines) + "\n}\n")
+    assert make() == json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("make", [tensors, samples])
+def test_frames_are_those_of_the_file(make: Any):
+    path = DATA / f"{make.__name__}.safetensors"
+    if REWRITE:
+        path.write_bytes(make())
+    assert make() == path.read_bytes()
+
+
+def test_the_kept_frames_are_read_by_us_and_by_stock_safetensors():
+    data = (DATA / "tensors.safetensors").read_bytes()
+    verify(data)
+    assert parse_header(data).metadata["step"] == "17"
+    assert safetensors.numpy.load(data)["label"].tolist() == views(data)["label"].tolist() == [3, -1]
+    frame = SampleFrame((DATA / "samples.safetensors").read_bytes())
+    assert [bytes(blob) for blob in frame] == [b"first", b"second blob"]
+    assert [frame.name(0), frame.status.tolist()] == ["a/1.jpg", [0, 4]]

@@ -1,0 +1,124 @@
+"""Orders: bijections for every n and key, one = many, and no visible pattern."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwire.permutations import BlocksOrder, Feistel, GlobalOrder, StoredOrder, order
+from meshwire.plans import ShuffleSpec
+
+keys = st.integers(0, 2**64 - 1)
+shard_sizes = st.lists(st.integers(0, 40), min_size=1, max_size=30)
+
+
+def starts_of(sizes: list[int]) -> np.ndarray:
+    return np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+
+
+def test_every_small_n_is_permuted():
+    for n in range(1, 2600):
+        values = Feistel(n, key=n).many(np.arange(n))
+        assert (np.bincount(values, minlength=n) == 1).all(), n
+
+
+@given(n=st.integers(1, 2**62), key=keys, data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_one_and_many_agree_and_stay_inside(n: int, key: int, data: st.DataObject):
+    permutation = Feistel(n, key)
+    positions = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=20, unique=True))
+    values = permutation.many(np.array(positions)).tolist()
+    assert values == [permutation(position) for position in positions]
+    assert all(0 <= value < n for value in values)
+    assert len(set(values)) == len(positions)
+
+
+@pytest.mark.parametrize("n", [2**20, 2**20 + 1, 3_000_017])
+def test_large_n_are_permuted(n: int):
+    values = Feistel(n, key=1).many(np.arange(n))
+    assert (np.bincount(values, minlength=n) == 1).all()
+
+
+@given(
+    sizes=shard_sizes, window=st.integers(1, 35), seed=st.integers(0, 2**63 - 1), epoch=st.integers(0, 1000)
+)
+@settings(max_examples=150, deadline=None)
+def test_blocks_is_a_bijection_that_meets_each_shard_in_one_window(
+    sizes: list[int], window: int, seed: int, epoch: int
+):
+    starts = starts_of(sizes)
+    blocks = BlocksOrder(starts, window, seed, epoch)
+    samples = blocks.many(np.arange(blocks.n))
+    assert sorted(samples.tolist()) == list(range(blocks.n))
+    assert samples.tolist() == [blocks.one(position) for position in range(blocks.n)]
+    shard = np.searchsorted(starts, samples, side="right") - 1
+    for position, number in enumerate(shard.tolist()):
+        assert number in blocks.shards_at(position)
+    spans = {number: np.flatnonzero(shard == number) for number in set(shard.tolist())}
+    widest = max((sum(sorted(sizes)[-window:]), 1))
+    assert all(places[-1] - places[0] < widest for places in spans.values())
+
+
+@given(sizes=shard_sizes, seed=st.integers(0, 2**63 - 1), epoch=st.integers(0, 5), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_subset_of_positions_in_any_order_gives_the_same_samples(
+    sizes: list[int], seed: int, epoch: int, data: st.DataObject
+):
+    starts = starts_of(sizes)
+    for shuffle in (ShuffleSpec("global"), ShuffleSpec("none"), ShuffleSpec("blocks", 4)):
+        whole = order(shuffle, starts, seed, epoch)
+        everything = whole.many(np.arange(whole.n))
+        some = data.draw(st.lists(st.integers(0, max(whole.n - 1, 0)), max_size=30)) if whole.n else []
+        assert whole.many(np.array(some, dtype=np.int64)).tolist() == everything[some].tolist()
+
+
+def test_positions_outside_are_refused():
+    for whole in (GlobalOrder(10, 1, 1), StoredOrder(10), BlocksOrder(starts_of([4, 6]), 1, 1, 1)):
+        for position in (-1, 10):
+            with pytest.raises(IndexError):
+                whole.one(position)
+            with pytest.raises(IndexError):
+                whole.many(np.array([0, position]))
+    with pytest.raises(IndexError):
+        GlobalOrder(0, 1, 1).one(0)
+
+
+def test_malformed_shards_are_refused():
+    for starts, window in (([0, 5, 3], 1), ([1, 2], 1), ([], 1), ([0, 5], 0)):
+        with pytest.raises(ValueError, match="shard_starts"):
+            BlocksOrder(np.array(starts, dtype=np.int64), window, 1, 1)
+
+
+def test_epochs_and_seeds_differ():
+    base = GlobalOrder(1000, 7, 0).many(np.arange(1000))
+    for other in (GlobalOrder(1000, 7, 1), GlobalOrder(1000, 8, 0)):
+        assert np.count_nonzero(other.many(np.arange(1000)) == base) < 12  # about one is expected
+
+
+@pytest.mark.parametrize("n", [3, 10, 64, 100])
+def test_every_place_is_equally_likely(n: int):
+    draws = 4000
+    hits = np.zeros((n, n))
+    for key in range(draws):
+        hits[np.arange(n), Feistel(n, key).many(np.arange(n))] += 1
+    expected = draws / n
+    chi_square = ((hits - expected) ** 2 / expected).sum()
+    freedom = (n - 1) ** 2
+    assert abs(chi_square - freedom) < 6 * (2 * freedom) ** 0.5
+
+
+def test_neighbours_are_not_kept_together():
+    n = 100_000
+    values = Feistel(n, 5).many(np.arange(n))
+    distance = np.abs(np.diff(values)).mean()
+    assert abs(distance - n / 3) < n / 100
+    assert abs(np.corrcoef(np.arange(n), values)[0, 1]) < 0.02
+
+
+def test_memory_is_of_the_order_of_shards_not_samples():
+    million_shards = np.arange(10_001, dtype=np.int64) * 10**9
+    blocks = BlocksOrder(million_shards, 64, 1, 0)
+    samples = blocks.many(np.array([0, 5 * 10**12, 10**13 - 1]))
+    assert ((samples >= 0) & (samples < 10**13)).all()
