@@ -54,16 +54,21 @@ class Npy:
         return FieldType("array", self.dtype, (None,) if self.shape is None else self.shape)
 
     def apply(self, value: bytes, random: KeyedRandom) -> npt.NDArray[Any]:
-        found_shape, fortran, found = _header(value)
+        found_shape, fortran, found, start = _header(value)
         if found.hasobject or found.newbyteorder("=") != np.dtype(self.dtype):
             raise BadSampleError(f"the array has dtype {found}, the plan says {self.dtype}")
         if self.shape is not None and found_shape != self.shape:
             raise BadSampleError(f"the array has shape {found_shape}, the plan says {self.shape}")
-        return _body(value, found_shape, found, fortran=fortran).astype(self.dtype, copy=False)
+        count, room = math.prod(found_shape), len(value) - start
+        if any(extent < 0 for extent in found_shape) or count * found.itemsize != room:
+            raise BadSampleError(f"the array claims {count} values of {found}, the file has {room} bytes of them")
+        flat = np.frombuffer(value, found, count, start)
+        array = flat.reshape(found_shape, order="F" if fortran else "C")
+        return np.ascontiguousarray(array, dtype=self.dtype)
 
 
-def _header(value: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """(shape, fortran order, dtype) of an npy file. Raises BadSampleError."""
+def _header(value: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """(shape, fortran order, dtype, where the data begins) of an npy file. Raises BadSampleError."""
     file = io.BytesIO(value)
     try:
         version = npy_format.read_magic(file)
@@ -71,15 +76,4 @@ def _header(value: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         found_shape, fortran, found = reader(file, max_header_size=_HEADER_LIMIT)
     except Exception as error:  # the parser of a foreign format: whatever it raises, the file is at fault
         raise BadSampleError(f"not an npy file: {error}") from error
-    return tuple(found_shape), bool(fortran), found
-
-
-def _body(
-    value: bytes, found_shape: tuple[int, ...], found: np.dtype[Any], *, fortran: bool
-) -> npt.NDArray[Any]:
-    count = math.prod(found_shape)
-    size = count * found.itemsize
-    if any(extent < 0 for extent in found_shape) or size > len(value):
-        raise BadSampleError(f"the array claims {size} bytes, the file has {len(value)}; it was cut short")
-    flat = np.frombuffer(value, found, count, offset=len(value) - size) if count else np.empty(0, found)
-    return np.ascontiguousarray(flat.reshape(found_shape, order="F" if fortran else "C"))
+    return tuple(found_shape), bool(fortran), found, file.tell()

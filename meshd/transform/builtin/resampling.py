@@ -1,8 +1,9 @@
 """Antialiased resampling of uint8 images, defined so that a decoder's shrink-on-load can do part of it.
 
-Law: integer arithmetic only (OpenCV's fixed-point paths, IPP off), so that every machine gives the same bytes.
-Definition: halve an axis by 2-pixel means while it is at least twice the target; blur it by a 3-tap Gaussian
-of σ = ½√(r²-1) when its ratio r is still above 1.15; then bilinear, pixel centres aligned.
+Law: integer arithmetic only (OpenCV's fixed-point paths, IPP off): every machine gives the same bytes.
+Definition: halve an axis by 2-pixel means while it is at least twice the target (an odd last row or column is
+doubled, as libjpeg does); blur it by a 3-tap Gaussian of σ = ½√(r²-1) when its ratio r is still above 1.15;
+then bilinear, pixel centres aligned.
 """
 
 from __future__ import annotations
@@ -79,8 +80,11 @@ def _halve(image: Image, height: int, width: int) -> Image:
         by_y, by_x = 2 if rows >= 2 * height else 1, 2 if columns >= 2 * width else 1
         if by_y == by_x == 1:
             return image
-        whole = image[: rows - rows % by_y, : columns - columns % by_x]
-        image = pixels(cv2.resize(whole, (columns // by_x, rows // by_y), interpolation=cv2.INTER_AREA))
+        odd_y, odd_x = rows % by_y, columns % by_x
+        if odd_y or odd_x:
+            image = pixels(cv2.copyMakeBorder(image, 0, odd_y, 0, odd_x, cv2.BORDER_REPLICATE))
+        size = (columns + odd_x) // by_x, (rows + odd_y) // by_y
+        image = pixels(cv2.resize(image, size, interpolation=cv2.INTER_AREA))
 
 
 def _sigma(ratio: float) -> float:

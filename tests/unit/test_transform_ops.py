@@ -1,0 +1,348 @@
+"""Each op: shapes, types, arguments, and what hostile bytes get (a BadSampleError, never part of an image)."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from meshd.transform.chains import Chain, compile_chain
+from meshd.transform.errors import BadSampleError, OpFailedError, UnknownBuildError, UnknownOpError
+from meshd.transform.programs import compile_program, load_program, with_versions
+from meshd.transform.registry import OPS, operation
+from meshwire.documents import PlanError, canonical_json
+from meshwire.plans import OpSpec, parse_spec, spec_document
+from meshwire.randomness import KeyedRandom
+
+
+def picture(height: int = 60, width: int = 80) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """A smooth picture with a different ramp in each channel."""
+    y, x = np.mgrid[0:height, 0:width]
+    return np.stack([x * 255 // width, y * 255 // height, (x + y) * 255 // (width + height)], -1).astype(
+        np.uint8
+    )
+
+
+def encoded(form: str, image: Image.Image | None = None, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    (image or Image.fromarray(picture())).save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def chain(*ops: tuple[str, dict[str, Any]], fuse: bool = True) -> Chain:
+    specs = [(i, OpSpec(name, "image", args)) for i, (name, args) in enumerate(ops)]
+    return compile_chain(specs, fuse=fuse)
+
+
+def draw(stream: int) -> KeyedRandom:
+    return KeyedRandom(7, 0, 3, stream)
+
+
+def rendered(data: bytes, *ops: tuple[str, dict[str, Any]]) -> Any:
+    return chain(*ops).render(data, draw)
+
+
+# --- decoding ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["PNG", "WEBP", "BMP", "TIFF"])
+def test_lossless_formats_give_the_pixels(form: str) -> None:
+    data = encoded(form, **({"lossless": True} if form == "WEBP" else {}))
+    np.testing.assert_array_equal(rendered(data, ("decode", {})), picture())
+
+
+def test_jpeg_is_close_to_the_pixels() -> None:
+    got = rendered(encoded("JPEG", quality=95), ("decode", {}))
+    assert got.dtype == np.uint8
+    assert np.abs(got.astype(int) - picture()).mean() < 2
+
+
+def test_grey_has_one_channel() -> None:
+    for form in ("JPEG", "PNG"):
+        assert rendered(encoded(form), ("decode", {"mode": "gray"})).shape == (60, 80, 1)
+    grey = encoded("JPEG", Image.fromarray(picture()).convert("L"))
+    assert rendered(grey, ("decode", {})).shape == (60, 80, 3)
+
+
+def test_other_colour_models_become_rgb() -> None:
+    base = Image.fromarray(picture())
+    for image, form in [
+        (base.convert("RGBA"), "PNG"),
+        (base.convert("P"), "PNG"),
+        (base.convert("1"), "PNG"),
+        (base.convert("CMYK"), "JPEG"),
+        (base.convert("P"), "GIF"),
+    ]:
+        got = rendered(encoded(form, image), ("decode", {}))
+        assert got.shape == (60, 80, 3)
+    assert (
+        np.abs(rendered(encoded("JPEG", base.convert("CMYK")), ("decode", {})).astype(int) - picture()).mean()
+        < 4
+    )
+
+
+def test_sixteen_bits_are_scaled_not_clipped() -> None:
+    wide = Image.fromarray(np.full((4, 4), 0x8000, dtype=np.uint16))
+    assert int(rendered(encoded("PNG", wide), ("decode", {"mode": "gray"}))[0, 0, 0]) == 0x80
+
+
+def png_of_size(width: int, height: int) -> bytes:
+    """A PNG whose header claims a size, with next to no data."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + body
+
+
+HOSTILE = {
+    "empty": b"",
+    "text": b"not an image at all",
+    "jpeg magic": b"\xff\xd8\xff",
+    "half a jpeg": encoded("JPEG")[: len(encoded("JPEG")) // 2],
+    "jpeg without its end": encoded("JPEG")[:-2],
+    "progressive, cut": encoded("JPEG", progressive=True)[:-40],
+    "half a png": encoded("PNG")[: len(encoded("PNG")) // 2],
+    "half a webp": encoded("WEBP")[: len(encoded("WEBP")) // 2],
+    "half a gif": encoded("GIF")[:200],
+    "a bomb": png_of_size(60000, 60000),
+    "a claim without data": png_of_size(500, 500),
+    "damaged png": encoded("PNG")[:100] + b"\xff" * 40 + encoded("PNG")[140:],
+    "a jpeg of 65000 by 65000": encoded("JPEG").replace(
+        struct.pack(">HH", 60, 80), struct.pack(">HH", 65000, 65000), 1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("fuse", [True, False])
+def test_hostile_bytes_are_bad_samples(name: str, fuse: bool) -> None:
+    ops = (("decode", {}), ("random_resized_crop", {"size": 16}), ("to_chw", {}))
+    row = np.zeros((3, 16, 16), dtype=np.uint8)
+    with pytest.raises(BadSampleError) as caught:
+        chain(*ops, fuse=fuse).render_into(HOSTILE[name], draw, row)
+    assert "decode" in caught.value.op
+    assert "Traceback" not in caught.value.reason
+
+
+def test_random_damage_never_breaks_an_op() -> None:
+    rng = np.random.default_rng(3)
+    compiled = chain(("decode", {}), ("resize", {"size": [8, 8]}))
+    for form in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"):
+        whole = encoded(form)
+        for _ in range(25):
+            data = bytearray(whole)
+            for at in rng.integers(0, len(data), 8):
+                data[at] = rng.integers(0, 256)
+            try:
+                assert compiled.render(bytes(data), draw).shape == (8, 8, 3)
+            except BadSampleError:
+                pass
+
+
+# --- windows, flips, layouts ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ops", "shape"),
+    [
+        ([("resize", {"size": [20, 30]})], (20, 30, 3)),
+        ([("resize", {"size": 20})], (20, 26, 3)),
+        ([("resize", {"size": 200})], (200, 266, 3)),
+        ([("center_crop", {"size": 32})], (32, 32, 3)),
+        ([("center_crop", {"size": [10, 50]})], (10, 50, 3)),
+        ([("random_resized_crop", {"size": 24})], (24, 24, 3)),
+        ([("random_resized_crop", {"size": [24, 12], "scale": [0.5, 0.5], "ratio": [1, 1]})], (24, 12, 3)),
+        ([("hflip", {})], (60, 80, 3)),
+        ([("resize", {"size": 40}), ("center_crop", {"size": 32}), ("to_chw", {})], (3, 32, 32)),
+        ([("to_chw", {}), ("to_hwc", {})], (60, 80, 3)),
+    ],
+)
+def test_shapes_are_as_inferred(ops: list[tuple[str, dict[str, Any]]], shape: tuple[int, ...]) -> None:
+    for mode, channels in (("rgb", 3), ("gray", 1)):
+        compiled = chain(("decode", {"mode": mode}), *ops)
+        got = compiled.render(encoded("PNG"), draw)
+        wanted = tuple(channels if extent == 3 else extent for extent in shape)
+        assert got.shape == wanted
+        assert got.dtype == np.uint8
+        for known, real in zip(compiled.output.shape, wanted, strict=True):
+            assert known in (None, real)
+
+
+def test_center_crop_is_the_middle_and_flip_mirrors() -> None:
+    got = rendered(encoded("PNG"), ("decode", {}), ("center_crop", {"size": [20, 40]}))
+    np.testing.assert_array_equal(got, picture()[20:40, 20:60])
+    flipped = rendered(encoded("PNG"), ("decode", {}), ("hflip", {"p": 1.0}))
+    np.testing.assert_array_equal(flipped, picture()[:, ::-1])
+    same = rendered(encoded("PNG"), ("decode", {}), ("hflip", {"p": 0}))
+    np.testing.assert_array_equal(same, picture())
+
+
+def test_a_crop_larger_than_the_image_is_a_bad_sample() -> None:
+    with pytest.raises(BadSampleError, match="smaller than the crop"):
+        rendered(encoded("PNG"), ("decode", {}), ("center_crop", {"size": 100}))
+
+
+def test_randomness_is_keyed_by_position_and_op() -> None:
+    compiled = chain(("decode", {}), ("random_resized_crop", {"size": 16}))
+    data = encoded("PNG")
+
+    def at(position: int) -> bytes:
+        return bytes(compiled.render(data, lambda stream: KeyedRandom(1, 0, position, stream)).tobytes())
+
+    assert at(5) == at(5)
+    assert len({at(position) for position in range(20)}) > 15
+
+
+@pytest.mark.parametrize("size", [(60, 80), (30, 40), (47, 53), (120, 90), (7, 80), (16, 20), (300, 9)])
+def test_resampling_is_antialiased_like_pillow(size: tuple[int, int]) -> None:
+    rng = np.random.default_rng(0)
+    noisy = np.clip(picture(256, 320).astype(int) + rng.integers(-20, 20, (256, 320, 1)), 0, 255).astype(
+        np.uint8
+    )
+    got = rendered(encoded("PNG", Image.fromarray(noisy)), ("decode", {}), ("resize", {"size": list(size)}))
+    oracle = np.asarray(Image.fromarray(noisy).resize(size[::-1], Image.Resampling.BILINEAR))
+    assert np.abs(got.astype(int) - oracle).mean() < 4
+
+
+# --- labels and arrays -----------------------------------------------------------------------------------
+
+
+def test_labels() -> None:
+    assert rendered(b" 7\n", ("int_label", {})) == 7
+    assert rendered(b"-12", ("int_label", {})) == -12
+    assert rendered(b"cat\n", ("text_label", {"classes": ["dog", "cat"]})) == 1
+    row = np.zeros((), dtype=np.int64)
+    chain(("int_label", {})).render_into(b"41", draw, row)
+    assert int(row) == 41
+
+
+@pytest.mark.parametrize("data", [b"", b"seven", b"1.5", b"9" * 30, b"\xff\xfe", b"1" * 5000, "٣".encode()])
+def test_what_is_no_integer(data: bytes) -> None:
+    with pytest.raises(BadSampleError):
+        rendered(data, ("int_label", {}))
+
+
+def npy(array: Any, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array, **options)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_npy(order: Any) -> None:
+    array = np.array(np.arange(12, dtype=np.float32).reshape(3, 4), order=order)
+    got = rendered(npy(array), ("npy", {"dtype": "float32", "shape": [3, 4]}))
+    np.testing.assert_array_equal(got, array)
+    assert chain(("npy", {"dtype": "float32", "shape": [3, 4]})).output.fixed == (3, 4)
+    assert chain(("npy", {})).output.fixed is None
+
+
+def test_big_endian_npy_is_turned() -> None:
+    got = rendered(npy(np.arange(4, dtype=">i4")), ("npy", {"dtype": "int32", "shape": [4]}))
+    assert got.dtype == np.dtype("<i4")
+    assert got.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x93NUMPY",
+        npy(np.arange(4, dtype=np.float64)),
+        npy(np.arange(5, dtype=np.float32)),
+        npy(np.arange(4, dtype=np.float32))[:-4],
+        npy(np.array([{"a": 1}], dtype=object), allow_pickle=True),
+        npy(np.arange(4, dtype=np.float32)).replace(b"(4,), ", b"(9,), "),
+        npy(np.arange(4, dtype=np.float32)).replace(b"(4,)", b"(-4,)"),
+    ],
+)
+def test_npy_that_is_not_what_the_plan_says(data: bytes) -> None:
+    with pytest.raises(BadSampleError):
+        rendered(data, ("npy", {"dtype": "float32", "shape": [4]}))
+
+
+def test_bytes_stay_bytes() -> None:
+    assert rendered(b"abc") == b"abc"
+    assert rendered(b"abc", ("raw", {})) == b"abc"
+
+
+# --- plans -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ops", "path", "hint"),
+    [
+        ([("decode", {"mode": "rgba"})], "ops[0].args.mode", "rgb"),
+        ([("decode", {"mod": "rgb"})], "ops[0].args.mod", "did you mean 'mode'"),
+        ([("decode", {}), ("resize", {})], "ops[1].args.size", "missing"),
+        ([("decode", {}), ("resize", {"size": 0})], "ops[1].args.size", "outside"),
+        ([("decode", {}), ("resize", {"size": [1, 2, 3]})], "ops[1].args.size", "height"),
+        ([("decode", {}), ("resize", {"size": 1 << 20})], "ops[1].args.size", "outside"),
+        ([("decode", {}), ("random_resized_crop", {"size": 9, "scale": [0, 1]})], "ops[1].args.scale", "lowest"),
+        ([("decode", {}), ("hflip", {"p": 2})], "ops[1].args.p", "outside"),
+        ([("decode", {}), ("decode", {})], "ops[1]", "first op"),
+        ([("resize", {"size": 9})], "ops[0]", "decode it first"),
+        ([("decode", {}), ("to_chw", {}), ("hflip", {})], "ops[2]", "before to_chw"),
+        ([("text_label", {"classes": ["a", "a"]})], "ops[0].args.classes", "twice"),
+        ([("npy", {"dtype": "object"})], "ops[0].args.dtype", "object"),
+        ([("decode", {}), ("resize", {"size": 10}), ("resize", {"size": [5, 5]}), ("center_crop", {"size": 6})],
+         "ops[3]", "resize first"),
+    ],
+)  # fmt: skip
+def test_wrong_plans_name_the_field(ops: list[tuple[str, dict[str, Any]]], path: str, hint: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        chain(*ops)
+    assert caught.value.path == path
+    assert hint in str(caught.value)
+
+
+def test_unknown_ops_and_builds() -> None:
+    with pytest.raises(UnknownOpError, match="did you mean 'hflip'"):
+        chain(("hflipp", {}))
+    spec = parse_spec({"ops": [{"op": "hflip", "field": "image", "version": "99"}]})
+    with pytest.raises(UnknownBuildError, match="version 1"):
+        with_versions(spec)
+
+
+def test_programs_know_their_fields() -> None:
+    spec = parse_spec({"ops": [{"op": "decode", "field": "imag"}]})
+    with pytest.raises(PlanError, match="did you mean 'image'"):
+        compile_program(spec, ["image"])
+    spec = parse_spec({"ops": [{"op": "decode", "field": "label"}]})
+    with pytest.raises(PlanError, match="takes no ops"):
+        compile_program(spec, ["image"], ["label"])
+
+
+def test_a_program_travels_as_text() -> None:
+    spec = with_versions(parse_spec({"seed": 3, "ops": [{"op": "decode", "field": "b"}]}))
+    text = canonical_json({"spec": spec_document(spec), "fields": ["a", "b"]}).decode()
+    program = load_program(text)
+    assert list(program.chains) == ["a", "b"]
+    assert program.seed == 3
+    assert program.outputs["b"].kind == "image"
+
+
+def test_a_defect_of_an_op_is_not_a_bad_sample() -> None:
+    @operation("test_broken")
+    class Broken:
+        """Raises."""
+
+        def infer(self, field: Any) -> Any:
+            return field
+
+        def apply(self, value: Any, random: Any) -> Any:
+            return 1 // 0
+
+    try:
+        with pytest.raises(OpFailedError, match="test_broken: ZeroDivisionError"):
+            rendered(b"x", ("test_broken", {}))
+    finally:
+        del OPS["test_broken"]
