@@ -102,6 +102,6 @@ def split_frame(arrays: Mapping[str, Any], convert: Callable[[Any], Any]) -> tup
 
 
 def make_batch(frame: Frame, epoch: int, convert: Callable[[Any], Any]) -> Batch:
-    """The batch of a frame."""
+    """The batch of a frame. Positions and status are copied: they are small, and must not keep a slot."""
     fields, positions, status = split_frame(frame.arrays, convert)
-    return Batch(fields, positions, status, epoch, frame.step)
+    return Batch(fields, positions.copy(), status.copy(), epoch, frame.step)

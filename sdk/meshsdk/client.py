@@ -155,10 +155,11 @@ class Client:
         """The bytes from `offset`, `length` of them or to the end. With `etag`, PreconditionError if it
         changed.
         """
+        if length == 0:
+            return b""
+        request = get_request(bucket, key, offset, length, etag)
         try:
-            return self.transport.call(
-                get_request(bucket, key, offset, length, etag), lambda r: r.read(1 << 40)
-            )
+            return self.transport.call(request, lambda response: response.read(1 << 40))
         except NotFoundError as error:
             raise _explained(error, bucket, key) from error
 

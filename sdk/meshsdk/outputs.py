@@ -127,9 +127,9 @@ class CudaStage:
 
 
 def _with_host(batch: Batch, convert: Any) -> Batch:
-    """Positions and status as tensors that live apart from the slot: they are small, and outlive it often."""
-    batch.positions = convert(batch.positions.copy())
-    batch.status = convert(batch.status.copy())
+    """Positions and status as tensors, too."""
+    batch.positions = convert(batch.positions)
+    batch.status = convert(batch.status)
     return batch
 
 

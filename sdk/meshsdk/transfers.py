@@ -273,6 +273,8 @@ def _fetch_range(
 
 def _write_body(response: Response, descriptor: int, start: int, progress: Progress) -> ObjectInfo:
     done = 0
+    if start and response.status != 206:
+        raise MeshError("the server ignores byte ranges: give a larger part= to fetch the object in one")
     try:
         for piece in response.pieces(MIB):
             os.pwrite(descriptor, piece, start + done)
@@ -293,18 +295,16 @@ def stream(
     """
     etag: str | None = None
     end = None if length is None else offset + length
-    if length == 0:
-        return
-    while True:
-        reader = _Streamed(
-            client, get_request(bucket, key, offset, None if end is None else end - offset, etag)
-        )
+    while end is None or offset < end:
+        begun = offset
+        left = None if end is None else end - offset
+        reader = _Streamed(client, get_request(bucket, key, offset, left, etag))
         try:
             for piece in reader:
                 offset += len(piece)
                 yield piece
         except ConnectError:
-            if reader.etag is None or not offset:
+            if offset == begun:  # not one piece further: the network is gone, not this connection
                 raise
             etag = reader.etag
         else:

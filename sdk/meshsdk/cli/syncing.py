@@ -106,12 +106,14 @@ def sync(
         ours, theirs = _entries(client, source, excluded), _entries(client, target, excluded)
         if not ours and (delete or isinstance(source, Remote)):
             raise NotFoundError(f"nothing is in {source}: is the address right?", status=404)
-        same = _content_check(client, source, target, theirs)
+        same = _content_check(source, target, theirs)
         difference = compare(ours, theirs, delete=delete, same_content=same)
         copies = [
             Copy(source.below(name), target.below(name), ours[name].size, ours[name].modified_ms)
             for name in difference.copy
         ]
+        if not copies and not difference.delete and not session.as_json:
+            click.echo(f"nothing to do: {len(ours)} files are the same", err=True)
         code = run_copies(session, client, copies, jobs=jobs, dryrun=dryrun)
         return _delete(session, client, target, difference.delete, dryrun) or code
 
@@ -150,10 +152,9 @@ def _entries(client: Client, place: Local | Remote, excluded: Sequence[str]) -> 
 
 
 def _content_check(
-    client: Client, source: Local | Remote, target: Local | Remote, theirs: Mapping[str, Entry]
+    source: Local | Remote, target: Local | Remote, theirs: Mapping[str, Entry]
 ) -> Callable[[str], bool]:
     """Whether a local file that looks newer has the stored object's MD5: touched, not changed."""
-    del client
     if not isinstance(source, Local) or not isinstance(target, Remote):
         return lambda _: False
 
