@@ -7,6 +7,7 @@ Invariant: keys are ordered and measured by their UTF-8 bytes.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 MAX_KEY_BYTES = 1024
 
@@ -37,6 +38,7 @@ class KeyTooLongError(KeyNameError):
         self.size = size
 
 
+@lru_cache(maxsize=4096)
 def check_bucket_name(name: str) -> None:
     """Raise BucketNameError unless `name` follows S3's rules: 3–63 of a–z, 0–9, hyphen and dot."""
     if _BUCKET.match(name) is None:

@@ -26,11 +26,11 @@ def to_bytes(text: str) -> bytes:
 
 def decode(text: str) -> str:
     """Percent-decoded `text`, `+` left alone. Raises PercentError."""
-    if text.isascii():
-        if "%" not in text:
+    if "%" not in text:
+        if text.isascii():
             return text
-        if _BROKEN_ESCAPE.search(text):
-            raise PercentError("broken percent escape")
+    elif _BROKEN_ESCAPE.search(text):
+        raise PercentError("broken percent escape")
     try:
         return unquote_to_bytes(to_bytes(text)).decode()
     except UnicodeDecodeError:

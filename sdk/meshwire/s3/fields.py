@@ -107,9 +107,14 @@ _UNBUILT: Mapping[str, frozenset[str]] = MappingProxyType(
 )
 
 
+_UNBUILT_NAMES = frozenset(_UNBUILT)
+
+
 def refuse_unbuilt(headers: Mapping[str, str]) -> None:
     """Raise NotImplemented for a header whose meaning would be lost."""
-    for name in _UNBUILT.keys() & headers.keys():
+    if _UNBUILT_NAMES.isdisjoint(headers):
+        return
+    for name in _UNBUILT_NAMES.intersection(headers):
         if headers[name] not in _UNBUILT[name]:
             raise S3Error(
                 "NotImplemented",
@@ -300,3 +305,13 @@ def part_number(query: Query) -> int | None:
     if not 1 <= number <= MAX_PART_NUMBER:
         raise invalid("partNumber", text, "Part number must be an integer between 1 and 10000, inclusive")
     return number
+
+
+def object_size(headers: Mapping[str, str]) -> int | None:
+    """The size an assembled upload must have."""
+    text = headers.get("x-amz-mp-object-size")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise invalid("x-amz-mp-object-size", text, "x-amz-mp-object-size must be a number of bytes.")
+    return int(text)

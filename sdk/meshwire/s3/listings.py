@@ -67,7 +67,8 @@ def buckets(op: ops.ListBuckets, result: res.BucketListing) -> str:
 
 def objects(op: ops.ListObjects, result: res.ObjectListing) -> str:
     """ListBucketResult of version 1 or 2."""
-    names = (op.prefix, op.delimiter, op.after, *(e.key for e in result.entries), *result.common_prefixes)
+    keys = [e.key for e in result.entries]
+    names = (op.prefix, op.delimiter, op.after, result.next_after, *keys, *result.common_prefixes)
     encoded = _must_encode(names, asked=op.encode_url)
     key = _KEY_ENCODING if encoded else escape
     return root(

@@ -142,7 +142,7 @@ class DeleteObject:
 
 @dataclass(frozen=True, slots=True)
 class DeleteObjects:
-    """The keys come in the XML body, read by `meshwire.s3.xml.parse_delete`."""
+    """The keys come in the XML body, read by `meshwire.s3.documents.parse_delete`."""
 
     bucket: str
     digests: BodyDigests
@@ -184,13 +184,16 @@ class UploadPartCopy:
 
 @dataclass(frozen=True, slots=True)
 class CompleteMultipartUpload:
-    """The part list comes in the XML body, read by `meshwire.s3.xml.parse_complete`."""
+    """The part list comes in the XML body, read by `meshwire.s3.documents.parse_complete`. `digests` and
+    `object_size` (bytes) are what the client expects of the assembled object."""
 
     bucket: str
     key: str
     upload_id: str
     digests: BodyDigests
     conditions: Conditions | None = None
+    checksum_type: str | None = None
+    object_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from meshwire import percents
+from meshwire import names, percents
 from meshwire.ranges import parse_range
 from meshwire.s3 import digests, fields, operations, tokens
 from meshwire.s3.errors import S3Error
@@ -150,9 +150,11 @@ def _list_v2(bucket: str, query: Query) -> Operation:
 
 def _read_token(token: str) -> str:
     try:
-        return tokens.read(token)
-    except tokens.TokenError:
+        after = tokens.read(token)
+        names.check_key(after)
+    except (tokens.TokenError, names.NameProblemError):
         raise invalid("continuation-token", token, "The continuation token provided is incorrect") from None
+    return after
 
 
 def _list_uploads(bucket: str, query: Query) -> Operation:
@@ -283,6 +285,8 @@ def _post_object(bucket: str, key: str, query: Query, headers: Headers) -> Opera
             _upload_id(query),
             digests.read_digests(headers, composite=True),
             fields.conditions(headers),
+            digests.checksum_type(headers, None),
+            fields.object_size(headers),
         )
     raise S3Error("MethodNotAllowed", extra={"Method": "POST", "ResourceType": "OBJECT"})
 

@@ -82,7 +82,7 @@ def object_headers(
 ) -> Headers:
     """Headers of GET and HEAD. `window` is (offset, length) of a partial answer.
 
-    The whole object's checksum never goes with a part of it: boto3, the JavaScript SDK and pyarrow would
+    The whole object's checksum never goes with a 206: boto3, the JavaScript SDK and pyarrow would
     compare.
     """
     length = info.size if window is None else window[1]
@@ -102,7 +102,7 @@ def object_headers(
         headers.append(("content-range", f"bytes {window[0]}-{last}/{info.size}"))
     if info.parts_count is not None:
         headers.append(("x-amz-mp-parts-count", str(info.parts_count)))
-    if checksum_mode and (window is None or (window == (0, info.size) and info.parts_count is None)):
+    if checksum_mode and window is None:
         headers.extend(_checksum_headers(info.checksums, info.checksum_type))
     return headers
 

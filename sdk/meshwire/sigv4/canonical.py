@@ -25,9 +25,8 @@ ALGORITHM = "AWS4-HMAC-SHA256"
 def canonical_request(head: RequestHead, signed: tuple[str, ...], payload_hash: str) -> str:
     """The canonical request with path and query as sent."""
     query = _query_as_sent(head.raw_query) if head.raw_query else ""
-    return _join(
-        head.method, head.raw_path, query, _headers(head.headers, signed, _collapse), signed, payload_hash
-    )
+    block = _published_headers(head.headers, signed)
+    return _join(head.method, head.raw_path, query, block, signed, payload_hash)
 
 
 def variants(head: RequestHead, signed: tuple[str, ...], payload_hash: str) -> Iterator[str]:
@@ -61,8 +60,14 @@ def _join(
 
 
 def _headers(headers: Mapping[str, str], signed: tuple[str, ...], rule: Callable[[str], str]) -> str:
+    return "".join([f"{name}:{rule(headers.get(name, ''))}\n" for name in signed])
+
+
+def _published_headers(headers: Mapping[str, str], signed: tuple[str, ...]) -> str:
+    """`_headers` by the published rule; a run of spaces anywhere is rare enough to look for once."""
     get = headers.get
-    return "".join([f"{name}:{rule(get(name, ''))}\n" for name in signed])
+    block = "".join([f"{name}:{get(name, '').strip()}\n" for name in signed])
+    return _headers(headers, signed, _collapse) if "  " in block else block
 
 
 def _collapse(value: str) -> str:

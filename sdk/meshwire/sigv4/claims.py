@@ -99,24 +99,16 @@ def _looks_presigned(raw_query: str) -> bool:
 # --- Authorization header ---------------------------------------------------------------------------
 
 
+# What every SDK sends; anything else (other order, more blanks, errors) is taken apart field by field.
+_USUAL_HEADER = re.compile(
+    r"AWS4-HMAC-SHA256 Credential=([^,\s=]+), ?SignedHeaders=([^,\s=]+), ?Signature=([0-9a-f]{64})\Z"
+)
+
+
 def _read_header(head: RequestHead, authorization: str) -> Claim:
-    mechanism, _, rest = authorization.strip().partition(" ")
-    if mechanism != "AWS4-HMAC-SHA256":
-        _refuse_mechanism(mechanism)
-    fields = {}
-    for piece in rest.split(","):
-        name, equals, value = piece.strip().partition("=")
-        if not equals or name in fields:
-            raise S3Error(_MALFORMED)
-        fields[name] = value
-    credential, signed, signature = (
-        _field(fields, name) for name in ("Credential", "SignedHeaders", "Signature")
-    )
+    match = _USUAL_HEADER.match(authorization)
+    credential, signed, signature = _split_header(authorization) if match is None else match.groups()
     access_key, scope = _credential(credential, _MALFORMED)
-    if _SIGNATURE.match(signature) is None:
-        raise S3Error(
-            _MALFORMED, "The authorization header is malformed; the Signature is not 64 hexadecimal digits."
-        )
     return Claim(
         access_key,
         scope,
@@ -126,6 +118,25 @@ def _read_header(head: RequestHead, authorization: str) -> Claim:
         _header_payload_hash(head),
         session_token=head.headers.get("x-amz-security-token"),
     )
+
+
+def _split_header(authorization: str) -> tuple[str, str, str]:
+    """(credential, signed headers, signature) in any order and spacing."""
+    mechanism, _, rest = authorization.strip().partition(" ")
+    if mechanism != "AWS4-HMAC-SHA256":
+        _refuse_mechanism(mechanism)
+    fields: dict[str, str] = {}
+    for piece in rest.split(","):
+        name, equals, value = piece.strip().partition("=")
+        if not equals or name in fields:
+            raise S3Error(_MALFORMED)
+        fields[name] = value
+    signature = _field(fields, "Signature")
+    if _SIGNATURE.match(signature) is None:
+        raise S3Error(
+            _MALFORMED, "The authorization header is malformed; the Signature is not 64 hexadecimal digits."
+        )
+    return _field(fields, "Credential"), _field(fields, "SignedHeaders"), signature
 
 
 def _refuse_mechanism(mechanism: str) -> NoReturn:
@@ -144,6 +155,7 @@ def _field(fields: dict[str, str], name: str) -> str:
 def _header_timestamp(head: RequestHead, scope: Scope) -> str:
     timestamp = head.headers.get("x-amz-date")
     if timestamp is None or httpdates.parse_amz(timestamp) is None:
+        # SigV4 lets the date come as an HTTP date, in either header.
         seconds = httpdates.parse_http(timestamp or head.headers.get("date", ""))
         if seconds is None:
             raise S3Error("AccessDenied", "AWS authentication requires a valid Date or x-amz-date header")
@@ -166,7 +178,7 @@ def _header_payload_hash(head: RequestHead) -> str:
 
 
 def _payload_hash(value: str) -> str:
-    if _PAYLOAD_HASH.match(value) or value == UNSIGNED_PAYLOAD or value in STREAMING_PAYLOADS:
+    if value == UNSIGNED_PAYLOAD or _PAYLOAD_HASH.match(value) or value in STREAMING_PAYLOADS:
         return value
     if value.startswith("STREAMING-AWS4-ECDSA-"):
         raise S3Error("NotImplemented", "SigV4A (ECDSA) payloads are not implemented; use AWS4-HMAC-SHA256.")
