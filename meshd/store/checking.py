@@ -138,8 +138,8 @@ class Checker:
                 continue
             unseen.discard(place)
             self._bytes(survey, found.extent, f"{found.member.bucket}/{found.member.key}")
-        if survey.damage:
-            self._tell("header", survey.path, "", survey.damage)
+        for damage in survey.damage:
+            self._tell("header", survey.path, "", damage)
         for offset, length, crc in unseen:
             extent = Extent(survey.disk, survey.file, offset, length, crc)
             name = self._owner(txn, extent)
@@ -173,6 +173,8 @@ def check(settings: StoreSettings, progress: Progress = lambda done, total: None
 
     Raises StoreInUseError, FormatError.
     """
+    if not settings.data_dir.is_dir():
+        raise FormatError(f"{settings.data_dir} is not a directory; give the node's --data-dir")
     with Locks.alone(settings.data_dir):
         if not (settings.index_dir / "data.mdb").exists():
             raise FormatError(

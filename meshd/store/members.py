@@ -1,4 +1,4 @@
-"""What the data files say about themselves: one pax record, SHARDMESH.member, a JSON document.
+"""What the data files say about themselves: one pax record, SHARDMESH.member, a checksum and a JSON document.
 
 Law: pure; everything the index knows can be made again from these members alone.
 Invariant: of the members for one (bucket, key) the highest stamp holds; between equal stamps, the later
@@ -11,6 +11,7 @@ import re
 from typing import Literal
 
 import msgspec
+from awscrt import checksums
 
 from meshd.store.errors import MetadataTooLargeError
 from meshwire import tars
@@ -31,10 +32,11 @@ _SUFFIX: dict[str, str] = {
 
 
 class Member(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One member's truth. `stamp` is text of fixed width, so that it can be changed in place.
+    """One member's truth. `stamp` is text of fixed width, so that it can be changed in place; `file` and
+    `at` say where the member itself lies, which tells it from a copy inside somebody's data.
 
-    `object` and `part`: the data are the bytes. `manifest`: the data are a Record in JSON. `upload`: the data
-    are an Upload in JSON. `deleted`, `aborted`: no data.
+    `object` and `part`: the data are the bytes. `manifest`: the data are a Record in JSON. `upload`: the
+    data are an Upload in JSON. `deleted`, `aborted`: no data.
     """
 
     stamp: str
@@ -51,6 +53,8 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
     owner: str = ""
     upload: str = ""
     part: int = 0
+    file: int = 0
+    at: int = 0
 
 
 _encoder = msgspec.json.Encoder()
@@ -76,29 +80,23 @@ def render(member: Member, size: int, *, reserve: int | None = None) -> bytes:
     """Header blocks of a member with `size` bytes of data. Raises MetadataTooLargeError."""
     name = safe_name(member.bucket, member.key)
     name += f".@part-{member.part:05d}" if member.kind == "part" else _SUFFIX.get(member.kind, "")
-    text = _encoder.encode(member).decode()
-    room = len(text) + 2 * len(name)
-    if (
-        room if text.isascii() and name.isascii() else len(text.encode()) + 2 * len(name.encode())
-    ) > _MAX_PAX:
+    raw = _encoder.encode(member)
+    text = raw.decode()
+    if len(raw) + 2 * len(name.encode()) > _MAX_PAX:
         raise MetadataTooLargeError(
             f"key, headers and metadata of {member.key[:40]!r} exceed {_MAX_PAX} bytes; shorten the metadata"
         )
-    return tars.member_header(name, size, mtime=member.modified // 1000, pax={PAX_KEY: text}, reserve=reserve)
+    value = f"{checksums.crc32c(raw):08x} {text}"
+    return tars.member_header(
+        name, size, mtime=member.modified // 1000, pax={PAX_KEY: value}, reserve=reserve
+    )
 
 
 def parse(member: tars.TarMember) -> Member | None:
-    """The truth in a scanned member, None when it is not one of ours."""
-    text = member.pax.get(PAX_KEY)
-    if text is None:
-        return None
+    """The truth in a scanned member, None when it has none or a damaged one."""
+    crc, _, text = member.pax.get(PAX_KEY, "").partition(" ")
     try:
-        return _decoder.decode(text)
+        raw = text.encode()
+        return _decoder.decode(raw) if f"{checksums.crc32c(raw):08x}" == crc else None
     except (msgspec.MsgspecError, UnicodeEncodeError):
         return None
-
-
-def stamp_offset(header: bytes) -> int:
-    """Where in `header` the digits of the stamp lie."""
-    mark = b'{"stamp":"'
-    return header.index(mark) + len(mark)

@@ -77,8 +77,7 @@ class Rebuilder:
                 account.stamps = _span(account.stamps, int(found.member.stamp))
                 account.end = found.next
                 self._take(txn, survey, found)
-            if survey.damage:
-                self.report.problems.append(f"{path}: {survey.damage}; members behind it are lost")
+            self.report.problems += [f"{path}: {damage}; what it was is lost" for damage in survey.damage]
         if first is not None and is_own(first, count):
             account.kind, account.end = "own", first.extent.offset + first.extent.length
         self.report.files += 1
@@ -282,6 +281,8 @@ def rebuild(settings: StoreSettings, progress: Progress = lambda done, total: No
 
     Raises StoreInUseError, FormatError.
     """
+    if not settings.data_dir.is_dir():
+        raise FormatError(f"{settings.data_dir} is not a directory; give the node's --data-dir")
     with Locks.alone(settings.data_dir):
         store, roots = _find_disks(settings)
         beside = settings.index_dir / "rebuild"

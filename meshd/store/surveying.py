@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from awscrt import checksums
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from meshd.store.members import Member
 
-_PIECE = 1 << 20
+_PIECE = 1 << 20  # a multiple of a tar block, so that a header never spans two pieces' first blocks
+_OPENING = b"PaxHeaders/"
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 
 
@@ -46,7 +47,7 @@ class FileSurvey:
     size: int = 0
     end: int = 0  # where the walk ended: behind the last good member
     ended: bool = False  # the tar's own end mark was met there
-    damage: str = ""
+    damage: list[str] = field(default_factory=list)
 
     def __enter__(self) -> FileSurvey:
         self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -57,19 +58,55 @@ class FileSurvey:
         os.close(self.fd)
 
     def members(self, limit: int | None = None) -> Iterator[Found]:
-        """Our members up to byte `limit` (None: the end of the file); foreign members are passed over."""
-        end = self.size if limit is None else min(limit, self.size)
+        """Our members up to byte `limit` (None: the end of the file). Past a damaged one it goes on at the
+        next.
+        """
+        end, at = self.size if limit is None else min(limit, self.size), 0
+        self.damage.clear()
+        while True:
+            try:
+                yield from self._run(at, end)
+            except tars.TarError as error:
+                self.damage.append(str(error))
+                following = self._resume(error.offset + tars.BLOCK, end)
+                if following is None:
+                    return
+                at = following
+            else:
+                self.ended = self._pread(self.end, len(tars.END)) == tars.END
+                return
+
+    def _run(self, start: int, end: int) -> Iterator[Found]:
+        for entry in tars.scan(self._pread, start, end):
+            self.end = entry.next_offset
+            member = parse(entry)
+            if member is None:
+                self.damage.append(f"the member at byte {entry.start} does not say what it is")
+                continue
+            extent = Extent(self.disk, self.file, entry.data_offset, entry.size, member.crc32c)
+            yield Found(member, extent, entry.start, entry.next_offset)
+
+    def _resume(self, start: int, end: int) -> int | None:
+        """Where the next member of this very file begins. One inside an object's data says another place."""
+        for at in range(start, end, _PIECE):
+            piece = self._pread(at, _PIECE)
+            found = piece.find(_OPENING)
+            while found >= 0:
+                if found % tars.BLOCK == 0 and self._is_member(at + found, end):
+                    return at + found
+                found = piece.find(_OPENING, found + 1)
+        return None
+
+    def _is_member(self, at: int, end: int) -> bool:
         try:
-            for entry in tars.scan(lambda offset, length: os.pread(self.fd, length, offset), 0, end):
-                self.end = entry.next_offset
-                member = parse(entry)
-                if member is not None:
-                    extent = Extent(self.disk, self.file, entry.data_offset, entry.size, member.crc32c)
-                    yield Found(member, extent, entry.start, entry.next_offset)
-        except tars.TarError as error:
-            self.damage = str(error)
-        else:
-            self.ended = os.pread(self.fd, len(tars.END), self.end) == tars.END
+            entry = next(tars.scan(self._pread, at, end), None)
+        except tars.TarError:
+            return False
+        member = None if entry is None else parse(entry)
+        return member is not None and (member.file, member.at) == (self.file, at)
+
+    def _pread(self, offset: int, length: int) -> bytes:
+        return os.pread(self.fd, length, offset)
 
     def read(self, extent: Extent) -> bytes:
         """All bytes of an extent (manifests and uploads: small)."""

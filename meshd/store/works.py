@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from meshd.kit import failpoints
-from meshd.store.members import RESERVE, render, stamp_offset, stamp_text
+from meshd.store.members import RESERVE, render, stamp_text
 from meshd.store.records import DataFile, Extent
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class Placed:
 
     extent: Extent
     stamp: int
-    patch: Callable[[bytes], None]
+    patch: Callable[[Member], None]
+    member: Member
     durable: bool  # the patch makes itself durable
 
 
@@ -52,6 +54,10 @@ class _Change:
     stamps: list[int] = field(default_factory=list)
     made: DataFile | None = None
     sealed: bool = False
+
+
+def _restamp_own(own: OwnFile, member: Member) -> None:
+    own.patch(0, render(member, own.size, reserve=RESERVE))
 
 
 class Work:
@@ -90,32 +96,30 @@ class Work:
 
     def append(self, member: Member, stamp: int, chunks: Sequence[Buffer], size: int) -> Placed:
         """Lays a member out in the open segment of its disk."""
-        header = render(member, size)
         segment = self._segment(self.disks.place(member.bucket, member.key))
-        self._segments[segment.file] = segment
         start = segment.tail
-        data = segment.append(header, chunks, size)
+        member = msgspec.structs.replace(member, file=segment.file, at=start)
+        data = segment.append(render(member, size), chunks, size)
+        self._segments[segment.file] = segment
         change = self._change(segment.file)
         change.made = DataFile(segment.disk, "segment", "open", self.writer)
         change.end = segment.tail
         change.stamps.append(stamp)
         change.tombs += member.kind == "deleted"
-        digits = start + stamp_offset(header)
         extent = Extent(segment.disk, segment.file, data, size, member.crc32c)
-        return Placed(extent, stamp, lambda text: segment.patch(digits, text), False)
+        return Placed(extent, stamp, lambda late: segment.patch(start, render(late, size)), member, False)
 
     def publish(self, own: OwnFile, member: Member, stamp: int) -> Placed:
         """Gives a file of its own its header and name. Raises OSError."""
-        header = render(member, own.size, reserve=RESERVE)
-        own.publish(header, self.durable)
+        member = msgspec.structs.replace(member, file=own.file)
+        own.publish(render(member, own.size, reserve=RESERVE), self.durable)
         self._owned.append(own)
         change = self._change(own.file)
         change.made = DataFile(own.disk, "own", "sealed", self.writer)
         change.end = RESERVE + own.size
         change.stamps.append(stamp)
-        digits = stamp_offset(header)
         extent = Extent(own.disk, own.file, RESERVE, own.size, own.crc)
-        return Placed(extent, stamp, lambda text: own.patch(digits, text), True)
+        return Placed(extent, stamp, partial(_restamp_own, own), member, True)
 
     def flush(self) -> None:
         """Everything laid out is written and durable. Raises OSError."""
@@ -130,7 +134,7 @@ class Work:
             return placed.stamp
         self.last_stamp = max(self.last_stamp, existing)
         placed.stamp = self.stamp()
-        placed.patch(stamp_text(placed.stamp).encode())
+        placed.patch(msgspec.structs.replace(placed.member, stamp=stamp_text(placed.stamp)))
         if not placed.durable:
             self.flush()
         return placed.stamp

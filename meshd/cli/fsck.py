@@ -1,0 +1,86 @@
+"""`meshd fsck`: is every object whole; and the index made anew from the data files.
+
+Law: exit status 0 is clean, 1 is damage or failure, 2 a wrong call. The report goes to stdout, progress
+to stderr.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from meshd.cli.inspecting import find_store
+from meshd.store.checking import check
+from meshd.store.rebuilding import rebuild
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from meshd.config import StoreSettings
+    from meshd.store.checking import CheckReport
+
+
+@contextmanager
+def _progress(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    console = Console(stderr=True, quiet=quiet)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+
+        def advance(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield advance
+
+
+@click.command()
+@click.option("--rebuild", "anew", is_flag=True, help="Make the index anew from the data files first.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of lines.")
+@find_store
+def fsck(settings: StoreSettings, anew: bool, as_json: bool) -> None:
+    """Verify every object of a stopped node: index, tar headers and checksums of all bytes.
+
+    Exit status: 0 clean, 1 damaged. --rebuild needs only the data files; the old index is kept beside the
+    new one.
+    """
+    rebuilt: dict[str, Any] = {}
+    if anew:
+        with _progress("rebuilding", as_json) as advance:
+            done = rebuild(settings, advance)
+        rebuilt = {
+            "objects": done.objects,
+            "uploads": done.uploads,
+            "files": done.files,
+            "problems": done.problems,
+        }
+    with _progress("checking", as_json) as advance:
+        report = check(settings, advance)
+    if as_json:
+        click.echo(msgspec.json.encode({"clean": report.clean, "rebuilt": rebuilt, "report": report}))
+    else:
+        _say(report, rebuilt)
+    if not report.clean or rebuilt.get("problems"):
+        raise SystemExit(1)
+
+
+def _say(report: CheckReport, rebuilt: dict[str, Any]) -> None:
+    if rebuilt:
+        click.echo(f"rebuilt: {rebuilt['objects']:,} objects from {rebuilt['files']:,} files")
+        for problem in rebuilt["problems"]:
+            click.echo(f"lost: {problem}")
+    click.echo(f"checked: {report.objects:,} objects, {report.files:,} files, {report.bytes:,} bytes")
+    for path in report.leftovers:
+        click.echo(f"leftover: {path} (removed at the next start)")
+    for found in report.problems:
+        click.echo(f"{found.kind}: {found.name or found.path}: {found.detail}")
+    if report.clean:
+        click.echo("clean")
+    else:
+        click.echo(
+            f"{len(report.problems)} problems: restore these objects from a copy, or upload them again"
+        )
