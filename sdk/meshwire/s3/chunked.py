@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from meshwire.sigv4.verifying import Verified
 
+    _Step = Callable[[bytes, int, list[bytes]], int]
+
 MAX_LINE = 8192
 MAX_TRAILERS = 16
 
@@ -62,7 +64,7 @@ class ChunkedDecoder:
         self._decoded_length = decoded_length
         self._max_line = max_line
         self._line = bytearray()
-        self._step: Callable[[memoryview, list[bytes]], int] = self._read_header
+        self._step: _Step = self._read_header
         self._remaining = 0
         self._size = 0
         self._trailers: dict[str, str] = {}
@@ -74,10 +76,9 @@ class ChunkedDecoder:
     def feed(self, data: bytes) -> list[bytes]:
         """Payload pieces of `data`, in order. Raises S3Error; the decoder is then spent."""
         pieces: list[bytes] = []
-        view = memoryview(data)
         position = 0
-        while position < len(view):
-            position += self._step(view[position:], pieces)
+        while position < len(data):
+            position = self._step(data, position, pieces)
         return pieces
 
     def finish(self) -> Mapping[str, str]:
@@ -86,26 +87,30 @@ class ChunkedDecoder:
             raise S3Error("IncompleteBody", "The aws-chunked body ended before its last chunk and trailers.")
         return self._trailers
 
-    # Each step consumes at least one byte of what it is given and says how many.
+    # Each step takes at least one byte of `data` from `position` on and returns the position after it.
 
-    def _read_line(self, view: memoryview) -> tuple[int, bytes | None]:
-        """(consumed, the line without its end), or None while it is incomplete. A bare LF ends a line, too:
-        S3's published trailers have it."""
-        end = bytes(view[: self._max_line + 2]).find(b"\n")
-        taken = len(view[: self._max_line + 2]) if end < 0 else end + 1
-        self._line += view[:taken]
-        if len(self._line) > self._max_line + 2:
-            raise S3Error("InvalidRequest", f"A line of the aws-chunked body exceeds {self._max_line} bytes.")
+    def _read_line(self, data: bytes, position: int) -> tuple[int, bytes | None]:
+        """(new position, the line without its end), or None while it is incomplete. A bare LF ends a line,
+        too: S3's published trailers have it."""
+        limit = position + self._max_line + 2 - len(self._line)
+        end = data.find(b"\n", position, limit)
         if end < 0:
-            return taken, None
-        line = bytes(self._line).removesuffix(b"\n").removesuffix(b"\r")
-        self._line.clear()
-        return taken, line
+            if len(data) >= limit:
+                raise S3Error(
+                    "InvalidRequest", f"A line of the aws-chunked body exceeds {self._max_line} bytes."
+                )
+            self._line += data[position:]
+            return len(data), None
+        line = data[position:end]
+        if self._line:
+            line = bytes(self._line) + line
+            self._line.clear()
+        return end + 1, line.removesuffix(b"\r")
 
-    def _read_header(self, view: memoryview, pieces: list[bytes]) -> int:
-        taken, line = self._read_line(view)
+    def _read_header(self, data: bytes, position: int, pieces: list[bytes]) -> int:
+        position, line = self._read_line(data, position)
         if line is None:
-            return taken
+            return position
         match = _HEADER.match(line)
         if match is None:
             raise S3Error("InvalidRequest", "A chunk of the aws-chunked body has no hexadecimal size.")
@@ -114,7 +119,7 @@ class ChunkedDecoder:
         if self._chain is not None:
             self._chain.begin(match[2] or b"")
         self._step = self._read_data if self._remaining else self._last_chunk()
-        return taken
+        return position
 
     def _check_size(self) -> None:
         if self._decoded_length is None:
@@ -127,8 +132,8 @@ class ChunkedDecoder:
                 "says.",
             )
 
-    def _read_data(self, view: memoryview, pieces: list[bytes]) -> int:
-        piece = bytes(view[: self._remaining])
+    def _read_data(self, data: bytes, position: int, pieces: list[bytes]) -> int:
+        piece = data[position : position + self._remaining]
         if self._chain is not None:
             self._chain.update(piece)
         pieces.append(piece)
@@ -138,30 +143,30 @@ class ChunkedDecoder:
             if self._chain is not None:
                 self._chain.end()
             self._step = self._read_data_end
-        return len(piece)
+        return position + len(piece)
 
-    def _read_data_end(self, view: memoryview, pieces: list[bytes]) -> int:
-        taken, line = self._read_line(view)
+    def _read_data_end(self, data: bytes, position: int, pieces: list[bytes]) -> int:
+        position, line = self._read_line(data, position)
         if line is not None:
             if line:
                 raise S3Error("InvalidRequest", "A chunk of the aws-chunked body is longer than its size.")
             self._step = self._read_header
-        return taken
+        return position
 
-    def _last_chunk(self) -> Callable[[memoryview, list[bytes]], int]:
+    def _last_chunk(self) -> _Step:
         if self._chain is not None:
             self._chain.end()
         return self._read_trailer
 
-    def _read_trailer(self, view: memoryview, pieces: list[bytes]) -> int:
-        taken, line = self._read_line(view)
+    def _read_trailer(self, data: bytes, position: int, pieces: list[bytes]) -> int:
+        position, line = self._read_line(data, position)
         if line is None:
-            return taken
+            return position
         if line:
             self._add_trailer(line)
         elif not self._awaits_signature():
             self._end()
-        return taken
+        return position
 
     def _awaits_signature(self) -> bool:
         """Some clients send an empty line between the trailers and their signature, as S3's documentation
@@ -196,7 +201,7 @@ class ChunkedDecoder:
             raise S3Error("SignatureDoesNotMatch", "The trailers of the aws-chunked body are not signed.")
         self._step = self._read_nothing
 
-    def _read_nothing(self, view: memoryview, pieces: list[bytes]) -> NoReturn:
+    def _read_nothing(self, data: bytes, position: int, pieces: list[bytes]) -> NoReturn:
         raise S3Error("InvalidRequest", "The aws-chunked body goes on after its end.")
 
 

@@ -7,7 +7,7 @@ unasked: one such key would otherwise make the whole page unreadable for every c
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from meshwire import httpdates, percents
@@ -109,14 +109,17 @@ def _page_v2(op: ops.ListObjects, result: res.ObjectListing, key: Callable[[str]
 
 
 def _object(e: res.ObjectEntry, key: Callable[[str], str], *, with_owner: bool) -> str:
-    checksum = optional("ChecksumAlgorithm", e.checksum_algorithm.upper()) + optional(
-        "ChecksumType", e.checksum_type
-    )
+    checksum = _checksum_kind(e.checksum_algorithm, e.checksum_type) if e.checksum_algorithm else ""
     return (
         f"<Contents><Key>{key(e.key)}</Key><LastModified>{httpdates.format_iso(e.modified_ms)}</LastModified>"
         f"{etag(e.etag)}{checksum}<Size>{e.size}</Size>{owner('Owner', e.owner) if with_owner else ''}"
         f"<StorageClass>{e.storage_class}</StorageClass></Contents>"
     )
+
+
+@lru_cache(maxsize=64)
+def _checksum_kind(algorithm: str, checksum_type: str) -> str:
+    return optional("ChecksumAlgorithm", algorithm.upper()) + optional("ChecksumType", checksum_type)
 
 
 def _common_prefixes(prefixes: Iterable[str], key: Callable[[str], str]) -> str:
@@ -156,8 +159,7 @@ def _upload(u: res.UploadEntry, key: Callable[[str], str]) -> str:
         f"<Upload><Key>{key(u.key)}</Key>{tag('UploadId', u.upload_id)}"
         f"{owner('Initiator', u.owner)}{owner('Owner', u.owner)}<StorageClass>STANDARD</StorageClass>"
         f"{tag('Initiated', httpdates.format_iso(u.initiated_ms))}"
-        f"{optional('ChecksumAlgorithm', u.checksum_algorithm.upper())}"
-        f"{optional('ChecksumType', u.checksum_type)}</Upload>"
+        f"{_checksum_kind(u.checksum_algorithm, u.checksum_type)}</Upload>"
     )
 
 
@@ -176,8 +178,7 @@ def parts(op: ops.ListParts, result: res.PartList) -> str:
         owner("Initiator", result.owner),
         owner("Owner", result.owner),
         "<StorageClass>STANDARD</StorageClass>",
-        optional("ChecksumAlgorithm", result.checksum_algorithm.upper()),
-        optional("ChecksumType", result.checksum_type),
+        _checksum_kind(result.checksum_algorithm, result.checksum_type),
     )
 
 
