@@ -143,6 +143,16 @@ def parse_size(text: object) -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
+def _at_least(minimum: int) -> Callable[[object], int]:
+    def parse(text: object) -> int:
+        size = parse_size(text)
+        if size < minimum:
+            raise ValueError(f"expected at least {minimum >> 20} MiB")
+        return size
+
+    return parse
+
+
 def _positive(text: object) -> int:
     value = int(str(text))
     if value < 1:
@@ -215,15 +225,15 @@ OPTIONS: Mapping[str, Option] = {
         Option("index-dir", _path, lambda: None),
         Option("durability", _choice("commit", "relaxed"), lambda: "commit"),
         Option("small-object", parse_size, lambda: 1 << 20),
-        Option("segment-size", parse_size, lambda: 256 << 20),
-        Option("index-map", parse_size, lambda: 64 << 30),
+        Option("segment-size", _at_least(1 << 20), lambda: 256 << 20),
+        Option("index-map", _at_least(16 << 20), lambda: 64 << 30),
         Option("listen", parse_listen, lambda: ("127.0.0.1", 9000)),
         Option("body-timeout", _seconds, lambda: 120.0),
         Option("idle-timeout", _seconds, lambda: 75.0),
         Option("drain-timeout", _seconds, lambda: 30.0),
         Option("workers", _positive, lambda: min(4, cores())),
         Option("transforms", _positive, cores),
-        Option("frame-cache", parse_size, lambda: 1 << 30),
+        Option("frame-cache", _at_least(1 << 20), lambda: 1 << 30),
         Option("users", _path, lambda: None),
         Option("node-id", _name, lambda: _name(socket.gethostname())),
         Option("region", _name, lambda: "us-east-1"),

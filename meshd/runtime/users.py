@@ -31,10 +31,15 @@ def read_users(path: Path, reserved: Iterable[str] = ()) -> tuple[User, ...]:
         raise ConfigError(f"cannot read the users file {path}: {error.strerror}") from error
     if len(text) > _MAX_BYTES:
         raise ConfigError(f"the users file {path} is larger than {_MAX_BYTES >> 20} MiB")
+    return parse_users(text, reserved, where=f"users file {path}")
+
+
+def parse_users(text: bytes, reserved: Iterable[str] = (), *, where: str = "users") -> tuple[User, ...]:
+    """The users of YAML text. Raises ConfigError that begins with `where` and the line."""
     try:
         return _users(text, frozenset(reserved))
     except _Complaint as complaint:
-        raise ConfigError(f"users file {path}, {complaint}") from None
+        raise ConfigError(f"{where}, {complaint}") from None
 
 
 class _Complaint(Exception):

@@ -1,0 +1,158 @@
+"""Users from a file, settings from a file, and secrets that never show."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from meshd.testing.daemons import Daemon, DaemonFailedError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ANN = ("ANNKEY", "anns-most-secret-key")
+BOB = ("BOBKEY", "bobs-most/secret+key")
+
+
+def users(*pairs: tuple[str, str]) -> str:
+    lines = [
+        f"- {{user_id: u-{access}, access_key: {access}, secret_key: {secret}}}" for access, secret in pairs
+    ]
+    return "\n".join(lines)
+
+
+def client(daemon: Daemon, pair: tuple[str, str], **changes: Any) -> Any:
+    return contextlib.closing(
+        daemon.client(aws_access_key_id=pair[0], aws_secret_access_key=pair[1], **changes)
+    )
+
+
+def works(daemon: Daemon, pair: tuple[str, str]) -> bool:
+    with client(daemon, pair) as s3:
+        try:
+            s3.list_buckets()
+        except s3.exceptions.from_code("InvalidAccessKeyId") as error:
+            return bool(error.response["Error"]["Code"] != "InvalidAccessKeyId")
+        return True
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_users_sign_and_sighup_reads_the_file_again(tmp_path: Path, workers: int) -> None:
+    file = tmp_path / "users.yaml"
+    file.write_text(users(ANN))
+    with Daemon.start(args=("--users", str(file)), workers=workers) as daemon:
+        assert works(daemon, ANN)
+        assert not works(daemon, BOB)
+        file.write_text(users(BOB))
+        os.kill(daemon.pid, signal.SIGHUP)
+        eventually(lambda: works(daemon, BOB))
+        assert not works(daemon, ANN)
+        file.write_text("- {user_id: broken}")
+        os.kill(daemon.pid, signal.SIGHUP)
+        eventually(lambda: "users not reloaded" in daemon.output())
+        assert works(daemon, BOB)
+        assert works(daemon, (daemon.access_key, daemon.secret_key))
+
+
+def eventually(condition: Any) -> None:
+    pause = threading.Event()
+    for _ in range(500):
+        if condition():
+            return
+        pause.wait(0.02)
+    raise AssertionError("it did not happen")
+
+
+def test_a_user_taken_out_of_the_file_is_gone_after_a_restart(tmp_path: Path) -> None:
+    file = tmp_path / "users.yaml"
+    file.write_text(users(ANN, BOB))
+    with Daemon.start(args=("--users", str(file))) as daemon:
+        assert works(daemon, ANN)
+        file.write_text(users(BOB))
+        daemon.restart()
+        assert not works(daemon, ANN)
+        assert works(daemon, BOB)
+
+
+def test_a_bad_users_file_is_refused_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "users.yaml"
+    file.write_text(users(ANN, BOB, ANN))
+    with pytest.raises(
+        DaemonFailedError, match=r"exit code 2(.|\n)*line 3: access_key ANNKEY is already"
+    ) as refusal:
+        Daemon.start(args=("--users", str(file)))
+    assert ANN[1] not in str(refusal.value)
+
+
+def test_settings_from_a_file_and_their_precedence(tmp_path: Path) -> None:
+    file = tmp_path / "meshd.yaml"
+    file.write_text("node-id: from-file\nlog_format: json\nregion: eu-test-1\nworkers: 1\n")
+    with Daemon.start(args=("--config", str(file)), env={"MESHD_NODE_ID": "from-env"}) as daemon:
+        assert "node=from-env" in daemon.output()
+        with client(daemon, (daemon.access_key, daemon.secret_key), region_name="eu-test-1") as s3:
+            s3.create_bucket(Bucket="here", CreateBucketConfiguration={"LocationConstraint": "eu-test-1"})
+            assert s3.get_bucket_location(Bucket="here")["LocationConstraint"] == "eu-test-1"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("worker: 2", "did you mean 'workers'"),
+        ("- workers", "must be a mapping of settings"),
+        ("workers: [", "not valid YAML"),
+        ("frame-cache: {a: 1}", "frame-cache: expected a size"),
+        ("body-timeout: soon", "body-timeout: "),
+        ("\x00", "not valid YAML"),
+    ],
+)
+def test_a_bad_settings_file_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
+    file = tmp_path / "meshd.yaml"
+    file.write_text(text)
+    with pytest.raises(DaemonFailedError, match=complaint) as refusal:
+        Daemon.start(args=("--config", str(file)))
+    assert "exit code 2" in str(refusal.value)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_no_secret_in_any_output(tmp_path: Path, form: str) -> None:
+    """Good and bad requests, a crash, a reload, at the most talkative level: no secret, no signature."""
+    file = tmp_path / "users.yaml"
+    file.write_text(users(ANN, BOB))
+    arguments = ("--users", str(file), "--log-format", form, "--log-level", "debug")
+    with Daemon.start(args=arguments) as daemon:
+        root = (daemon.access_key, daemon.secret_key)
+        with client(daemon, root) as s3:
+            s3.create_bucket(Bucket="photos")
+            url = s3.generate_presigned_url("get_object", {"Bucket": "photos", "Key": "none"})
+        signature = url.partition("X-Amz-Signature=")[2].partition("&")[0]
+        ask(url)
+        ask(url.replace("photos", "%00%ff"))
+        with client(daemon, (ANN[0], "wrong-" + ANN[1])) as s3, pytest.raises(ClientError):
+            s3.list_buckets()
+        with client(daemon, BOB) as s3, pytest.raises(ClientError):
+            s3.get_object(Bucket="photos", Key="none")
+        daemon.signal_child("transform-0")
+        os.kill(daemon.pid, signal.SIGHUP)
+        eventually(lambda: "users reloaded" in daemon.output())
+        daemon.stop()
+        output = daemon.output()
+    assert len(signature) == 64
+    for secret in (root[1], ANN[1], BOB[1], signature):
+        assert secret not in output
+
+
+def ask(url: str) -> None:
+    import http.client
+    import urllib.parse
+
+    where = urllib.parse.urlsplit(url)
+    connection = http.client.HTTPConnection(str(where.hostname), where.port, timeout=20)
+    with contextlib.closing(connection):
+        connection.request("GET", f"{where.path}?{where.query}")
+        connection.getresponse().read()

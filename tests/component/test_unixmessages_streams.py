@@ -1,0 +1,301 @@
+"""Messages and descriptors over Unix sockets: both sides, both event loops, hostile peers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshd.net.unixmessages import (
+    Assembly,
+    BlockingMessageStream,
+    MessageError,
+    MessageStream,
+    StreamClosedError,
+    accept_streams,
+    connect,
+    connect_blocking,
+    frame,
+    listen,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Runner = Callable[[Coroutine[Any, Any, None]], None]
+LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop, uvloop.new_event_loop]
+
+
+@pytest.fixture(params=LOOPS, ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None]], None]:
+    """Runs a coroutine on either event loop, within bounds."""
+
+    def runner(work: Coroutine[Any, Any, None]) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(20):
+                await work
+
+        with asyncio.Runner(loop_factory=request.param) as loop:
+            loop.run(bounded())
+
+    return runner
+
+
+def memfd(content: bytes) -> int:
+    fd = os.memfd_create("test")
+    os.write(fd, content)
+    return fd
+
+
+def take(fd: int) -> bytes:
+    """The content of a descriptor, which is closed."""
+    content = os.pread(fd, 1 << 20, 0)
+    os.close(fd)
+    return content
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm() -> None:
+    """uvloop keeps some descriptors from its first loop on."""
+    uvloop.new_event_loop().close()
+
+
+@pytest.fixture(autouse=True)
+def _no_descriptor_left() -> Any:
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_messages_with_descriptors_arrive_in_order(run: Runner) -> None:
+    async def check() -> None:
+        one, two = (MessageStream(sock) for sock in socket.socketpair())
+        fds = [memfd(b"%d" % number) for number in range(6)]
+        await one.send({"n": 0})
+        await one.send({"n": 1}, fds[:2])
+        await one.send({"n": 2}, fds[2:])
+        await one.send({"n": 3})
+        for fd in fds:
+            os.close(fd)  # sent: the sender's may go
+        got = [await two.receive() for _ in range(4)]
+        assert [body["n"] for body, _ in got] == [0, 1, 2, 3]
+        contents = [[take(fd) for fd in received] for _, received in got]
+        assert contents == [[], [b"0", b"1"], [b"2", b"3", b"4", b"5"], []]
+        one.close()
+        two.close()
+
+    run(check())
+
+
+def test_large_messages_from_many_tasks_do_not_mix(run: Runner) -> None:
+    async def check() -> None:
+        one, two = (MessageStream(sock) for sock in socket.socketpair())
+        bodies = [str(number) * 700_000 for number in range(5)]
+        sending = [asyncio.ensure_future(one.send(body)) for body in bodies]
+        got = [(await two.receive())[0] for _ in bodies]
+        await asyncio.gather(*sending)
+        assert sorted(got) == sorted(bodies)
+        one.close()
+        two.close()
+
+    run(check())
+
+
+def test_a_cancelled_receive_loses_nothing(run: Runner) -> None:
+    async def check() -> None:
+        one, two = (MessageStream(sock) for sock in socket.socketpair())
+        waiting = asyncio.ensure_future(two.receive())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await one.send("kept")
+        assert await two.receive() == ("kept", [])
+        one.close()
+        two.close()
+
+    run(check())
+
+
+def test_a_cancelled_half_sent_message_closes_the_stream(run: Runner) -> None:
+    async def check() -> None:
+        one, two = (MessageStream(sock) for sock in socket.socketpair())
+        sending = asyncio.ensure_future(one.send("x" * (8 << 20)))
+        await asyncio.sleep(0)
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        with pytest.raises(StreamClosedError):
+            await two.receive()
+        with pytest.raises(StreamClosedError):
+            await one.send("more")
+        two.close()
+
+    run(check())
+
+
+def test_the_other_end_closing_is_an_error_on_both_sides(run: Runner) -> None:
+    async def check() -> None:
+        one, two = (MessageStream(sock) for sock in socket.socketpair())
+        waiting = asyncio.ensure_future(two.receive())
+        await asyncio.sleep(0)
+        one.close()
+        with pytest.raises(StreamClosedError):
+            await waiting
+        with pytest.raises(StreamClosedError):
+            await two.send("x")
+        two.close()
+        two.close()
+
+    run(check())
+
+
+def test_closing_ends_ones_own_waiting_receive(run: Runner) -> None:
+    async def check() -> None:
+        one, two = (MessageStream(sock) for sock in socket.socketpair())
+        waiting = asyncio.ensure_future(two.receive())
+        await asyncio.sleep(0)
+        two.close()
+        with pytest.raises(StreamClosedError):
+            await waiting
+        one.close()
+
+    run(check())
+
+
+def test_descriptors_nobody_took_are_closed(run: Runner) -> None:
+    async def check() -> None:
+        one, two = (MessageStream(sock) for sock in socket.socketpair())
+        fd = memfd(b"x")
+        await one.send("first")
+        await one.send("second", [fd])
+        os.close(fd)
+        await two.receive()  # most likely brought the second along
+        two.close()
+        one.close()
+
+    run(check())
+
+
+def test_a_server_and_its_clients_whatever_the_length_of_the_path(run: Runner, tmp_path: Path) -> None:
+    place = tmp_path / ("d" * 120)
+    place.mkdir()
+    path = place / "service.sock"
+
+    async def serve(stream: MessageStream) -> None:
+        while True:
+            body, fds = await stream.receive()
+            await stream.send({"echo": body}, fds)
+            for fd in fds:
+                os.close(fd)
+
+    async def check() -> None:
+        listener = listen(path)
+        serving = asyncio.ensure_future(accept_streams(listener, serve))
+        streams = [await connect(path) for _ in range(3)]
+        for number, stream in enumerate(streams):
+            fd = memfd(b"%d" % number)
+            await stream.send(number, [fd])
+            os.close(fd)
+        for number, stream in enumerate(streams):
+            body, fds = await stream.receive()
+            assert body == {"echo": number}
+            assert [take(fd) for fd in fds] == [b"%d" % number]
+        streams[0].close()
+        await streams[1].send("still there")
+        assert (await streams[1].receive())[0] == {"echo": "still there"}
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        with pytest.raises(StreamClosedError):
+            await streams[1].receive()
+        for stream in streams[1:]:
+            stream.close()
+        listener.close()
+
+    run(check())
+
+
+def test_nobody_listening_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        connect_blocking(tmp_path / "none.sock")
+
+
+def test_the_blocking_side_speaks_with_the_asynchronous_one(run: Runner) -> None:
+    mine, theirs = socket.socketpair()
+
+    def echo() -> None:
+        stream = BlockingMessageStream(theirs)
+        body, fds = stream.receive()
+        stream.send(body, fds)
+        for fd in fds:
+            os.close(fd)
+        stream.close()
+
+    async def check() -> None:
+        stream, fd = MessageStream(mine), memfd(b"shared")
+        await stream.send(["x" * 1_000_000], [fd])
+        os.close(fd)
+        body, fds = await stream.receive()
+        assert body == ["x" * 1_000_000]
+        assert take(fds[0]) == b"shared"
+        with pytest.raises(StreamClosedError):
+            await stream.receive()
+        stream.close()
+
+    helper = threading.Thread(target=echo)
+    helper.start()
+    run(check())
+    helper.join()
+
+
+def test_a_blocking_receive_ends_when_the_peer_does() -> None:
+    mine, theirs = socket.socketpair()
+    stream = BlockingMessageStream(mine)
+    theirs.close()
+    with pytest.raises(StreamClosedError):
+        stream.receive()
+    with pytest.raises(StreamClosedError):
+        stream.send("x")
+    stream.close()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [struct.pack("!IH", 1 << 31, 0), struct.pack("!IH", 2, 999) + b"{}", struct.pack("!IH", 3, 0) + b"{x}"],
+    ids=["too long", "too many descriptors", "no JSON"],
+)
+def test_broken_framing_is_refused(data: bytes) -> None:
+    assembly = Assembly()
+    assembly.feed(data, [])
+    with pytest.raises(MessageError):
+        assembly.next()
+
+
+def test_promised_descriptors_must_come() -> None:
+    assembly = Assembly()
+    assembly.feed(struct.pack("!IH", 2, 1) + b"{}", [])
+    with pytest.raises(MessageError, match="1 descriptors, 0 came"):
+        assembly.next()
+
+
+BODIES = st.lists(st.dictionaries(st.text(), st.integers(-(2**63), 2**63 - 1) | st.text()), max_size=5)
+
+
+@given(BODIES, st.data())
+def test_messages_survive_any_cutting(bodies: list[Any], data: st.DataObject) -> None:
+    stream = b"".join(frame(body, ()) for body in bodies)
+    assembly, got = Assembly(), []
+    while stream:
+        size = data.draw(st.integers(1, len(stream)))
+        assembly.feed(stream[:size], [])
+        stream = stream[size:]
+        while (message := assembly.next()) is not None:
+            got.append(message[0])
+    assert got == bodies

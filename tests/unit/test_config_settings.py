@@ -1,0 +1,97 @@
+"""Settings: precedence, sizes, addresses, refusals that help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshd.config import OPTIONS, StoreSettings, load_settings, parse_listen, parse_size
+from meshd.errors import ConfigError
+
+
+def test_defaults_hang_together() -> None:
+    settings = load_settings({"data_dir": "/data"}, env={})
+    assert settings.store == StoreSettings.at(Path("/data"))
+    assert settings.store.index_dir == Path("/data/index")
+    assert (settings.http.host, settings.http.port) == ("127.0.0.1", 9000)
+    assert 1 <= settings.workers <= 4
+    assert settings.transform.processes >= 1
+    assert settings.steward_socket == Path("/data/run/steward.sock")
+    assert settings.transform_socket(3) == Path("/data/run/transform-3.sock")
+
+
+def test_flags_win_over_the_environment_and_it_over_defaults() -> None:
+    env = {"MESHD_DATA_DIR": "/env", "MESHD_WORKERS": "3", "MESHD_UNRELATED": "x", "MESHD_LISTEN": ""}
+    settings = load_settings({"workers": "2", "listen": None, "disk": ()}, env=env)
+    assert settings.workers == 2
+    assert settings.store.data_dir == Path("/env")
+    assert settings.http.port == 9000
+
+
+def test_disks_may_be_many_but_not_the_same_twice() -> None:
+    settings = load_settings({"data_dir": "/d", "disk": ("/a", "/b")}, env={})
+    assert settings.store.disks == (Path("/a"), Path("/b"))
+    assert load_settings({"data_dir": "/d"}, env={"MESHD_DISK": "/a:/b"}).store.disks == settings.store.disks
+    with pytest.raises(ConfigError, match="same directory is given twice"):
+        load_settings({"data_dir": "/d", "disk": ("/a", "/a")}, env={})
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("4096", 4096),
+        ("64KiB", 65536),
+        ("64kib", 65536),
+        ("1.5G", 1_500_000_000),
+        ("2 GB", 2 * 10**9),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1X", "one", "1 2", "k", "1e9"])
+def test_sizes_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="such as 64MiB"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
+        (":80", ("0.0.0.0", 80)),
+        ("[::1]:9000", ("::1", 9000)),
+        ("storage.local:65535", ("storage.local", 65535)),
+    ],
+)
+def test_addresses(text: str, address: tuple[str, int]) -> None:
+    assert parse_listen(text) == address
+
+
+@pytest.mark.parametrize("text", ["", "9000", "host:", "host:65536", "::1:80", "[x]:1"])
+def test_addresses_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="HOST:PORT"):
+        parse_listen(text)
+
+
+def test_every_complaint_names_setting_value_and_source() -> None:
+    with pytest.raises(ConfigError, match=r"workers: .*not 'many' \(from MESHD_WORKERS\)"):
+        load_settings({"data_dir": "/d"}, env={"MESHD_WORKERS": "many"})
+    with pytest.raises(ConfigError, match=r"one of commit, relaxed, not 'no'.*--durability"):
+        load_settings({"data_dir": "/d", "durability": "no"}, env={})
+    with pytest.raises(ConfigError, match="did you mean 'workers'"):
+        load_settings({"data_dir": "/d", "worker": "2"}, env={})
+    with pytest.raises(ConfigError, match="data-dir is required"):
+        load_settings({}, env={})
+
+
+@pytest.mark.parametrize("name", sorted(set(OPTIONS) - {"data-dir"}))
+@pytest.mark.parametrize("value", ["", "\x00", "-5", "[", "☃" * 100])
+def test_no_value_of_any_setting_is_worse_than_refused(name: str, value: str) -> None:
+    try:
+        load_settings({"data-dir": "/d", name: value}, env={})
+    except ConfigError as error:
+        assert "\n" not in str(error)  # noqa: PT017  either outcome is fine

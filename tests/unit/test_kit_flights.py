@@ -1,0 +1,197 @@
+"""Single flight, budgets and task groups."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from meshd.kit.budgets import Budget
+from meshd.kit.singleflight import SingleFlight
+from meshd.kit.tasks import Tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(10):
+            await work
+
+    asyncio.run(bounded())
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+class Work:
+    """A computation that ends when told."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.cancelled = 0
+        self.gate = asyncio.Event()
+        self.error: Exception | None = None
+
+    async def __call__(self) -> int:
+        self.runs += 1
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.error:
+            raise self.error
+        return self.runs
+
+
+def test_those_who_ask_together_share_one_computation() -> None:
+    async def check() -> None:
+        flights, work = SingleFlight[str, int](), Work()
+        asking = [asyncio.ensure_future(flights.run("a", work)) for _ in range(3)]
+        await turns()
+        assert "a" in flights
+        work.gate.set()
+        assert sorted(await asyncio.gather(*asking)) == [(1, False), (1, True), (1, True)]
+        assert await flights.run("a", work) == (2, False)  # nothing is kept
+        assert len(flights) == 0
+
+    run(check())
+
+
+def test_different_keys_do_not_share() -> None:
+    async def check() -> None:
+        flights, work = SingleFlight[str, int](), Work()
+        work.gate.set()
+        await asyncio.gather(flights.run("a", work), flights.run("b", work))
+        assert work.runs == 2
+
+    run(check())
+
+
+def test_a_caller_that_leaves_does_not_hurt_the_others() -> None:
+    async def check() -> None:
+        flights, work = SingleFlight[str, int](), Work()
+        first, second = (asyncio.ensure_future(flights.run("a", work)) for _ in range(2))
+        await turns()
+        first.cancel()
+        await turns()
+        work.gate.set()
+        assert (await second)[0] == 1
+        assert work.cancelled == 0
+
+    run(check())
+
+
+def test_the_last_caller_to_leave_ends_the_work_and_a_newcomer_starts_anew() -> None:
+    async def check() -> None:
+        flights, work = SingleFlight[str, int](), Work()
+        only = asyncio.ensure_future(flights.run("a", work))
+        await turns()
+        only.cancel()
+        await asyncio.sleep(0)
+        newcomer = asyncio.ensure_future(flights.run("a", work))
+        await turns()
+        assert (work.runs, work.cancelled) == (2, 1)
+        work.gate.set()
+        assert await newcomer == (2, False)
+
+    run(check())
+
+
+def test_a_failure_reaches_everyone_and_is_forgotten() -> None:
+    async def check() -> None:
+        flights, work = SingleFlight[str, int](), Work()
+        work.error = ValueError("no")
+        work.gate.set()
+        results = await asyncio.gather(flights.run("a", work), flights.run("a", work), return_exceptions=True)
+        assert all(isinstance(result, ValueError) for result in results)
+        work.error = None
+        assert (await flights.run("a", work))[0] == 2
+
+    run(check())
+
+
+def test_a_budget_is_never_exceeded_and_served_in_order() -> None:
+    async def check() -> None:
+        budget, order = Budget(10), []
+
+        async def use(name: str, units: int) -> None:
+            async with budget.hold(units):
+                order.append(name)
+                assert budget.taken <= 10
+                await turns()
+
+        await asyncio.gather(use("a", 6), use("b", 8), use("c", 2), use("d", 4))
+        assert order == ["a", "b", "c", "d"]  # c would fit beside a, but b is first
+        assert (budget.taken, budget.waiting) == (0, 0)
+
+    run(check())
+
+
+def test_more_than_the_whole_budget_is_granted_alone() -> None:
+    async def check() -> None:
+        budget = Budget(10)
+        await budget.take(3)
+        large = asyncio.ensure_future(budget.take(50))
+        await turns()
+        assert not large.done()
+        assert not budget.try_take(1)
+        budget.give(3)
+        await large
+        assert budget.taken == 50
+
+    run(check())
+
+
+def test_giving_up_waiting_takes_nothing_and_lets_the_next_go() -> None:
+    async def check() -> None:
+        budget = Budget(10)
+        await budget.take(8)
+        large, small = (asyncio.ensure_future(budget.take(units)) for units in (9, 1))
+        await turns()
+        large.cancel()
+        await turns()
+        assert small.done()
+        assert budget.taken == 9
+        granted = asyncio.ensure_future(budget.take(5))
+        await turns()
+        budget.give(9)
+        granted.cancel()  # in the same moment as it is granted
+        await asyncio.gather(granted, return_exceptions=True)
+        assert budget.taken == 0
+
+    run(check())
+
+
+def test_more_given_back_than_taken_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="only 0 are out"):
+        Budget(1).give(1)
+    with pytest.raises(ValueError, match="at least one unit"):
+        Budget(0)
+
+
+def test_failed_tasks_are_logged_and_the_rest_ends_with_the_group(caplog: pytest.LogCaptureFixture) -> None:
+    async def check() -> None:
+        tasks = Tasks("unit")
+
+        async def fail() -> None:
+            raise ValueError("broken")
+
+        tasks.spawn(fail(), "failing")
+        waiting = tasks.spawn(asyncio.Event().wait(), "waiting")
+        await turns()
+        assert len(tasks) == 1
+        await tasks.aclose()
+        assert waiting.cancelled()
+        assert len(tasks) == 0
+
+    with caplog.at_level(logging.ERROR):
+        run(check())
+    (record,) = caplog.records
+    assert record.__dict__["task"] == "unit:failing"

@@ -1,0 +1,51 @@
+"""Restart policy and the board: pure parts of the supervisor."""
+
+from __future__ import annotations
+
+from meshd.runtime.board import Board, Phase
+from meshd.runtime.restarts import FORGIVEN_AFTER, LONGEST_DELAY, Deaths
+
+
+def test_the_first_death_is_answered_at_once_and_delays_double_to_a_limit() -> None:
+    deaths, delays = Deaths().ready(), []
+    for _ in range(12):
+        deaths = deaths.died(lived=0.1)
+        delays.append(deaths.delay)
+    assert delays[:4] == [0.0, 0.1, 0.2, 0.4]
+    assert delays[-1] == LONGEST_DELAY
+    assert delays == sorted(delays)
+
+
+def test_a_child_that_lived_is_forgiven() -> None:
+    deaths = Deaths().ready().died(0.1).died(0.1).died(0.1)
+    assert deaths.died(FORGIVEN_AFTER).delay == 0.0
+
+
+def test_giving_up_is_for_those_that_never_came_up() -> None:
+    assert not Deaths().died(0.1).died(0.1).hopeless
+    assert Deaths().died(0.1).died(0.1).died(0.1).hopeless
+    assert not Deaths().ready().died(0.1).died(0.1).died(0.1).died(0.1).hopeless
+
+
+def test_the_board_says_why_a_node_is_not_ready() -> None:
+    board = Board(["worker-0", "worker-1", "steward-0", "transform-0"])
+    assert board.trouble() == "the node is starting: worker-0, worker-1, steward-0, transform-0"
+    for name in ("worker-0", "worker-1", "steward-0", "transform-0"):
+        board[name] = Phase.READY
+    board.node = Phase.READY
+    assert board.trouble() == ""
+    board["worker-0"] = Phase.DOWN  # the other one answers
+    assert board.trouble() == ""
+    board["steward-0"] = Phase.STARTING
+    assert board.trouble() == "the steward is being restarted"
+    board["steward-0"] = Phase.READY
+    board["transform-0"] = Phase.DOWN
+    assert board.trouble() == "no transform process is up"
+    board.node = Phase.DRAINING
+    assert board.trouble().startswith("the node is draining")
+
+
+def test_names_of_a_role() -> None:
+    board = Board(["worker-0", "transform-0", "transform-1"])
+    assert board.names("transform") == ["transform-0", "transform-1"]
+    assert board.names("steward") == []

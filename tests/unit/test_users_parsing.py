@@ -1,0 +1,84 @@
+"""The users file: what is accepted, and complaints that name the line and no secret."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshd.errors import ConfigError
+from meshd.runtime.credentials import RootCredentials, check_keys
+from meshd.runtime.users import parse_users
+
+GOOD = b"""
+- user_id: ann
+  display_name: Ann Example
+  email: ann@example.org
+  access_key: ANNKEY
+  secret_key: ann-secret-key
+- {user_id: bob, access_key: "12345", secret_key: 0123456789}
+"""
+
+
+def test_users_are_read_as_they_stand() -> None:
+    ann, bob = parse_users(GOOD)
+    assert (ann.user_id, ann.display_name, ann.email) == ("ann", "Ann Example", "ann@example.org")
+    assert (ann.access_key, ann.secret_key, ann.root) == ("ANNKEY", "ann-secret-key", False)
+    assert (bob.display_name, bob.email) == ("bob", "")
+    assert (bob.access_key, bob.secret_key) == ("12345", "0123456789")  # never numbers
+
+
+def test_an_empty_file_has_no_users() -> None:
+    assert parse_users(b"") == ()
+    assert parse_users(b"[]") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (b"user_id: ann", "line 1: expected a list"),
+        (b"- ann", "line 1: expected a user with user_id"),
+        (b"\n- user_id: ann\n  secret_key: hidden-secret", "line 2: the user lacks access_key"),
+        (b"- user_id: ann\n  acess_key: A", "line 2: unknown field 'acess_key'; did you mean access_key?"),
+        (b"- user_id: ann\n  user_id: bob", "line 2: user_id is given twice"),
+        (b"- user_id: [a]", "line 1: user_id must be a plain value"),
+        (b"- {user_id: a, access_key: AAA, secret_key: short}", "line 1: a secret key has 8 to 128"),
+        (b"- {user_id: a, access_key: 'A/A', secret_key: hidden-secret}", "line 1: an access key has"),
+        (
+            GOOD + b"- {user_id: eve, access_key: ANNKEY, secret_key: hidden-secret}",
+            "line 8: access_key ANNKEY",
+        ),
+        (b"- {user_id: a, access_key: ROOT, secret_key: hidden-secret}", "already the root user's"),
+        (b"- user_id: a\n  secret_key: 'hidden-secret\n", "not valid YAML"),
+        (b"\xff\xfe\x00", "not valid YAML"),
+        (b"- &a [*a]", "expected a user"),
+    ],
+)
+def test_complaints(text: bytes, complaint: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        parse_users(text, ["ROOT"], where="users file u.yaml")
+    assert str(refusal.value).startswith("users file u.yaml, line ")
+    assert complaint in str(refusal.value)
+    assert "hidden-secret" not in str(refusal.value)
+    assert "short" not in str(refusal.value)
+
+
+def test_the_same_access_key_twice_names_both_lines() -> None:
+    with pytest.raises(ConfigError, match="line 8: access_key ANNKEY is already taken on line 2"):
+        parse_users(GOOD + b"- {user_id: eve, access_key: ANNKEY, secret_key: abcdefgh}")
+
+
+def test_keys() -> None:
+    check_keys("AKIA123", "wJalrXUtnFEMI/K7MDENG+bPxRfiCY=")
+    for access, secret in (
+        ("", "x" * 8),
+        ("a b", "x" * 8),
+        ("abc", "x" * 7),
+        ("abc", "has space"),
+        ("é" * 3, "x" * 8),
+    ):
+        with pytest.raises(ValueError, match="key has"):
+            check_keys(access, secret)
+
+
+def test_root_credentials_do_not_show_their_secret() -> None:
+    assert "hush-hush" not in repr(RootCredentials("root", "hush-hush"))
+    assert "hush-hush" not in repr(RootCredentials("root", "hush-hush").user())
