@@ -27,7 +27,9 @@ class FrameAddress(msgspec.Struct, frozen=True, tag="frame"):
 
 
 class RowsAddress(msgspec.Struct, frozen=True, tag="rows"):
-    """These samples (stored order), in this order; randomness is keyed by the sample as if it were a position."""
+    """These samples (stored order), in this order; randomness is keyed by the sample as if it were a
+    position.
+    """
 
     plan: str
     epoch: int

@@ -1,7 +1,7 @@
 """The assembler: frames by address, each built once however many ask, kept while there is room.
 
-Law: admission is bounded (rows and bytes being built); beyond it callers are told to come back. Jobs take turns.
-When nobody waits for a frame any more, its rows are not begun.
+Law: admission is bounded (rows and bytes being built); beyond it callers are told to come back. Jobs take
+turns. When nobody waits for a frame any more, its rows are not begun.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class Assembler:
     async def frame(self, address: Address) -> Frame:
         """The frame at an address; the handle is the caller's to close.
 
-        Raises BatchError: InvalidPlan, NoSuchPlan, NoSuchSnapshot, SnapshotChanged, BadSample, OpFailed, Busy.
+        Raises BatchError: InvalidPlan, NoSuchPlan, NoSuchSnapshot, SnapshotChanged, BadSample, OpFailed,
+        Busy.
         """
         cached = self._cache.get(address)
         if cached is not None:

@@ -170,8 +170,8 @@ class FrameBuilder:
         return BatchError(
             "BadSample",
             f"the sample {name} is bad: {failure.op} of {field!r}: {failure.message}{why}",
-            help=f"look at it with: mesh cat {self._object_url(failure)} > sample; replay its row with a signed "
-            f"GET {self._replay(failure)}; repair or remove the object, raise max_bad, or set on_bad",
+            help=f"look at it with: mesh cat {self._object_url(failure)} > sample; replay its row with a "
+            f"signed GET {self._replay(failure)}; repair or remove the object, raise max_bad, or set on_bad",
             detail=self._detail(failure),
         )
 
@@ -179,7 +179,8 @@ class FrameBuilder:
         return BatchError(
             "OpFailed",
             f"the op {failure.op!r} broke on the sample {self._name(failure.row)}: {failure.message}",
-            help=f"this is a defect of the op, not of the data; replay its row with a signed GET {self._replay(failure)}",
+            help="this is a defect of the op, not of the data; replay its row with a signed "
+            f"GET {self._replay(failure)}",
             detail=self._detail(failure),
         )
 

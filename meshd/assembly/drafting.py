@@ -1,7 +1,7 @@
 """A frame while it is made: tensors laid out, rows rendered in place, ragged data collected, then sealed.
 
-Law: fixed tensors come first, so that their places are known before a ragged byte is; ragged ones are laid out
-when all rows are there. Invariant: after `seal` every byte of the frame is determined by its address.
+Law: fixed tensors come first, so that their places are known before a ragged byte is; ragged ones are laid
+out when all rows are there. Invariant: after `seal` every byte of the frame is determined by its address.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ TensorSpec = tuple[str, str, tuple[int, ...]]
 
 @dataclass(slots=True, eq=False)
 class Rows:
-    """The rows of a frame: `positions`, `samples` int64[n] (a stand-in's after substitution), `status` uint8[n]."""
+    """The rows of a frame: `positions`, `samples` int64[n] (a stand-in's after substitution), `status`
+    uint8[n].
+    """
 
     positions: npt.NDArray[np.int64]
     samples: npt.NDArray[np.int64]

@@ -1,7 +1,7 @@
 """What can go wrong with plans and batches, in the words of the native protocol.
 
-Law: a code says what kind of trouble it is, the message what is wrong, `help` what to do; never a status number
-or a traceback. Survives the way between processes.
+Law: a code says what kind of trouble it is, the message what is wrong, `help` what to do; never a status
+number or a traceback. Survives the way between processes.
 """
 
 from __future__ import annotations

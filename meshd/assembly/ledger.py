@@ -50,7 +50,9 @@ class Ledger:
         return f"<Ledger of {len(self._entries)} plans>"
 
     async def record(self, plan: str, found: Iterable[BadSample]) -> None:
-        """Add entries; durable when it returns. Beyond the limit, new ones are left out (counts still rise)."""
+        """Add entries; durable when it returns. Beyond the limit, new ones are left out (counts still
+        rise).
+        """
         entries = self._of(plan)
         for item in found:
             name = (item.key, item.op)

@@ -39,8 +39,8 @@ class MemoryFrame:
         self.size = size
 
     def map(self) -> mmap.mmap:
-        """A writable mapping of the whole; close it when the frame is finished."""
-        return mmap.mmap(self.fd, self.size)
+        """A writable mapping of the whole, its pages in place; close it when the frame is finished."""
+        return mmap.mmap(self.fd, self.size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
 
     def hand_out(self, result: FrameResult) -> Frame:
         """A handle with a descriptor of its own."""

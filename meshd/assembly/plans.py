@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a field is delivered as. `shape`: of one row; None for a ragged field, `ndim` its dimensions then."""
+    """What a field is delivered as. `shape`: of one row; None for a ragged field, `ndim` its dimensions
+    then.
+    """
 
     dtype: str
     shape: tuple[int, ...] | None

@@ -1,7 +1,7 @@
 """The assembler as an HTTP worker sees it: the same interface, over a Unix socket to the steward.
 
-Law: a lost connection fails what is under way with Busy (the client asks again: addresses are idempotent), and
-the next request connects anew.
+Law: a lost connection fails what is under way with Busy (the client asks again: addresses are idempotent),
+and the next request connects anew.
 """
 
 from __future__ import annotations

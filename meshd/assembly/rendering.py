@@ -40,7 +40,9 @@ class RowFailure(Protocol):
 
 
 class RaggedColumn(Protocol):
-    """Of one ragged field (its number): bytes and shape of each row, one after the other in a scratch file."""
+    """Of one ragged field (its number): bytes and shape of each row, one after the other in a scratch
+    file.
+    """
 
     @property
     def field(self) -> int: ...

@@ -69,7 +69,9 @@ class PinnedObjects:
         return cut_pieces(locations, offset, length)
 
     def sources(self, samples: Sequence[int]) -> list[tuple[Pieces, ...]]:
-        """For each sample, the pieces of each bytes field in order of name. Raises BatchError SnapshotChanged."""
+        """For each sample, the pieces of each bytes field in order of name. Raises BatchError
+        SnapshotChanged.
+        """
         columns = []
         for column in bytes_columns(self._snapshot).values():
             chosen = (

@@ -1,7 +1,7 @@
 """Plans and batches: register a plan, hand out its frames, its samples as bytes, its ledger.
 
-Law: the caller must own the snapshot's bucket (or be root), at registration and at every read. A plan whose op
-versions this node lacks is refused, never approximated.
+Law: the caller must own the snapshot's bucket (or be root), at registration and at every read. A plan whose
+op versions this node lacks is refused, never approximated.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class BatchService:
     async def create(self, identity: Identity, body: bytes) -> dict[str, Any]:
         """Register a plan; what `POST /-/plans` answers. Idempotent.
 
-        Raises BatchError InvalidPlan, UnknownOp, UnknownOpBuild, NoSuchSnapshot, AccessDenied, SnapshotChanged.
+        Raises BatchError InvalidPlan, UnknownOp, UnknownOpBuild, NoSuchSnapshot, AccessDenied,
+        SnapshotChanged.
         """
         asked = _parse_registration(body)
         snapshot = await self._datasets.snapshot(identity, asked.snapshot)
@@ -120,9 +121,7 @@ class BatchService:
         """The frame of chosen samples, in the order asked for. Raises BatchError."""
         try:
             document = checked_object(read_json(body), "", ("samples",))
-            samples = required(document, "samples", "")
-            if not isinstance(samples, list) or not 1 <= len(samples) <= MAX_ROWS_ASKED:
-                raise PlanError("samples", f"expected a list of 1…{MAX_ROWS_ASKED} sample indices")
+            samples = _checked_list(required(document, "samples", ""))
             chosen = tuple(
                 checked_integer(item, f"samples[{i}]", 0, MAX_INTEGER) for i, item in enumerate(samples)
             )
@@ -150,7 +149,9 @@ class BatchService:
         return as_samples(self._store, list(blobs), metadata, len(piece))
 
     async def tar(self, identity: Identity, address: FrameAddress) -> Outgoing:
-        """The rows' source bytes as a tar in WebDataset's naming. Pad rows are left out: a tar has no flags."""
+        """The rows' source bytes as a tar in WebDataset's naming. Pad rows are left out: a tar has no
+        flags.
+        """
         _, piece, blobs = await self._blobs(identity, address)
         kept = [blob for blob in blobs if blob.status != Status.PAD]
         return as_tar(self._store, kept, int(np.count_nonzero(~piece.pad)))
@@ -188,12 +189,12 @@ def slice_of(plan: Plan, address: FrameAddress) -> Slice:
 def _sample_blobs(
     snapshot: Snapshot, pinned: PinnedObjects, samples: npt.NDArray[np.int64], pad: npt.NDArray[np.bool_]
 ) -> list[Blob]:
-    blobs = []
-    for sample, padding in zip(samples.tolist(), pad.tolist(), strict=True):
-        status = int(Status.PAD if padding else Status.OK)
-        for name in sorted(snapshot.fields):
-            blobs.append(_field_blob(snapshot, pinned, sample, name, status))
-    return blobs
+    names = sorted(snapshot.fields)
+    return [
+        _field_blob(snapshot, pinned, sample, name, int(Status.PAD if padding else Status.OK))
+        for sample, padding in zip(samples.tolist(), pad.tolist(), strict=True)
+        for name in names
+    ]
 
 
 def _field_blob(snapshot: Snapshot, pinned: PinnedObjects, sample: int, name: str, status: int) -> Blob:
@@ -215,9 +216,7 @@ def _field_blob(snapshot: Snapshot, pinned: PinnedObjects, sample: int, name: st
 def _parse_registration(body: bytes) -> Registration:
     try:
         document = checked_object(read_json(body), "", ("snapshot", "spec", "batch"))
-        spec = required(document, "spec", "")
-        if not isinstance(spec, dict):
-            raise PlanError("spec", "expected an object")
+        spec = _checked_spec(required(document, "spec", ""))
         batch = document.get("batch")
         return Registration(
             checked_hash(required(document, "snapshot", ""), "snapshot"),
@@ -226,6 +225,18 @@ def _parse_registration(body: bytes) -> Registration:
         )
     except PlanError as error:
         raise invalid(error) from error
+
+
+def _checked_list(value: Any) -> list[Any]:
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_ROWS_ASKED:
+        raise PlanError("samples", f"expected a list of 1…{MAX_ROWS_ASKED} sample indices")
+    return value
+
+
+def _checked_spec(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise PlanError("spec", "expected an object")
+    return value
 
 
 def _compile(snapshot: Snapshot, spec: PlanSpec) -> Plan:

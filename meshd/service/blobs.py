@@ -1,7 +1,8 @@
 """Source bytes on their way out, in order: as a frame of samples, or as a tar.
 
-Law: sizes are promised first; memory is bounded by one group of blobs; bytes are read by a thread. What fails late
-is marked in a frame's trailer, and in a tar ends the connection: never an empty sample, never other bytes.
+Law: sizes are promised first; memory is bounded by one group of blobs; bytes are read by a thread. What
+fails late is marked in a frame's trailer, and in a tar ends the connection: never an empty sample, never
+other bytes.
 """
 
 from __future__ import annotations

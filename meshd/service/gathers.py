@@ -1,6 +1,7 @@
 """Gather: an ordered list of objects, shard members and byte ranges, as one stream.
 
-Law: each item is admitted on its own; what cannot be given is marked, with its reason, and the rest still comes.
+Law: each item is admitted on its own; what cannot be given is marked, with its reason, and the rest still
+comes.
 """
 
 from __future__ import annotations

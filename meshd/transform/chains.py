@@ -86,7 +86,9 @@ class Chain:
         return self._run(self._steps, data, draw)
 
     def render_into(self, data: bytes, draw: Draw, row: npt.NDArray[Any]) -> None:
-        """Writes the value of one sample of a fixed type into `row`; on an error `row` may be half written."""
+        """Writes the value of one sample of a fixed type into `row`; on an error `row` may be half
+        written.
+        """
         value = self._run(self._placed_steps, data, draw)
         try:
             self._place(value, row)

@@ -17,7 +17,9 @@ Layout = Literal["", "hwc", "chw"]
 
 @dataclass(frozen=True, slots=True)
 class FieldType:
-    """`shape`: None where samples differ. `layout`: of images only; channels last ("hwc") or first ("chw")."""
+    """`shape`: None where samples differ. `layout`: of images only; channels last ("hwc") or first
+    ("chw").
+    """
 
     kind: Kind
     dtype: str

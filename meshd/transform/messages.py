@@ -1,7 +1,8 @@
 """What the pool and a transform process say to each other: one request a slice of rows, one reply.
 
-Law: arrays of plain values (msgspec, JSON on the wire); pixels never travel here. A request carries the frame's
-memfd; a reply carries one scratch memfd when fields are ragged. Replies come in the order of the requests.
+Law: arrays of plain values (msgspec, JSON on the wire); pixels never travel here. A request carries the
+frame's memfd; a reply carries one scratch memfd when fields are ragged. Replies come in the order of the
+requests.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class RenderRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """A row that was not rendered. `bad`: its data; `op`: a defect of the op; `read`: its bytes were not there."""
+    """A row that was not rendered. `bad`: its data; `op`: a defect of the op; `read`: its bytes were not
+    there.
+    """
 
     row: int
     field: int
@@ -50,7 +53,9 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RaggedColumn(msgspec.Struct, frozen=True, array_like=True):
-    """Of one ragged field: `lengths` in bytes and `shapes`, one a rendered row; bytes lie in the scratch file."""
+    """Of one ragged field: `lengths` in bytes and `shapes`, one a rendered row; bytes lie in the scratch
+    file.
+    """
 
     field: int
     lengths: tuple[int, ...]
@@ -58,7 +63,9 @@ class RaggedColumn(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RenderReply(msgspec.Struct, frozen=True, array_like=True):
-    """`rendered`: the rows that succeeded; `ragged`: their ragged fields, one after the other in the scratch."""
+    """`rendered`: the rows that succeeded; `ragged`: their ragged fields, one after the other in the
+    scratch.
+    """
 
     number: int
     rendered: tuple[int, ...]

@@ -1,7 +1,7 @@
 """The pool of transform processes, seen from the steward: rows go out in slices, outcomes come back.
 
-Law: a process that dies costs its rows one retry, alone; the row a process dies on twice is a bad sample. What
-a slice's frame holds is only meaningful once its outcome is there. Fair between jobs.
+Law: a process that dies costs its rows one retry, alone; the row a process dies on twice is a bad sample.
+What a slice's frame holds is only meaningful once its outcome is there. Fair between jobs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ _RECONNECT = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class RowWork:
-    """One row to render. `sources`: for each field, in order of name, the (path, offset, length) of its bytes."""
+    """One row to render. `sources`: for each field, in order of name, the (path, offset, length) of its
+    bytes.
+    """
 
     row: int
     position: int
@@ -55,7 +57,9 @@ class RaggedPart:
 
 @dataclass(slots=True)
 class Rendered:
-    """The outcome of all rows asked for: those not in `failures` are in the frame, or in `parts` if ragged."""
+    """The outcome of all rows asked for: those not in `failures` are in the frame, or in `parts` if
+    ragged.
+    """
 
     failures: list[Failure] = field(default_factory=list)
     parts: list[RaggedPart] = field(default_factory=list)
@@ -179,7 +183,8 @@ class TransformPool:
     ) -> Rendered:
         """Render rows into the frame at `frame_fd` (which stays the caller's). `targets`: see RenderRequest.
 
-        Cancelling forgets rows not yet begun; those under way still write into the frame. Raises PoolClosedError.
+        Cancelling forgets rows not yet begun; those under way still write into the frame. Raises
+        PoolClosedError.
         """
         if self._closed:
             raise PoolClosedError("the node is shutting down; ask again")

@@ -1,7 +1,7 @@
 """The body of a transform process: accept the pool's connection, render slices, answer, for ever.
 
-Law: no state but caches. Dying is allowed at any moment: the pool retries the rows elsewhere. A row that takes
-longer than ROW_SECONDS kills the process (SIGALRM), so that no input can hold a core for ever.
+Law: no state but caches. Dying is allowed at any moment: the pool retries the rows elsewhere. A row that
+takes longer than ROW_SECONDS kills the process (SIGALRM), so that no input can hold a core for ever.
 """
 
 from __future__ import annotations

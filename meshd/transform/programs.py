@@ -45,7 +45,9 @@ class Program:
 
 
 def with_versions(spec: PlanSpec) -> PlanSpec:
-    """The spec with the latest version filled in where an op has none. Raises UnknownOpError, UnknownBuildError."""
+    """The spec with the latest version filled in where an op has none. Raises UnknownOpError,
+    UnknownBuildError.
+    """
     ops = tuple(
         replace(op, version=registry.find(op.op, op.version, f"ops[{index}]").version)
         for index, op in enumerate(spec.ops)
@@ -58,7 +60,8 @@ def compile_program(
 ) -> Program:
     """The program over the bytes fields `fields`; `labels` are known to the plan but take no ops.
 
-    Raises PlanError with the path of the bad field. `fuse=False` compiles the plain chain (the tests' oracle).
+    Raises PlanError with the path of the bad field. `fuse=False` compiles the plain chain (the tests'
+    oracle).
     """
     by_field: dict[str, list[tuple[int, OpSpec]]] = {name: [] for name in sorted(fields)}
     for index, op in enumerate(spec.ops):

@@ -1,6 +1,7 @@
 """Rows waiting for a transform process: one line a job, served in turn.
 
-Law: a job with a long line delays another's next slice by at most one slice a job. Within a job, first come first.
+Law: a job with a long line delays another's next slice by at most one slice a job. Within a job, first come
+first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The ops a node knows: name, version, parameters and the class that does the work.
 
 Law: an op's output for given bytes, arguments and draws never changes within one version; a change is a new
-version, and old plans keep asking for the old one. Seam: a new op is one class with `@operation` in `builtin/`.
+version, and old plans keep asking for the old one. Seam: a new op is one class with `@operation` in
+`builtin/`.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ def find(
         have = ", ".join(sorted(builds, key=_version_order))
         raise UnknownBuildError(
             join(path, "version"),
-            f"this node has {name!r} in version {have}, not {shown(version)}; make the plan anew, or ask a node of "
-            "the release that made it",
+            f"this node has {name!r} in version {have}, not {shown(version)}; make the plan anew, or ask a "
+            "node of the release that made it",
         )
     return builds[version]
 

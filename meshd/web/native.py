@@ -73,6 +73,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 _NUMBERS = {"rank": 0, "world": 1, "batch": 256, "origin": 0}
 _QUERY = (*_NUMBERS, "format", "share")
 _FORMATS = ("tensors", "samples", "tar")
+_MAX_PARAMETERS = 64
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
 Handler = Callable[["web.BaseRequest", "Identity"], Awaitable["web.StreamResponse"]]
@@ -108,9 +109,9 @@ class NativeEndpoint:
         """`handler` with its errors turned into the protocol's documents."""
 
         async def guard(request: web.BaseRequest, identity: Identity) -> web.StreamResponse:
+            if request.method == "HEAD":
+                return self._refusal(BatchError("MethodNotAllowed", "there is no HEAD here; use GET"))
             try:
-                if request.method == "HEAD":
-                    raise BatchError("MethodNotAllowed", "there is no HEAD here; use GET")
                 return await handler(request, identity)
             except BatchError as error:
                 return self._refusal(error)
@@ -247,7 +248,9 @@ def _headers(content_type: str, size: int) -> list[Header]:
 
 
 def _path(request: web.BaseRequest, prefix: str, *counts: int) -> tuple[str, ...]:
-    """What follows `prefix`, cut at `/`; the first part is a hash. Raises BatchError NoSuchKey, BadRequest."""
+    """What follows `prefix`, cut at `/`; the first part is a hash. Raises BatchError NoSuchKey,
+    BadRequest.
+    """
     parts = tuple(request.raw_path.partition("?")[0].removeprefix(prefix).split("/"))
     if len(parts) not in counts:
         raise BatchError("NoSuchKey", f"there is nothing at {request.raw_path[:200]}")
@@ -258,11 +261,9 @@ def _path(request: web.BaseRequest, prefix: str, *counts: int) -> tuple[str, ...
 
 def _query(request: web.BaseRequest, known: tuple[str, ...]) -> dict[str, str]:
     raw = request.raw_path.partition("?")[2]
-    pairs = [
-        pair
-        for pair in parse_qsl(raw, keep_blank_values=True, max_num_fields=64)
-        if not _of_signature(pair[0])
-    ]
+    if raw.count("&") > _MAX_PARAMETERS:
+        raise BatchError("BadRequest", f"more than {_MAX_PARAMETERS} query parameters")
+    pairs = [pair for pair in parse_qsl(raw, keep_blank_values=True) if not _of_signature(pair[0])]
     query = dict(pairs)
     if len(query) != len(pairs):
         raise BatchError("BadRequest", "a query parameter stands twice")

@@ -61,7 +61,9 @@ class Npy:
             raise BadSampleError(f"the array has shape {found_shape}, the plan says {self.shape}")
         count, room = math.prod(found_shape), len(value) - start
         if any(extent < 0 for extent in found_shape) or count * found.itemsize != room:
-            raise BadSampleError(f"the array claims {count} values of {found}, the file has {room} bytes of them")
+            raise BadSampleError(
+                f"the array claims {count} values of {found}, the file has {room} bytes of them"
+            )
         flat = np.frombuffer(value, found, count, start)
         array = flat.reshape(found_shape, order="F" if fortran else "C")
         return np.ascontiguousarray(array, dtype=self.dtype)

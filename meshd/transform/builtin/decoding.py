@@ -1,8 +1,9 @@
 """Compressed images to pixels: JPEG by libjpeg-turbo, PNG, WebP and the rest by Pillow.
 
-Law: the whole image or BadSampleError; a truncated or damaged file is never half an image. At most MAX_PIXELS.
-EXIF orientation is ignored, as Pillow and torchvision ignore it. Alpha is dropped; CMYK becomes RGB.
-Fused with the window op behind it, a JPEG is decoded at 1/2, 1/4 or 1/8 when the window still covers its target.
+Law: the whole image or BadSampleError; a truncated or damaged file is never half an image. At most
+MAX_PIXELS. EXIF orientation is ignored, as Pillow and torchvision ignore it. Alpha is dropped; CMYK becomes
+RGB. Fused with the window op behind it, a JPEG is decoded at 1/2, 1/4 or 1/8 when the window still covers its
+target.
 """
 
 from __future__ import annotations

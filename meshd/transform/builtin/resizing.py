@@ -1,7 +1,7 @@
 """Ops that keep a window of an image and give it a size: resize, center_crop, random_resized_crop.
 
-Law: a window is computed from the full-size image's height and width alone, so that a decoder can be asked for
-less than the whole (see `decoding`).
+Law: a window is computed from the full-size image's height and width alone, so that a decoder can be asked
+for less than the whole (see `decoding`).
 """
 
 from __future__ import annotations
