@@ -20,12 +20,17 @@ if TYPE_CHECKING:
 
 
 class MeshRequest(web.BaseRequest):
-    """`truncated`: the client ended its side before the body was whole. `verified_body`: a small body that
-    was read and compared with its signed digest before the handler was called."""
+    """`truncated`: the client ended its side before the body was whole. `continued`: it was told `100
+    Continue`.
 
-    ATTRS = web.BaseRequest.ATTRS | frozenset({"truncated", "verified_body"})
+    `verified_body`: a small body that was read and compared with its signed digest before the handler was
+    called.
+    """
+
+    ATTRS = web.BaseRequest.ATTRS | frozenset({"continued", "truncated", "verified_body"})
 
     truncated: bool = False
+    continued: bool = False
     verified_body: bytes | None = None
 
     async def read(self) -> bytes:
@@ -33,7 +38,7 @@ class MeshRequest(web.BaseRequest):
         return await super().read() if self.verified_body is None else self.verified_body
 
 
-def request_factory() -> Callable[..., web.BaseRequest]:
+def request_factory() -> Callable[..., MeshRequest]:
     """What the server calls for every request head. Must be made in the running loop."""
     loop = asyncio.get_running_loop()
 
@@ -43,7 +48,7 @@ def request_factory() -> Callable[..., web.BaseRequest]:
         protocol: RequestHandler,
         writer: AbstractStreamWriter,
         task: asyncio.Task[None],
-    ) -> web.BaseRequest:
+    ) -> MeshRequest:
         return MeshRequest(message, payload, protocol, writer, task, loop)
 
     return make

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from meshd.service.objects import Found
     from meshd.web.authentication import Authenticator
+    from meshd.web.incoming import MeshRequest
     from meshd.web.replies import Header
     from meshd.web.server import WebDeps
 
@@ -45,7 +46,7 @@ class S3Endpoint:
         self._deps, self._authenticator = deps, authenticator
         self._execute = Executor(deps)
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, request: MeshRequest) -> web.StreamResponse:
         """One request, one answer."""
         trace = Trace(self._deps.clock.monotonic())
         try:
@@ -63,7 +64,7 @@ class S3Endpoint:
         trace.finish(reply.status, self._deps.clock.monotonic())
         return reply
 
-    async def _answer(self, request: web.BaseRequest, trace: Trace) -> Reply:
+    async def _answer(self, request: MeshRequest, trace: Trace) -> Reply:
         deps = self._deps
         head = request_head(request, deps.http.max_header_bytes)
         operation = parse_request(head)

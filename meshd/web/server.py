@@ -19,7 +19,7 @@ from meshd.config import HttpSettings
 from meshd.service.access import Identity
 from meshd.web.authentication import Authenticator, request_head
 from meshd.web.connections import MeshServer
-from meshd.web.incoming import MeshRequest, request_factory
+from meshd.web.incoming import request_factory
 from meshd.web.replies import Reply
 from meshd.web.s3 import S3Endpoint
 from meshd.web.settling import Trace, settle
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from meshd.service.listings import ListingService
     from meshd.service.objects import ObjectService
     from meshd.service.uploads import UploadService
+    from meshd.web.incoming import MeshRequest
 
 log = logging.getLogger(__name__)
 
@@ -113,30 +114,30 @@ class Dispatcher:
         self._deps, self._authenticator, self._native = deps, authenticator, tuple(native)
         self._s3 = S3Endpoint(deps, authenticator)
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, request: MeshRequest) -> web.StreamResponse:
         target = request.raw_path
         if target.startswith("/-/") or (target == "/metrics" and "Authorization" not in request.headers):
             return await self._handle_native(request, target.partition("?")[0])
         return await self._s3.handle(request)
 
-    async def _handle_native(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
+    async def _handle_native(self, request: MeshRequest, path: str) -> web.StreamResponse:
         trace = Trace(self._deps.clock.monotonic())
         try:
             response = await self._call_native(request, path, trace)
         except S3Error as error:
-            response = self._refuse(error, trace)
-            await settle(request, response)
+            response = refusal = self._refuse(error, trace)
+            await settle(request, refusal)
         except (ConnectionError, asyncio.CancelledError):
             trace.finish(499, self._deps.clock.monotonic())
             raise
         except Exception:
             log.exception("request %s (%s) failed", trace.request_id, trace.operation)
-            response = self._refuse(S3Error("InternalError"), trace)
-            await settle(request, response)
+            response = refusal = self._refuse(S3Error("InternalError"), trace)
+            await settle(request, refusal)
         trace.finish(response.status, self._deps.clock.monotonic())
         return response
 
-    async def _call_native(self, request: web.BaseRequest, path: str, trace: Trace) -> web.StreamResponse:
+    async def _call_native(self, request: MeshRequest, path: str, trace: Trace) -> web.StreamResponse:
         route = next((route for route in self._native if route.takes(request.method, path)), None)
         if route is None:
             known = any(route.takes(route.method, path) for route in self._native)
@@ -147,14 +148,14 @@ class Dispatcher:
         identity = await self._verify(request)
         return await cast("NativeHandler", route.handler)(request, identity)
 
-    async def _verify(self, request: web.BaseRequest) -> Identity:
+    async def _verify(self, request: MeshRequest) -> Identity:
         """Who signed; the body is read and compared with its signed digest."""
         http = self._deps.http
         head = request_head(request, http.max_header_bytes)
         signer = self._authenticator.authenticate(head)
         if signer.identity is None:
             raise S3Error("AccessDenied", "Sign this request with AWS Signature Version 4 (service s3).")
-        if isinstance(request, MeshRequest) and request.body_exists:
+        if request.body_exists:
             body = RequestBody(request, head, signer, http.body_timeout)
             request.verified_body = await body.whole(BodyDigests(), http.max_xml_bytes)
         return signer.identity

@@ -13,9 +13,9 @@ from meshd.telemetry import metrics
 from meshd.web.replies import new_request_id
 
 if TYPE_CHECKING:
-    from aiohttp import web
     from prometheus_client import Counter, Histogram
 
+    from meshd.web.incoming import MeshRequest
     from meshd.web.replies import Reply
 
 # An unread body up to here is read and dropped to keep the connection; a larger one costs the connection.
@@ -59,17 +59,21 @@ class Trace:
             _sent.inc(self.sent)
 
 
-async def settle(request: web.BaseRequest, reply: Reply) -> None:
-    """Write `reply`, closing the connection after it if too much of the request's body is unread.
+async def settle(request: MeshRequest, reply: Reply) -> None:
+    """Write `reply`, closing the connection after it if what the client sends next could not be understood.
 
     A client that still waits for `100 Continue` may send its body or not (RFC 9110 §10.1.1): nobody can
-    tell where its next request would begin, so that connection ends, too.
+    tell where its next request would begin, so that connection ends, as does one with much of a body
+    unread.
     """
-    if not request.content.is_eof():
-        length = request.content_length
-        unread = None if length is None else length - request.content.total_bytes
-        if unread is None or unread > _DRAINABLE or "Expect" in request.headers:
-            reply.force_close()
-    elif getattr(request, "truncated", False):
+    if request.truncated or _unread(request) or ("Expect" in request.headers and not request.continued):
         reply.force_close()
     await reply.prepare(request)
+
+
+def _unread(request: MeshRequest) -> bool:
+    """Whether more of the body is left than is worth reading for nothing."""
+    if request.content.is_eof():
+        return False
+    length = request.content_length
+    return length is None or length - request.content.total_bytes > _DRAINABLE

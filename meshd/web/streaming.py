@@ -19,9 +19,8 @@ from meshwire.sigv4 import STREAMING_PAYLOADS
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from aiohttp import web
-
     from meshd.web.authentication import Authenticated
+    from meshd.web.incoming import MeshRequest
     from meshwire.checksums import BodyDigest
     from meshwire.s3.operations import BodyDigests
     from meshwire.s3.parsing import RequestHead
@@ -36,14 +35,14 @@ class RequestBody:
     """`meshd.service.bodies.Body` over an HTTP request."""
 
     def __init__(
-        self, request: web.BaseRequest, head: RequestHead, signer: Authenticated, idle_seconds: float
+        self, request: MeshRequest, head: RequestHead, signer: Authenticated, idle_seconds: float
     ) -> None:
         self._request, self._head, self._signer = request, head, signer
         self._idle_seconds = idle_seconds
         payload_hash = "" if signer.claim is None else signer.claim.payload_hash
         self._payload_hash = payload_hash
         self._chunked = payload_hash in STREAMING_PAYLOADS
-        self.expects_continue = head.headers.get("expect", "").lower() == "100-continue"
+        self._expects_continue = head.headers.get("expect", "").lower() == "100-continue"
         self._digest: BodyDigest | None = None
         self.received = 0
 
@@ -141,14 +140,17 @@ class RequestBody:
             raise S3Error("RequestTimeout") from None
         except RequestPayloadError as error:
             raise S3Error("IncompleteBody") from error
-        if getattr(self._request, "truncated", False):
+        if self._request.truncated:
             raise S3Error("IncompleteBody")
 
     def _say_continue(self) -> None:
+        """Also for an empty body, and for one that is here already: botocore waits for it before it
+        believes that a connection is in order, and misreads the next answer on it otherwise."""
         transport = self._request.transport
-        if self.expects_continue and transport is not None and not self._request.content.is_eof():
+        if self._expects_continue and transport is not None:
             transport.write(_CONTINUE)
-        self.expects_continue = False
+            self._request.continued = True
+        self._expects_continue = False
 
 
 def _length(text: str) -> int:

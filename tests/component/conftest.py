@@ -1,9 +1,8 @@
-"""Fixtures of the S3 tests: a bucket of one's own, a socket to speak by hand."""
+"""A socket to speak S3 by hand; the daemon, a client and a bucket come from the conftest above."""
 
 from __future__ import annotations
 
-import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,22 +14,9 @@ if TYPE_CHECKING:
     from meshd.testing.daemons import Daemon
 
 
-@pytest.fixture(scope="module")
-def s3(daemon: Daemon) -> Any:
-    """A boto3 client for root."""
-    return daemon.client()
-
-
-@pytest.fixture
-def bucket(s3: Any) -> str:
-    """A fresh bucket."""
-    name = f"b-{uuid.uuid4().hex[:12]}"
-    s3.create_bucket(Bucket=name)
-    return name
-
-
 @pytest.fixture
 def wire(daemon: Daemon) -> Iterator[Wire]:
+    """Signs with the root keys of `daemon`; its sockets are closed with the test."""
     wire = Wire(daemon.endpoint, daemon.access_key, daemon.secret_key)
     yield wire
     wire.close()

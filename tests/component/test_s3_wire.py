@@ -190,13 +190,22 @@ def test_100_continue_comes_after_admission(wire: Wire, bucket: str) -> None:
     assert read_answer(sock, "PUT").status == 200
 
 
+def test_100_continue_for_an_empty_body(wire: Wire, bucket: str) -> None:
+    """botocore asks for it even then, and misreads the connection's next answer when it does not come."""
+    sock = wire.connect()
+    sock.sendall(wire.head("PUT", f"/{bucket}/k", headers={"content-length": "0", "expect": "100-continue"}))
+    assert sock.recv(25) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert read_answer(sock, "PUT").status == 200
+
+
 @pytest.mark.parametrize(("target", "status"), [("/no-such-bucket-here/k", 404), ("/{bucket}/k", 403)])
 def test_no_100_continue_for_the_refused(wire: Wire, bucket: str, target: str, status: int) -> None:
     fields = {"content-length": "1000", "expect": "100-continue"}
     guesser = Wire(wire.endpoint, wire.access_key, "guess") if status == 403 else wire
     sock = wire.connect()
     sock.sendall(guesser.head("PUT", target.format(bucket=bucket), headers=fields))
-    assert sock.recv(12) == f"HTTP/1.1 {status}".encode()
+    assert sock.recv(12, socket.MSG_PEEK) == f"HTTP/1.1 {status}".encode()
+    assert read_answer(sock, "PUT").headers["connection"] == "close"
 
 
 def streaming_head(wire: Wire, target: str, payload: str, body: bytes, decoded: int, **headers: str) -> bytes:
