@@ -124,6 +124,8 @@ class Arena:
     allocated: int = 0
     on_return: Callable[[], None] | None = None
     _free: list[_Slot] = field(default_factory=list)
+    # Slots under lease: nothing else keeps their weak references, without which none would come back.
+    _out: set[_Slot] = field(default_factory=set)
     # SimpleQueue.put is reentrant: the only queue a weakref callback may use.
     _returned: SimpleQueue[_Slot] = field(default_factory=SimpleQueue)
 
@@ -133,6 +135,7 @@ class Arena:
         slot = self._fitting(size) or self._grow(size)
         holder = slot.memory.view(_Holder)
         slot.watch = weakref.ref(holder, self._watcher(slot))
+        self._out.add(slot)
         self.leased += len(slot.memory)
         return Lease(holder.data[:size], len(slot.memory))
 
@@ -155,6 +158,7 @@ class Arena:
             except Empty:
                 return
             self.leased -= len(slot.memory)
+            self._out.discard(slot)
             slot.watch = None
             if slot.spare:
                 self.allocated -= len(slot.memory)

@@ -1,7 +1,7 @@
 """A server that speaks the native protocol over a synthetic dataset, and misbehaves when told to.
 
-Sample i of N is an image filled with i % 251 and the label i, so that every row proves which sample it is. It signs
-nothing off: requests are checked with the SigV4 code of `meshwire`. Its own test is at the end.
+Sample i of N is an image filled with i % 251 and the label i, so that every row proves which sample it is.
+Requests are checked with the SigV4 code of `meshwire`. Its own test is at the end.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ SNAPSHOT = "5a" * 32
 
 
 class ScriptedMesh:
-    """`faults`: what befalls the next frame requests, in order: "cut", "flip", "busy", "silent", "gone", "bad", None
-    (nothing). `asked`: the targets of frame requests, in order of arrival."""
+    """`faults`: what befalls the next frame requests, in order: "cut", "flip", "busy", "silent", "gone", "bad",
+    None (nothing). `asked`: the targets of frame requests, in order of arrival. `gate`: closed, no frame is
+    answered."""
 
     def __init__(self, samples: int = SAMPLES, side: int = SIDE) -> None:
         self.samples = samples
@@ -64,7 +65,9 @@ class ScriptedMesh:
 
     def dataset(self) -> mesh.Dataset:
         ds = mesh.open(
-            "s3://photos/train", fields={"image": "jpg", "label": mesh.class_of_prefix()}, client=self.client()
+            "s3://photos/train",
+            fields={"image": "jpg", "label": mesh.class_of_prefix()},
+            client=self.client(),
         )
         return ds.map(ops.decode("image"), ops.to_chw("image"))
 
@@ -86,9 +89,8 @@ class ScriptedMesh:
         shape = [3, self.side, self.side]
         fields = {"image": {"dtype": "uint8", "shape": shape}, "label": {"dtype": "int64", "shape": []}}
         listed = [{"op": op.op, "version": op.version} for op in spec.ops]
-        return {
-            "plan": digest, "positions": self.samples, "samples": self.samples, "fields": fields, "ops": listed
-        }  # fmt: skip
+        positions = {"positions": self.samples, "samples": self.samples}
+        return positions | {"plan": digest, "fields": fields, "ops": listed}
 
     def frame(self, plan: str, epoch: int, step: int, query: dict[str, str]) -> bytes:
         spec = self.plans[plan]
@@ -161,7 +163,9 @@ def _handler(server: ScriptedMesh) -> type[BaseHTTPRequestHandler]:
             elif fault == "gone":
                 self._json(409, _error("SnapshotChanged", "train/cat/1.jpg was replaced"))
             elif fault == "bad":
-                self._json(422, _error("BadSample", "train/cat/1.jpg: decode failed", {"key": "train/cat/1.jpg"}))
+                self._json(
+                    422, _error("BadSample", "train/cat/1.jpg: decode failed", {"key": "train/cat/1.jpg"})
+                )
             elif fault == "silent":
                 self.close_connection = True
             elif fault == "flip":
@@ -177,7 +181,10 @@ def _handler(server: ScriptedMesh) -> type[BaseHTTPRequestHandler]:
         def _opened(self) -> tuple[str, dict[str, str]]:
             url = urlsplit(self.path)
             head = RequestHead(
-                self.command, url.path, url.query, {name.lower(): value for name, value in self.headers.items()}
+                self.command,
+                url.path,
+                url.query,
+                {name.lower(): value for name, value in self.headers.items()},
             )
             claim = read_claim(head)
             assert claim is not None

@@ -1,0 +1,108 @@
+"""Batches, meters and the sizes a loader computes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from meshsdk.batches import Ragged, make_batch
+from meshsdk.deliveries import Frame, Tally, open_frame
+from meshsdk.errors import ConfigurationError, CorruptFrameError
+from meshsdk.loaders import _frame_bytes
+from meshsdk.meters import Meter
+from meshsdk.native import FieldSchema
+from meshsdk.outputs import make_stage
+from meshwire import frames
+
+if TYPE_CHECKING:
+    from meshsdk.batches import Batch
+
+
+def batch_of(arrays: dict[str, np.ndarray]) -> Batch:
+    rows = {"__pos": np.arange(3), "__status": np.zeros(3, np.uint8)}
+    return make_batch(Frame(5, arrays | rows, 100), 2, lambda array: array)
+
+
+def test_a_batch_is_a_mapping_of_its_fields() -> None:
+    batch = batch_of({"image": np.zeros((3, 2, 2), np.uint8), "label": np.arange(3)})
+    assert list(batch) == ["image", "label"]
+    assert len(batch) == 2
+    assert (batch.rows, batch.epoch, batch.step) == (3, 2, 5)
+    assert dict(batch)["label"].tolist() == [0, 1, 2]
+    assert "rows=3, image: uint8 [3, 2, 2]" in repr(batch)
+    with pytest.raises(KeyError, match="image, label"):
+        batch["images"]
+
+
+def test_ragged_rows() -> None:
+    batch = batch_of({"text.data": np.arange(6, dtype=np.uint8), "text.offsets": np.array([0, 2, 2, 6])})
+    text = batch["text"]
+    assert isinstance(text, Ragged)
+    assert [row.tolist() for row in text] == [[0, 1], [], [2, 3, 4, 5]]
+    assert text[-1].tolist() == [2, 3, 4, 5]
+    with pytest.raises(IndexError, match="row 3 of 3"):
+        text[3]
+
+
+def test_a_field_that_is_merely_called_data_is_none_of_a_ragged_pair() -> None:
+    assert list(batch_of({"my.data": np.arange(3), "x.offsets": np.arange(3)})) == ["my.data", "x.offsets"]
+
+
+def test_positions_do_not_keep_the_slot() -> None:
+    memory = np.arange(3)
+    batch = make_batch(Frame(0, {"__pos": memory, "__status": memory}, 1), 0, lambda array: array)
+    assert not np.shares_memory(batch.positions, memory)
+
+
+def test_frames_are_checked() -> None:
+    made = frames.layout([("x", "uint8", (300,))], {"version": "1", "step": "4"})
+    body = bytearray(made.size)
+    made.seal(body)
+    assert open_frame(memoryview(body), 4, verify=True).arrays["x"].shape == (300,)
+    with pytest.raises(CorruptFrameError, match="another size or step"):
+        open_frame(memoryview(body), 5, verify=True)
+    with pytest.raises(CorruptFrameError, match="another size or step"):
+        open_frame(memoryview(body + b"0"), 4, verify=True)
+    body[-1] ^= 1
+    with pytest.raises(CorruptFrameError, match="checksum"):
+        open_frame(memoryview(body), 4, verify=True)
+    assert open_frame(memoryview(body), 4, verify=False).step == 4
+    with pytest.raises(CorruptFrameError):
+        open_frame(memoryview(b"not a frame at all"), 4, verify=True)
+
+
+def test_frame_sizes_are_known_beforehand_unless_ragged() -> None:
+    image, label = FieldSchema("uint8", (3, 224, 224)), FieldSchema("int64", ())
+    known = _frame_bytes({"image": image, "label": label}, 256)
+    rows = [("image", "uint8", (256, 3, 224, 224)), ("label", "int64", (256,))]
+    real = frames.layout(
+        [*rows, ("__pos", "int64", (256,)), ("__status", "uint8", (256,))], {"plan": "a" * 64}
+    ).size
+    assert real <= known <= real + 32_768
+    assert _frame_bytes({"image": image, "text": FieldSchema("uint8", None)}, 256) == 0
+
+
+def test_a_meter_adds_what_readers_did() -> None:
+    meter = Meter(samples=2000, batches=2, waited=1.0, seconds=4.0)
+    meter.absorb(Tally(retries=1, bytes=10, cpu=0.5, origins={"hit": 1}))
+    stats = meter.read(Tally(retries=2, bytes=5, cpu=0.5, origins={"hit": 1, "miss": 1}), 3)
+    assert (stats.retries, stats.bytes, stats.overflows, stats.hits) == (3, 15, 3, 2)
+    assert (stats.samples_per_second, stats.wait_share, stats.cpu_per_1000) == (500.0, 0.25, 0.5)
+    assert meter.retries == 1  # reading does not add
+    assert "500/s" in str(stats)
+
+
+@pytest.mark.parametrize(
+    ("device", "output", "named"),
+    [
+        (None, "jax", "output="),
+        ("cuda", "numpy", "output='numpy'"),
+        ("tpu", None, "device="),
+        ("cuda", None, "GPU"),
+    ],
+)
+def test_impossible_outputs_are_refused(device: str | None, output: str | None, named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        make_stage(device, output)

@@ -1,0 +1,119 @@
+"""When the SDK asks again."""
+
+from __future__ import annotations
+
+import pickle
+import random
+
+import pytest
+
+from meshsdk.connections import parse_head
+from meshsdk.errors import (
+    AccessError,
+    BusyError,
+    ConnectError,
+    CorruptFrameError,
+    DeadlineError,
+    InvalidPlanError,
+    MeshError,
+    NotFoundError,
+    ServerError,
+    SnapshotChangedError,
+    server_error,
+)
+from meshsdk.retrying import BackOff, Patience, retryable
+from meshsdk.transport import _retry_after
+
+
+def patience(deadline: float = 100.0) -> Patience:
+    return Patience(BackOff(deadline), started=0.0, jitter=random.Random(1))
+
+
+def test_waits_grow_are_jittered_and_capped() -> None:
+    patient = patience(1e9)
+    waits = [patient.delay(ConnectError("down"), 0.0) for _ in range(200)]
+    assert all(0 <= wait <= min(10.0, 0.1 * 2**count) for count, wait in enumerate(waits))
+    assert len(set(waits)) == len(waits)
+    assert max(waits[20:]) > 5
+
+
+def test_a_servers_retry_after_is_never_undercut() -> None:
+    assert patience().delay(BusyError("busy", status=503, retry_after=7.5), 0.0) >= 7.5
+
+
+def test_past_the_deadline_the_last_failure_is_the_cause() -> None:
+    last = BusyError("busy", status=503, retry_after=7.5)
+    with pytest.raises(DeadlineError, match="1 attempts") as raised:
+        patience(5.0).delay(last, 0.0)
+    assert raised.value.__cause__ is last
+
+
+def test_what_cannot_get_better_is_raised_at_once() -> None:
+    refused = AccessError("no", status=403)
+    with pytest.raises(AccessError):
+        patience().delay(refused, 0.0)
+
+
+@pytest.mark.parametrize("status", [408, 421, 429, 500, 502, 503, 504])
+def test_transient_statuses(status: int) -> None:
+    assert retryable(ServerError("x", status=status))
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 409, 410, 412, 416, 422, 501])
+def test_final_statuses(status: int) -> None:
+    assert not retryable(ServerError("x", status=status))
+
+
+def test_a_corrupt_frame_is_asked_for_again() -> None:
+    assert retryable(CorruptFrameError("flipped"))
+    assert not retryable(MeshError("other"))
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (409, "SnapshotChanged", SnapshotChangedError),
+        (410, "UnknownOpBuild", InvalidPlanError),
+        (404, "NoSuchKey", NotFoundError),
+        (403, "SignatureDoesNotMatch", AccessError),
+        (429, "", BusyError),
+        (418, "Teapot", ServerError),
+    ],
+)
+def test_errors_by_code_then_status(status: int, code: str, kind: type[ServerError]) -> None:
+    error = server_error(status, code, "why", retry_after=2.0, detail={"key": "a"})
+    assert type(error) is kind
+    assert (error.status, error.code, error.retry_after) == (status, code, 2.0)
+    again = pickle.loads(pickle.dumps(error))  # as a worker process would hand it over
+    assert type(again) is kind
+    assert (str(again), again.status, again.detail) == (str(error), status, {"key": "a"})
+
+
+def test_advice_is_given_and_long_text_is_cut() -> None:
+    assert "AWS_SECRET_ACCESS_KEY" in str(server_error(403, "SignatureDoesNotMatch", "no"))
+    assert len(str(server_error(500, "X", "y" * 100_000))) <= 2000
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [(None, None), ("2", 2.0), ("0.5", 0.5), ("-3", 0.0), ("soon", None), ("9e9", 3600.0)],
+)
+def test_retry_after(text: str | None, seconds: float | None) -> None:
+    assert _retry_after(text) == seconds
+
+
+def test_retry_after_as_a_date_that_has_passed() -> None:
+    assert _retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
+
+
+def test_heads() -> None:
+    head = b"HTTP/1.1 206 Partial Content\r\nContent-Length: 5\r\nX-A: 1\r\nx-a:  2 \r\n\r\n"
+    assert parse_head(head) == (206, {"content-length": "5", "x-a": "1, 2"})
+
+
+@pytest.mark.parametrize(
+    "head", [b"SSH-2.0-OpenSSH\r\n\r\n", b"HTTP/1.1\r\n\r\n", b"HTTP/1.1 abc\r\n\r\n", b"\r\n\r\n"]
+)
+def test_what_is_no_http_is_a_connect_error(head: bytes) -> None:
+    with pytest.raises(ConnectError, match="not an HTTP answer"):
+        parse_head(head)

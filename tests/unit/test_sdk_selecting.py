@@ -1,0 +1,128 @@
+"""Fields, ops and orders as a user writes them, and as the protocol has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import meshsdk as mesh
+from meshsdk import ops
+from meshsdk.cli.benching import parse_op
+from meshsdk.cli.reading import parse_fields
+from meshsdk.errors import ConfigurationError
+from meshsdk.guessing import fields_of_names
+from meshsdk.orders import shuffle_spec
+from meshsdk.selecting import check_source, select_fields
+from meshwire.plans import OpSpec
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("jpg", {"ext": ["jpg"]}),
+        (".JPG", {"ext": ["jpg"]}),
+        ("jpg;jpeg; png", {"ext": ["jpg", "jpeg", "png"]}),
+        (["jpg", "jpeg"], {"ext": ["jpg", "jpeg"]}),
+        ({"ext": ["seg.png"]}, {"ext": ["seg.png"]}),
+    ],
+)
+def test_extensions(given: Any, expected: dict[str, Any]) -> None:
+    assert select_fields({"image": given}) == {"image": expected}
+
+
+@pytest.mark.parametrize("given", ["@class", mesh.class_of_prefix(), {"class": "prefix"}])
+def test_classes(given: Any) -> None:
+    assert select_fields({"image": "jpg", "label": given})["label"] == {"class": "prefix"}
+
+
+@pytest.mark.parametrize("fields", [{}, {"image": ""}, {"image": 3}, {"im age": "jpg"}, {"label": "@class"}])
+def test_bad_fields_are_explained(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="fields"):
+        select_fields(fields)
+
+
+def test_sources() -> None:
+    assert check_source("s3://photos/train") == "s3://photos/train/"
+    with pytest.raises(ConfigurationError, match="s3://photos/train"):
+        check_source("photos/train")
+
+
+@pytest.mark.parametrize(
+    ("names", "prefix", "expected"),
+    [
+        (
+            ["t/cat/1.jpg", "t/dog/2.png"],
+            "t/",
+            {"image": {"ext": ["jpg", "png"]}, "label": {"class": "prefix"}},
+        ),
+        (["t/1.jpg", "t/1.cls"], "t/", {"image": {"ext": ["jpg"]}, "label": {"ext": ["cls"]}}),
+        (
+            ["1.jpg", "1.json", "1.seg.png"],
+            None,
+            {"image": {"ext": ["jpg"]}, "json": {"ext": ["json"]}, "seg_png": {"ext": ["seg.png"]}},
+        ),
+        (["t/1.npy", "t/x/2.npy"], "t/", {"npy": {"ext": ["npy"]}}),
+    ],
+)  # fmt: skip
+def test_guesses(names: list[str], prefix: str | None, expected: dict[str, Any]) -> None:
+    assert fields_of_names(names, prefix, "s3://t/") == expected
+
+
+def test_nothing_to_guess_from() -> None:
+    with pytest.raises(ConfigurationError, match="fields="):
+        fields_of_names(["README", "a/b"], "", "s3://t/")
+
+
+def test_ops_as_the_plan_has_them() -> None:
+    assert ops.decode("image") == OpSpec("decode", "image", {"mode": "rgb"})
+    assert ops.resize("image", 256).args == {"size": 256}
+    assert ops.center_crop("image", [224, 160]).args == {"size": [224, 160]}
+    crop = ops.random_resized_crop("image", 224, scale=(0.2, 1))
+    assert crop.args == {"size": 224, "scale": [0.2, 1.0], "ratio": [0.75, 1.3333]}
+    assert ops.hflip("image", 0.3).args == {"p": 0.3}
+    assert ops.text_label("label", ["cat", "dog"]).args == {"classes": ["cat", "dog"]}
+    assert [op("x").op for op in (ops.to_chw, ops.to_hwc, ops.int_label, ops.npy, ops.raw)] == [
+        "to_chw", "to_hwc", "int_label", "npy", "raw"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: ops.decode(224), "name the field first"),  # type: ignore[arg-type]
+        (lambda: ops.decode("image", mode="bgr"), "mode"),  # type: ignore[arg-type]
+        (lambda: ops.resize("image", 0), "size"),
+        (lambda: ops.resize("image", [1, 2, 3]), "size"),
+        (lambda: ops.center_crop("image", True), "size"),
+        (lambda: ops.random_resized_crop("image", 224, scale=(0.5, 2)), "share of the area"),
+        (lambda: ops.random_resized_crop("image", 224, ratio=(2, 1)), "ratio"),
+        (lambda: ops.hflip("image", 1.5), "probability"),
+        (lambda: ops.text_label("label", ["cat", "cat"]), "different names"),
+        (lambda: ops.text_label("label", "cat"), "different names"),
+    ],
+)
+def test_bad_ops_say_what_is_wrong(make: Any, named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        make()
+
+
+def test_orders() -> None:
+    assert shuffle_spec(True) == shuffle_spec("global") == {"kind": "global"}
+    assert shuffle_spec(mesh.Blocks(shards=8)) == {"kind": "blocks", "shards": 8}
+    assert shuffle_spec(False) == {"kind": "none"}
+    with pytest.raises(ConfigurationError, match="Blocks"):
+        shuffle_spec("random")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="window"):
+        mesh.Blocks(shards=0)
+
+
+def test_command_line_spellings() -> None:
+    assert parse_op("decode:image") == ops.decode("image")
+    assert parse_op("center_crop:image:224") == ops.center_crop("image", 224)
+    assert parse_fields(["image=jpg;png", "label=@class"]) == {"image": "jpg;png", "label": "@class"}
+    for bad in ("decode", "center_crop:image", "blur:image", "decode:image:3", "center_crop:image:x"):
+        with pytest.raises(ConfigurationError, match="--op"):
+            parse_op(bad)
+    with pytest.raises(ConfigurationError, match="--field"):
+        parse_fields(["jpg"])

@@ -1,0 +1,98 @@
+"""What `mesh sync` and `mesh cp` decide, before anything moves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+
+from meshsdk.cli.places import Local, Remote, Standard, parse_place, relative_name
+from meshsdk.cli.running import exit_code, human
+from meshsdk.cli.syncing import Entry, compare
+from meshsdk.client import object_path, query_string
+from meshsdk.errors import ConfigurationError, ConnectError, NotFoundError
+
+A, B = "a" * 32, "b" * 32
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "copied"),
+    [
+        (Entry(5, 1000), None, True),
+        (Entry(5, 1000), Entry(6, 9000, A), True),
+        (Entry(5, 1000), Entry(5, 9000, A), False),
+        (Entry(5, 9000), Entry(5, 1000, A), True),
+        (Entry(5, 1900), Entry(5, 1000, A), False),  # within the slack of S3's whole seconds
+        (Entry(5, 9000, A), Entry(5, 1000, A), False),
+        (Entry(5, 1000, A), Entry(5, 9000, B), True),
+        (Entry(5, 1000, A), Entry(5, 9000, f"{B}-2"), False),  # ETags of parts say nothing about content
+        (Entry(5, 9000, A), Entry(5, 1000), True),
+    ],
+)
+def test_what_differs(ours: Entry, theirs: Entry | None, copied: bool) -> None:
+    found = compare({"x": ours}, {"x": theirs} if theirs else {}, delete=False)
+    assert found.copy == (("x",) if copied else ())
+
+
+def test_a_touched_file_of_the_same_content_stays() -> None:
+    asked = []
+
+    def same(name: str) -> bool:
+        asked.append(name)
+        return True
+
+    source = {"new": Entry(1, 9000), "old": Entry(1, 1000), "touched": Entry(1, 9000)}
+    target = {"old": Entry(1, 1000, A), "touched": Entry(1, 1000, A)}
+    assert compare(source, target, delete=False, same_content=same).copy == ("new",)
+    assert asked == ["touched"]
+
+
+def test_deletion_only_when_asked_for() -> None:
+    target = {"b": Entry(1, 0), "a": Entry(1, 0)}
+    assert compare({}, target, delete=False).delete == ()
+    assert compare({"a": Entry(1, 0)}, target, delete=True).delete == ("b",)
+
+
+def test_places() -> None:
+    assert parse_place("s3://b/a/b.txt") == Remote("b", "a/b.txt")
+    assert parse_place("s3://b") == Remote("b", "")
+    assert parse_place("-") == Standard()
+    assert parse_place("./x") == Local(Path("x"))
+    assert Remote("b", "train").below("x") == Remote("b", "train/x")
+    assert Remote("b", "").below("x") == Remote("b", "x")
+    for bad in ("s3://", "http://b/x"):
+        with pytest.raises(click.BadParameter):
+            parse_place(bad)
+
+
+@pytest.mark.parametrize("key", ["../x", "a/../../x", "/etc/passwd", "a//b", "a/./b", "", "a\0b"])
+def test_no_key_leads_out_of_its_folder(key: str) -> None:
+    with pytest.raises(ConfigurationError, match="no file name"):
+        Local(Path("here")).below(key)
+
+
+def test_names_below() -> None:
+    assert Local(Path("here")).below("a/b c") == Local(Path("here/a/b c"))
+    assert relative_name(Path("here/a/b"), Path("here")) == "a/b"
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 40, "5.0 TiB")]
+)
+def test_sizes_for_people(size: int, text: str) -> None:
+    assert human(size) == text
+
+
+def test_exit_codes() -> None:
+    assert [
+        exit_code(error) for error in (NotFoundError("x"), ConfigurationError("x"), ConnectError("x"))
+    ] == [3, 2, 1]
+
+
+def test_paths_and_queries_are_encoded() -> None:
+    assert object_path("bkt", "a b/ü+?#") == "/bkt/a%20b/%C3%BC%2B%3F%23"
+    assert query_string(prefix="a b", **{"list-type": 2}) == "list-type=2&prefix=a%20b"
+    for bucket, key in (("B", "k"), ("b/../c", "k"), ("bkt", "k\0"), ("bkt", "k" * 1025)):
+        with pytest.raises(ConfigurationError):
+            object_path(bucket, key)
