@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from meshd.transform import registry
+from meshd.transform import builtin, registry
 from meshd.transform.errors import BadSampleError, OpFailedError
 from meshd.transform.fieldtypes import BYTES
 from meshwire.documents import PlanError
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 Draw = Callable[[int], KeyedRandom]
 """Randomness of one sample: the op's index in the plan → its own sequence of draws."""
+
+builtin.load()
 
 _NO_DRAWS = KeyedRandom(0, 0, 0)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from meshd.transform import builtin, registry
+from meshd.transform import registry
 from meshd.transform.chains import compile_chain
 from meshwire.documents import PlanError, suggestion
 from meshwire.plans import parse_spec
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from meshwire.plans import OpSpec, PlanSpec
 
 __all__ = ["Program", "compile_program", "load_program", "with_versions"]
-
-builtin.load()
 
 
 @dataclass(frozen=True, slots=True)

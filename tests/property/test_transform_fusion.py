@@ -39,7 +39,7 @@ sides = st.integers(64, 400)
 
 
 @SETTINGS
-@given(height=sides, width=sides, size=st.integers(8, 64), position=st.integers(0, 1000), flip=st.booleans())
+@given(height=sides, width=sides, size=st.integers(24, 64), position=st.integers(0, 1000), flip=st.booleans())
 def test_a_fused_crop_is_the_documented_one(
     height: int, width: int, size: int, position: int, flip: bool
 ) -> None:
@@ -75,7 +75,7 @@ def test_a_fused_crop_is_the_documented_one(
 
 
 @SETTINGS
-@given(height=sides, width=sides, out=st.tuples(st.integers(4, 80), st.integers(4, 80)))
+@given(height=sides, width=sides, out=st.tuples(st.integers(24, 80), st.integers(24, 80)))
 def test_a_fused_resize_is_close_to_the_plain_one(height: int, width: int, out: tuple[int, int]) -> None:
     fused, plain = chains([("decode", {}), ("resize", {"size": list(out)})])
     data = jpeg(height, width, 1)
