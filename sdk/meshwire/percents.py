@@ -47,13 +47,13 @@ def encode_path(raw_path: str) -> str:
     return quote_from_bytes(unquote_to_bytes(to_bytes(raw_path)), safe="/")
 
 
-def split_query(raw_query: str) -> list[tuple[str, str, bool]]:
-    """(name, value, has an `=`) of each parameter in order, decoded, `+` as a space. Raises PercentError."""
+def split_query(raw_query: str) -> list[tuple[str, str]]:
+    """(name, value) of each parameter in order, decoded, `+` as a space. Raises PercentError."""
     parameters = []
     for piece in raw_query.split("&"):
         if piece:
-            name, equals, value = piece.partition("=")
-            parameters.append((_decode_query(name), _decode_query(value), bool(equals)))
+            name, _, value = piece.partition("=")
+            parameters.append((_decode_query(name), _decode_query(value)))
     return parameters
 
 

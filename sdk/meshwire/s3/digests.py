@@ -105,11 +105,6 @@ def checksum_type(headers: Mapping[str, str], algorithm: str | None) -> str | No
     return value
 
 
-def default_type(algorithm: str) -> str:
-    """The checksum type of an upload that names only the algorithm."""
-    return _TYPES[algorithm][0]
-
-
 def _known(value: str) -> str:
     algorithm = value.strip().lower()
     if algorithm not in ALGORITHMS:

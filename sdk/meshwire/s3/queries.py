@@ -98,7 +98,8 @@ _NO_PARAMETERS: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Decoded parameters; `flags` are those with an empty value or none."""
+    """Decoded parameters; a value is empty when there is none. `presigned` is whether X-Amz-Signature is
+    there."""
 
     values: Mapping[str, str]
     presigned: bool
@@ -169,7 +170,7 @@ def read_query(raw_query: str) -> Query:
         parameters = percents.split_query(raw_query)
     except percents.PercentError:
         raise S3Error("InvalidURI") from None
-    for name, value, _ in parameters:
+    for name, value in parameters:
         if name in values:
             raise invalid(name, value, f"The query parameter {name[:64]!r} is given twice.")
         values[name] = value

@@ -96,7 +96,7 @@ def _query_as_sent(raw_query: str) -> str:
 def _query_encoded(raw_query: str) -> str:
     pairs = sorted(
         (percents.encode(name), percents.encode(value))
-        for name, value, _ in percents.split_query(raw_query)
+        for name, value in percents.split_query(raw_query)
         if name != "X-Amz-Signature"
     )
     return "&".join(f"{name}={value}" for name, value in pairs)

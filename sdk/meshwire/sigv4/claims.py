@@ -231,7 +231,7 @@ def _query_fields(raw_query: str) -> dict[str, str]:
         parameters = percents.split_query(raw_query)
     except percents.PercentError:
         raise S3Error("InvalidURI") from None
-    for name, value, _ in parameters:
+    for name, value in parameters:
         if name.startswith("X-Amz-"):
             if name[6:] in fields:
                 raise S3Error(_QUERY_ERROR, f"{name} is given twice.")
