@@ -14,6 +14,7 @@ import sys
 import tarfile
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,7 @@ def make_album(root: Path, count: int) -> Album:
     """Write the photographs unless an earlier run did; both cores."""
     album = Album(root / f"photographs-{count}", root / f"mds-{count}", count)
     if len(album.files()) != count:
-        with ProcessPoolExecutor(2) as pool:
+        with ProcessPoolExecutor(2, get_context("spawn")) as pool:
             list(pool.map(_save, range(count), [album.folder] * count, chunksize=64))
     return album
 

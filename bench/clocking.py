@@ -1,7 +1,7 @@
 """One way to time any loader: samples/s, time to the first batch, CPU of the client process and its children.
 
-Law: standard library only, so that it runs in the peers' environment too. The clock starts before the loader is made
-and stops after its last batch; children are waited for before their CPU time is read.
+Law: standard library only, so that it runs in the peers' environment too. The clock starts before the loader
+is made and stops after its last batch; children are waited for before their CPU time is read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One pass over the data. `first_s`: from the start to the first batch; `cpu_s`: process and ended children."""
+    """One pass over the data. `first_s`: from the start to the first batch; `cpu_s`: process and ended
+    children.
+    """
 
     name: str
     samples: int

@@ -1,7 +1,8 @@
 """The loader side: each contender in a process of its own over the same photographs, round by round.
 
-Law: server and client on the same two cores; uint8 batches [256, 3, 224, 224] of a random crop and a flip; two workers
-for each peer, as many as cores. Each process runs two passes; meshsdk's also repeats the first (the same plan again).
+Law: server and client on the same two cores; uint8 batches [256, 3, 224, 224] of a random crop and a flip;
+two workers for each peer, as many as cores. Each process runs two passes; meshsdk's also repeats the first
+(the same plan again).
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bench import albums
 from bench.clocking import Pass
+from bench.results import Figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -27,38 +29,45 @@ TIMEOUT_S = 600
 
 
 @dataclass(frozen=True, slots=True)
-class LoaderSample:
-    """One process's passes against one server in one round; `problem` is empty when the figures count."""
-
-    loader: str
-    server: str
-    round: int
-    passes: tuple[Pass, ...]
-    problem: str = ""
-
-    def as_json(self) -> dict[str, object]:
-        """For the raw results."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
 class Turn:
     """One loader against one server."""
 
     loader: str
     server: Server
 
+    @property
+    def name(self) -> str:
+        """`<loader> from <server>`."""
+        return f"{self.loader} from {self.server.name}"
+
 
 def _argv(turn: Turn, scale: Scale, root: Path, number: int) -> list[str]:
     if turn.loader == "meshsdk":
         argv = [sys.executable, "-m", "bench.ours", turn.server.endpoint, albums.BUCKET]
         return [*argv, "--batch", str(scale.batch), "--seed", str(number)]
-    argv = [str(albums.peers_python(root)), "-m", "bench.peers", turn.loader, turn.server.endpoint, albums.BUCKET]
+    argv = [
+        str(albums.peers_python(root)),
+        "-m",
+        "bench.peers",
+        turn.loader,
+        turn.server.endpoint,
+        albums.BUCKET,
+    ]
     return [*argv, "--batch", str(scale.batch), "--cache", str(root / "mds-cache")]
 
 
-def read(turn: Turn, scale: Scale, root: Path, number: int) -> LoaderSample:
-    """Run one process; a failure is kept as the sample's problem."""
+def metrics_of(passes: Sequence[Pass]) -> dict[str, float]:
+    """Per pass: samples a second, seconds to the first batch, client CPU seconds a 1000 samples."""
+    found: dict[str, float] = {}
+    for one in passes:
+        found[f"{one.name}_rate"] = one.samples / one.seconds
+        found[f"{one.name}_wait"] = one.first_s
+        found[f"{one.name}_cpu"] = 1000 * one.cpu_s / one.samples
+    return found
+
+
+def read(turn: Turn, scale: Scale, root: Path, number: int) -> Figure:
+    """Run one process; a failure is kept as the figure's problem."""
     try:
         done = subprocess.run(
             _argv(turn, scale, root, number),
@@ -70,10 +79,10 @@ def read(turn: Turn, scale: Scale, root: Path, number: int) -> LoaderSample:
             timeout=TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
-        return LoaderSample(turn.loader, turn.server.name, number, (), f"no end within {TIMEOUT_S} s")
+        return Figure(turn.name, number, {}, f"no end within {TIMEOUT_S} s")
     lines = [json.loads(line[2:]) for line in done.stdout.splitlines() if line.startswith("@ ")]
     passes = tuple(Pass(**line) for line in lines)
-    return LoaderSample(turn.loader, turn.server.name, number, passes, _problem(done, passes, scale))
+    return Figure(turn.name, number, metrics_of(passes), _problem(done, passes, scale))
 
 
 def _problem(done: subprocess.CompletedProcess[str], passes: Sequence[Pass], scale: Scale) -> str:
@@ -86,15 +95,13 @@ def _problem(done: subprocess.CompletedProcess[str], passes: Sequence[Pass], sca
 
 def measure(
     turns: Sequence[Turn], rounds: int, scale: Scale, root: Path, say: Callable[[str], None]
-) -> Iterator[LoaderSample]:
+) -> Iterator[Figure]:
     """Interleaved rounds over the turns; a turn that fails is not tried again."""
-    failed: set[tuple[str, str]] = set()
+    failed: set[str] = set()
     for number in range(rounds):
-        for turn in turns:
-            if (turn.loader, turn.server.name) in failed:
-                continue
-            say(f"{turn.loader} from {turn.server.name}, round {number + 1} of {rounds}")
-            sample = read(turn, scale, root, number)
-            if sample.problem:
-                failed.add((turn.loader, turn.server.name))
-            yield sample
+        for turn in (turn for turn in turns if turn.name not in failed):
+            say(f"loaders: {turn.name}, round {number + 1} of {rounds}")
+            figure = read(turn, scale, root, number)
+            if figure.problem:
+                failed.add(turn.name)
+            yield figure

@@ -40,7 +40,9 @@ class Child:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def wait_for_port(self, port: int, timeout: float = 60.0) -> None:
-        """Return when 127.0.0.1:port accepts; raise ChildError when the child ends first or the time is over."""
+        """Return when 127.0.0.1:port accepts; raise ChildError when the child ends first or the time is
+        over.
+        """
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if self.process.poll() is not None:

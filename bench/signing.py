@@ -1,6 +1,7 @@
 """Pre-signed S3 requests as raw HTTP/1.1 heads, ready for a load generator to send.
 
-Signed by botocore, not by the project's own signer, so that a mistake shared by signer and verifier would show.
+Signed by botocore, not by the project's own signer, so that a mistake shared by signer and verifier would
+show.
 """
 
 from __future__ import annotations

@@ -1,40 +1,27 @@
 """The store side: fills the servers, then reads each in turn, round by round.
 
-Invariant: a row's rounds are interleaved (A B C A B C …), so that a slow minute of the machine meets all of them.
+Invariant: a row's rounds are interleaved (A B C A B C …), so that a slow minute of the machine meets all of
+them.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from bench import shelving
-from bench.generating import Load, Reading, run
+from bench.generating import Load, run
+from bench.results import Figure
 from bench.signing import Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from bench.rows import Row, Scale
     from bench.servers import Server
 
 LIST_PAGES = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One reading of one server in one round; `problem` is empty when the figure counts."""
-
-    row: str
-    server: str
-    round: int
-    reading: Reading | None
-    problem: str = ""
-
-    def as_json(self) -> dict[str, object]:
-        """For the raw results."""
-        return asdict(self)
 
 
 def keys_of(row: Row) -> list[str]:
@@ -59,7 +46,8 @@ def _list_requests(row: Row) -> tuple[Request, ...]:
     starts = range(0, max(1, row.keys - 1000), step)
     # the canonical query is sorted by name, and so is this one
     return tuple(
-        Request("GET", f"/{shelving.BUCKET}", (*query, ("start-after", f"{row.name}/{start:08d}"))) for start in starts
+        Request("GET", f"/{shelving.BUCKET}", (*query, ("start-after", f"{row.name}/{start:08d}")))
+        for start in starts
     )
 
 
@@ -83,7 +71,9 @@ def prepare(row: Row, server: Server, body: bytes) -> None:
         return
     answer = shelving.ask(server, requests_of(row, body)[0])
     if answer.status != 200 or answer.body.count(b"<Contents>") != 1000:
-        raise shelving.AnswerError(f"{server.name}: LIST gave {answer.status}, {answer.body.count(b'<Contents>')} keys")
+        raise shelving.AnswerError(
+            f"{server.name}: LIST gave {answer.status}, {answer.body.count(b'<Contents>')} keys"
+        )
 
 
 def pattern_of_listed() -> bytes:
@@ -91,7 +81,7 @@ def pattern_of_listed() -> bytes:
     return shelving.pattern(100)
 
 
-def take(row: Row, server: Server, load: Load, scratch: Path, number: int) -> Sample:
+def take(row: Row, server: Server, load: Load, scratch: Path, number: int) -> Figure:
     """One reading; errors and short answers make it invalid."""
     reading = run(load, server.host, server.account, scratch)
     problem = ""
@@ -101,32 +91,32 @@ def take(row: Row, server: Server, load: Load, scratch: Path, number: int) -> Sa
         problem = "no request was answered"
     elif row.verb == "GET" and reading.bytes < reading.requests * row.size:
         problem = "answers shorter than the objects"
-    return Sample(row.name, server.name, number, reading, problem)
+    metrics = {**asdict(reading), "rate": reading.rate, "gigabytes": reading.rate * row.size / 1e9}
+    return Figure(server.name, number, metrics, problem)
 
 
 def measure(
     row: Row, servers: Mapping[str, Server], scale: Scale, scratch: Path, say: Callable[[str], None]
-) -> list[Sample]:
-    """Fill, warm up and read the row on all its servers; a server that cannot be filled keeps a Sample that says why."""
+) -> Iterator[Figure]:
+    """Fill, warm up and read the row on all its servers; one that cannot be filled keeps a Figure saying
+    why.
+    """
     body = shelving.pattern(row.size)
     file = scratch / "body.bin"
     file.write_bytes(body)
-    samples, ready = [], []
+    ready = []
     for name in (name for name in row.servers if name in servers):
         say(f"{row.title}: filling {name}")
         try:
             prepare(row, servers[name], body)
         except (OSError, shelving.AnswerError) as error:
-            samples.append(Sample(row.name, name, 0, None, str(error)))
+            yield Figure(name, 0, {}, str(error))
         else:
             ready.append(servers[name])
     load = Load(requests_of(row, body), row.connections, scale.seconds, file if row.verb == "PUT" else None)
     for server in ready:
-        run(Load(load.requests, load.connections, 1, load.body), server.host, server.account, scratch)
+        run(replace(load, seconds=1), server.host, server.account, scratch)
     for number in range(scale.rounds):
         for server in ready:
             say(f"{row.title}: {server.name}, round {number + 1} of {scale.rounds}")
-            samples.append(take(row, server, load, scratch, number))
-    return samples
-
-
+            yield take(row, server, load, scratch, number)

@@ -1,5 +1,6 @@
 """The main job on one node, shown and checked: store, preprocess, train, resume, share.
 
-Law: uses the project as a newcomer would, through `meshd serve`, plain S3 and `meshsdk`; imports nothing of meshd.
-Every claim on the screen is checked by the code that prints it; a false one ends the run with exit code 1.
+Law: uses the project as a newcomer would, through `meshd serve`, plain S3 and `meshsdk`; imports nothing of
+meshd. Every claim on the screen is checked by the code that prints it; a false one ends the run with exit
+code 1.
 """

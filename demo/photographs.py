@@ -1,6 +1,8 @@
-"""A few hundred photographs of ImageNet's habit: random cut-outs of the real ones that scikit-image and -learn ship.
+"""A few hundred photographs of ImageNet's habit: random cut-outs of the real ones that scikit-image and
+-learn ship.
 
-Law: deterministic; photograph i is the same whatever the count. About 500×375 at quality 90, some 100 KB each.
+Law: deterministic; photograph i is the same whatever the count. About 500×375 at quality 90, some 100 KB
+each.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 SEED = 20
 QUALITY = 90
 GRAIN = 6.0
-"""Standard deviation of the grey noise: a cut-out that was enlarged has less detail than a camera's picture."""
+"""Standard deviation of the grey noise: a cut-out that was enlarged has less detail than a camera's
+picture.
+"""
 
 SKIMAGE = (
     "astronaut.png",
@@ -59,7 +63,9 @@ def originals() -> tuple[tuple[str, Image.Image], ...]:
     files = [folders[0] / name for name in SKIMAGE] + [folders[1] / name for name in SKLEARN]
     found = [file for file in files if file.exists()]
     if not found:
-        raise FileNotFoundError(f"no photographs in {folders[0]} or {folders[1]}: install scikit-image and scikit-learn")
+        raise FileNotFoundError(
+            f"no photographs in {folders[0]} or {folders[1]}: install scikit-image and scikit-learn"
+        )
     return tuple((file.stem, Image.open(file).convert("RGB")) for file in found)
 
 

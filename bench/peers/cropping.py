@@ -1,7 +1,8 @@
 """RandomResizedCrop, flip and to-tensor on Pillow, as torchvision does them on a PIL image.
 
-torchvision itself needs the same build of torch beside it, and there is none for the CPU-only wheel; its functions
-on PIL images are the calls below. `resize(box=...)` saves the copy that crop-then-resize makes: kinder to the peers.
+torchvision itself needs the same build of torch beside it, and there is none for the CPU-only wheel; its
+functions on PIL images are the calls below. `resize(box=...)` saves the copy that crop-then-resize makes:
+kinder to the peers.
 """
 
 from __future__ import annotations

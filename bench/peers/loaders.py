@@ -1,6 +1,7 @@
 """Four loaders over the same photographs in one S3 server; each yields (images, labels) batches.
 
-Objects: `raw/<class>/<index>.jpg`, `tar/shard-*.tar` (WebDataset naming), `mds/*` (mosaicml-streaming's format).
+Objects: `raw/<class>/<index>.jpg`, `tar/shard-*.tar` (WebDataset naming), `mds/*` (mosaicml-streaming's
+format).
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import shutil
 import sys
 import types
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.utils.data import DataLoader, Dataset
 
 from bench.peers.cropping import transform
@@ -21,7 +22,10 @@ from bench.peers.cropping import transform
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-Batches = "Iterable[tuple[torch.Tensor, Any]]"
+    import torch
+
+Batches = Any
+"""An iterable of (uint8 images, labels); the peers' types are not seen from here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +41,7 @@ class Source:
 
 def client(source: Source) -> Any:
     """boto3's S3 client; keys come from the environment."""
-    import boto3
-
-    return boto3.client("s3", endpoint_url=source.endpoint, region_name="us-east-1")
+    return import_module("boto3").client("s3", endpoint_url=source.endpoint, region_name="us-east-1")
 
 
 def keys(source: Source, prefix: str) -> list[str]:
@@ -53,7 +55,7 @@ def class_table(names: Iterable[str]) -> dict[str, int]:
     return {name: number for number, name in enumerate(sorted({key.split("/")[-2] for key in names}))}
 
 
-class _Objects(Dataset[tuple[torch.Tensor, int]]):
+class _Objects(Dataset):  # type: ignore[misc]  # torch is not followed by mypy
     """One GetObject a sample: the loader everybody writes first."""
 
     def __init__(self, source: Source) -> None:
@@ -71,30 +73,28 @@ class _Objects(Dataset[tuple[torch.Tensor, int]]):
         return transform(body), self.classes[key.split("/")[-2]]
 
 
-def boto3_loader(source: Source) -> Iterable[Any]:
+def boto3_loader(source: Source) -> Batches:
     """boto3 in a map-style Dataset under DataLoader."""
     return DataLoader(_Objects(source), source.batch, shuffle=True, num_workers=source.workers)
 
 
-def s3torchconnector_loader(source: Source) -> Iterable[Any]:
+def s3torchconnector_loader(source: Source) -> Batches:
     """Amazon's connector, map-style, under DataLoader."""
-    from s3torchconnector import S3ClientConfig, S3MapDataset
-
+    connector = import_module("s3torchconnector")
     classes = class_table(keys(source, "raw/"))
-    dataset = S3MapDataset.from_prefix(
+    dataset = connector.S3MapDataset.from_prefix(
         f"s3://{source.bucket}/raw/",
         region="us-east-1",
         endpoint=source.endpoint,
         transform=lambda item: (transform(item.read()), classes[item.key.split("/")[-2]]),
-        s3client_config=S3ClientConfig(force_path_style=True),
+        s3client_config=connector.S3ClientConfig(force_path_style=True),
     )
     return DataLoader(dataset, source.batch, shuffle=True, num_workers=source.workers)
 
 
-def webdataset_loader(source: Source) -> Iterable[Any]:
+def webdataset_loader(source: Source) -> Batches:
     """WebDataset over tar shards fetched by curl with presigned URLs; a shuffle buffer of 1,000."""
-    import webdataset as wds
-
+    wds = import_module("webdataset")
     s3 = client(source)
     params = [{"Bucket": source.bucket, "Key": key} for key in keys(source, "tar/")]
     urls = [f"pipe:curl -s -f '{s3.generate_presigned_url('get_object', Params=one)}'" for one in params]
@@ -105,7 +105,9 @@ def webdataset_loader(source: Source) -> Iterable[Any]:
 
 
 def stand_in_torchvision() -> None:
-    """Let mosaicml-streaming be imported: it wants names of torchvision for data sets that are not used here."""
+    """Let mosaicml-streaming be imported: it wants names of torchvision for data sets that are not used
+    here.
+    """
     names: dict[str, dict[str, object]] = {
         "torchvision": {"__path__": []},
         "torchvision.datasets": {"VisionDataset": object},
@@ -119,12 +121,12 @@ def stand_in_torchvision() -> None:
         sys.modules[name] = module
 
 
-def streaming_loader(source: Source) -> Iterable[Any]:
+def streaming_loader(source: Source) -> Batches:
     """mosaicml-streaming over MDS shards, with an empty local cache at the start."""
     stand_in_torchvision()
-    from streaming import StreamingDataset
+    streaming = import_module("streaming")
 
-    class Photographs(StreamingDataset):
+    class Photographs(streaming.StreamingDataset):  # type: ignore[misc,name-defined]  # its types are not seen from here
         def __getitem__(self, at: Any) -> Any:
             sample = super().__getitem__(at)
             return transform(sample["jpg"]), sample["cls"]
@@ -141,7 +143,7 @@ def streaming_loader(source: Source) -> Iterable[Any]:
     return DataLoader(dataset, source.batch, num_workers=source.workers)
 
 
-LOADERS: dict[str, Callable[[Source], Iterable[Any]]] = {
+LOADERS: dict[str, Callable[[Source], Batches]] = {
     "boto3": boto3_loader,
     "s3torchconnector": s3torchconnector_loader,
     "webdataset": webdataset_loader,

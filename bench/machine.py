@@ -1,0 +1,100 @@
+"""Where and with what the figures were taken. No host names, no paths."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from bench.servers import binary
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CORES = 2
+PACKAGES = (
+    "shardmesh",
+    "aiohttp",
+    "uvloop",
+    "lmdb",
+    "numpy",
+    "simplejpeg",
+    "opencv-python-headless",
+    "torch",
+)
+PEER_PACKAGES = ("boto3", "s3torchconnector", "webdataset", "mosaicml-streaming", "torch", "pillow")
+
+
+def pin() -> list[int]:
+    """Keep this process, and all it starts, on the first two cores it may use."""
+    chosen = sorted(os.sched_getaffinity(0))[:CORES]
+    os.sched_setaffinity(0, chosen)
+    return chosen
+
+
+def output(argv: Sequence[str]) -> str:
+    """stdout and stderr of a short command; empty when it cannot run."""
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    except OSError:
+        return ""
+    return done.stdout + done.stderr
+
+
+def commit() -> str:
+    """The short id of the checkout's commit."""
+    return (
+        output(["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]).strip() or "unknown"
+    )
+
+
+def cpu_model() -> str:
+    """As the kernel names it."""
+    found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    return found[1] if found else platform.machine()
+
+
+def describe() -> str:
+    """One line about the machine."""
+    memory = psutil.virtual_memory().total / (1 << 30)
+    system = f"Linux {platform.release().split('-')[0]}, Python {platform.python_version()}"
+    return f"{cpu_model()}, {CORES} of {os.cpu_count()} cores, {memory:.0f} GiB of memory, {system}"
+
+
+def package_versions(names: Sequence[str]) -> dict[str, str]:
+    """Of this environment."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def peer_versions(python: Path) -> dict[str, str]:
+    """Of the peers' environment; empty when there is none."""
+    if not python.exists():
+        return {}
+    lines = output([str(python), "-m", "pip", "list", "--format=freeze"]).splitlines()
+    pairs = dict(line.split("==", 1) for line in lines if "==" in line)
+    return {name: pairs[name] for name in PEER_PACKAGES if name in pairs}
+
+
+def server_versions() -> dict[str, str]:
+    """Of the programs beside ours."""
+    patterns = {"weed": (["version"], r"version \S+ ([\d.]+)"), "nginx": (["-v"], r"nginx/([\d.]+)")}
+    patterns["wrk"] = (["-v"], r"wrk (\S+)")
+    found = {}
+    for name, (flags, pattern) in patterns.items():
+        program = binary(name)
+        match = re.search(pattern, output([program, *flags])) if program else None
+        if match:
+            found[name] = match[1]
+    return found

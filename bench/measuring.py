@@ -1,0 +1,145 @@
+"""Runs a row by name: starts the servers it wants once, keeps them idle beside each other, ends them at
+the end.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+from bench import albums, limits, loading, residency, storing
+from bench.generating import available
+from bench.processes import ChildError, Children
+from bench.results import Figure
+from bench.rows import store_rows
+from bench.servers import SERVERS, binary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from bench.rows import Row, Scale
+    from bench.servers import Server
+
+SPECIAL = ("limits", "loaders", "memory")
+DEBIAN = {"wrk": "wrk", "nginx": "nginx-light"}
+NO_WRK = "wrk is not installed: `apt-get install wrk`"
+Outcome = tuple[str, tuple[Figure, ...], dict[str, str]]
+
+
+@dataclass(slots=True)
+class Bench:
+    """A run: servers on demand. `say` is told what happens now."""
+
+    scratch: Path
+    scale: Scale
+    say: Callable[[str], None]
+    servers: dict[str, Server] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+    _stack: ExitStack = field(default_factory=ExitStack)
+    _children: Children | None = None
+
+    def __enter__(self) -> Self:
+        shutil.rmtree(self.scratch / "run", ignore_errors=True)
+        (self.scratch / "run").mkdir(parents=True)
+        self._children = self._stack.enter_context(Children(self.scratch / "logs"))
+        install_missing(self.say)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def server(self, name: str) -> Server | None:
+        """The running server, started if need be; None, with a reason in `absent`, when it cannot be had."""
+        if name not in self.servers and name not in self.absent and self._children is not None:
+            self.say(f"starting {SERVERS[name].title}")
+            reason = SERVERS[name].missing()
+            try:
+                if not reason:
+                    self.servers[name] = SERVERS[name].start(self._children, self.scratch / "run" / name)
+            except ChildError as error:
+                reason = str(error)
+            if reason:
+                self.absent[name] = reason
+        return self.servers.get(name)
+
+    def run(self, name: str) -> Outcome:
+        """(title, figures, why contenders are absent) of the row."""
+        if name == "limits":
+            return "What the machine allows", tuple(self._limits()), {}
+        if name == "loaders":
+            return self._loaders()
+        if name == "memory":
+            return self._memory()
+        return self._store(next(row for row in store_rows(self.scale) if row.name == name))
+
+    def _store(self, row: Row) -> Outcome:
+        if not available():
+            return row.title, (), dict.fromkeys(row.servers, NO_WRK)
+        running = {name: server for name in row.servers if (server := self.server(name))}
+        figures = tuple(storing.measure(row, running, self.scale, self.scratch / "run", self.say))
+        return row.title, figures, {name: self.absent[name] for name in row.servers if name in self.absent}
+
+    def _album(self) -> albums.Album:
+        self.say(f"making {self.scale.photographs} photographs")
+        return albums.make_album(self.scratch, self.scale.photographs)
+
+    def _limits(self) -> list[Figure]:
+        files = self._album().files()
+        found = []
+        for number in range(self.scale.rounds):
+            self.say(f"limits, round {number + 1} of {self.scale.rounds}")
+            rate = limits.socket_rate(self.scale.seconds)
+            found.append(Figure("socket", number, {"gigabytes": rate / 1e9}))
+            found.append(Figure("transform", number, {"rate": limits.transform_rate(files)}))
+        return found
+
+    def _loaders(self) -> Outcome:
+        skipped: dict[str, str] = {}
+        album = self._album()
+        peers: tuple[str, ...] = loading.PEERS
+        self.say("making the peers' environment")
+        try:
+            albums.make_mds(albums.make_peers(self.scratch), album)
+        except albums.PeersError as error:
+            skipped, peers = dict.fromkeys(peers, str(error)), ()
+        servers = [server for name in ("seaweedfs", "meshd") if (server := self.server(name))]
+        for server in servers:
+            albums.upload(server, album, self.say)
+        turns = [loading.Turn("meshsdk", server) for server in servers if server.name == "meshd"]
+        turns += [loading.Turn(peer, server) for server in servers for peer in peers]
+        figures = loading.measure(turns, self.scale.loader_rounds, self.scale, self.scratch, self.say)
+        return "Loaders", tuple(figures), skipped | self.absent
+
+    def _memory(self) -> Outcome:
+        server = self.server("meshd")
+        title = f"Memory under {self.scale.memory_connections} large bodies"
+        if server is None:
+            return title, (), dict(self.absent)
+        residency.prepare(server, self.scale)
+        figures = []
+        for direction in residency.DIRECTIONS:
+            self.say(f"memory: {direction}")
+            figures.append(residency.measure(server, direction, self.scale))
+        return title, tuple(figures), {}
+
+
+def install_missing(say: Callable[[str], None]) -> None:
+    """Install wrk and nginx with apt when this is root on Debian and BENCH_INSTALL is not 0."""
+    missing = [package for program, package in DEBIAN.items() if not binary(program)]
+    if (
+        not missing
+        or os.geteuid() != 0
+        or os.environ.get("BENCH_INSTALL") == "0"
+        or not shutil.which("apt-get")
+    ):
+        return
+    say(f"installing {', '.join(missing)}")
+    argv = ["apt-get", "install", "-y", "-q", *missing]
+    subprocess.run(
+        argv, capture_output=True, check=False, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    )

@@ -1,0 +1,68 @@
+"""`python -m bench.ours ENDPOINT BUCKET`: the passes of a meshsdk loader, one JSON line each.
+
+first: epoch 0 of a plan the node has not seen · again: a second job asks for that same epoch · second: epoch
+1, new crops for every sample.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch  # before the clock starts, as in the peers' process
+
+import meshsdk as mesh
+from bench.clocking import say, time_pass
+from meshsdk import ops
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SIDE = 224
+
+
+torch.set_num_threads(1)
+
+
+def check(batch: Any) -> int:
+    """The batch's size; a batch of another kind is an error, not a figure."""
+    images = batch["image"]
+    if str(images.dtype).removeprefix("torch.") != "uint8" or tuple(images.shape[1:]) != (3, SIDE, SIDE):
+        raise SystemExit(f"not a uint8 batch of {SIDE}×{SIDE}: {images.dtype} {tuple(images.shape)}")
+    return int(batch.rows - np.count_nonzero(batch.status))
+
+
+def dataset(endpoint: str, bucket: str) -> mesh.Dataset:
+    """Pin the photographs; the same ops as the peers' transform."""
+    client = mesh.connect(endpoint)
+    pinned = mesh.open(f"s3://{bucket}/raw/", fields={"image": "jpg", "label": "@class"}, client=client)
+    return pinned.map(
+        ops.decode("image"), ops.random_resized_crop("image", SIDE), ops.hflip("image"), ops.to_chw("image")
+    )
+
+
+def main() -> None:
+    """Parse, run the passes, print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("endpoint")
+    parser.add_argument("bucket")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    loaders: list[mesh.Loader] = []
+
+    def fresh() -> Iterable[Any]:
+        """A loader of its own: connecting, pinning and planning count."""
+        data = dataset(given.endpoint, given.bucket)
+        loaders.append(mesh.Loader(data, global_batch=given.batch, seed=given.seed, shuffle="global"))
+        return loaders[-1]
+
+    passes = (("first", fresh), ("again", fresh), ("second", lambda: loaders[-1]))
+    for name, make in passes:
+        say(time_pass(name, make, check))
+    for loader in loaders:
+        loader.close()
+
+
+main()

@@ -1,0 +1,129 @@
+"""`python -m demo [--quick]`: every stage, the closing table, what to try next. Exit code 1 when a claim
+is false.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from demo.daemon import Daemon, DaemonError
+from demo.scale import FULL, QUICK
+from demo.screen import ClaimError, console, fact, stage, welcome
+
+if TYPE_CHECKING:
+    from demo.scale import Scale
+    from demo.sharing import Sweep
+    from demo.training import Trained
+
+WELCOME = """[bold]Shardmesh[/]: a store that hands out training batches.
+A daemon keeps objects (plain S3) and turns them into finished batches: decoded, cropped, collated,
+in an order that is a pure function of (seed, epoch, step). This takes about three minutes."""
+
+
+def show_table(trained: Trained, sweep: Sweep, decoded: int) -> None:
+    """samples/s, waiting, CPU, decode passes."""
+    table = Table(title="What it cost", title_justify="left", header_style="bold")
+    for name in ("job", "samples/s", "trainer waited", "client CPU s / 1,000", "decoded / asked"):
+        table.add_column(name, justify="left" if name == "job" else "right")
+    stats = trained.stats
+    table.add_row(
+        "training on the digits",
+        f"{stats.samples_per_second:,.0f}",
+        f"{stats.wait_share:.0%}",
+        f"{stats.cpu_per_1000:.3f}",
+        f"{decoded:,} / {trained.asked:,}",
+    )
+    table.add_row(
+        f"{sweep.jobs} jobs on the photographs, together",
+        f"{sweep.asked / sweep.seconds:,.0f}",
+        f"{sweep.waited_share:.0%}",
+        f"{1000 * sweep.cpu / sweep.asked:.3f}",
+        f"{sweep.decoded:,} / {sweep.asked:,}",
+    )
+    console.print()
+    console.print(table)
+
+
+NEXT = """
+[bold]What to try next[/]
+  .venv/bin/meshd serve --data-dir ./data          [dim]# a daemon of your own; it prints its keys once[/]
+  export MESH_ENDPOINT=http://127.0.0.1:9000 AWS_ACCESS_KEY_ID=… AWS_SECRET_ACCESS_KEY=…
+  .venv/bin/mesh sync ./pictures s3://pictures     [dim]# or `aws s3 sync`, s5cmd, boto3: it is plain S3[/]
+  .venv/bin/mesh ls s3://pictures
+  curl -s $MESH_ENDPOINT/metrics | grep meshd_frames
+  make bench                                       [dim]# beside SeaweedFS, nginx and four other loaders[/]
+  README.md, docs/sdk.md, docs/batches.md          [dim]# the loader in ten lines; what a plan promises[/]
+"""
+
+
+def run(root: Path, scale: Scale) -> None:
+    """All stages in order."""
+    from demo.proving import compare_worlds, resume
+    from demo.sharing import DECODED, sweep
+    from demo.storing import store
+    from demo.training import train
+
+    stage(1, "A daemon", "One command, one directory, one port; its keys are made up for this run.")
+    with Daemon(root) as daemon:
+        fact(f"`meshd serve` is ready at {daemon.endpoint}")
+        stage(
+            2,
+            "Real data, over plain S3",
+            "scikit-learn's handwritten digits, and cut-outs of real photographs.",
+        )
+        store(daemon, scale)
+        stage(3, "Training", "The daemon decodes, augments and collates; the trainer only casts to float.")
+        before = daemon.metric(DECODED)
+        trained = train(daemon, scale)
+        decoded = round(daemon.metric(DECODED) - before)
+        stage(4, "Stop and resume", "A position in an addressed epoch is all the state a job has.")
+        resume(daemon, scale)
+        stage(5, "World size", "Ranks are slices of one global batch: how many there are changes nothing.")
+        compare_worlds(daemon, scale)
+        stage(6, "A sweep", "Jobs over the same plan meet: each batch is prepared once for all of them.")
+        show_table(trained, sweep(daemon, scale), decoded)
+
+
+def interrupt(_signal: int, _frame: object) -> None:
+    """SIGTERM ends the run as Ctrl-C does: in order."""
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    """Parse, run, report; 0, 1 for a false claim or a daemon that does not start, 130 for Ctrl-C."""
+    parser = argparse.ArgumentParser(
+        prog="python -m demo", description="Store, preprocess, train, resume, share."
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="toy size, under half a minute; what the tests run"
+    )
+    scale = QUICK if parser.parse_args().quick else FULL
+    signal.signal(signal.SIGTERM, interrupt)
+    welcome(WELCOME)
+    start = time.monotonic()
+    try:
+        with tempfile.TemporaryDirectory(prefix="shardmesh-demo-") as root:
+            run(Path(root), scale)
+    except KeyboardInterrupt:
+        console.print("\nstopped; the daemon is stopped too, its data removed")
+        return 130
+    except (ClaimError, DaemonError) as error:
+        console.print(f"\n  [red]✗ {error}[/]")
+        return 1
+    console.print(f"\n[green]Everything above was checked[/], in {time.monotonic() - start:.0f} s.")
+    console.print(NEXT)
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())
