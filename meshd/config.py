@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import yaml
 
-from meshd.errors import ConfigError
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -26,6 +24,10 @@ LogFormat = Literal["text", "json"]
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {f"{unit}i": 1 << (10 * power) for power, unit in enumerate("kmgt", start=1)}
+
+
+class ConfigError(Exception):
+    """A setting, the configuration file or the users file is not acceptable. One line."""
 
 
 @dataclass(frozen=True, slots=True)

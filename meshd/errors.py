@@ -1,7 +1,7 @@
 """Errors that any layer may raise and that end as one line for the operator.
 
 Law: a message says what is wrong and what to do about it, and never carries a credential.
-Layers with a meaning of their own (store, control, S3) define their errors beside their code.
+Layers with a meaning of their own (config, store, control) define their errors beside their code.
 """
 
 from __future__ import annotations
@@ -9,10 +9,6 @@ from __future__ import annotations
 
 class MeshdError(Exception):
     """Base of the daemon's own errors. `str()` is one line fit for an operator."""
-
-
-class ConfigError(MeshdError):
-    """A setting, the configuration file or the users file is not acceptable."""
 
 
 class DirectoryInUseError(MeshdError):

@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
-from meshd.config import load_settings
-from meshd.errors import ConfigError, DirectoryInUseError
+from meshd.config import ConfigError, load_settings
+from meshd.errors import DirectoryInUseError
 from meshd.runtime.directory import prepare_directory
 from meshd.runtime.environment import set_environment
 

@@ -30,6 +30,7 @@ _ANCILLARY = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
 _READ = 1 << 18
 _FLAGS = socket.MSG_CMSG_CLOEXEC
 LIMIT = 64 << 20
+_OUT_OF_FILES = 0.1  # seconds until accepting is tried again
 
 encode = msgspec.json.encode
 decode = msgspec.json.decode
@@ -282,6 +283,11 @@ async def accept_streams(listener: socket.socket, serve: Serve) -> None:
                 sock, _ = listener.accept()
             except BlockingIOError:
                 await _ready(listener, writing=False)
+                continue
+            except OSError:
+                if listener.fileno() < 0:
+                    raise
+                await asyncio.sleep(_OUT_OF_FILES)
                 continue
             task = asyncio.ensure_future(_serve_one(MessageStream(sock), serve))
             tasks.add(task)

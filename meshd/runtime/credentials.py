@@ -13,8 +13,8 @@ import string
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from meshd.config import ConfigError
 from meshd.control.identities import User
-from meshd.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,7 +13,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshd.errors import ConfigError, DirectoryInUseError
+from meshd.config import ConfigError
+from meshd.errors import DirectoryInUseError
 from meshd.kit.clock import SystemClock
 
 if TYPE_CHECKING:

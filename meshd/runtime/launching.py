@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
 import os
+import resource
 from functools import partial
 from typing import TYPE_CHECKING
 
+from meshd.config import ConfigError
 from meshd.control.embedded import EmbeddedControl
 from meshd.control.identities import IdentityTable
-from meshd.errors import ConfigError, MeshdError, StartupError
+from meshd.errors import MeshdError, StartupError
 from meshd.kit.clock import SystemClock
 from meshd.runtime.board import Board
 from meshd.runtime.children import ChildSpec, ended, fork
@@ -31,6 +34,7 @@ from meshd.telemetry import logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from meshd.config import NodeSettings
     from meshd.control.identities import User
@@ -47,6 +51,8 @@ def launch(settings: NodeSettings, env: Mapping[str, str], say: Callable[[str], 
     Raises ConfigError and StartupError.
     """
     logs.configure(settings.log_format, settings.log_level, "supervisor")
+    _set_limits()
+    _warn_if_open(settings.store.data_dir)
     root = root_credentials(settings.store.data_dir, env)
     people = _People(settings, root.user())
     people.read()
@@ -110,6 +116,18 @@ def _stages(settings: NodeSettings) -> Sequence[Stage]:
     )
 
 
+def _set_limits() -> None:
+    """All the open files the system allows: connections, data files and descriptors in flight add up."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    os.umask(0o077)  # objects and keys are nobody else's to read
+
+
+def _warn_if_open(data_dir: Path) -> None:
+    if data_dir.stat().st_mode & 0o077:
+        _log.warning("the data directory can be read by others; chmod 700 it", extra={"path": str(data_dir)})
+
+
 class _People:
     """Root and the users of the file, as the supervisor last read them."""
 
@@ -167,7 +185,5 @@ def _in_child(name: str, work: Callable[[Reporter], None]) -> None:
 
 
 def _reason(said: bytes) -> str:
-    import json
-
     lines = said.splitlines()
     return str(json.loads(lines[0]).get("reason", "")) if lines else ""

@@ -10,7 +10,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from meshd.errors import ConfigError
+from meshd.config import ConfigError
 from meshd.net.unixmessages import listen
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import os
 import signal
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -25,7 +25,7 @@ from meshd.transform.pool import TransformPool
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
     from meshd.config import NodeSettings
     from meshd.runtime.children import Reporter
@@ -67,7 +67,7 @@ async def steward(node: Node, listener: socket.socket) -> AsyncIterator[Assemble
     pool.start()
     assembler = Assembler(node.store, pool, settings.transform, node=settings.node_id)
     try:
-        tasks.spawn(serve_assembler(assembler, listener), "assembler")
+        tasks.spawn(_vital(serve_assembler(assembler, listener)), "assembler")
         for chore in chores(node):
             tasks.spawn(_repeat(chore), chore.name)
         yield assembler
@@ -76,6 +76,15 @@ async def steward(node: Node, listener: socket.socket) -> AsyncIterator[Assemble
         await assembler.aclose()
         await pool.aclose()
         listener.close()
+
+
+async def _vital(work: Coroutine[Any, Any, None]) -> None:
+    """Work without which this process is of no use: when it fails, the process ends, and is replaced."""
+    try:
+        await work
+    except Exception:
+        _log.exception("the assembler's door failed; restarting this process")
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def chores(node: Node) -> list[Chore]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from meshd.config import ConfigError
 from meshd.control.identities import User
-from meshd.errors import ConfigError
 from meshd.runtime.credentials import check_keys
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshd.config import OPTIONS, StoreSettings, load_settings, parse_listen, parse_size
-from meshd.errors import ConfigError
+from meshd.config import OPTIONS, ConfigError, StoreSettings, load_settings, parse_listen, parse_size
 
 
 def test_defaults_hang_together() -> None:

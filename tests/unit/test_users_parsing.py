@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshd.errors import ConfigError
+from meshd.config import ConfigError
 from meshd.runtime.credentials import RootCredentials, check_keys
 from meshd.runtime.users import parse_users
 
