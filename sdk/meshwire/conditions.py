@@ -41,7 +41,8 @@ def judge_read(conditions: Conditions, etag: str, modified: int) -> Verdict:
 
 
 def judge_write(conditions: Conditions, etag: str | None, modified: int = 0) -> Verdict:
-    """Verdict for a write over an object with `etag`, or over nothing (None: If-Match is then `missing`, a 404)."""
+    """Verdict for a write over an object with `etag`, or over nothing (None: If-Match is then
+    `missing`, a 404)."""
     if etag is None:
         return "missing" if conditions.if_match else "proceed"
     if conditions.if_match and not _matches(conditions.if_match, etag):

@@ -24,7 +24,8 @@ class UnsatisfiableRangeError(ValueError):
 
 
 def parse_range(header: str | None) -> RangeSpec | None:
-    """The range a `Range` header asks for; None when absent, malformed or multiple (then the whole is sent)."""
+    """The range a `Range` header asks for; None when absent, malformed or multiple (then the whole is
+    sent)."""
     if header is None:
         return None
     match = _RANGE.match(header.strip().replace(" ", ""))

@@ -1,4 +1,5 @@
-"""The shape of the distribution: what a bare install imports; no folder of ours shadows the standard library."""
+"""The shape of the distribution: what a bare install imports; no folder of ours shadows the standard
+library."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What an S3 request asks for, as frozen values.
 
-Law: data only. `meshwire.s3.parsing` makes these from (method, target, headers); `meshd.service` executes them.
-Invariant: whatever a client may leave out is None or empty here, never guessed.
+Law: data only. `meshwire.s3.parsing` makes these from (method, target, headers); `meshd.service`
+executes them. Invariant: whatever a client may leave out is None or empty here, never guessed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ObjectHeaders:
-    """System headers kept with an object (lower-case names, as given) and user metadata without its prefix."""
+    """System headers kept with an object (lower-case names, as given) and user metadata without its
+    prefix."""
 
     system: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -28,9 +29,10 @@ class ObjectHeaders:
 class BodyDigests:
     """Digests the client declares for the body it sends.
 
-    `content_md5` is base64; `checksums` maps algorithm (`crc32`, `crc32c`, `crc64nvme`, `sha1`, `sha256`) to base64;
-    `trailer` names the algorithms whose value follows in the chunked trailer; `wanted` those to compute and store
-    because `x-amz-sdk-checksum-algorithm` names them.
+    `content_md5` is base64; `checksums` maps algorithm (`crc32`, `crc32c`, `crc64nvme`, `sha1`,
+    `sha256`) to base64;
+    `trailer` names the algorithms whose value follows in the chunked trailer; `wanted` those to compute
+    and store because `x-amz-sdk-checksum-algorithm` names them.
     """
 
     content_md5: str | None = None
@@ -46,7 +48,7 @@ class CopySource:
     version: str | None = None
 
 
-# --- service and buckets ---------------------------------------------------------------------------------------
+# --- service and buckets ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,8 @@ class GetBucketLocation:
 
 @dataclass(frozen=True, slots=True)
 class ListObjects:
-    """ListObjectsV2 (`version` 2) or ListObjects (1). `after` is the marker, start-after or decoded token: the last
-    key or common prefix already returned."""
+    """ListObjectsV2 (`version` 2) or ListObjects (1). `after` is the marker, start-after or decoded
+    token: the last key or common prefix already returned."""
 
     bucket: str
     version: Literal[1, 2]
@@ -93,12 +95,13 @@ class ListObjects:
     fetch_owner: bool = False
 
 
-# --- objects ---------------------------------------------------------------------------------------------------
+# --- objects ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class GetObject:
-    """GET, or HEAD with `head` set. `overrides` are the response-* parameters (header name, lower-case → value)."""
+    """GET, or HEAD with `head` set. `overrides` are the response-* parameters (header name, lower-case
+    → value)."""
 
     bucket: str
     key: str
@@ -121,7 +124,8 @@ class PutObject:
 
 @dataclass(frozen=True, slots=True)
 class CopyObject:
-    """`replace` is the metadata directive REPLACE; `source_conditions` are the x-amz-copy-source-if-* headers."""
+    """`replace` is the metadata directive REPLACE; `source_conditions` are the x-amz-copy-source-if-*
+    headers."""
 
     bucket: str
     key: str
@@ -148,7 +152,7 @@ class DeleteObjects:
     digests: BodyDigests
 
 
-# --- multipart -------------------------------------------------------------------------------------------------
+# --- multipart --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
