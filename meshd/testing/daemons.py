@@ -6,6 +6,8 @@ Law: ends what it started, by process id; keeps all output in files; listens on 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import http.client
 import os
 import re
 import secrets
@@ -15,10 +17,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
 
 from meshd.kit.clock import SystemClock
+from meshwire.s3.parsing import RequestHead
+from meshwire.sigv4 import Credential, sign
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,6 +32,15 @@ if TYPE_CHECKING:
 
 _READY = re.compile(r"^meshd ready endpoint=(\S+)", re.MULTILINE)
 _clock = SystemClock()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a request was answered. Header names are lower-case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
 
 
 class DaemonFailedError(AssertionError):
@@ -194,6 +209,25 @@ class Daemon:
             "config": config,
         }
         return boto3.session.Session().client("s3", **(options | changes))
+
+    def request(self, method: str, target: str, body: bytes = b"") -> Answer:
+        """One request signed with the root keys, over a connection of its own. `target` is path and query."""
+        where = urlsplit(self.endpoint)
+        digest = hashlib.sha256(body).hexdigest()
+        path, _, query = target.partition("?")
+        headers = {"host": where.netloc}
+        headers |= sign(
+            RequestHead(method, path, query, headers),
+            Credential(self.access_key, self.secret_key),
+            region="us-east-1",
+            timestamp=_clock.now_ms() // 1000,
+            payload_hash=digest,
+        )
+        connection = http.client.HTTPConnection(str(where.hostname), where.port, timeout=60)
+        with contextlib.closing(connection):
+            connection.request(method, target, body, headers)
+            answer = connection.getresponse()
+            return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
 
     # waiting
 
