@@ -322,6 +322,8 @@ def parse_head(head: bytes) -> tuple[int, dict[str, str]]:
         if colon:
             name, value = name.lower(), value.strip()
             headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    if words[0] == "HTTP/1.0":
+        headers.setdefault("connection", "close")  # its default (RFC 9112 §9.3)
     return int(words[1]), headers
 
 

@@ -242,6 +242,7 @@ class Loader:
     def close(self) -> None:
         """Ends the pass, if one runs, and closes idle connections. Batches taken stay valid. Idempotent."""
         self._end_pass()
+        self._transport.close()
         self._closed = True
 
     def _end_pass(self) -> None:

@@ -1,0 +1,244 @@
+"""The HTTP reader against what servers really send, and the pool's manners."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from meshsdk.connections import Connection, Pool
+from meshsdk.errors import ConnectError, NotFoundError, ServerError
+from meshsdk.settings import load_settings, parse_endpoint
+from meshsdk.transport import Request, Transport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from meshsdk.settings import Endpoint
+
+
+class Canned:
+    """Answers each request on any connection with the next of `answers`; None hangs up without a word."""
+
+    def __init__(self) -> None:
+        self.answers: list[bytes | None] = []
+        self.accepted = 0
+        self.requests: list[bytes] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint: Endpoint = parse_endpoint(f"http://127.0.0.1:{self._listener.getsockname()[1]}")
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self.accepted += 1
+            self._threads.append(threading.Thread(target=self._serve, args=(connection,)))
+            self._threads[-1].start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            connection.settimeout(10)
+            while request := connection.recv(1 << 20):
+                self.requests.append(request)
+                answer = self.answers.pop(0)
+                if answer is None:
+                    return
+                connection.sendall(answer)
+                if b"connection: close" in answer.lower():
+                    return
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join()
+
+
+@pytest.fixture
+def canned() -> Iterator[Canned]:
+    server = Canned()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def transport(canned: Canned) -> Iterator[Transport]:
+    settings = load_settings(
+        endpoint=str(canned.endpoint), access_key="k", secret_key="s", env={}, deadline=5.0, timeout=5.0
+    )
+    transport = Transport(settings, sleep=lambda _: None)
+    yield transport
+    transport.close()
+
+
+GET = Request("GET", "/b/k")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\nhello world",
+        b"HTTP/1.1 200 OK\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n6;x=y\r\nhello \r\n5\r\nworld\r\n0\r\nA: 1\r\n\r\n",
+        b"HTTP/1.0 200 OK\r\n\r\nhello world",
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\nhello world",
+        b"HTTP/1.1 200 OK\r\nX: " + b"y" * 9000 + b"\r\ncontent-length: 11\r\n\r\nhello world",
+    ],
+)
+def test_bodies_in_every_framing(canned: Canned, transport: Transport, answer: bytes) -> None:
+    canned.answers.append(answer)
+    assert transport.text(GET) == b"hello world"
+
+
+def test_a_large_body_goes_straight_into_the_buffer(canned: Canned, transport: Transport) -> None:
+    body = os.urandom(3 << 20)
+    canned.answers.append(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+    target = bytearray(len(body))
+    transport.call(GET, lambda response: response.readinto(memoryview(target)))
+    assert target == body
+
+
+def test_a_connection_is_used_again_and_a_closing_one_is_not(canned: Canned, transport: Transport) -> None:
+    ok = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+    canned.answers += [ok, ok, ok[:-2] + b"connection: close\r\n\r\n", ok]
+    for _ in range(3):
+        transport.text(GET)
+    assert canned.accepted == 1
+    transport.text(GET)
+    assert canned.accepted == 2
+
+
+def test_answers_without_a_body(canned: Canned, transport: Transport) -> None:
+    canned.answers += [
+        b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n",
+        b"HTTP/1.1 204 No Content\r\n\r\n",
+    ]
+    assert transport.text(Request("HEAD", "/b/k")) == b""
+    assert transport.text(Request("DELETE", "/b/k")) == b""
+    assert canned.accepted == 1
+
+
+def test_a_server_that_hangs_up_is_asked_again(canned: Canned, transport: Transport) -> None:
+    ok = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+    canned.answers += [None, b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\no", ok]
+    assert transport.text(GET) == b"ok"
+    assert transport.retries == 2
+
+
+def test_what_is_not_idempotent_is_asked_once(canned: Canned, transport: Transport) -> None:
+    canned.answers.append(None)
+    with pytest.raises(ConnectError, match="hung up"):
+        transport.text(Request("POST", "/b", idempotent=False))
+    assert len(canned.requests) == 1
+
+
+def test_an_idle_connection_the_server_closed_costs_no_retry(canned: Canned, transport: Transport) -> None:
+    ok = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+    canned.answers += [ok, ok]
+    transport.text(GET)
+    idle = transport.pool._idle[0]
+    idle._socket.shutdown(socket.SHUT_RDWR)
+    assert not idle.idle()
+    transport.text(GET)
+    assert transport.retries == 0
+    assert canned.accepted == 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200 OK\r\nX: " + b"y" * 20_000 + b"\r\n\r\n",
+    ],
+)
+def test_nonsense_is_a_connect_error(canned: Canned, answer: bytes) -> None:
+    canned.answers.append(answer)
+    connection = Connection(canned.endpoint, 5.0)
+    connection.send([b"GET / HTTP/1.1\r\n\r\n"])
+    with pytest.raises(ConnectError):
+        connection.receive().read()
+    connection.close()
+
+
+def test_silence_ends_at_the_timeout(canned: Canned) -> None:
+    connection = Connection(canned.endpoint, 0.05)
+    with pytest.raises(ConnectError, match="timeout"):
+        connection.receive()
+
+
+def test_nobody_listening() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(ConnectError, match="Is the server up"):
+        Connection(parse_endpoint(f"http://127.0.0.1:{port}"), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "words"),
+    [
+        (b'{"error": {"code": "NoSuchPlan", "message": "no plan", "help": "Register it."}}',
+         NotFoundError, "no plan .*NoSuchPlan.* Register it"),
+        (b"<?xml version='1.0'?><Error><Code>NoSuchKey</Code><Message>gone</Message></Error>",
+         NotFoundError, "gone .*mesh ls"),
+        (b"<html>proxy says no</html>", NotFoundError, "proxy says no"),
+        (b"{torn", NotFoundError, "torn"),
+        (b"", NotFoundError, "404"),
+    ],
+)  # fmt: skip
+def test_refusals(
+    canned: Canned, transport: Transport, answer: bytes, kind: type[ServerError], words: str
+) -> None:
+    canned.answers.append(b"HTTP/1.1 404 Not Found\r\ncontent-length: %d\r\n\r\n" % len(answer) + answer)
+    with pytest.raises(kind, match=words):
+        transport.text(GET)
+
+
+def test_a_refusal_that_comes_while_the_body_is_still_sent(canned: Canned, transport: Transport) -> None:
+    body = b"<Error><Code>EntityTooLarge</Code><Message>too large</Message></Error>"
+    canned.answers.append(
+        b"HTTP/1.1 400 Bad\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    )
+    with pytest.raises((ServerError, ConnectError)):
+        transport.text(Request("PUT", "/b/k", "", {}, bytes(64 << 20), None, idempotent=False))
+
+
+def test_a_forked_child_starts_with_an_empty_pool(canned: Canned, transport: Transport) -> None:
+    ok = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+    canned.answers += [ok, ok, ok]
+    transport.text(GET)
+    in_child(lambda: transport.text(GET))
+    assert canned.accepted == 2
+    transport.text(GET)  # the parent's connection was not shut down by the child
+    assert canned.accepted == 2
+    assert transport.retries == 0
+
+
+def in_child(work: Callable[[], object]) -> None:
+    """Runs `work` in a forked child, and fails if it fails there."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_pools_and_transports_travel_without_sockets(transport: Transport) -> None:
+    again = pickle.loads(pickle.dumps(transport))
+    assert again.settings == transport.settings
+    pool = pickle.loads(pickle.dumps(Pool(transport.settings.endpoint, 3.0)))
+    assert (pool.endpoint, pool.timeout) == (transport.settings.endpoint, 3.0)

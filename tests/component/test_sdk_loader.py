@@ -1,0 +1,481 @@
+"""The loader's laws, against a server that can be told to fail at any frame."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+import meshsdk as mesh
+from meshsdk.arenas import slot_size
+from meshsdk.errors import (
+    BadSampleError,
+    ClosedError,
+    ConfigurationError,
+    DeadlineError,
+    SnapshotChangedError,
+    StateMismatchError,
+)
+from tests.component.test_sdk_scripted import SAMPLES, ScriptedMesh
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ScriptedMesh]:
+    server = ScriptedMesh()
+    yield server
+    server.close()
+
+
+@pytest.fixture(autouse=True)
+def _undisturbed(server: ScriptedMesh) -> Iterator[None]:
+    server.faults.clear()
+    server.asked.clear()
+    server.down = False
+    server.gate.set()
+    yield
+    assert threads() == []
+    assert sockets(server) == 0
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("mesh")]
+
+
+def sockets(server: ScriptedMesh) -> int:
+    """Sockets of this process that are connected to the server (its own ends have another remote port)."""
+    with open("/proc/self/net/tcp") as table:
+        rows = [line.split() for line in table.readlines()[1:]]
+    theirs = {row[9] for row in rows if int(row[2].partition(":")[2], 16) == server.port}
+    links = (os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd"))
+    return sum(link.rpartition("socket:[")[2].rstrip("]") in theirs for link in links)
+
+
+def loader(server: ScriptedMesh, batch: int = 16, **more: Any) -> mesh.Loader:
+    return mesh.Loader(
+        server.dataset(), batch, **{"seed": 7, "output": "numpy", "rank": 0, "world": 1} | more
+    )
+
+
+def labels(batches: Iterable[mesh.Batch]) -> list[int]:
+    """Samples in order, pads left out, each proven by its pixels."""
+    found = []
+    for batch in batches:
+        assert (np.asarray(batch["image"])[:, 0, 0, 0] == np.asarray(batch["label"]) % 251).all()
+        found += np.asarray(batch["label"])[np.asarray(batch.status) == 0].tolist()
+    return found
+
+
+def digest(server: ScriptedMesh, batch: int, world: int, step: int, **more: Any) -> str:
+    """Hash of a global batch, put together from its ranks' slices."""
+    whole = hashlib.sha256()
+    for rank in range(world):
+        with loader(server, batch, rank=rank, world=world, **more) as one:
+            whole.update(np.ascontiguousarray(one.at(step)["image"]).tobytes())
+    return whole.hexdigest()
+
+
+# --- order, exactly once --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shuffle", [True, mesh.Blocks(shards=2), False])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_every_sample_once_over_the_ranks(server: ScriptedMesh, shuffle: Any, world: int) -> None:
+    found: list[int] = []
+    lengths = set()
+    for rank in range(world):
+        with loader(server, 16, rank=rank, world=world, shuffle=shuffle) as one:
+            lengths.add(len(one))
+            batches = list(one)
+            assert len(batches) == len(one)
+            found += labels(batches)
+    assert sorted(found) == list(range(SAMPLES))
+    assert lengths == {7}
+
+
+def test_the_global_batch_does_not_depend_on_world_size(server: ScriptedMesh) -> None:
+    for step in (0, 3, 6):
+        assert len({digest(server, 16, world, step) for world in (1, 2, 3)}) == 1
+
+
+def test_epochs_differ_and_come_one_after_the_other(server: ScriptedMesh) -> None:
+    with loader(server) as one:
+        first, second = labels(one), labels(one)
+        assert one.epoch == 2
+        one.set_epoch(0)
+        assert labels(one) == first
+    assert sorted(first) == sorted(second)
+    assert first != second
+
+
+@pytest.mark.parametrize(("tail", "steps", "rows"), [("pad", 7, 112), ("drop", 6, 96), ("ragged", 7, 103)])
+def test_tails(server: ScriptedMesh, tail: Any, steps: int, rows: int) -> None:
+    with loader(server, tail=tail) as one:
+        batches = list(one)
+    assert len(batches) == len(one) == steps
+    assert sum(batch.rows for batch in batches) == rows
+    assert len(set(labels(batches))) == min(rows, SAMPLES)
+
+
+# --- state ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("batch", "world"), [(16, 1), (16, 3), (10, 2), (25, 1), (48, 2)])
+def test_stop_and_resume_with_another_batch_and_world(server: ScriptedMesh, batch: int, world: int) -> None:
+    with loader(server) as one:
+        whole = labels(one)
+        one.set_epoch(0)
+        taken = [next(iterator) for iterator in [iter(one)] for _ in range(3)]
+        state = json.loads(json.dumps(one.state_dict()))
+    assert len(json.dumps(state)) < 300
+    rest: dict[int, list[list[int]]] = {}
+    for rank in range(world):
+        with loader(server, batch, rank=rank, world=world) as other:
+            other.load_state_dict(state)
+            assert (other.epoch, other.state_dict()["position"]) == (0, 48)
+            rest[rank] = [labels([one]) for one in other]
+            assert other.epoch == 1
+    merged = [label for step in zip(*rest.values(), strict=True) for part in step for label in part]
+    assert labels(taken) + merged == whole
+
+
+def test_the_state_counts_batches_returned_not_prefetched(server: ScriptedMesh) -> None:
+    with loader(server) as one:
+        for batch in one:
+            assert one.state_dict()["position"] == (batch.step + 1) * 16 % 112
+            if batch.step == 2:
+                break
+        assert one.remaining == 4
+        assert [batch.step for batch in one] == [3, 4, 5, 6]
+
+
+def test_the_state_is_the_same_on_all_ranks(server: ScriptedMesh) -> None:
+    states = []
+    for rank in range(3):
+        with loader(server, rank=rank, world=3) as one:
+            next(iter(one))
+            states.append(one.state_dict())
+    assert states[0] == states[1] == states[2]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"seed": 8}, "seed"),
+        ({"shuffle": False}, "plan"),
+        ({"tail": "drop"}, "plan"),
+        ({"on_bad": "mask"}, "plan"),
+    ],
+)
+def test_a_state_of_something_else_is_refused_by_name(
+    server: ScriptedMesh, change: dict[str, Any], field: str
+) -> None:
+    with loader(server) as one, loader(server, **change) as other:
+        with pytest.raises(StateMismatchError, match=field) as raised:
+            other.load_state_dict(one.state_dict())
+        assert raised.value.field == field
+
+
+def test_a_state_of_another_snapshot_is_refused(server: ScriptedMesh) -> None:
+    with loader(server) as one:
+        state = one.state_dict() | {"snapshot": "00" * 32}
+        with pytest.raises(StateMismatchError, match="snapshot") as raised:
+            one.load_state_dict(state)
+        assert raised.value.field == "snapshot"
+        with pytest.raises(ConfigurationError, match=r"state\.position"):
+            one.load_state_dict(one.state_dict() | {"position": "x"})
+
+
+def test_seek_and_at(server: ScriptedMesh) -> None:
+    with loader(server) as one:
+        batches = list(one)
+        one.seek(0, 4)
+        assert labels([next(iter(one))]) == labels([batches[4]])
+        before = one.state_dict()
+        assert labels([one.at(2)]) == labels([batches[2]])
+        assert labels([one.at(2, epoch=1)]) != labels([batches[2]])
+        assert one.state_dict() == before
+        for bad in ((0, 7), (0, -1), (-1, 0)):
+            with pytest.raises(IndexError):
+                one.seek(*bad)
+        with pytest.raises(IndexError):
+            one.at(7)
+
+
+def test_skipped_positions_are_counted(server: ScriptedMesh) -> None:
+    with loader(server) as one:
+        next(iter(one))
+        one.seek(0, 4)
+        assert one.state_dict()["skips"] == 48
+
+
+# --- faults ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["cut", "flip", "busy", "silent"])
+def test_a_failed_frame_is_asked_again_and_nothing_changes(server: ScriptedMesh, fault: str) -> None:
+    with loader(server) as one:
+        whole = labels(one)
+        one.set_epoch(0)
+        server.faults.extend([None, fault, fault, None, fault])
+        assert labels(one) == whole
+        assert one.stats().retries == 3
+
+
+def test_batches_before_a_final_error_come_first(server: ScriptedMesh) -> None:
+    with loader(server, connections=1) as one:
+        server.faults.extend([None, None, "gone"])
+        taken = []
+        with pytest.raises(SnapshotChangedError, match=r"train/cat/1\.jpg was replaced.*Do this\."):
+            taken.extend(one)
+        assert one.step == 2
+        assert labels(one)  # the error was that step's, not the loader's
+
+
+def test_a_bad_sample_is_named(server: ScriptedMesh) -> None:
+    with loader(server, on_bad="raise") as one:
+        server.faults.append("bad")
+        with pytest.raises(BadSampleError) as raised:
+            next(iter(one))
+        assert raised.value.detail == {"key": "train/cat/1.jpg"}
+        assert one.bad()[0].error == "torn"
+
+
+def test_unavailable_beyond_the_deadline(server: ScriptedMesh) -> None:
+    with loader(server, deadline=0.2) as one:
+        server.down = True
+        with pytest.raises(DeadlineError, match="gave up"):
+            next(iter(one))
+        server.down = False
+        assert labels([next(iter(one))])
+
+
+def test_a_wrong_checksum_passes_when_not_looked_at(server: ScriptedMesh) -> None:
+    with loader(server, verify=False) as one:
+        server.faults.append("flip")
+        assert len(list(one)) == 7
+        assert one.stats().retries == 0
+
+
+# --- memory ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("output", ["numpy", "torch"])
+def test_no_slot_is_written_while_a_batch_is_held(server: ScriptedMesh, output: Any) -> None:
+    with loader(server, prefetch_bytes=20_000, output=output) as one:
+        held = list(one)
+        assert one.stats().overflows > 0
+        assert labels(held) == labels(loader(server))
+        part = held[3]["image"][5]
+        expected = np.array(part.tolist())
+        del held
+        gc.collect()
+        list(one)
+        assert part.tolist() == expected.tolist()
+
+
+def test_a_job_that_drops_its_batches_lives_in_its_arena(server: ScriptedMesh) -> None:
+    with loader(server, prefetch_bytes=100_000) as one:
+        for _ in range(3):
+            for batch in one:
+                del batch
+        assert one.stats().overflows == 0
+        assert one._arena.allocated <= 100_000
+
+
+def test_tensors_share_the_slot_without_a_copy(server: ScriptedMesh) -> None:
+    with loader(server, output="torch") as one:
+        batch = next(iter(one))
+        assert isinstance(batch["image"], torch.Tensor)
+        assert batch["image"].dtype == torch.uint8
+        assert batch["image"].shape == (16, 3, 8, 8)
+        assert batch["label"].dtype == torch.int64
+        assert isinstance(batch.positions, torch.Tensor)
+        address = batch["image"].data_ptr()
+        slots = [slot.memory for slot in one._arena._out]
+        assert any(0 <= address - memory.ctypes.data < memory.size for memory in slots)
+        assert batch["image"].data_ptr() % 128 == 0
+
+
+def test_requests_keep_to_the_credit(server: ScriptedMesh) -> None:
+    """With all answers held back, no more is asked for than the arena has room for."""
+    expected = loader(server)._expected
+    with loader(server, prefetch_bytes=3 * slot_size(expected), connections=8) as one:
+        server.gate.clear()
+        waiting = threading.Thread(target=lambda: next(iter(one)))
+        waiting.start()
+        for _ in range(200):
+            if len(server.asked) > 3:
+                break
+            threading.Event().wait(0.001)
+        asked = len(server.asked)
+        server.gate.set()
+        waiting.join()
+        assert asked == 3
+
+
+# --- endings --------------------------------------------------------------------------------------------
+
+
+def test_nothing_runs_after_the_last_step(server: ScriptedMesh) -> None:
+    one = loader(server)
+    for _ in one:
+        pass
+    assert threads() == []
+    assert sockets(server) == 0
+    assert "idle" in repr(one)
+
+
+def test_nothing_runs_after_a_break(server: ScriptedMesh) -> None:
+    one = loader(server)
+    for batch in one:
+        assert threads() == ["mesh-reader"]
+        assert "running" in repr(one)
+        if batch.step == 1:
+            break
+    assert threads() == []
+    assert sockets(server) == 0
+    assert [batch.step for batch in one] == [2, 3, 4, 5, 6]
+
+
+def test_nothing_runs_after_an_exception_in_the_loop(server: ScriptedMesh) -> None:
+    def train() -> None:
+        for _ in loader(server):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    gc.collect()
+    assert threads() == []
+
+
+def test_nothing_runs_after_the_with_block(server: ScriptedMesh) -> None:
+    with loader(server) as one:
+        iterator = iter(one)
+        batch = next(iterator)
+    assert threads() == []
+    assert labels([batch])
+    with pytest.raises(ClosedError):
+        next(iterator)
+    with pytest.raises(ClosedError, match="make another"):
+        iter(one)
+
+
+def test_an_abandoned_iterator_ends_itself(server: ScriptedMesh) -> None:
+    iterator = iter(loader(server))
+    next(iterator)
+    del iterator
+    gc.collect()
+    assert threads() == []
+
+
+def test_a_second_iteration_ends_the_first(server: ScriptedMesh) -> None:
+    with loader(server) as one:
+        first = iter(one)
+        next(first)
+        second = iter(one)
+        assert next(second).step == 1
+        with pytest.raises(ClosedError, match="another iteration"):
+            next(first)
+        assert next(second).step == 2
+
+
+def test_closing_while_waiting_wakes_the_consumer(server: ScriptedMesh) -> None:
+    one = loader(server)
+    server.gate.clear()
+    raised: list[BaseException] = []
+
+    def consume() -> None:
+        try:
+            next(iter(one))
+        except ClosedError as error:
+            raised.append(error)
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    while not server.asked:
+        threading.Event().wait(0.005)
+    one.close()
+    consumer.join(10)
+    server.gate.set()
+    assert len(raised) == 1
+
+
+# --- arguments and numbers ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"batch": 0}, "global_batch"),
+        ({"batch": 2, "rank": 0, "world": 3}, "some would get no row"),
+        ({"batch": 200, "tail": "drop"}, "make no step"),
+        ({"tail": "wrap"}, "tail"),
+        ({"on_bad": "ignore"}, "on_bad"),
+        ({"max_bad": 2}, "max_bad"),
+        ({"seed": -1}, "seed"),
+        ({"connections": 0}, "connections"),
+        ({"prefetch_bytes": 0}, "prefetch_bytes"),
+        ({"shuffle": "yes"}, "shuffle"),
+    ],
+)
+def test_arguments_are_checked(server: ScriptedMesh, more: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        loader(server, **more)
+
+
+def test_stats(server: ScriptedMesh) -> None:
+    with loader(server) as one:
+        list(one)
+        stats = one.stats()
+    assert (stats.samples, stats.batches, stats.flagged) == (112, 7, 9)
+    assert stats.frames == {"miss": 7}
+    assert stats.bytes > 112 * 192
+    assert 0 <= stats.wait_share <= 1
+    assert stats.cpu > 0
+
+
+def test_the_address_names_rank_world_batch_origin_and_share(server: ScriptedMesh) -> None:
+    with loader(server, 10, rank=1, world=2, share="sweep 42") as one:
+        one.load_state_dict(one.state_dict() | {"position": 48})
+        next(iter(one))
+    path, _, query = server.asked[0].partition("?")
+    assert path.endswith("/0/4")
+    assert query == "batch=10&format=tensors&origin=8&rank=1&share=sweep%2042&world=2"
+
+
+# --- datasets -------------------------------------------------------------------------------------------
+
+
+def test_samples_by_index(server: ScriptedMesh) -> None:
+    ds = server.dataset()
+    assert len(ds) == SAMPLES
+    assert ds[5]["label"] == 5
+    assert ds[-1]["label"] == SAMPLES - 1
+    assert ds[np.int64(3)]["image"].shape == (3, 8, 8)
+    assert [row["label"] for row in ds.__getitems__([9, 2, 9])] == [9, 2, 9]
+    with pytest.raises(IndexError):
+        ds[SAMPLES]
+    with pytest.raises(TypeError):
+        ds["a"]  # type: ignore[index]  # on purpose
+
+
+def test_maps_are_checked_here(server: ScriptedMesh) -> None:
+    ds = server.dataset()
+    with pytest.raises(ConfigurationError, match="did you mean 'image'"):
+        ds.map(mesh.ops.decode("imag"))
+    with pytest.raises(ConfigurationError, match="class label"):
+        ds.map(mesh.ops.int_label("label"))
+    with pytest.raises(ConfigurationError, match="Python functions"):
+        ds.map(lambda row: row)  # type: ignore[arg-type]  # on purpose
+    assert ds.classes == ("cat", "dog")
+    assert str(ds.schema()["image"]) == "uint8 [3, 8, 8]"
