@@ -1,8 +1,8 @@
 """What the data files say about themselves: one pax record, SHARDMESH.member, a checksum and a JSON document.
 
 Law: pure; everything the index knows can be made again from these members alone.
-Invariant: of the members for one (bucket, key) the highest stamp holds; between equal stamps, the later
-place.
+Invariant: of the members for one (bucket, key) the highest stamp holds; of copies that compaction
+made, the last.
 """
 
 from __future__ import annotations
@@ -55,10 +55,16 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
     part: int = 0
     file: int = 0
     at: int = 0
+    moves: int = 0
 
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Member)
+
+
+def undoes(member: Member) -> bool:
+    """Whether a member ends something that older members began, and so must outlive them."""
+    return member.kind in ("deleted", "aborted") or (member.kind == "manifest" and member.upload != "")
 
 
 def stamp_text(stamp: int) -> str:

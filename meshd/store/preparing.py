@@ -110,7 +110,9 @@ def recover(settings: StoreSettings) -> None:
             sweep_drafts(disks, None)
             with index.writing() as txn:
                 _cut_tails(index, disks, txn)
-                _remove_unknown(index, disks, txn)
+                unused = _forget_unused(index, disks, txn)
+            for path in unused:
+                os.unlink(path)
         finally:
             index.close()
 
@@ -122,12 +124,16 @@ def _cut_tails(index: Index, disks: Disks, txn: Any) -> None:
             os.truncate(path, info.end)
 
 
-def _remove_unknown(index: Index, disks: Disks, txn: Any) -> None:
-    highest = 0
-    for disk, file, path in list(disks.files()):
+def _forget_unused(index: Index, disks: Disks, txn: Any) -> list[str]:
+    """Paths of files that the index does not know, or was done with; to be removed once it forgot them."""
+    highest, unused = 0, []
+    for disk, file, path in disks.files():
         info = index.get_file(txn, file)
-        if info is None or info.disk != disk:
-            os.unlink(path)
+        if info is None or info.disk != disk or info.state == "retired":
+            unused.append(path)
+            if info is not None and info.disk == disk:
+                index.delete_file(txn, file)
         highest = max(highest, file)
     if (index.get_meta("next_file", txn) or 1) <= highest:
         index.put_meta(txn, "next_file", highest + 1)
+    return unused

@@ -20,6 +20,7 @@ from meshd.store.index import Index, object_key
 from meshd.store.intents import used_extents
 from meshd.store.layout import FORMAT, Disks, read_marker, sync_directory
 from meshd.store.locking import Locks
+from meshd.store.members import undoes
 from meshd.store.ordered import OrderedTable
 from meshd.store.records import DataFile, Record, Upload, UploadedPart
 from meshd.store.surveying import FileSurvey, is_own
@@ -52,6 +53,7 @@ class _Account:
     live: int = 0
     refs: int = 0
     tombs: int = 0
+    members: int = 0
     stamps: list[int] = field(default_factory=list)
 
 
@@ -73,7 +75,8 @@ class Rebuilder:
             for found in self._trusted(survey):
                 first, count = first or found, count + 1
                 account.payload += found.extent.length
-                account.tombs += found.member.kind == "deleted"
+                account.tombs += undoes(found.member)
+                account.members += found.member.kind not in ("deleted", "aborted")
                 account.stamps = _span(account.stamps, int(found.member.stamp))
                 account.end = found.next
                 self._take(txn, survey, found)
@@ -133,7 +136,7 @@ class Rebuilder:
     def _part(self, txn: Any, found: Found, stamp: int) -> None:
         member, extent = found.member, found.extent
         existing = self.index.get_part(txn, member.upload, member.part)
-        if existing is None or (existing.stamp, existing.extents) < (stamp, (extent,)):
+        if existing is None or existing.stamp <= stamp:
             part = UploadedPart(
                 member.part, extent.length, member.etag, member.checksums, member.modified, (extent,), stamp
             )
@@ -214,6 +217,7 @@ class Rebuilder:
         for file, account in self._accounts.items():
             if not account.refs and not account.tombs:
                 continue  # nothing in it counts: recovery removes the file
+            first, last = account.stamps or (0, 0)
             info = DataFile(
                 account.disk,
                 account.kind,
@@ -221,10 +225,12 @@ class Rebuilder:
                 "rebuilt",
                 account.end,
                 account.live,
-                max(0, account.payload - account.live),
-                account.refs,
-                account.tombs,
-                *(account.stamps or (0, 0)),
+                dead=max(0, account.payload - account.live),
+                refs=account.refs,
+                tombs=account.tombs,
+                first_stamp=first,
+                last_stamp=last,
+                buried=max(0, account.members - account.refs),
             )
             self.index.put_file(txn, file, info)
 
@@ -243,13 +249,13 @@ def _record(found: Found) -> Record:
         member.checksum_type,
         (),
         member.owner,
+        moves=member.moves,
     )
 
 
-def _rank(record: Record) -> tuple[int, int, int]:
-    """Highest holds: the stamp, then the later place (compaction writes members again, stamps unchanged)."""
-    where = record.manifest or record.extents[0]
-    return record.stamp, where.file, where.offset
+def _rank(record: Record) -> tuple[int, int]:
+    """Highest holds: the stamp, then how often compaction has written it again with the same stamp."""
+    return record.stamp, record.moves
 
 
 def _span(stamps: list[int], stamp: int) -> list[int]:

@@ -46,9 +46,8 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     checksum_type: str = ""
     parts: tuple[Part, ...] = ()
     owner: str = ""
-    manifest: Extent | None = (
-        None  # where the data files say which extents make this object, if one alone does not
-    )
+    manifest: Extent | None = None  # the member that says which extents make this object, if need be
+    moves: int = 0  # how often compaction has moved its bytes
 
 
 class Upload(msgspec.Struct, frozen=True, array_like=True):
@@ -93,9 +92,9 @@ class Meta(msgspec.Struct, frozen=True):
 class DataFile(msgspec.Struct, frozen=True, array_like=True):
     """A data file as the index sees it.
 
-    `end`: bytes committed; `live`: payload bytes in use; `dead`: payload bytes nobody uses; `refs`: uses of
-    its members (a file of its own may be shared by copies); `tombs`: deletions it remembers; the lowest and
-    highest stamp inside.
+    `end`: bytes committed; `live`: payload bytes in use; `dead`: payload bytes nobody uses; `refs`: uses
+    of its members (a file of its own may be shared by copies); `tombs`: members that undo others
+    (deletions, ended uploads); `buried`: members nobody uses; the lowest and highest stamp inside.
     """
 
     disk: int
@@ -109,6 +108,7 @@ class DataFile(msgspec.Struct, frozen=True, array_like=True):
     tombs: int = 0
     first_stamp: int = 0
     last_stamp: int = 0
+    buried: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from meshd.store.committer import Committer
+from meshd.store.compaction import Compactor
 from meshd.store.index import Index
 from meshd.store.intents import DeleteObject, LinkObject, judge_conditions
 from meshd.store.locking import Locks
@@ -23,7 +24,7 @@ from meshd.store.uploadlisting import list_uploads
 from meshd.store.writing import StoredWriter, WriteShop
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
     from meshd.config import StoreSettings
@@ -46,6 +47,7 @@ class Store:
         self._pool = ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="meshd-store")
         self._committer = Committer(index, self._disks, clock, settings, writer)
         self._shop = WriteShop(settings, self._disks, self._committer, self._pool, writer)
+        self._compactor = Compactor(index, self._disks, self._committer, clock, self._run)
         self._reader = Reader(self._disks, small=settings.small_object_bytes)
         self._closed = False
 
@@ -219,6 +221,24 @@ class Store:
     def tidy(self) -> None:
         """Lets go of removed files that the read cache still holds open; call it now and then."""
         self._reader.forget_deleted()
+
+    def compactable(self, dead_share: float = 0.5) -> Sequence[int]:
+        """Data files worth compacting: at least this share of them is dead. The most dead first."""
+        return self._compactor.candidates(dead_share)
+
+    async def compact(self, file: int) -> bool:
+        """Moves what lives in a data file and retires it; call `purge` later. The steward alone does it.
+
+        True when the file is retired. Raises CorruptExtentError, DiskFullError; then the file stays.
+        """
+        return await self._compactor.compact(file)
+
+    async def purge(self) -> int:
+        """Removes files that were retired a grace time ago; how many."""
+        return await self._compactor.purge()
+
+    async def _run(self, call: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     def _submit(self, intent: Any) -> asyncio.Future[Any]:
         return asyncio.shield(self._committer.submit(intent))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from meshd.kit import failpoints
-from meshd.store.members import RESERVE, render, stamp_text
+from meshd.store.members import RESERVE, render, stamp_text, undoes
 from meshd.store.records import DataFile, Extent
 
 if TYPE_CHECKING:
@@ -50,10 +50,12 @@ class _Change:
     dead: int = 0
     refs: int = 0
     tombs: int = 0
+    buried: int = 0
     end: int = 0
     stamps: list[int] = field(default_factory=list)
     made: DataFile | None = None
     sealed: bool = False
+    spared: bool = False
 
 
 def _restamp_own(own: OwnFile, member: Member) -> None:
@@ -105,7 +107,7 @@ class Work:
         change.made = DataFile(segment.disk, "segment", "open", self.writer)
         change.end = segment.tail
         change.stamps.append(stamp)
-        change.tombs += member.kind == "deleted"
+        change.tombs += undoes(member)
         extent = Extent(segment.disk, segment.file, data, size, member.crc32c)
         return Placed(extent, stamp, lambda late: segment.patch(start, render(late, size)), member, False)
 
@@ -153,14 +155,21 @@ class Work:
             change.live -= extent.length
             change.dead += extent.length
             change.refs -= 1
+            change.buried += 1
 
     def waste(self, placed: Placed) -> None:
         """A member was written that nothing will use."""
-        self._change(placed.extent.file).dead += placed.extent.length
+        change = self._change(placed.extent.file)
+        change.dead += placed.extent.length
+        change.buried += 1
 
     def seal(self, file: int) -> None:
         """A segment takes no more members."""
         self._change(file).sealed = True
+
+    def spare(self, file: int) -> None:
+        """A file is kept though nothing uses it: compaction retires it in its time."""
+        self._change(file).spared = True
 
     def settle(self, txn: Any) -> None:
         """Writes the accounts; the last thing before the index commits."""
@@ -184,10 +193,11 @@ class Work:
             dead=info.dead + change.dead,
             refs=info.refs + change.refs,
             tombs=info.tombs + change.tombs,
+            buried=info.buried + change.buried,
             first_stamp=min(stamps, default=0),
             last_stamp=max(stamps, default=0),
         )
-        if info.refs == 0 and info.state == "sealed" and info.tombs == 0:
+        if info.refs == 0 and info.state == "sealed" and info.tombs == 0 and not change.spared:
             self.index.delete_file(txn, file)
             self._doomed.append(self.disks.path(info.disk, file))
         else:

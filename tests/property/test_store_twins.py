@@ -62,7 +62,7 @@ class Twins(RuleBasedStateMachine):
             disks=(self.place / "one", self.place / "two"),
             durability="relaxed",
             small_object_bytes=2000,
-            segment_bytes=20_000,
+            segment_bytes=10_000,
             index_map_bytes=1 << 28,
         )
         self.clock = ManualClock()
@@ -189,6 +189,21 @@ class Twins(RuleBasedStateMachine):
         Store.recover(self.settings)
         self.disk = self.open()
         return multiple()
+
+    @rule(share=st.sampled_from([0.0, 0.0, 0.3]))
+    def compact(self, share: float) -> None:
+        """Seals what is open by filling it, then moves everything that lives."""
+
+        async def doing() -> None:
+            filler = self.disk.writer("filler", "x", size=None)
+            await filler.write(bytes(1900))
+            await filler.commit(Meta("x"))
+            for file in self.disk.compactable(share):
+                assert await self.disk.compact(file)
+            self.clock.advance(100)
+            await self.disk.purge()
+
+        self.loop.run_until_complete(doing())
 
     @rule(seconds=st.sampled_from([1, 60, -30]))
     def time_passes_or_steps_back(self, seconds: int) -> None:

@@ -1,0 +1,304 @@
+"""Giving back the room of dead bytes: live members are written again, then the old file goes.
+
+Law: works through the committer like any writer; readers keep what they opened, and a moved file stays on
+disk for a grace time, because other processes were told its path.
+Invariant: a member that undoes others goes along as long as any file may still hold what it undid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from meshd.store.errors import CorruptExtentError
+from meshd.store.intents import Intent, enter, used_extents, write_manifest
+from meshd.store.members import undoes
+from meshd.store.surveying import FileSurvey
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from meshd.kit.clock import Clock
+    from meshd.store.committer import Committer
+    from meshd.store.index import Index
+    from meshd.store.layout import Disks
+    from meshd.store.members import Member
+    from meshd.store.records import DataFile, Extent, Record
+    from meshd.store.surveying import Found
+    from meshd.store.works import Placed, Work
+
+GRACE = 60.0  # seconds a moved file stays for processes that were told its path
+_GROUP_BYTES = 4 << 20
+_PASSES = 3
+
+
+@dataclass(slots=True)
+class _Piece:
+    """A member to move and its bytes."""
+
+    member: Member
+    old: Extent
+    data: bytes
+
+    def append(self, work: Work) -> Placed:
+        member = msgspec.structs.replace(self.member, moves=self.member.moves + 1)
+        return work.append(member, int(member.stamp), (self.data,), len(self.data))
+
+
+class MoveMember(Intent):
+    """Writes a member again and turns its user to the copy; if there is none any more the copy is waste."""
+
+    def __init__(self, piece: _Piece) -> None:
+        self.piece = piece
+        self.weight = len(piece.data)
+        self.placed: Placed | None = None
+
+    def place(self, work: Work, txn: Any | None) -> None:
+        self.placed = self.piece.append(work)
+
+    def apply(self, work: Work, txn: Any) -> None:
+        assert self.placed is not None
+        work.spare(self.piece.old.file)
+        if not self._turn(work, txn, self.piece.old, self.placed.extent):
+            work.waste(self.placed)
+
+    def _turn(self, work: Work, txn: Any, old: Extent, new: Extent) -> bool:
+        member, index = self.piece.member, work.index
+        if member.kind == "object":
+            record = index.get_in(txn, member.bucket, member.key)
+            if record is None or record.extents != (old,) or record.manifest is not None:
+                return False
+            moved = msgspec.structs.replace(record, extents=(new,), moves=member.moves + 1)
+            enter(work, txn, member.bucket, member.key, moved, record)
+        elif member.kind == "part":
+            part = index.get_part(txn, member.upload, member.part)
+            if part is None or part.extents != (old,):
+                return False
+            index.put_part(txn, member.upload, msgspec.structs.replace(part, extents=(new,)))
+            work.release((old,))
+            work.adopt((new,))
+        else:
+            upload = index.get_upload(txn, member.bucket, member.key, member.upload)
+            if member.kind != "upload" or upload is None or upload.place != old:
+                return False
+            index.put_upload(txn, msgspec.structs.replace(upload, place=new))
+            work.release((old,))
+            work.adopt((new,))
+        return True
+
+
+class MoveManifested(Intent):
+    """Moves an extent of an object that has a manifest, or the manifest itself, which is written anew."""
+
+    exclusive = True
+
+    def __init__(self, piece: _Piece) -> None:
+        self.piece = piece
+        self.weight = len(piece.data)
+        self.record: Record | None = None
+        self.existing: Record | None = None
+
+    def judge(self, work: Work, txn: Any) -> None:
+        member = self.piece.member
+        record = work.index.get_in(txn, member.bucket, member.key)
+        if record is not None and record.manifest is not None and self.piece.old in used_extents(record):
+            self.existing = record
+
+    def place(self, work: Work, txn: Any | None) -> None:
+        existing, piece = self.existing, self.piece
+        if existing is None:
+            return
+        extents = existing.extents
+        if piece.old != existing.manifest:
+            new = piece.append(work).extent
+            extents = tuple(new if extent == piece.old else extent for extent in extents)
+        moved = msgspec.structs.replace(existing, extents=extents, manifest=None, moves=existing.moves + 1)
+        upload = piece.member.upload if undoes(piece.member) else ""
+        self.record = write_manifest(work, piece.member.bucket, piece.member.key, moved, upload)
+
+    def apply(self, work: Work, txn: Any) -> None:
+        if self.record is not None:
+            work.spare(self.piece.old.file)
+            enter(work, txn, self.piece.member.bucket, self.piece.member.key, self.record, self.existing)
+
+
+class KeepUndoing(Intent):
+    """Writes a member that undoes others again."""
+
+    def __init__(self, member: Member) -> None:
+        kind = "aborted" if member.upload else "deleted"
+        self.member = msgspec.structs.replace(member, kind=kind, crc32c=0)
+
+    def place(self, work: Work, txn: Any | None) -> None:
+        work.append(self.member, int(self.member.stamp), (), 0)
+
+
+class Retire(Intent):
+    """Takes a file that nothing uses out of service; True when it is."""
+
+    exclusive = True
+
+    def __init__(self, file: int) -> None:
+        self.file = file
+
+    def apply(self, work: Work, txn: Any) -> bool:
+        info = work.index.get_file(txn, self.file)
+        if info is None:
+            return True  # its last user went meanwhile, and the file with it
+        if info.refs or info.state == "open":
+            return False
+        work.index.put_file(txn, self.file, msgspec.structs.replace(info, state="retired"))
+        return True
+
+
+class Purge(Intent):
+    """Forgets retired files; the result are their paths, to be unlinked."""
+
+    exclusive = True
+
+    def __init__(self, files: list[int]) -> None:
+        self.files = files
+
+    def apply(self, work: Work, txn: Any) -> list[str]:
+        paths = []
+        for file in self.files:
+            info = work.index.get_file(txn, file)
+            if info is not None and info.state == "retired":
+                work.index.delete_file(txn, file)
+                paths.append(work.disks.path(info.disk, file))
+        return paths
+
+
+class Compactor:
+    """Compacts one file at a time, for one process (the steward)."""
+
+    def __init__(
+        self,
+        index: Index,
+        disks: Disks,
+        committer: Committer,
+        clock: Clock,
+        run: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self._index, self._disks, self._committer, self._clock, self._run = (
+            index,
+            disks,
+            committer,
+            clock,
+            run,
+        )
+        self._retired: dict[int, float] = {}
+
+    def candidates(self, dead_share: float) -> list[int]:
+        """Sealed segments of which at least this share is dead, the most dead first."""
+        with self._index.reading() as txn:
+            files = [(file, info) for file, info in self._index.all_files(txn) if _sealed_segment(info)]
+        shares = [
+            (info.dead / max(1, info.live + info.dead) if info.refs else 1.0, file) for file, info in files
+        ]
+        return [file for share, file in sorted(shares, reverse=True) if share >= dead_share]
+
+    async def compact(self, file: int) -> bool:
+        """Empties a sealed segment and retires it; True when it is retired.
+
+        Raises CorruptExtentError, DiskFullError; then the file stays as it is.
+        """
+        with self._index.reading() as txn:
+            info = self._index.get_file(txn, file)
+        if info is None or not _sealed_segment(info):
+            return False
+        for _ in range(_PASSES):
+            with suppress(FileNotFoundError):  # its last user went meanwhile
+                await self._pass(file, info)
+            if await self._committer.submit(Retire(file)):
+                self._retired[file] = self._clock.monotonic()
+                return True
+        return False
+
+    async def purge(self) -> int:
+        """Unlinks files that were retired, or first seen retired, a grace time ago; how many."""
+        now = self._clock.monotonic()
+        with self._index.reading() as txn:
+            retired = [file for file, info in self._index.all_files(txn) if info.state == "retired"]
+        for file in retired:
+            self._retired.setdefault(file, now)
+        due = [file for file in retired if now - self._retired[file] >= GRACE]
+        paths = await self._committer.submit(Purge(due)) if due else []
+        await self._run(lambda: _unlink(paths))
+        for file in due:
+            del self._retired[file]
+        return len(paths)
+
+    async def _pass(self, file: int, info: DataFile) -> None:
+        with FileSurvey(info.disk, file, self._disks.path(info.disk, file)) as survey:
+            members, oldest = survey.members(info.end), self._oldest_buried(file)
+            while group := await self._run(lambda: list(self._gather(survey, members, oldest))):
+                await asyncio.gather(*[self._committer.submit(intent) for intent in group])
+
+    def _gather(self, survey: FileSurvey, members: Iterator[Found], oldest: int) -> Iterator[Intent]:
+        """The next few megabytes of intents (blocking)."""
+        weight = 0
+        for found in members:
+            intent = self._intent(survey, found, oldest)
+            if intent is not None:
+                yield intent
+                weight += intent.weight + 1024
+                if weight >= _GROUP_BYTES:
+                    return
+
+    def _intent(self, survey: FileSurvey, found: Found, oldest: int) -> Intent | None:
+        member, extent = found.member, found.extent
+        with self._index.reading() as txn:
+            record = self._index.get_in(txn, member.bucket, member.key)
+            if record is not None and extent in used_extents(record):
+                piece = _Piece(member, extent, _whole(survey, extent))
+                return MoveMember(piece) if record.manifest is None else MoveManifested(piece)
+            if self._uses(txn, member, extent):
+                return MoveMember(_Piece(member, extent, _whole(survey, extent)))
+        return KeepUndoing(member) if _still_undoes(member, record, oldest) else None
+
+    def _uses(self, txn: Any, member: Member, extent: Extent) -> bool:
+        """Whether an upload in progress uses this extent."""
+        if member.kind == "part":
+            part = self._index.get_part(txn, member.upload, member.part) if member.upload else None
+            return part is not None and extent in part.extents
+        upload = (
+            self._index.get_upload(txn, member.bucket, member.key, member.upload) if member.upload else None
+        )
+        return upload is not None and upload.place == extent
+
+    def _oldest_buried(self, file: int) -> int:
+        """The lowest stamp that a member undone by one of `file` may have, looking at all other files."""
+        with self._index.reading() as txn:
+            files = [info for other, info in self._index.all_files(txn) if other != file and info.buried]
+        return min((info.first_stamp for info in files), default=1 << 64)
+
+
+def _still_undoes(member: Member, record: Record | None, oldest: int) -> bool:
+    """Whether an older member may come back without this one; a newer version would stop it too."""
+    stamp = int(member.stamp)
+    newer = not member.upload and record is not None and record.stamp > stamp
+    return undoes(member) and not newer and oldest < stamp
+
+
+def _sealed_segment(info: DataFile) -> bool:
+    return info.kind == "segment" and info.state == "sealed"
+
+
+def _whole(survey: FileSurvey, extent: Extent) -> bytes:
+    if not survey.intact(extent):
+        raise CorruptExtentError(
+            f"{extent.length} bytes at {extent.offset} of {survey.path} are damaged; run meshd fsck"
+        )
+    return survey.read(extent)
+
+
+def _unlink(paths: list[str]) -> None:
+    for path in paths:
+        with suppress(OSError):
+            os.unlink(path)
