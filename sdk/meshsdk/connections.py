@@ -147,7 +147,7 @@ class Connection:
         try:
             count = self._socket.recv_into(view, 0, flags) if not self._tls else self._socket.recv_into(view)
         except (BlockingIOError, TimeoutError) as error:
-            raise self._broken("no byte arrived within the timeout", error) from error
+            raise self._broken("no byte arrived within the timeout") from error
         except OSError as error:
             raise self._broken("while receiving", error) from error
         if count == 0:

@@ -53,7 +53,7 @@ class Canned:
                 if answer is None:
                     return
                 connection.sendall(answer)
-                if b"connection: close" in answer.lower():
+                if b"connection: close" in answer.lower() or answer.startswith(b"HTTP/1.0"):
                     return
 
     def close(self) -> None:
