@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError
 from meshd.testing.daemons import Daemon
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 USERS = [
@@ -101,7 +101,11 @@ def test_life_of_a_bucket(s3: Any) -> None:
     with pytest.raises(ClientError) as excinfo:
         s3.head_bucket(Bucket=name)
     assert code_of(excinfo) == (404, "404")
-    for refused in (lambda: s3.delete_bucket(Bucket=name), lambda: s3.list_objects_v2(Bucket=name)):
+    attempts: tuple[Callable[[], object], ...] = (
+        lambda: s3.delete_bucket(Bucket=name),
+        lambda: s3.list_objects_v2(Bucket=name),
+    )
+    for refused in attempts:
         with pytest.raises(ClientError) as excinfo:
             refused()
         assert code_of(excinfo) == (404, "NoSuchBucket")
@@ -149,7 +153,7 @@ def test_a_bucket_is_its_owners(alice: Any, bob: Any, root: Any, nobody: Any) ->
     name = fresh_name()
     alice.create_bucket(Bucket=name)
     alice.put_object(Bucket=name, Key="k", Body=b"mine")
-    calls = (
+    calls: tuple[Callable[[Any], object], ...] = (
         lambda client: client.get_object(Bucket=name, Key="k"),
         lambda client: client.put_object(Bucket=name, Key="k", Body=b"yours"),
         lambda client: client.delete_object(Bucket=name, Key="k"),

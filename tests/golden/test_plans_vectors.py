@@ -119,7 +119,7 @@ def samples() -> bytes:
 
 
 @pytest.mark.parametrize("make", [randomness, orders, documents])
-def test_values_are_those_of_the_file(make: Any):
+def test_values_are_those_of_the_file(make: Any) -> None:
     path = DATA / f"{make.__name__}.json"
     if REWRITE:
         lines = [
@@ -130,14 +130,14 @@ def test_values_are_those_of_the_file(make: Any):
 
 
 @pytest.mark.parametrize("make", [tensors, samples])
-def test_frames_are_those_of_the_file(make: Any):
+def test_frames_are_those_of_the_file(make: Any) -> None:
     path = DATA / f"{make.__name__}.safetensors"
     if REWRITE:
         path.write_bytes(make())
     assert make() == path.read_bytes()
 
 
-def test_the_kept_frames_are_read_by_us_and_by_stock_safetensors():
+def test_the_kept_frames_are_read_by_us_and_by_stock_safetensors() -> None:
     data = (DATA / "tensors.safetensors").read_bytes()
     verify(data)
     assert parse_header(data).metadata["step"] == "17"

@@ -78,7 +78,7 @@ def damaged(document: bytes) -> st.SearchStrategy[bytes]:
     | spec_like.map(json.dumps).map(str.encode)
 )
 @settings(max_examples=400)
-def test_any_bytes_are_a_plan_or_a_plan_error(data: bytes):
+def test_any_bytes_are_a_plan_or_a_plan_error(data: bytes) -> None:
     try:
         spec = parse_spec(data)
     except PlanError:
@@ -88,7 +88,7 @@ def test_any_bytes_are_a_plan_or_a_plan_error(data: bytes):
 
 
 @given(st.dictionaries(st.text(max_size=5), json_values, max_size=4))
-def test_any_arguments_that_are_taken_have_one_spelling(args: dict[str, Any]):
+def test_any_arguments_that_are_taken_have_one_spelling(args: dict[str, Any]) -> None:
     document = {"ops": [{"op": "o", "field": "f", "args": args, "version": "1"}]}
     try:
         spec = parse_spec(document)
@@ -100,7 +100,7 @@ def test_any_arguments_that_are_taken_have_one_spelling(args: dict[str, Any]):
 
 
 @given(st.binary(max_size=200) | json_values.map(json.dumps))
-def test_any_text_is_fields_or_a_state_or_a_plan_error(data: bytes | str):
+def test_any_text_is_fields_or_a_state_or_a_plan_error(data: bytes | str) -> None:
     for parse in (parse_fields, LoaderState.from_json):
         with contextlib.suppress(PlanError):
             parse(data)
@@ -108,7 +108,7 @@ def test_any_text_is_fields_or_a_state_or_a_plan_error(data: bytes | str):
 
 @given(st.binary(max_size=200) | st.sampled_from(FRAMES).flatmap(damaged))
 @settings(max_examples=600)
-def test_any_bytes_are_a_frame_or_a_frame_error(data: bytes):
+def test_any_bytes_are_a_frame_or_a_frame_error(data: bytes) -> None:
     try:
         header = parse_header(data)
     except FrameError:
@@ -125,7 +125,7 @@ def test_any_bytes_are_a_frame_or_a_frame_error(data: bytes):
 
 @given(st.sampled_from(SNAPSHOTS).flatmap(damaged))
 @settings(max_examples=600, deadline=None)
-def test_any_bytes_are_a_snapshot_or_a_column_error(data: bytes):
+def test_any_bytes_are_a_snapshot_or_a_column_error(data: bytes) -> None:
     try:
         snapshot = Snapshot.from_bytes(data)
     except ColumnError:
@@ -138,7 +138,7 @@ def test_any_bytes_are_a_snapshot_or_a_column_error(data: bytes):
 
 @given(st.binary(max_size=200) | damaged(INDEX))
 @settings(max_examples=300, deadline=None)
-def test_any_bytes_are_a_shard_index_or_a_column_error(data: bytes):
+def test_any_bytes_are_a_shard_index_or_a_column_error(data: bytes) -> None:
     try:
         index = ShardIndex.from_bytes(data)
     except ColumnError:
@@ -149,7 +149,7 @@ def test_any_bytes_are_a_shard_index_or_a_column_error(data: bytes):
 
 
 @given(st.lists(st.text(max_size=6), max_size=20), st.text(max_size=3))
-def test_string_columns_are_lists_of_strings(words: list[str], wanted: str):
+def test_string_columns_are_lists_of_strings(words: list[str], wanted: str) -> None:
     column = StringColumn.of(words)
     assert list(column) == words
     found = column.find_last(wanted)
@@ -160,7 +160,7 @@ names = st.text(alphabet="abc./_é", min_size=1, max_size=8)
 
 
 @given(st.lists(names, unique=True, max_size=30))
-def test_objects_and_tars_agree_on_what_makes_a_sample(keys: list[str]):
+def test_objects_and_tars_agree_on_what_makes_a_sample(keys: list[str]) -> None:
     ordered = sorted(keys)
     fields = parse_fields({"x": "a", "y": ["b", "c"]})
     members = [
@@ -180,7 +180,7 @@ def test_objects_and_tars_agree_on_what_makes_a_sample(keys: list[str]):
 
 
 @given(st.text(max_size=20))
-def test_a_key_is_its_stem_and_extension(key: str):
+def test_a_key_is_its_stem_and_extension(key: str) -> None:
     stem, ext = sample_key(key)
     assert key.startswith(stem)
     assert "." not in stem[stem.rfind("/") + 2 :] or not ext
@@ -193,10 +193,10 @@ def test_a_key_is_its_stem_and_extension(key: str):
     position=st.integers(0, 2**40),
     skips=st.integers(0, 2**40),
 )
-def test_states_go_round(seed: int, epoch: int, position: int, skips: int):
+def test_states_go_round(seed: int, epoch: int, position: int, skips: int) -> None:
     state = LoaderState("ab" * 32, "cd" * 32, seed, epoch, position, skips)
     assert LoaderState.from_json(state.to_json()) == state
 
 
-def test_the_default_plan_is_a_fixed_point():
+def test_the_default_plan_is_a_fixed_point() -> None:
     assert parse_spec(canonical(PlanSpec())) == PlanSpec()

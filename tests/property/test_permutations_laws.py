@@ -18,7 +18,7 @@ def starts_of(sizes: list[int]) -> np.ndarray:
     return np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
 
 
-def test_every_small_n_is_permuted():
+def test_every_small_n_is_permuted() -> None:
     for n in range(1, 2600):
         values = Feistel(n, key=n).many(np.arange(n))
         assert (np.bincount(values, minlength=n) == 1).all(), n
@@ -26,7 +26,7 @@ def test_every_small_n_is_permuted():
 
 @given(n=st.integers(1, 2**62), key=keys, data=st.data())
 @settings(max_examples=150, deadline=None)
-def test_one_and_many_agree_and_stay_inside(n: int, key: int, data: st.DataObject):
+def test_one_and_many_agree_and_stay_inside(n: int, key: int, data: st.DataObject) -> None:
     permutation = Feistel(n, key)
     positions = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=20, unique=True))
     values = permutation.many(np.array(positions)).tolist()
@@ -36,7 +36,7 @@ def test_one_and_many_agree_and_stay_inside(n: int, key: int, data: st.DataObjec
 
 
 @pytest.mark.parametrize("n", [2**20, 2**20 + 1, 3_000_017])
-def test_large_n_are_permuted(n: int):
+def test_large_n_are_permuted(n: int) -> None:
     values = Feistel(n, key=1).many(np.arange(n))
     assert (np.bincount(values, minlength=n) == 1).all()
 
@@ -47,7 +47,7 @@ def test_large_n_are_permuted(n: int):
 @settings(max_examples=150, deadline=None)
 def test_blocks_is_a_bijection_that_meets_each_shard_in_one_window(
     sizes: list[int], window: int, seed: int, epoch: int
-):
+) -> None:
     starts = starts_of(sizes)
     blocks = BlocksOrder(starts, window, seed, epoch)
     samples = blocks.many(np.arange(blocks.n))
@@ -65,7 +65,7 @@ def test_blocks_is_a_bijection_that_meets_each_shard_in_one_window(
 @settings(max_examples=60, deadline=None)
 def test_any_subset_of_positions_in_any_order_gives_the_same_samples(
     sizes: list[int], seed: int, epoch: int, data: st.DataObject
-):
+) -> None:
     starts = starts_of(sizes)
     for shuffle in (ShuffleSpec("global"), ShuffleSpec("none"), ShuffleSpec("blocks", 4)):
         whole = order(shuffle, starts, seed, epoch)
@@ -74,7 +74,7 @@ def test_any_subset_of_positions_in_any_order_gives_the_same_samples(
         assert whole.many(np.array(some, dtype=np.int64)).tolist() == everything[some].tolist()
 
 
-def test_positions_outside_are_refused():
+def test_positions_outside_are_refused() -> None:
     for whole in (GlobalOrder(10, 1, 1), StoredOrder(10), BlocksOrder(starts_of([4, 6]), 1, 1, 1)):
         for position in (-1, 10):
             with pytest.raises(IndexError):
@@ -85,20 +85,20 @@ def test_positions_outside_are_refused():
         GlobalOrder(0, 1, 1).one(0)
 
 
-def test_malformed_shards_are_refused():
+def test_malformed_shards_are_refused() -> None:
     for starts, window in (([0, 5, 3], 1), ([1, 2], 1), ([], 1), ([0, 5], 0)):
         with pytest.raises(ValueError, match="shard_starts"):
             BlocksOrder(np.array(starts, dtype=np.int64), window, 1, 1)
 
 
-def test_epochs_and_seeds_differ():
+def test_epochs_and_seeds_differ() -> None:
     base = GlobalOrder(1000, 7, 0).many(np.arange(1000))
     for other in (GlobalOrder(1000, 7, 1), GlobalOrder(1000, 8, 0)):
         assert np.count_nonzero(other.many(np.arange(1000)) == base) < 12  # about one is expected
 
 
 @pytest.mark.parametrize("n", [3, 10, 64, 100])
-def test_every_place_is_equally_likely(n: int):
+def test_every_place_is_equally_likely(n: int) -> None:
     draws = 4000
     hits = np.zeros((n, n))
     for key in range(draws):
@@ -109,7 +109,7 @@ def test_every_place_is_equally_likely(n: int):
     assert abs(chi_square - freedom) < 6 * (2 * freedom) ** 0.5
 
 
-def test_neighbours_are_not_kept_together():
+def test_neighbours_are_not_kept_together() -> None:
     n = 100_000
     values = Feistel(n, 5).many(np.arange(n))
     distance = np.abs(np.diff(values)).mean()
@@ -117,7 +117,7 @@ def test_neighbours_are_not_kept_together():
     assert abs(np.corrcoef(np.arange(n), values)[0, 1]) < 0.02
 
 
-def test_memory_is_of_the_order_of_shards_not_samples():
+def test_memory_is_of_the_order_of_shards_not_samples() -> None:
     million_shards = np.arange(10_001, dtype=np.int64) * 10**9
     blocks = BlocksOrder(million_shards, 64, 1, 0)
     samples = blocks.many(np.array([0, 5 * 10**12, 10**13 - 1]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ tails = st.sampled_from(TAILS)
 @given(n=sizes, batch=batches, world=worlds, tail=tails, data=st.data())
 def test_the_ranks_together_hold_the_global_batch_in_order(
     n: int, batch: int, world: int, tail: Tail, data: st.DataObject
-):
+) -> None:
     origin = data.draw(st.integers(0, min(n, batch)))
     for step in range(steps(n, batch, origin, tail)):
         whole = rank_slice(n, batch, origin, step, 0, 1, tail)
@@ -37,7 +37,7 @@ def test_the_ranks_together_hold_the_global_batch_in_order(
 
 
 @given(n=sizes, batch=batches, tail=tails, data=st.data())
-def test_each_position_is_delivered_once(n: int, batch: int, tail: Tail, data: st.DataObject):
+def test_each_position_is_delivered_once(n: int, batch: int, tail: Tail, data: st.DataObject) -> None:
     origin = data.draw(st.integers(0, min(n, batch)))
     seen: list[int] = []
     pads: list[int] = []
@@ -54,7 +54,7 @@ def test_each_position_is_delivered_once(n: int, batch: int, tail: Tail, data: s
 @given(n=st.integers(1, 300), first=batches, second=batches, data=st.data())
 def test_a_change_of_batch_size_on_resume_loses_and_doubles_nothing(
     n: int, first: int, second: int, data: st.DataObject
-):
+) -> None:
     done = data.draw(st.integers(0, steps(n, first, 0, "ragged")))
     position = min(done * first, n)
     origin = position % second
@@ -79,15 +79,23 @@ def test_a_change_of_batch_size_on_resume_loses_and_doubles_nothing(
         ({"world": 2**21}, "world"),
     ],
 )
-def test_values_out_of_range_are_named(change: dict[str, int], path: str):
-    good = {"n": 100, "batch": 10, "origin": 0, "step": 9, "rank": 0, "world": 4, "tail": "pad"}
+def test_values_out_of_range_are_named(change: dict[str, int], path: str) -> None:
+    good: dict[str, Any] = {
+        "n": 100,
+        "batch": 10,
+        "origin": 0,
+        "step": 9,
+        "rank": 0,
+        "world": 4,
+        "tail": "pad",
+    }
     rank_slice(**good)
     with pytest.raises(PlanError) as caught:
         rank_slice(**{**good, **change})
     assert caught.value.path == path
 
 
-def test_an_empty_rest_has_no_steps():
+def test_an_empty_rest_has_no_steps() -> None:
     assert steps(0, 8, 0, "pad") == 0
     assert steps(10, 8, 10, "pad") == 0
     assert steps(7, 8, 0, "drop") == 0

@@ -10,7 +10,7 @@ from meshwire.columns import ColumnError, ColumnReader, ColumnWriter, StringColu
 WORDS = ["", "a", "ü", "日本", "a", "🎈", ""]
 
 
-def test_strings_are_decoded_on_access():
+def test_strings_are_decoded_on_access() -> None:
     column = StringColumn.of(WORDS)
     assert list(column) == WORDS
     assert [column[index] for index in range(len(WORDS))] == WORDS
@@ -21,7 +21,7 @@ def test_strings_are_decoded_on_access():
         column[7]
 
 
-def test_the_last_occurrence_is_found():
+def test_the_last_occurrence_is_found() -> None:
     column = StringColumn.of(WORDS)
     assert column.find_last("a") == 4
     assert column.find_last("日本") == 3
@@ -44,7 +44,7 @@ def test_the_last_occurrence_is_found():
         (b"\xed\xa0\x80", [3]),
     ],
 )
-def test_blobs_that_are_not_cut_into_text_are_refused(blob: bytes, lengths: list[int]):
+def test_blobs_that_are_not_cut_into_text_are_refused(blob: bytes, lengths: list[int]) -> None:
     with pytest.raises(ColumnError):
         StringColumn(blob, np.array(lengths, dtype=np.int64))
 
@@ -60,7 +60,7 @@ def test_blobs_that_are_not_cut_into_text_are_refused(blob: bytes, lengths: list
         ([-1], "int64"),
     ],
 )
-def test_integers_are_narrowed(values: list[int], dtype: str):
+def test_integers_are_narrowed(values: list[int], dtype: str) -> None:
     assert narrow(np.array(values, dtype=np.int64)).dtype.name == dtype
 
 
@@ -71,14 +71,14 @@ def document() -> bytes:
     return writer.to_bytes()
 
 
-def test_it_goes_round():
+def test_it_goes_round() -> None:
     reader = ColumnReader(document(), "test", 1)
     assert reader.text("who") == "me"
     assert reader.integers("n", low=0, high=300, count=3).tolist() == [1, 2, 300]
     assert list(reader.strings("s")) == WORDS
 
 
-def test_what_does_not_fit_is_refused():
+def test_what_does_not_fit_is_refused() -> None:
     reader = ColumnReader(document(), "test", 1)
     for low, high, count in ((2, 300, 3), (0, 299, 3), (0, 300, 4)):
         with pytest.raises(ColumnError):
@@ -90,7 +90,7 @@ def test_what_does_not_fit_is_refused():
         reader.text("whom")
 
 
-def test_other_documents_are_refused():
+def test_other_documents_are_refused() -> None:
     data = document()
     for bytes_, kind, version, message in (
         (data, "other", 1, "not a other"),

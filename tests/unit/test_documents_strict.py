@@ -18,7 +18,7 @@ from meshwire.documents import (
 )
 
 
-def test_canonical_json_has_one_spelling_for_one_value():
+def test_canonical_json_has_one_spelling_for_one_value() -> None:
     assert (
         canonical_json({"b": 1.0, "a": [0.5, -0.0, 1e300, 2**53]})
         == b'{"a":[0.5,0,1e+300,9007199254740992],"b":1}'
@@ -27,16 +27,16 @@ def test_canonical_json_has_one_spelling_for_one_value():
 
 
 @pytest.mark.parametrize("value", [object(), {1: 2}, {"a": {2}}, math.inf, b"bytes", 2**63, "\udc80"])
-def test_values_that_json_cannot_carry_are_refused(value: object):
+def test_values_that_json_cannot_carry_are_refused(value: object) -> None:
     with pytest.raises(PlanError):
         checked_json(value, "x")
 
 
-def test_tuples_are_lists():
+def test_tuples_are_lists() -> None:
     assert checked_json({"size": (1, 2)}, "") == {"size": [1, 2]}
 
 
-def test_types_are_not_converted():
+def test_types_are_not_converted() -> None:
     with pytest.raises(PlanError, match="integer"):
         checked_integer(1.0, "x", 0, 9)
     with pytest.raises(PlanError, match="number"):
@@ -51,6 +51,6 @@ def test_types_are_not_converted():
         checked_choice([], "x", ("a", "b"))
 
 
-def test_suggestions_say_what_is_near_or_what_there_is():
+def test_suggestions_say_what_is_near_or_what_there_is() -> None:
     assert suggestion("decod", ["decode", "resize"]) == "; did you mean 'decode'?"
     assert suggestion("zzz", ["b", "a"]) == "; known: a, b"

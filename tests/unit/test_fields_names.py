@@ -34,7 +34,7 @@ from meshwire.fields import (
         ("grün.ÄÖ", ("grün", "äö")),
     ],
 )
-def test_a_name_is_cut_at_the_first_dot_of_its_last_component(key: str, expected: tuple[str, str]):
+def test_a_name_is_cut_at_the_first_dot_of_its_last_component(key: str, expected: tuple[str, str]) -> None:
     assert sample_key(key) == expected
 
 
@@ -49,11 +49,11 @@ def test_a_name_is_cut_at_the_first_dot_of_its_last_component(key: str, expected
         ("train//cat/1.jpg", "train/", "cat"),
     ],
 )
-def test_the_class_is_the_first_folder_below_the_source(key: str, prefix: str, expected: str | None):
+def test_the_class_is_the_first_folder_below_the_source(key: str, prefix: str, expected: str | None) -> None:
     assert class_of(key, prefix) == expected
 
 
-def test_sources_are_folders_with_or_without_the_last_slash():
+def test_sources_are_folders_with_or_without_the_last_slash() -> None:
     assert (
         parse_source("s3://photos/train") == parse_source("s3://photos/train/") == Source("photos", "train/")
     )
@@ -63,12 +63,12 @@ def test_sources_are_folders_with_or_without_the_last_slash():
 
 
 @pytest.mark.parametrize("text", ["photos/train", "s3://", "s3:///x", "gs://a/b", 7, None])
-def test_other_sources_are_refused(text: Any):
+def test_other_sources_are_refused(text: Any) -> None:
     with pytest.raises(PlanError, match="source"):
         parse_source(text)
 
 
-def test_fields_come_in_order_of_name_and_extensions_in_lower_case():
+def test_fields_come_in_order_of_name_and_extensions_in_lower_case() -> None:
     fields = parse_fields(
         {"label": {"class": "prefix"}, "image": {"ext": [".JPG", "jpeg", "jpg"]}, "seg": "seg.png"}
     )
@@ -98,12 +98,12 @@ def test_fields_come_in_order_of_name_and_extensions_in_lower_case():
         ({f"f{i}": "jpg" for i in range(65)}, "fields"),
     ],
 )
-def test_what_is_wrong_with_fields_is_named(document: dict[str, Any], path: str):
+def test_what_is_wrong_with_fields_is_named(document: dict[str, Any], path: str) -> None:
     with pytest.raises(PlanError) as caught:
         parse_fields(document)
     assert caught.value.path == path
 
 
-def test_a_list_is_no_field_document():
+def test_a_list_is_no_field_document() -> None:
     with pytest.raises(PlanError):
         parse_fields("[1]")

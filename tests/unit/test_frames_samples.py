@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ def built(status: list[int] | None = None) -> bytes:
     return bytes(data)
 
 
-def test_blobs_come_back_by_row_with_names():
+def test_blobs_come_back_by_row_with_names() -> None:
     frame = SampleFrame(built())
     assert [bytes(blob) for blob in frame] == BLOBS
     assert [frame.name(row) for row in range(4)] == NAMES
@@ -32,7 +33,7 @@ def test_blobs_come_back_by_row_with_names():
     frame.verify()
 
 
-def test_it_is_aligned_and_stock_safetensors_reads_it():
+def test_it_is_aligned_and_stock_safetensors_reads_it() -> None:
     places = sample_layout([len(blob) for blob in BLOBS], {}).places
     assert (places[:, 0] % BLOB_ALIGNMENT == 0).all()
     stock = safetensors.numpy.load(built())
@@ -40,7 +41,7 @@ def test_it_is_aligned_and_stock_safetensors_reads_it():
     assert list(stock["__status"]) == [0, 0, 0, 0]
 
 
-def test_it_can_be_written_in_stream_order():
+def test_it_can_be_written_in_stream_order() -> None:
     frame = sample_layout([len(blob) for blob in BLOBS], {"version": "1"}, NAMES)
     stream = bytearray(frame.head)
     for blob, (start, _) in zip(BLOBS, frame.places.tolist(), strict=True):
@@ -52,7 +53,7 @@ def test_it_can_be_written_in_stream_order():
     assert bytes(stream) == built()
 
 
-def test_without_blobs_and_without_names():
+def test_without_blobs_and_without_names() -> None:
     frame = sample_layout([], {})
     data = bytearray(frame.size)
     frame.seal(data, np.zeros(0, dtype=np.uint8))
@@ -63,7 +64,7 @@ def test_without_blobs_and_without_names():
     assert SampleFrame(bytes(data)).name(0) is None
 
 
-def test_damage_is_named_unless_the_blob_was_marked_failed():
+def test_damage_is_named_unless_the_blob_was_marked_failed() -> None:
     data = bytearray(built([0, 0, Status.FAILED, 0]))
     places = sample_layout([len(blob) for blob in BLOBS], {"version": "1"}, NAMES).places
     data[places[2, 0]] ^= 1
@@ -74,12 +75,12 @@ def test_damage_is_named_unless_the_blob_was_marked_failed():
 
 
 @pytest.mark.parametrize("sizes", [[-1], [[1]], [2**62]])
-def test_impossible_sizes_are_refused(sizes: list[int]):
+def test_impossible_sizes_are_refused(sizes: list[int]) -> None:
     with pytest.raises(FrameError):
         sample_layout(sizes, {})
 
 
-def test_names_must_fit():
+def test_names_must_fit() -> None:
     with pytest.raises(FrameError, match="names"):
         sample_layout([1, 2], {}, ["one"])
 
@@ -87,7 +88,7 @@ def test_names_must_fit():
 @pytest.mark.parametrize(
     "index", [[[0, 9]], [[-1, 1]], [[0, -1]], [[8, 1]], [[2**62, 2**62]], [[4, 2**63 - 1]], [[0, 1], [1, 1]]]
 )
-def test_an_index_that_leaves_the_blobs_is_refused(index: list[list[int]]):
+def test_an_index_that_leaves_the_blobs_is_refused(index: list[list[int]]) -> None:
     values = np.array(index, dtype=np.int64)
     shapes = [("__index", "I64", values.shape), ("__blobs", "U8", (8,))]
     frame = layout([*shapes, ("__status", "U8", (1,)), ("__crc32c", "U32", (1,))], {}, checksums=False)
@@ -128,13 +129,13 @@ def test_an_index_that_leaves_the_blobs_is_refused(index: list[list[int]]):
         ],
     ],
 )
-def test_frames_of_another_form_are_refused(fields: list[tuple[str, str, tuple[int, ...]]]):
+def test_frames_of_another_form_are_refused(fields: list[tuple[str, str, tuple[int, ...]]]) -> None:
     frame = layout(fields, {}, checksums=False)
     with pytest.raises(FrameError):
         SampleFrame(frame.header + bytes(frame.size))
 
 
-def test_ragged_fields_are_cut_into_rows():
+def test_ragged_fields_are_cut_into_rows() -> None:
     frame = layout(ragged_fields("text", [3, 0, 5]), {})
     data = bytearray(frame.size)
     frame.tensors["text.data"].view(data)[:] = np.frombuffer(b"abcdefgh", dtype=np.uint8)
@@ -147,15 +148,18 @@ def test_ragged_fields_are_cut_into_rows():
     "offsets",
     [[], [1, 8], [0, 7], [0, 9], [0, 5, 3, 8], [0, -1, 8], [0, 3 * 2**61, -3 * 2**61, 8]],
 )
-def test_ragged_offsets_that_lie_are_refused(offsets: list[int]):
-    arrays = {"x.data": np.zeros(8, dtype=np.uint8), "x.offsets": np.array(offsets, dtype=np.int64)}
+def test_ragged_offsets_that_lie_are_refused(offsets: list[int]) -> None:
+    arrays: dict[str, np.ndarray[Any, Any]] = {
+        "x.data": np.zeros(8, dtype=np.uint8),
+        "x.offsets": np.array(offsets, dtype=np.int64),
+    }
     with pytest.raises(FrameError, match="rows"):
         ragged_rows(arrays, "x")
     with pytest.raises(FrameError, match="no ragged field"):
         ragged_rows(arrays, "y")
 
 
-def test_the_metadata_is_json_safe():
+def test_the_metadata_is_json_safe() -> None:
     frame = sample_layout([1], {"fields": json.dumps(["image", "label"])})
     data = bytearray(frame.size)
     frame.seal(data, np.zeros(1, dtype=np.uint8))

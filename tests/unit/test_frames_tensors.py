@@ -45,7 +45,7 @@ def filled(fields: list[tuple[str, Any, tuple[int, ...]]] = FIELDS) -> bytes:
     return bytes(data)
 
 
-def test_body_and_tensors_are_aligned():
+def test_body_and_tensors_are_aligned() -> None:
     header = parse_header(filled())
     assert header.body % BODY_ALIGNMENT == 0
     tensors = [slot for name, slot in header.tensors.items() if not name.startswith("__pad.")]
@@ -53,7 +53,7 @@ def test_body_and_tensors_are_aligned():
     assert all(slot.offset % TENSOR_ALIGNMENT == 0 for slot in tensors)
 
 
-def test_stock_safetensors_reads_it():
+def test_stock_safetensors_reads_it() -> None:
     data = filled()
     stock = safetensors.numpy.load(data)
     ours = views(data)
@@ -66,13 +66,13 @@ def test_stock_safetensors_reads_it():
     assert ours["scalar"].shape == ()
 
 
-def test_views_share_the_buffer():
+def test_views_share_the_buffer() -> None:
     buffer = bytearray(filled())
     views(buffer)["label"][0] = 42
     assert views(bytes(buffer))["label"][0] == 42
 
 
-def test_checksums_are_filled_in_without_moving_anything():
+def test_checksums_are_filled_in_without_moving_anything() -> None:
     frame = layout(FIELDS, METADATA)
     assert len(frame.header_with(dict.fromkeys(frame.tensors, 2**32 - 1))) == len(frame.header)
     assert header_size(frame.header[:8]) == len(frame.header)
@@ -81,14 +81,14 @@ def test_checksums_are_filled_in_without_moving_anything():
     verify(data)
 
 
-def test_a_flipped_bit_is_named():
+def test_a_flipped_bit_is_named() -> None:
     data = bytearray(filled())
     data[parse_header(bytes(data)).tensors["label"].offset] ^= 1
     with pytest.raises(FrameError, match="label"):
         verify(bytes(data))
 
 
-def test_checksums_of_absent_tensors_and_bad_digits_are_refused():
+def test_checksums_of_absent_tensors_and_bad_digits_are_refused() -> None:
     frame = layout([("a", "U8", (1,))], {"crc32c": json.dumps({"b": "00000000"})}, checksums=False)
     with pytest.raises(FrameError, match="'b'"):
         verify(frame.header + b"\0")
@@ -98,7 +98,7 @@ def test_checksums_of_absent_tensors_and_bad_digits_are_refused():
             parse_header(header).checksums()
 
 
-def test_frames_without_checksums_have_none():
+def test_frames_without_checksums_have_none() -> None:
     frame = layout(FIELDS, METADATA, checksums=False)
     assert parse_header(frame.header).checksums() == {}
     data = bytearray(frame.size)
@@ -107,13 +107,13 @@ def test_frames_without_checksums_have_none():
 
 
 @pytest.mark.parametrize("code", DTYPES)
-def test_every_dtype_goes_round(code: str):
+def test_every_dtype_goes_round(code: str) -> None:
     data = filled([("x", code, (2, 3))])
     assert views(data)["x"].dtype == DTYPES[code]
     assert parse_header(data).tensors["x"].dtype == code
 
 
-def test_dtypes_are_taken_by_any_of_their_names():
+def test_dtypes_are_taken_by_any_of_their_names() -> None:
     assert (
         dtype_code("uint8") == dtype_code(np.uint8) == dtype_code(np.dtype("u1")) == dtype_code("U8") == "U8"
     )
@@ -124,12 +124,12 @@ def test_dtypes_are_taken_by_any_of_their_names():
 
 
 @pytest.mark.parametrize("name", ["__pad.0", "__metadata__", "twice"])
-def test_reserved_and_doubled_names_are_refused(name: str):
+def test_reserved_and_doubled_names_are_refused(name: str) -> None:
     with pytest.raises(FrameError, match="reserved"):
         layout([("twice", "U8", (1,)), (name, "U8", (1,))], {})
 
 
-def test_impossible_shapes_are_refused():
+def test_impossible_shapes_are_refused() -> None:
     with pytest.raises(FrameError, match="shape"):
         layout([("x", "U8", (-1,))], {})
     with pytest.raises(FrameError, match="shape"):
@@ -138,7 +138,7 @@ def test_impossible_shapes_are_refused():
         layout([("x", "F64", (2**46,))], {})
 
 
-def test_many_tensors_make_a_longer_header():
+def test_many_tensors_make_a_longer_header() -> None:
     data = filled([(f"tensor-{index}", "U8", (index,)) for index in range(200)])
     assert parse_header(data).body % BODY_ALIGNMENT == 0
     assert parse_header(data).body > BODY_ALIGNMENT
@@ -190,12 +190,12 @@ def tensor(**changes: object) -> dict[str, object]:
         (22).to_bytes(8, "little") + b'{"a":{},"a":{}}       ',
     ],
 )
-def test_headers_that_lie_are_refused(data: bytes):
+def test_headers_that_lie_are_refused(data: bytes) -> None:
     with pytest.raises(FrameError):
         parse_header(data)
 
 
-def test_a_frame_that_was_cut_short_is_refused():
+def test_a_frame_that_was_cut_short_is_refused() -> None:
     data = filled()
     for end in (len(data) - 1, parse_header(data).body, 100):
         with pytest.raises(FrameError):

@@ -12,12 +12,12 @@ PLAN, SNAPSHOT, OTHER = "ab" * 32, "cd" * 32, "ef" * 32
 STATE = LoaderState(PLAN, SNAPSHOT, seed=7, epoch=3, position=12_288, skips=2)
 
 
-def test_it_survives_json_and_plain_dicts():
+def test_it_survives_json_and_plain_dicts() -> None:
     assert LoaderState.from_json(STATE.to_json()) == STATE
     assert LoaderState.from_json(STATE.to_dict()) == STATE
 
 
-def test_it_has_about_200_bytes():
+def test_it_has_about_200_bytes() -> None:
     huge = LoaderState(PLAN, SNAPSHOT, seed=2**63 - 1, epoch=10**6, position=10**12, skips=10**9)
     assert len(STATE.to_json()) < 230
     assert len(huge.to_json()) < 280
@@ -32,15 +32,15 @@ def test_it_has_about_200_bytes():
         ({"samples": 100}, "state.position", "beyond"),
     ],
 )
-def test_check_names_the_field_that_differs(change: dict[str, Any], field: str, advice: str):
-    good = {"plan": PLAN, "snapshot": SNAPSHOT, "seed": 7, "samples": 50_000}
+def test_check_names_the_field_that_differs(change: dict[str, Any], field: str, advice: str) -> None:
+    good: dict[str, Any] = {"plan": PLAN, "snapshot": SNAPSHOT, "seed": 7, "samples": 50_000}
     STATE.check(**good)
     with pytest.raises(StateMismatchError, match=advice) as caught:
         STATE.check(**{**good, **change})
     assert caught.value.path == field
 
 
-def test_a_changed_snapshot_is_named_before_the_plan_that_contains_it():
+def test_a_changed_snapshot_is_named_before_the_plan_that_contains_it() -> None:
     with pytest.raises(StateMismatchError) as caught:
         STATE.check(plan=OTHER, snapshot=OTHER, seed=7)
     assert caught.value.path == "state.snapshot"
@@ -57,24 +57,24 @@ def test_a_changed_snapshot_is_named_before_the_plan_that_contains_it():
         ({"stepp": 1}, "state.stepp"),
     ],
 )
-def test_damaged_states_are_refused(change: dict[str, Any], path: str):
+def test_damaged_states_are_refused(change: dict[str, Any], path: str) -> None:
     with pytest.raises(PlanError) as caught:
         LoaderState.from_json({**STATE.to_dict(), **change})
     assert caught.value.path == path
 
 
-def test_a_state_without_its_plan_is_refused():
+def test_a_state_without_its_plan_is_refused() -> None:
     with pytest.raises(PlanError, match="missing"):
         LoaderState.from_json('{"version": 1}')
 
 
-def test_going_on_with_another_batch_size_starts_at_the_same_position():
+def test_going_on_with_another_batch_size_starts_at_the_same_position() -> None:
     resumed = LoaderState(PLAN, SNAPSHOT, 7, epoch=1, position=1000)
     for batch in (1, 7, 64, 1000, 4096):
         assert resumed.origin(batch) + resumed.step(batch) * batch == 1000
 
 
-def test_after_the_last_batch_comes_the_next_epoch():
+def test_after_the_last_batch_comes_the_next_epoch() -> None:
     state = LoaderState(PLAN, SNAPSHOT, 7)
     positions = []
     for _ in range(5):

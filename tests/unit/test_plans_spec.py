@@ -39,7 +39,7 @@ FULL: dict[str, Any] = {
 }
 
 
-def test_a_full_spec_is_read_as_written():
+def test_a_full_spec_is_read_as_written() -> None:
     spec = parse_spec(json.dumps(FULL))
     assert spec.ops[1] == OpSpec("random_resized_crop", "image", {"size": 224, "scale": [0.08, 1.0]}, "3")
     assert spec.shuffle == ShuffleSpec("blocks", 64)
@@ -47,12 +47,12 @@ def test_a_full_spec_is_read_as_written():
     assert spec_document(spec) == FULL
 
 
-def test_everything_has_a_default():
+def test_everything_has_a_default() -> None:
     assert parse_spec("{}") == PlanSpec()
     assert parse_spec({}) == parse_spec(b"{}")
 
 
-def test_the_canonical_spelling_does_not_depend_on_order_or_on_how_a_number_is_written():
+def test_the_canonical_spelling_does_not_depend_on_order_or_on_how_a_number_is_written() -> None:
     shuffled = {name: FULL[name] for name in reversed(FULL)}
     whole = json.loads(json.dumps(FULL).replace("224", "224.0").replace("[0.08, 1.0]", "[8e-2, 1]"))
     assert canonical(parse_spec(shuffled)) == canonical(parse_spec(FULL)) == canonical(parse_spec(whole))
@@ -90,7 +90,7 @@ def test_the_canonical_spelling_does_not_depend_on_order_or_on_how_a_number_is_w
         ({"max_bad": float("nan")}, "max_bad", "finite"),
     ],
 )
-def test_what_is_wrong_is_named(document: dict[str, Any], path: str, message: str):
+def test_what_is_wrong_is_named(document: dict[str, Any], path: str, message: str) -> None:
     with pytest.raises(PlanError, match=message) as caught:
         parse_spec(document)
     assert caught.value.path == path
@@ -117,18 +117,18 @@ def test_what_is_wrong_is_named(document: dict[str, Any], path: str, message: st
         '{"ops": [' + ",".join(["[0,0,0,0,0,0,0,0,0]"] * 50_000) + "]}",
     ],
 )
-def test_documents_that_are_not_specs_are_refused(text: str | bytes):
+def test_documents_that_are_not_specs_are_refused(text: str | bytes) -> None:
     with pytest.raises(PlanError):
         parse_spec(text)
 
 
-def test_messages_stay_short_whatever_the_input():
+def test_messages_stay_short_whatever_the_input() -> None:
     with pytest.raises(PlanError) as caught:
         parse_spec({"x" * 60_000: 1})
     assert len(str(caught.value)) < 400
 
 
-def test_the_hash_covers_snapshot_and_spec_and_needs_versions():
+def test_the_hash_covers_snapshot_and_spec_and_needs_versions() -> None:
     spec = parse_spec(FULL)
     assert plan_hash(SNAPSHOT, spec) != plan_hash("cd" * 32, spec)
     assert plan_hash(SNAPSHOT, spec) != plan_hash(SNAPSHOT, parse_spec({**FULL, "seed": 8}))

@@ -23,7 +23,7 @@ def entries(*names: str) -> list[Entry]:
     return [Entry(name, 10 + index, 512 + 1024 * index) for index, name in enumerate(names)]
 
 
-def test_files_of_one_name_make_a_sample_wherever_they_stand():
+def test_files_of_one_name_make_a_sample_wherever_they_stand() -> None:
     index = index_tar(entries("b.jpg", "a.cls", "b.cls", "a.jpg", "b.seg.png"))
     assert index.samples == 2
     assert index.stems() == ["b", "a"]
@@ -33,20 +33,20 @@ def test_files_of_one_name_make_a_sample_wherever_they_stand():
     assert index.members_with(["txt"]).tolist() == [-1, -1]
 
 
-def test_the_first_wanted_extension_wins():
+def test_the_first_wanted_extension_wins() -> None:
     index = index_tar(entries("a.jpeg", "a.jpg", "b.jpeg"))
     assert index.members_with(["jpg", "jpeg"]).tolist() == [1, 2]
     assert index.members_with(["jpeg", "jpg"]).tolist() == [0, 2]
 
 
-def test_of_doubled_files_the_last_counts():
+def test_of_doubled_files_the_last_counts() -> None:
     index = index_tar(entries("a.jpg", "a.JPG", "a.jpg"))
     assert index.samples == 1
     assert index.members_with(["jpg"]).tolist() == [2]
     assert index.find("a.jpg") == (512 + 2048, 12)
 
 
-def test_only_files_count_and_only_named_ones_make_samples():
+def test_only_files_count_and_only_named_ones_make_samples() -> None:
     special = [Entry("dir/", 0, 512, "5"), Entry("a.jpg", 0, 512, "2")]
     index = index_tar([*special, *entries("README", "__meta__.json", ".hidden.jpg", "dir/x.jpg")])
     assert index.samples == 1
@@ -56,7 +56,7 @@ def test_only_files_count_and_only_named_ones_make_samples():
     assert index.find("dir/") is None
 
 
-def test_lookup_is_exact():
+def test_lookup_is_exact() -> None:
     index = index_tar(entries("a.jpg", "ba.jpg", "a.jpgx", "aa.jpg"))
     assert index.find("a.jpg") == (512, 10)
     assert index.find("a.jp") is None
@@ -64,13 +64,13 @@ def test_lookup_is_exact():
     assert index.find("\ud800") is None
 
 
-def test_an_empty_tar_has_an_index():
+def test_an_empty_tar_has_an_index() -> None:
     index = index_tar([])
     assert (index.samples, index.stems()) == (0, [])
     assert ShardIndex.from_bytes(index.to_bytes()).samples == 0
 
 
-def test_it_goes_round_and_is_deterministic():
+def test_it_goes_round_and_is_deterministic() -> None:
     index = index_tar(entries("b.jpg", "a.cls", "ü.cls", "a.jpg", "README", "b.jpg"))
     document = index.to_bytes()
     back = ShardIndex.from_bytes(document)
@@ -85,7 +85,7 @@ def test_it_goes_round_and_is_deterministic():
     ("column", "values"),
     [("sample", [1, 3]), ("sample", [2, 2]), ("sample", [1]), ("extension", [0, 1]), ("offsets", [-1, 0])],
 )
-def test_numbers_that_lie_are_refused(column: str, values: list[int]):
+def test_numbers_that_lie_are_refused(column: str, values: list[int]) -> None:
     columns = {"offsets": [512, 2048], "sizes": [1, 2], "extension": [0, 0], "sample": [1, 2], column: values}
     writer = ColumnWriter("shardmesh.shardindex", 1, {"samples": "2"})
     writer.strings("names", StringColumn.of(["a.jpg", "b.jpg"]))

@@ -48,7 +48,7 @@ def bytes_of(snapshot: Snapshot, field: str) -> list[tuple[str, int, int]]:
     return list(zip(keys, column.offset.tolist(), column.length.tolist(), strict=True))
 
 
-def test_objects_with_classes_by_folder():
+def test_objects_with_classes_by_folder() -> None:
     keys = ["train/dog/2.JPG", "train/cat/1.jpg", "train/élan/3.jpeg", "train/README.md", "train/cat/"]
     built = build_from_objects(listing(*keys), source="s3://photos/train", fields=FIELDS)
     snapshot = built.snapshot
@@ -67,7 +67,7 @@ def test_objects_with_classes_by_folder():
     }
 
 
-def test_sidecars_join_by_name_and_incomplete_samples_are_counted():
+def test_sidecars_join_by_name_and_incomplete_samples_are_counted() -> None:
     keys = ["a/1.jpg", "a/1.cls", "a/2.jpg", "a/3.cls", "a/4.cls", "a/4.jpg", "a/4.txt"]
     built = build_from_objects(listing(*keys), source="s3://b/a", fields=SIDECAR)
     assert [name for name, _, _ in bytes_of(built.snapshot, "label")] == ["a/1.cls", "a/4.cls"]
@@ -76,24 +76,24 @@ def test_sidecars_join_by_name_and_incomplete_samples_are_counted():
     assert built.examples == ("'a/2' lacks label", "'a/3' lacks image")
 
 
-def test_only_the_first_few_skipped_are_named():
+def test_only_the_first_few_skipped_are_named() -> None:
     keys = [f"{number:03}.jpg" for number in range(100)]
     built = build_from_objects(listing(*keys, "000.cls"), source="s3://b", fields=SIDECAR)
     assert (built.skipped, len(built.examples)) == (99, 5)
 
 
-def test_samples_whose_names_other_names_split_still_join():
+def test_samples_whose_names_other_names_split_still_join() -> None:
     keys = ["a.+x", "a./b.jpg", "a.cls", "a.jpg"]  # the folder `a.` sorts between the sample's files
     fields = parse_fields({"x": "+x", "image": "jpg"})
     assert build_from_objects(listing(*keys), source="s3://b", fields=fields).snapshot.samples == 1
 
 
-def test_the_preferred_extension_wins():
+def test_the_preferred_extension_wins() -> None:
     built = build_from_objects(listing("d/1.jpeg", "d/1.jpg", "d/2.jpeg"), source="s3://b", fields=FIELDS)
     assert [name for name, _, _ in bytes_of(built.snapshot, "image")] == ["d/1.jpg", "d/2.jpeg"]
 
 
-def test_shards_of_plain_objects_are_runs():
+def test_shards_of_plain_objects_are_runs() -> None:
     keys = [f"c/{number:05}.jpg" for number in range(2 * SAMPLES_A_SHARD + 5)]
     snapshot = build_from_objects(listing(*keys), source="s3://b", fields=FIELDS).snapshot
     assert np.diff(snapshot.shard_starts).tolist() == [SAMPLES_A_SHARD, SAMPLES_A_SHARD, 5]
@@ -101,7 +101,7 @@ def test_shards_of_plain_objects_are_runs():
     assert whole.shard_starts.tolist() == [0, SAMPLES_A_SHARD]
 
 
-def test_tars_are_read_by_offset():
+def test_tars_are_read_by_offset() -> None:
     shards = [
         ("train/a.tar", "e1", 10_000, shard("1.jpg", "1.cls", "2.jpg", "x/3.jpg", "x/3.cls")),
         ("train/b.tar", "e2", 10_000, shard("README", "4.jpg")),
@@ -121,7 +121,7 @@ def test_tars_are_read_by_offset():
     assert snapshot.total_bytes == 10 + 11 + 13 + 14 + 11 + 10
 
 
-def test_classes_of_tars_come_from_their_folder_or_from_within():
+def test_classes_of_tars_come_from_their_folder_or_from_within() -> None:
     shards = [("t/cat/0.tar", "e", 9999, shard("1.jpg")), ("t/x.tar", "e", 9999, shard("dog/2.jpg", "3.jpg"))]
     built = build_from_tars(shards, source="s3://b/t", fields=FIELDS)
     labels = built.snapshot.fields["label"]
@@ -130,12 +130,12 @@ def test_classes_of_tars_come_from_their_folder_or_from_within():
     assert built.skipped == 1
 
 
-def test_a_stale_index_is_refused():
+def test_a_stale_index_is_refused() -> None:
     with pytest.raises(PlanError, match="index it again"):
         build_from_tars([("a.tar", "e", 100, shard("1.jpg"))], source="s3://b", fields=FIELDS)
 
 
-def test_listings_out_of_order_are_refused():
+def test_listings_out_of_order_are_refused() -> None:
     rows = [("b.jpg", "e", 1), ("a.jpg", "e", 1)]
     with pytest.raises(PlanError, match="out of order"):
         build_from_objects(rows, source="s3://b", fields=FIELDS)
@@ -144,7 +144,7 @@ def test_listings_out_of_order_are_refused():
         build_from_tars(tars, source="s3://b", fields=FIELDS)
 
 
-def test_an_empty_result_says_what_was_looked_for_and_what_there_is():
+def test_an_empty_result_says_what_was_looked_for_and_what_there_is() -> None:
     with pytest.raises(EmptySnapshotError) as caught:
         build_from_objects(listing("t/1.png", "t/2.png", "t/x.txt"), source="s3://b/t", fields=FIELDS)
     for part in ("s3://b/t/", "image: .jpg or .jpeg", "label: a folder", ".png (2)", ".txt (1)"):
@@ -164,7 +164,7 @@ def some(kind: str) -> Snapshot:
 
 
 @pytest.mark.parametrize("kind", ["objects", "tar"])
-def test_the_document_goes_round(kind: str):
+def test_the_document_goes_round(kind: str) -> None:
     snapshot = some(kind)
     document = snapshot.to_bytes()
     back = Snapshot.from_bytes(document)
@@ -179,7 +179,7 @@ def test_the_document_goes_round(kind: str):
         back.sample_name(3)
 
 
-def test_any_change_of_content_changes_the_hash():
+def test_any_change_of_content_changes_the_hash() -> None:
     base = listing("c/1.jpg", "c/2.jpg")
     hashes = {
         build_from_objects(rows, source=source, fields=FIELDS).snapshot.hash
@@ -214,7 +214,7 @@ def poke(document: bytes, column: str, value: Any) -> bytes:
         ("tar", "names.lengths", 1),
     ],
 )
-def test_documents_that_lie_are_refused(kind: str, column: str, value: int):
+def test_documents_that_lie_are_refused(kind: str, column: str, value: int) -> None:
     document = some(kind).to_bytes()
     changed = poke(document, column, value)
     if column == "fields.image.length":
