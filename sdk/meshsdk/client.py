@@ -161,7 +161,7 @@ class Client:
         try:
             return self.transport.call(request, lambda response: response.read(1 << 40))
         except NotFoundError as error:
-            raise _explained(error, bucket, key) from error
+            raise explained(error, bucket, key) from error
 
     def put(
         self,
@@ -188,7 +188,7 @@ class Client:
         try:
             body = self.transport.text(Request("PUT", object_path(to_bucket, to_key), "", headers))
         except NotFoundError as error:
-            raise _explained(error, bucket, key) from error
+            raise explained(error, bucket, key) from error
         return documents.parse_copy_result(body).etag
 
     def delete(self, bucket: str, key: str) -> None:
@@ -291,5 +291,6 @@ def missing(bucket: str, key: str) -> NotFoundError:
     )
 
 
-def _explained(error: NotFoundError, bucket: str, key: str) -> NotFoundError:
+def explained(error: NotFoundError, bucket: str, key: str) -> NotFoundError:
+    """The 404 of a GET, with the key and what to do."""
     return error if error.code == "NoSuchBucket" else missing(bucket, key)

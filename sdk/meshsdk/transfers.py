@@ -17,8 +17,8 @@ from typing import IO, TYPE_CHECKING, TypeVar
 
 from meshsdk.client import (
     crc64,
+    explained,
     get_request,
-    missing,
     object_headers,
     object_path,
     query_string,
@@ -250,7 +250,7 @@ def _fetch_first(
             lambda response: _write_body(response, descriptor, 0, progress),
         )
     except NotFoundError as error:
-        raise error if error.code == "NoSuchBucket" else missing(bucket, key) from error
+        raise explained(error, bucket, key) from error
     except MeshError as error:
         if getattr(error, "status", 0) != 416:  # an empty object has no first byte
             raise
@@ -298,7 +298,7 @@ def stream(
     while end is None or offset < end:
         begun = offset
         left = None if end is None else end - offset
-        reader = _Streamed(client, get_request(bucket, key, offset, left, etag))
+        reader = _Streamed(client, bucket, key, offset, left, etag)
         try:
             for piece in reader:
                 offset += len(piece)
@@ -314,16 +314,25 @@ def stream(
 class _Streamed:
     """The pieces of one GET, on a connection of its own."""
 
-    def __init__(self, client: Client, request: Request) -> None:
+    def __init__(
+        self, client: Client, bucket: str, key: str, offset: int, length: int | None, etag: str | None
+    ) -> None:
         self.etag: str | None = None
         self._client = client
-        self._request = request
+        self._bucket, self._key = bucket, key
+        self._request = get_request(bucket, key, offset, length, etag)
 
     def __iter__(self) -> Iterator[bytes]:
-        response, release = self._client.transport.open(self._request)
+        response, release = self._open()
         try:
             self.etag = etags.unquote(response.headers.get("etag", ""))
             for piece in response.pieces(MIB):
                 yield bytes(piece)
         finally:
             release()
+
+    def _open(self) -> tuple[Response, Callable[[], None]]:
+        try:
+            return self._client.transport.open(self._request)
+        except NotFoundError as error:
+            raise explained(error, self._bucket, self._key) from error

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from meshsdk.client import Client
 from meshsdk.connections import Connection, Pool
 from meshsdk.errors import ConnectError, NotFoundError, ServerError
 from meshsdk.settings import load_settings, parse_endpoint
+from meshsdk.transfers import stream
 from meshsdk.transport import Request, Transport
 
 if TYPE_CHECKING:
@@ -211,6 +213,23 @@ def test_a_refusal_that_comes_while_the_body_is_still_sent(canned: Canned, trans
     )
     with pytest.raises((ServerError, ConnectError)):
         transport.text(Request("PUT", "/b/k", "", {}, bytes(64 << 20), None, idempotent=False))
+
+
+def test_a_broken_stream_goes_on_where_it_was(canned: Canned, transport: Transport) -> None:
+    data = os.urandom(3 << 20)
+    head = b'HTTP/1.1 200 OK\r\netag: "e1"\r\nconnection: close\r\ncontent-length: %d\r\n\r\n'
+    canned.answers += [head % len(data) + data[: (2 << 20) + 5], head % (1 << 20) + data[2 << 20 :]]
+    client = Client(transport.settings)
+    assert b"".join(stream(client, "bkt", "k")) == data
+    assert b"range: bytes=2097152-\r\n" in canned.requests[1]
+    assert b'if-match: "e1"' in canned.requests[1]
+    client.close()
+
+
+def test_a_stream_that_gets_nowhere_gives_up(canned: Canned, transport: Transport) -> None:
+    canned.answers.append(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 9\r\n\r\n")
+    with pytest.raises(ConnectError):
+        list(stream(Client(transport.settings), "bkt", "k"))
 
 
 def test_a_forked_child_starts_with_an_empty_pool(canned: Canned, transport: Transport) -> None:

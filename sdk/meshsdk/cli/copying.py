@@ -61,6 +61,8 @@ def cp(
     mesh cp s3://photos/train/cat/1.jpg .
     tar c ./photos | mesh cp - s3://backup/photos.tar
     """
+    if not isinstance(target, Remote) and not all(isinstance(source, Remote) for source in sources):
+        raise ConfigurationError("neither side is in the store: use cp(1), or name an s3:// address")
     with session.client() as client:
         copies = [copy for source in sources for copy in plan_copies(client, source, target, recursive)]
         if len(copies) > 1 and len({copy.target for copy in copies}) < len(copies):
@@ -193,6 +195,4 @@ def copy_one(client: Client, copy: Copy, advance: Callable[[int], None]) -> None
             client.copy(bucket, key, to_bucket, to_key)
             advance(copy.size or 0)
         case _:
-            raise ConfigurationError(
-                "neither side is in the store: use cp(1) for files, or name an s3:// address"
-            )
+            raise ConfigurationError(f"{copy.source} to {copy.target}: one of them must be in the store")

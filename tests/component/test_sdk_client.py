@@ -1,0 +1,184 @@
+"""The S3 client and its transfers against a real daemon."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from typing import TYPE_CHECKING
+
+import pytest
+
+import meshsdk as mesh
+from meshsdk.errors import (
+    AccessError,
+    ConfigurationError,
+    ConnectError,
+    NotFoundError,
+    PreconditionError,
+    ServerError,
+)
+from meshsdk.transfers import Tuning, download, stream, upload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from meshd.testing.daemons import Daemon
+
+MIB = 1 << 20
+PARTS = Tuning(part=5 * MIB, parallel=3)
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[mesh.Client]:
+    with mesh.connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key) as client:
+        yield client
+
+
+def test_buckets(client: mesh.Client, bucket: str) -> None:
+    assert client.has_bucket(bucket)
+    assert bucket in [entry.name for entry in client.buckets()]
+    client.create_bucket(f"{bucket}-2")
+    client.create_bucket(f"{bucket}-2")
+    client.delete_bucket(f"{bucket}-2")
+    assert not client.has_bucket(f"{bucket}-2")
+    with pytest.raises(NotFoundError, match="mesh mb"):
+        client.delete_bucket(f"{bucket}-2")
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["plain", "a b", "ü/ß", "a+b", "a//b", "/lead", "q?x=1&y=2", "#hash", "%41", "~*'()!", "😀", "k" * 1024],
+)
+def test_any_key_makes_the_round(client: mesh.Client, bucket: str, key: str) -> None:
+    etag = client.put(bucket, key, b"hello", metadata={"Author": "me"}, content_type="text/plain")
+    info = client.head(bucket, key)
+    assert (info.size, info.etag, info.content_type) == (5, etag, "text/plain")
+    assert info.metadata == {"author": "me"}
+    assert info.modified_ms > 1_700_000_000_000
+    assert client.get(bucket, key) == b"hello"
+    assert [entry.key for entry in client.list(bucket)] == [key]
+    assert client.copy(bucket, key, bucket, "copy") == etag
+    assert client.delete_many(bucket, [key, "copy"]) == ()
+    assert list(client.list(bucket)) == []
+
+
+def test_ranges(client: mesh.Client, bucket: str) -> None:
+    client.put(bucket, "k", bytes(range(100)))
+    assert client.get(bucket, "k", offset=10, length=5) == bytes(range(10, 15))
+    assert client.get(bucket, "k", offset=95) == bytes(range(95, 100))
+    assert client.get(bucket, "k", length=0) == b""
+    with pytest.raises(ServerError, match="InvalidRange"):
+        client.get(bucket, "k", offset=100)
+
+
+def test_conditions(client: mesh.Client, bucket: str) -> None:
+    etag = client.put(bucket, "k", b"one", if_absent=True)
+    with pytest.raises(PreconditionError):
+        client.put(bucket, "k", b"two", if_absent=True)
+    assert client.get(bucket, "k", etag=etag) == b"one"
+    with pytest.raises(PreconditionError):
+        client.get(bucket, "k", etag="0" * 32)
+
+
+def test_pages_and_folders(client: mesh.Client, bucket: str) -> None:
+    for number in range(5):
+        client.put(bucket, f"a/{number}/x y", b"")
+    client.put(bucket, "b", b"1")
+    pages = list(client.pages(bucket, page=2))
+    assert [len(page.entries) for page in pages] == [2, 2, 2]
+    assert [entry.key for page in pages for entry in page.entries][-2:] == ["a/4/x y", "b"]
+    folders = next(client.pages(bucket, "a/", delimiter="/"))
+    assert folders.common_prefixes == tuple(f"a/{number}/" for number in range(5))
+    assert [entry.key for entry in client.list(bucket, start_after="a/3/x y")] == ["a/4/x y", "b"]
+
+
+@pytest.mark.parametrize("size", [0, 1, 5 * MIB - 1, 5 * MIB, 5 * MIB + 1, 23 * MIB])
+def test_files_go_up_and_come_down(client: mesh.Client, bucket: str, tmp_path: Path, size: int) -> None:
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.write_bytes(os.urandom(size))
+    counted: list[int] = []
+    etag = upload(client, source, bucket, "k", tuning=PARTS, progress=counted.append, content_type="x/y")
+    assert sum(counted) == size
+    assert ("-" in etag) == (size >= 5 * MIB)
+    counted.clear()
+    info = download(client, bucket, "k", target, tuning=PARTS, progress=counted.append)
+    assert (info.size, info.etag, sum(counted)) == (size, etag, size)
+    assert client.head(bucket, "k").content_type == "x/y"
+    assert target.read_bytes() == source.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+
+
+class Trickle(io.RawIOBase):
+    """A pipe: hands out less than it is asked for."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = io.BytesIO(data)
+
+    def read(self, size: int = -1) -> bytes:
+        return self._data.read(min(size, 100_000))
+
+
+def test_streams_of_unknown_length(client: mesh.Client, bucket: str) -> None:
+    data = os.urandom(7 * MIB)
+    upload(client, Trickle(data), bucket, "k", tuning=PARTS)  # type: ignore[arg-type]  # enough of a file
+    assert b"".join(stream(client, bucket, "k")) == data
+    assert b"".join(stream(client, bucket, "k", offset=3, length=2 * MIB)) == data[3 : 3 + 2 * MIB]
+    assert b"".join(stream(client, bucket, "k", length=0)) == b""
+
+
+def test_a_failed_upload_leaves_nothing(client: mesh.Client, bucket: str, s3: object) -> None:
+    class Torn(io.RawIOBase):
+        calls = 0
+
+        def read(self, size: int = -1) -> bytes:
+            self.calls += 1
+            if self.calls > 2:
+                raise OSError("the disk went away")
+            return os.urandom(size)
+
+    with pytest.raises(OSError, match="went away"):
+        upload(client, Torn(), bucket, "k", tuning=PARTS)  # type: ignore[arg-type]  # enough of a file
+    assert list(client.list(bucket)) == []
+    assert "Uploads" not in s3.list_multipart_uploads(Bucket=bucket)  # type: ignore[attr-defined]
+
+
+def test_a_failed_download_leaves_nothing(client: mesh.Client, bucket: str, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="mesh ls"):
+        download(client, bucket, "nope", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_refusals_say_what_to_do(daemon: Daemon, client: mesh.Client, bucket: str) -> None:
+    with pytest.raises(NotFoundError, match=f"mesh ls s3://{bucket}/a/"):
+        client.get(bucket, "a/b")
+    with pytest.raises(NotFoundError, match="no object"):
+        client.head(bucket, "a/b")
+    with pytest.raises(ConfigurationError, match="bucket name"):
+        client.get("NO", "k")
+    wrong = mesh.connect(daemon.endpoint, access_key=daemon.access_key, secret_key="wrong")
+    with wrong, pytest.raises(AccessError, match="AWS_SECRET_ACCESS_KEY") as raised:
+        wrong.get(bucket, "k")
+    assert daemon.secret_key not in str(raised.value)
+    unknown = mesh.connect(daemon.endpoint, access_key="nobody", secret_key="x")
+    with unknown, pytest.raises(AccessError, match="AWS_ACCESS_KEY_ID"):
+        unknown.get(bucket, "k")
+
+
+def test_metadata_is_one_line(client: mesh.Client, bucket: str) -> None:
+    with pytest.raises(ConfigurationError, match="one line"):
+        client.put(bucket, "k", b"", metadata={"a": "b\r\nx-evil: 1"})
+
+
+def test_an_unreachable_endpoint_is_named() -> None:
+    client = mesh.connect("http://127.0.0.1:1", access_key="k", secret_key="s", deadline=0.0)
+    with pytest.raises((ConnectError, TimeoutError), match=r"127\.0\.0\.1:1"):
+        client.buckets()
+
+
+def test_a_client_travels(client: mesh.Client, bucket: str) -> None:
+    client.put(bucket, "k", b"x")
+    with pickle.loads(pickle.dumps(client)) as again:
+        assert again.get(bucket, "k") == b"x"
+    assert client.settings.secret_key not in repr(client)
