@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from meshd.kit import failpoints
 from meshd.store.errors import CorruptExtentError
 from meshd.store.intents import Intent, enter, used_extents, write_manifest
 from meshd.store.members import undoes
@@ -60,6 +61,7 @@ class MoveMember(Intent):
 
     def place(self, work: Work, txn: Any | None) -> None:
         self.placed = self.piece.append(work)
+        failpoints.hit("store.compact.placed")
 
     def apply(self, work: Work, txn: Any) -> None:
         assert self.placed is not None
@@ -79,14 +81,15 @@ class MoveMember(Intent):
             part = index.get_part(txn, member.upload, member.part)
             if part is None or part.extents != (old,):
                 return False
-            index.put_part(txn, member.upload, msgspec.structs.replace(part, extents=(new,)))
+            moved_part = msgspec.structs.replace(part, extents=(new,), moves=member.moves + 1)
+            index.put_part(txn, member.upload, moved_part)
             work.release((old,))
             work.adopt((new,))
         else:
             upload = index.get_upload(txn, member.bucket, member.key, member.upload)
             if member.kind != "upload" or upload is None or upload.place != old:
                 return False
-            index.put_upload(txn, msgspec.structs.replace(upload, place=new))
+            index.put_upload(txn, msgspec.structs.replace(upload, place=new, moves=member.moves + 1))
             work.release((old,))
             work.adopt((new,))
         return True
@@ -111,7 +114,9 @@ class MoveManifested(Intent):
 
     def place(self, work: Work, txn: Any | None) -> None:
         existing, piece = self.existing, self.piece
-        if existing is None:
+        if existing is None:  # overwritten since it was looked at: what it ended must stay ended
+            if undoes(piece.member):
+                KeepUndoing(piece.member).place(work, txn)
             return
         extents = existing.extents
         if piece.old != existing.manifest:
@@ -153,6 +158,7 @@ class Retire(Intent):
         if info.refs or info.state == "open":
             return False
         work.index.put_file(txn, self.file, msgspec.structs.replace(info, state="retired"))
+        failpoints.hit("store.compact.retired")
         return True
 
 

@@ -95,7 +95,7 @@ class Rebuilder:
                 yield found
 
     def _take(self, txn: Any, survey: FileSurvey, found: Found) -> None:
-        member, index = found.member, self.index
+        member = found.member
         stamp = int(member.stamp)
         if member.kind == "object":
             self._object(txn, found, _record(found))
@@ -108,7 +108,7 @@ class Rebuilder:
             self._void(txn, object_key(member.bucket, member.key), stamp)
         elif member.kind == "upload":
             upload = msgspec.json.decode(survey.read(found.extent), type=Upload)
-            index.put_upload(txn, msgspec.structs.replace(upload, place=found.extent))
+            self._upload(txn, msgspec.structs.replace(upload, place=found.extent, moves=member.moves))
         elif member.kind == "aborted":
             txn.put(member.upload.encode(), b"", db=self._ended)
         elif member.upload:
@@ -133,12 +133,24 @@ class Rebuilder:
         if existing is not None and existing.stamp < stamp:
             self.index.delete_object(txn, bucket, key)
 
+    def _upload(self, txn: Any, upload: Upload) -> None:
+        existing = self.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id)
+        if existing is None or existing.moves < upload.moves:
+            self.index.put_upload(txn, upload)
+
     def _part(self, txn: Any, found: Found, stamp: int) -> None:
         member, extent = found.member, found.extent
         existing = self.index.get_part(txn, member.upload, member.part)
-        if existing is None or existing.stamp <= stamp:
+        if existing is None or (existing.stamp, existing.moves) < (stamp, member.moves):
             part = UploadedPart(
-                member.part, extent.length, member.etag, member.checksums, member.modified, (extent,), stamp
+                member.part,
+                extent.length,
+                member.etag,
+                member.checksums,
+                member.modified,
+                (extent,),
+                stamp,
+                member.moves,
             )
             self.index.put_part(txn, member.upload, part)
 

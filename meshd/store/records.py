@@ -64,6 +64,7 @@ class Upload(msgspec.Struct, frozen=True, array_like=True):
     initiated: int = 0
     place: Extent | None = None  # its member in the data files
     stamp: int = 0
+    moves: int = 0  # how often compaction has moved that
 
 
 class UploadedPart(msgspec.Struct, frozen=True, array_like=True):
@@ -76,6 +77,7 @@ class UploadedPart(msgspec.Struct, frozen=True, array_like=True):
     modified: int
     extents: tuple[Extent, ...]
     stamp: int = 0
+    moves: int = 0  # how often compaction has moved its bytes
 
 
 class Meta(msgspec.Struct, frozen=True):

@@ -29,7 +29,7 @@ TASKS = 8
 
 
 def store_settings(place: Path) -> StoreSettings:
-    return StoreSettings.at(place, small_object_bytes=SMALL, segment_bytes=200_000, index_map_bytes=1 << 28)
+    return StoreSettings.at(place, small_object_bytes=SMALL, segment_bytes=100_000, index_map_bytes=1 << 28)
 
 
 def content(version: str) -> bytes:
@@ -49,7 +49,15 @@ class Load:
         os.write(self.log, json.dumps(words).encode() + b"\n")
 
     async def run(self) -> None:
+        compacting = asyncio.create_task(self.compact())
         await asyncio.gather(*[self.task(number) for number in range(TASKS)])
+        compacting.cancel()
+
+    async def compact(self) -> None:
+        while True:
+            for file in self.store.compactable(0.3):
+                await self.store.compact(file)
+            await asyncio.sleep(0.005)
 
     async def task(self, number: int) -> None:
         chance = random.Random(self.seed * 1000 + number)
