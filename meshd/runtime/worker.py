@@ -17,6 +17,7 @@ from meshd.assembly.remote import RemoteAssembler
 from meshd.runtime.node import native_routes, open_node, web_deps
 from meshd.runtime.steward import steward
 from meshd.telemetry import logs
+from meshd.web.draining import drain
 from meshd.web.ops import ops_routes
 from meshd.web.server import build_server
 
@@ -74,5 +75,4 @@ async def _serve(
     reporter.ready()
     await stop.wait()
     listener.close()
-    server.pre_shutdown()
-    await server.shutdown(http.drain_timeout)
+    await drain(server, deps.clock, http.drain_timeout)

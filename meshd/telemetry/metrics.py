@@ -33,7 +33,6 @@ def _gauge(name: str, documentation: str, *labels: str, mode: str = "livesum") -
 http_requests = _counter("meshd_http_requests_total", "Requests answered.", "operation", "status")
 http_seconds = _histogram("meshd_http_request_seconds", "From request head to last byte.", "operation")
 http_bytes = _counter("meshd_http_bytes_total", "Body bytes; direction is in or out.", "direction")
-http_in_flight = _gauge("meshd_http_requests_in_flight", "Requests being answered now.")
 http_connections = _gauge("meshd_http_connections", "Open client connections.")
 
 # batches and transforms
@@ -45,14 +44,7 @@ transform_queue = _gauge("meshd_transform_queue_rows", "Rows waiting for a trans
 frames = _counter("meshd_frames_total", "Batch frames asked for; result is hit, joined or miss.", "result")
 frame_cache_bytes = _gauge("meshd_frame_cache_bytes", "Shared memory held by finished batches.")
 
-# store
-store_commits = _counter("meshd_store_commits_total", "Index commits (each serves a group of writes).")
-store_commit_writes = _counter("meshd_store_commit_writes_total", "Writes made durable by those commits.")
-store_commit_seconds = _histogram("meshd_store_commit_seconds", "Data sync and index commit of one group.")
-store_written_bytes = _counter("meshd_store_written_bytes_total", "Object bytes written to data files.")
-store_read_bytes = _counter("meshd_store_read_bytes_total", "Object bytes read from data files.")
-store_deleted_bytes = _counter("meshd_store_deleted_bytes_total", "Object bytes that became dead.")
-store_corrupt_extents = _counter("meshd_store_corrupt_extents_total", "Extents that failed verification.")
+# store, as the steward measures it
 store_objects = _gauge("meshd_store_objects", "Objects in the store.", mode="mostrecent")
 store_live_bytes = _gauge("meshd_store_live_bytes", "Bytes of those objects.", mode="mostrecent")
 store_disk_free_bytes = _gauge("meshd_store_disk_free_bytes", "Free bytes.", "disk", mode="mostrecent")

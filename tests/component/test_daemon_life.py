@@ -292,3 +292,44 @@ def test_idle_memory_is_small(pair: Daemon, record_property: Callable[[str, obje
 
 def test_the_supervisor_has_one_thread(pair: Daemon) -> None:
     assert psutil.Process(pair.pid).num_threads() == 1
+
+
+def test_an_upload_under_way_is_finished_and_kept_after_sigterm() -> None:
+    body = b"y" * (3 << 20)
+    with Daemon.start(workers=2) as daemon:
+        with contextlib.closing(daemon.client()) as client:
+            client.create_bucket(Bucket="kept")
+            url = client.generate_presigned_url("put_object", {"Bucket": "kept", "Key": "late"})
+        where = urllib.parse.urlsplit(url)
+        with socket.create_connection((str(where.hostname), where.port or 0), timeout=30) as slow:
+            head = f"PUT {where.path}?{where.query} HTTP/1.1\r\nHost: {where.netloc}\r\n"
+            slow.sendall(f"{head}Content-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n".encode())
+            assert slow.recv(4096).startswith(b"HTTP/1.1 100")  # the request is being answered
+            slow.sendall(body[:1000])
+            os.kill(daemon.pid, signal.SIGTERM)
+            wait_until(lambda: _closed_to_newcomers(where.hostname, where.port))
+            slow.sendall(body[1000:])
+            assert slow.recv(4096).startswith(b"HTTP/1.1 200")
+        assert daemon.stop() == 0
+        daemon.up()
+        with contextlib.closing(daemon.client()) as client:
+            assert client.get_object(Bucket="kept", Key="late")["Body"].read() == body
+
+
+def test_requests_beyond_the_drain_timeout_are_cut() -> None:
+    with Daemon.start(args=("--drain-timeout", "0.5")) as daemon:
+        with contextlib.closing(daemon.client()) as client:
+            client.create_bucket(Bucket="kept")
+            url = client.generate_presigned_url("put_object", {"Bucket": "kept", "Key": "never"})
+        where = urllib.parse.urlsplit(url)
+        with socket.create_connection((str(where.hostname), where.port or 0), timeout=30) as stuck:
+            head = f"PUT {where.path}?{where.query} HTTP/1.1\r\nHost: {where.netloc}\r\n"
+            stuck.sendall(f"{head}Content-Length: 100000\r\nExpect: 100-continue\r\n\r\n".encode())
+            assert stuck.recv(4096).startswith(b"HTTP/1.1 100")
+            stuck.sendall(b"not all of it")
+            assert daemon.stop(timeout=20) == 0
+            with contextlib.suppress(ConnectionError):
+                while stuck.recv(4096):
+                    pass
+        assert "did not end in time" not in daemon.output()
+        assert "Traceback" not in daemon.output()
