@@ -47,9 +47,9 @@ def show(result: results.RowResult) -> None:
         table.add_column(name, justify="left" if name in ("contender", "problem") else "right")
     for name in result.contenders():
         values = [number(result.value(name, metric), 2) for metric in metrics]
-        table.add_row(name, *values, result.problem(name))
+        table.add_row(name, *values, result.problem(name)[:80])
     for name, why in result.skipped.items():
-        table.add_row(name, *([""] * len(metrics)), why)
+        table.add_row(name, *([""] * len(metrics)), why[:80])
     console.print(table)
 
 

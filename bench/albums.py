@@ -12,9 +12,8 @@ import random
 import subprocess
 import sys
 import tarfile
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
 
 BUCKET = "loaders"
 SHARD_SAMPLES = 250
+LEAST_SHARDS = 8
+"""So that each of a peer's workers has some, in a toy run too."""
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ("torch==2.13.0", "boto3", "s3torchconnector", "webdataset", "mosaicml-streaming", "pillow", "numpy")
 
@@ -62,8 +63,8 @@ def make_album(root: Path, count: int) -> Album:
     """Write the photographs unless an earlier run did; both cores."""
     album = Album(root / f"photographs-{count}", root / f"mds-{count}", count)
     if len(album.files()) != count:
-        with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-            list(pool.map(_save, range(count), [album.folder] * count, chunksize=64))
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(_save, range(count), [album.folder] * count))
     return album
 
 
@@ -106,13 +107,14 @@ def tars(album: Album) -> Iterator[tuple[str, bytes]]:
     files = album.files()
     numbers = {kind: number for number, kind in enumerate(sorted({file.parent.name for file in files}))}
     random.Random(1).shuffle(files)
-    for start in range(0, len(files), SHARD_SAMPLES):
+    size = min(SHARD_SAMPLES, -(-len(files) // LEAST_SHARDS))
+    for start in range(0, len(files), size):
         out = io.BytesIO()
         with tarfile.open(fileobj=out, mode="w") as shard:
-            for file in files[start : start + SHARD_SAMPLES]:
+            for file in files[start : start + size]:
                 _add(shard, f"{file.stem}.jpg", file.read_bytes())
                 _add(shard, f"{file.stem}.cls", str(numbers[file.parent.name]).encode())
-        yield f"tar/shard-{start // SHARD_SAMPLES:05d}.tar", out.getvalue()
+        yield f"tar/shard-{start // size:05d}.tar", out.getvalue()
 
 
 def _add(shard: tarfile.TarFile, name: str, body: bytes) -> None:

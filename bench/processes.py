@@ -34,6 +34,7 @@ class Child:
     name: str
     process: subprocess.Popen[bytes]
     log: Path
+    grace: float = GRACE_S
 
     def tail(self, lines: int = 12) -> str:
         """The last lines of the log, for an error message."""
@@ -53,11 +54,11 @@ class Child:
         raise ChildError(f"{self.name} did not open port {port} within {timeout:.0f} s:\n{self.tail()}")
 
     def stop(self) -> None:
-        """SIGTERM, then SIGKILL to the process group after GRACE_S seconds."""
+        """SIGTERM, then SIGKILL to the process group after `grace` seconds."""
         if self.process.poll() is None:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(GRACE_S)
+                self.process.wait(self.grace)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 
 WELCOME = """[bold]Shardmesh[/]: a store that hands out training batches.
 A daemon keeps objects (plain S3) and turns them into finished batches: decoded, cropped, collated,
-in an order that is a pure function of (seed, epoch, step). This takes about three minutes."""
+in an order that is a pure function of (seed, epoch, step). This takes one to three minutes."""
 
 
 def show_table(trained: Trained, sweep: Sweep, decoded: int) -> None:
     """samples/s, waiting, CPU, decode passes."""
     table = Table(title="What it cost", title_justify="left", header_style="bold")
-    for name in ("job", "samples/s", "trainer waited", "client CPU s / 1,000", "decoded / asked"):
+    for name in ("job", "samples/s", "waited", "CPU s/1,000", "decoded / asked"):
         table.add_column(name, justify="left" if name == "job" else "right")
     stats = trained.stats
     table.add_row(
-        "training on the digits",
+        "digits, training",
         f"{stats.samples_per_second:,.0f}",
         f"{stats.wait_share:.0%}",
         f"{stats.cpu_per_1000:.3f}",
         f"{decoded:,} / {trained.asked:,}",
     )
     table.add_row(
-        f"{sweep.jobs} jobs on the photographs, together",
+        f"photographs, {sweep.jobs} jobs together",
         f"{sweep.asked / sweep.seconds:,.0f}",
         f"{sweep.waited_share:.0%}",
         f"{1000 * sweep.cpu / sweep.asked:.3f}",
@@ -51,17 +51,24 @@ def show_table(trained: Trained, sweep: Sweep, decoded: int) -> None:
     )
     console.print()
     console.print(table)
+    console.print(
+        "[dim]waited: share of its time the trainer waited for data · CPU: of the client, a 1,000 samples · "
+        "decoded: samples the daemon worked on, from its /metrics"
+    )
 
 
 NEXT = """
 [bold]What to try next[/]
-  .venv/bin/meshd serve --data-dir ./data          [dim]# a daemon of your own; it prints its keys once[/]
+  [dim]# a daemon of your own; it prints its keys once, put them into the environment[/]
+  .venv/bin/meshd serve --data-dir ./data
   export MESH_ENDPOINT=http://127.0.0.1:9000 AWS_ACCESS_KEY_ID=… AWS_SECRET_ACCESS_KEY=…
-  .venv/bin/mesh sync ./pictures s3://pictures     [dim]# or `aws s3 sync`, s5cmd, boto3: it is plain S3[/]
-  .venv/bin/mesh ls s3://pictures
+  [dim]# plain S3: this, or `aws s3 sync`, s5cmd, boto3[/]
+  .venv/bin/mesh sync ./pictures s3://pictures
   curl -s $MESH_ENDPOINT/metrics | grep meshd_frames
-  make bench                                       [dim]# beside SeaweedFS, nginx and four other loaders[/]
-  README.md, docs/sdk.md, docs/batches.md          [dim]# the loader in ten lines; what a plan promises[/]
+  [dim]# beside SeaweedFS, nginx and four other loaders (half an hour)[/]
+  make bench
+  [dim]# the loader in ten lines, and what a plan promises[/]
+  README.md, docs/sdk.md, docs/batches.md
 """
 
 
@@ -120,7 +127,7 @@ def main() -> int:
         console.print(f"\n  [red]✗ {error}[/]")
         return 1
     console.print(f"\n[green]Everything above was checked[/], in {time.monotonic() - start:.0f} s.")
-    console.print(NEXT)
+    console.print(NEXT, soft_wrap=True)
     return 0
 
 

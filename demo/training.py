@@ -100,5 +100,5 @@ def run_epochs(model: nn.Module, loader: mesh.Loader, held_out: mesh.Loader, epo
                 bars.advance(task)
             accuracy = measure_accuracy(model, held_out)
             bars.update(
-                task, note=f"epoch {epoch + 1}/{epochs} loss {float(loss):.3f} held-out {accuracy:.1%}"
+                task, note=f"epoch {epoch + 1}/{epochs} loss {loss.item():.3f} held-out {accuracy:.1%}"
             )

@@ -41,7 +41,8 @@ class Source:
 
 def client(source: Source) -> Any:
     """boto3's S3 client; keys come from the environment."""
-    return import_module("boto3").client("s3", endpoint_url=source.endpoint, region_name="us-east-1")
+    config = import_module("botocore.config").Config(signature_version="s3v4")  # presigned URLs too
+    return import_module("boto3").client("s3", endpoint_url=source.endpoint, config=config)
 
 
 def keys(source: Source, prefix: str) -> list[str]:

@@ -1,0 +1,121 @@
+"""The harness at toy size, and its parts that decide what a figure is."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from bench import reporting, shelving, tables
+from bench.albums import make_album, tars
+from bench.generating import available
+from bench.results import Figure, RowResult, load, save
+from bench.rows import QUICK, store_rows
+from bench.servers import SERVERS
+from bench.signing import Account, Request, head
+from bench.storing import requests_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def row(*figures: Figure, name: str = "get-10k", **skipped: str) -> RowResult:
+    return RowResult(name, name, "2026-01-01T00:00:00+00:00", "abc", {}, figures, skipped)
+
+
+@pytest.mark.bench
+def test_store_and_memory_rows_at_toy_size(tmp_path: Path) -> None:
+    """The real programs where they are installed; a missing one is skipped with what to do about it."""
+    only = ["--only", "get-10k,memory", "--scratch", str(tmp_path)]
+    argv = [sys.executable, "-m", "bench", "--quick", *only]
+    env = {**os.environ, "BENCH_INSTALL": "0"}
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=110, env=env)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    rows = load(tmp_path / "quick.json")
+    assert set(rows) == {"get-10k", "memory"}
+    assert rows["memory"].value("mixed", "moved")
+    if available():
+        assert rows["get-10k"].value("meshd", "rate")
+    else:
+        assert "apt-get install" in rows["get-10k"].skipped["meshd"]
+    assert "## The store" in (tmp_path / "quick.md").read_text()
+
+
+@pytest.mark.bench
+def test_our_loader_at_toy_size(tmp_path: Path, daemon, s3) -> None:
+    album = make_album(tmp_path, 12)
+    s3.create_bucket(Bucket="bench-loaders")
+    for file in album.files():
+        key = f"raw/{file.parent.name}/{file.name}"
+        s3.put_object(Bucket="bench-loaders", Key=key, Body=file.read_bytes())
+    keys = {"AWS_ACCESS_KEY_ID": daemon.access_key, "AWS_SECRET_ACCESS_KEY": daemon.secret_key}
+    argv = [sys.executable, "-m", "bench.ours", daemon.endpoint, "bench-loaders", "--batch", "8"]
+    env = {**os.environ, **keys}
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=110, env=env)
+    passes = [json.loads(line[2:]) for line in done.stdout.splitlines() if line.startswith("@ ")]
+    seen = [(one["name"], one["samples"]) for one in passes]
+    assert seen == [("first", 12), ("again", 12), ("second", 12)], done.stderr[-2000:]
+
+
+def test_a_row_with_any_problem_has_no_figure() -> None:
+    good = Figure("meshd", 0, {"rate": 5.0})
+    bad = Figure("meshd", 1, {"rate": 50.0}, "3 of 50 requests failed")
+    assert row(good).value("meshd", "rate") == 5.0
+    assert row(good, bad).value("meshd", "rate") is None
+    assert row(good, meshd="not installed").problem("meshd") == "not installed"
+
+
+def test_medians_and_ratios() -> None:
+    rates = {"meshd": (30, 10, 20), "seaweedfs": (10, 10, 40)}
+    figures = [Figure(name, at, {"rate": v}) for name, values in rates.items() for at, v in enumerate(values)]
+    assert row(*figures).ratio("meshd", "seaweedfs", "rate") == 2.0
+    assert row(*figures).ratio("meshd", "nginx", "rate") is None
+
+
+def test_results_survive_the_file(tmp_path: Path) -> None:
+    rows = {"a": row(Figure("meshd", 0, {"rate": 1.5}), nginx="not installed")}
+    save(tmp_path / "r.json", rows)
+    assert load(tmp_path / "r.json") == rows
+
+
+def test_report_says_where_a_peer_is_ahead(tmp_path: Path) -> None:
+    rates = {"meshd": 80.0, "seaweedfs": 100.0}
+    rows = {"get-10k": row(*(Figure(name, 0, {"rate": rate}) for name, rate in rates.items()))}
+    text = reporting.render(rows, QUICK, tmp_path / "none")
+    assert "GET 10 KiB × 16: 0.80× SeaweedFS" in text
+    assert "≥ 1 **missed**" in text
+
+
+def test_bars_both_ways() -> None:
+    assert tables.verdict(1.2, 1.0) == "≥ 1 met"
+    assert tables.verdict(0.2, 0.1, at_most=True) == "≤ 0.1 **missed**"
+    assert tables.verdict(None, None) == ""
+
+
+def test_each_request_is_signed_for_its_own_path() -> None:
+    account = Account("key", "secret")
+    heads = [head(Request("GET", f"/b/{n}"), "127.0.0.1:1", account) for n in range(2)]
+    assert all(b"Signature=" in each and each.endswith(b"\r\n\r\n") for each in heads)
+    assert heads[0].split(b"Signature=")[1] != heads[1].split(b"Signature=")[1]
+    assert b"Authorization" not in head(Request("GET", "/b/1"), "127.0.0.1:1", None)
+
+
+def test_every_row_names_servers_there_are_and_has_requests() -> None:
+    for each in store_rows(QUICK):
+        assert set(each.servers) <= set(SERVERS)
+        assert requests_of(each, shelving.pattern(each.size))
+
+
+def test_shards_hold_every_photograph_once(tmp_path: Path) -> None:
+    album = make_album(tmp_path, 12)
+    names = []
+    for _, body in tars(album):
+        with tarfile.open(fileobj=io.BytesIO(body)) as shard:
+            names += shard.getnames()
+    jpegs = sorted(name for name in names if name.endswith(".jpg"))
+    assert jpegs == sorted(file.name for file in album.files())
