@@ -175,7 +175,7 @@ def _pax_integer(pax: Mapping[str, str], key: str, otherwise: int, offset: int) 
     whole = text.split(".", 1)[0].removeprefix("-")
     if not (whole.isascii() and whole.isdigit() and len(whole) < 20):
         raise TarError(f"pax {key} is not a number", offset)
-    return 0 if text.startswith("-") else int(whole)
+    return -int(whole) if text.startswith("-") else int(whole)
 
 
 def _name(block: bytes, pax: Mapping[str, str], long_name: str | None) -> str:
@@ -231,6 +231,8 @@ class _Scanner:
         if kind == "S" or any(key.startswith("GNU.sparse.") for key in pax):
             raise TarError("sparse members are not supported; write the tar without --sparse", self.at)
         size = 0 if kind in _DATALESS else _pax_integer(pax, "size", size, self.at)
+        if size < 0:
+            raise TarError("pax size is negative", self.at)
         data = self.at + BLOCK
         if data + size > self.end:
             raise TarError(f"a member of {size} bytes reaches past the end of the file", self.at)
