@@ -1,7 +1,7 @@
 """The steward: what a node does once, not once a worker: assembling batches, and chores.
 
 Law: workers reach it through its Unix socket only, so that it may live in a process of its own or in the lone
-worker's. Invariant: a chore that fails is logged and tried again; it never ends the steward.
+worker's.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -19,13 +18,14 @@ import uvloop
 from meshd.assembly.assembler import Assembler
 from meshd.assembly.serving import serve_assembler
 from meshd.kit.tasks import Tasks
+from meshd.runtime.chores import node_chores, process_chores, start_chores
 from meshd.runtime.node import open_node
-from meshd.telemetry import logs, metrics
+from meshd.telemetry import logs
 from meshd.transform.pool import TransformPool
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Coroutine
 
     from meshd.config import NodeSettings
     from meshd.runtime.children import Reporter
@@ -33,15 +33,6 @@ if TYPE_CHECKING:
     from meshd.runtime.node import Node
 
 _log = logging.getLogger("meshd.steward")
-
-
-@dataclass(frozen=True, slots=True)
-class Chore:
-    """Something done again and again, `every` so many seconds, in a thread."""
-
-    name: str
-    every: float
-    run: Callable[[], None]
 
 
 def run_steward(settings: NodeSettings, doors: Doors, reporter: Reporter) -> None:
@@ -54,9 +45,12 @@ def run_steward(settings: NodeSettings, doors: Doors, reporter: Reporter) -> Non
 async def _until_told(node: Node, listener: socket.socket, reporter: Reporter) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    chores = Tasks("chores")
     async with steward(node, listener):
+        start_chores(process_chores(node), chores)
         reporter.ready()
         await stop.wait()
+    await chores.aclose()
 
 
 @asynccontextmanager
@@ -68,8 +62,7 @@ async def steward(node: Node, listener: socket.socket) -> AsyncIterator[Assemble
     assembler = Assembler(node.store, pool, settings.transform, node=settings.node_id)
     try:
         tasks.spawn(_vital(serve_assembler(assembler, listener)), "assembler")
-        for chore in chores(node):
-            tasks.spawn(_repeat(chore), chore.name)
+        start_chores(node_chores(node), tasks)
         yield assembler
     finally:
         await tasks.aclose()
@@ -85,27 +78,3 @@ async def _vital(work: Coroutine[Any, Any, None]) -> None:
     except Exception:
         _log.exception("the assembler's door failed; restarting this process")
         os.kill(os.getpid(), signal.SIGTERM)
-
-
-def chores(node: Node) -> list[Chore]:
-    """What there is to do."""
-    return [Chore("measure", 15.0, lambda: measure(node))]
-
-
-async def _repeat(chore: Chore) -> None:
-    while True:
-        try:
-            await asyncio.to_thread(chore.run)
-        except Exception:
-            _log.exception("chore failed; it is tried again", extra={"chore": chore.name})
-        await asyncio.sleep(chore.every)
-
-
-def measure(node: Node) -> None:
-    """Put the store's size into the gauges."""
-    stats = node.store.stats()
-    metrics.store_objects.set(stats.objects)
-    metrics.store_live_bytes.set(stats.live_bytes)
-    for disk in node.settings.store.disks:
-        room = os.statvfs(disk)
-        metrics.store_disk_free_bytes.labels(str(disk)).set(room.f_bavail * room.f_frsize)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from meshd.assembly.remote import RemoteAssembler
+from meshd.kit.tasks import Tasks
+from meshd.runtime.chores import process_chores, start_chores
 from meshd.runtime.node import native_routes, open_node, web_deps
 from meshd.runtime.steward import steward
 from meshd.telemetry import logs
@@ -46,10 +48,12 @@ def run_worker(
 
 
 async def _work(node: Node, index: int, doors: Doors, trouble: Callable[[], str], reporter: Reporter) -> None:
-    deps = web_deps(node)
+    deps, chores = web_deps(node), Tasks("chores")
     async with _frame_source(node, doors) as frames:
+        start_chores(process_chores(node), chores)
         routes = [*ops_routes(trouble), *native_routes(node, deps.access, frames)]
         await _serve(node.settings.http, deps, routes, doors.http[index], reporter)
+        await chores.aclose()
 
 
 @asynccontextmanager

@@ -47,6 +47,7 @@ frame_cache_bytes = _gauge("meshd_frame_cache_bytes", "Shared memory held by fin
 # store, as the steward measures it
 store_objects = _gauge("meshd_store_objects", "Objects in the store.", mode="mostrecent")
 store_live_bytes = _gauge("meshd_store_live_bytes", "Bytes of those objects.", mode="mostrecent")
+store_dead_bytes = _gauge("meshd_store_dead_bytes", "Bytes that compaction will win.", mode="mostrecent")
 store_disk_free_bytes = _gauge("meshd_store_disk_free_bytes", "Free bytes.", "disk", mode="mostrecent")
 
 # processes; role is worker, steward or transform

@@ -1,0 +1,94 @@
+"""Chores: small work done again and again while a node runs.
+
+Law: a chore that fails is logged and tried again; it never ends its process. A chore that moves data
+rests as long as it worked, so that clients keep at least half of the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from meshd.store.errors import StoreError
+from meshd.telemetry import metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from meshd.kit.clock import Clock
+    from meshd.kit.tasks import Tasks
+    from meshd.runtime.node import Node
+    from meshd.store.store import Store
+
+_log = logging.getLogger("meshd.chores")
+_DEAD_SHARE = 0.5  # below this, rewriting a segment costs more than the room it wins
+
+
+@dataclass(frozen=True, slots=True)
+class Chore:
+    """`run` is awaited, then again `every` so many seconds later."""
+
+    name: str
+    every: float
+    run: Callable[[], Awaitable[object]]
+
+
+def start_chores(chores: list[Chore], tasks: Tasks) -> None:
+    """Run these until the tasks are closed."""
+    for chore in chores:
+        tasks.spawn(_repeat(chore), chore.name)
+
+
+def process_chores(node: Node) -> list[Chore]:
+    """What every process with a store has to do."""
+
+    async def tidy() -> None:
+        node.store.tidy()
+
+    return [Chore("tidy", 10.0, tidy)]
+
+
+def node_chores(node: Node) -> list[Chore]:
+    """What is done once a node: the steward's."""
+    return [
+        Chore("measure", 15.0, lambda: asyncio.to_thread(measure, node)),
+        Chore("compact", 60.0, lambda: compact(node.store, node.clock)),
+    ]
+
+
+async def _repeat(chore: Chore) -> None:
+    while True:
+        try:
+            await chore.run()
+        except Exception:
+            _log.exception("chore failed; it is tried again", extra={"chore": chore.name})
+        await asyncio.sleep(chore.every)
+
+
+def measure(node: Node) -> None:
+    """Put the store's size into the gauges."""
+    stats = node.store.stats()
+    metrics.store_objects.set(stats.objects)
+    metrics.store_live_bytes.set(stats.live_bytes)
+    metrics.store_dead_bytes.set(stats.dead_bytes)
+    for disk in node.settings.store.disks:
+        room = os.statvfs(disk)
+        metrics.store_disk_free_bytes.labels(str(disk)).set(room.f_bavail * room.f_frsize)
+
+
+async def compact(store: Store, clock: Clock) -> int:
+    """Rewrite segments that are mostly dead, one after the other, and remove those emptied earlier; how many
+    were emptied now."""
+    emptied = 0
+    for file in store.compactable(_DEAD_SHARE):
+        began = clock.monotonic()
+        try:
+            emptied += await store.compact(file)
+        except StoreError as error:
+            _log.warning("a segment cannot be compacted", extra={"file": file, "why": str(error)})
+        await asyncio.sleep(clock.monotonic() - began)
+    await store.purge()
+    return emptied

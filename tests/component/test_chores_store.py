@@ -1,0 +1,70 @@
+"""The steward's chores on a real store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, cast
+
+from meshd.config import StoreSettings
+from meshd.kit.clock import ManualClock
+from meshd.kit.tasks import Tasks
+from meshd.runtime.chores import Chore, compact, start_chores
+from meshd.store.records import Meta
+from meshd.store.store import Store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+SIZE = 50_000
+
+
+async def put(store: Store, key: str) -> None:
+    writer = store.writer("photos", key, size=SIZE)
+    await writer.write(key[-1:].encode() * SIZE)
+    await writer.commit(Meta(etag=key))
+
+
+def test_compaction_wins_room_and_loses_nothing(tmp_path: Path) -> None:
+    async def check() -> None:
+        clock = ManualClock()
+        store = Store.open(StoreSettings.at(tmp_path, segment_bytes=1 << 20), writer="s", clock=clock)
+        for number in range(100):
+            await put(store, f"{number:03}")
+        await store.delete_many("photos", [f"{number:03}" for number in range(100) if number % 10])
+        before = store.stats()
+        assert await compact(store, clock) > 0
+        clock.advance(100_000)
+        await compact(store, clock)
+        after = store.stats()
+        assert after.dead_bytes < before.dead_bytes / 2
+        for number in range(0, 100, 10):
+            record = store.get("photos", f"{number:03}")
+            assert record is not None
+            assert store.read(record, 0, SIZE) == b"0" * SIZE
+        store.close()
+
+    asyncio.run(check())
+
+
+def test_a_failing_chore_is_logged_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    async def check() -> None:
+        tries, again = [], asyncio.Event()
+
+        async def fail() -> None:
+            tries.append(1)
+            if len(tries) == 3:
+                again.set()
+            raise ValueError("broken")
+
+        tasks = Tasks("test")
+        start_chores([Chore("broken", 0.0, fail)], tasks)
+        async with asyncio.timeout(10):
+            await again.wait()
+        await tasks.aclose()
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(check())
+    assert cast("Any", caplog.records[0]).chore == "broken"
