@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
@@ -161,11 +161,11 @@ class Dataset:
     def __len__(self) -> int:
         return self.snapshot.samples
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
         """Sample `index` in stored order; raises IndexError, BadSampleError."""
-        return self.__getitems__([operator.index(index)])[0]
+        return self.__getitems__([index])[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+    def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[dict[str, Any]]:
         """Samples in the order asked for, in one request (torch's DataLoader calls this once a batch)."""
         wanted = [self._index(index) for index in indices]
         rows: list[dict[str, Any]] = []
@@ -173,7 +173,7 @@ class Dataset:
             rows += self._rows(wanted[start : start + _ROWS_A_REQUEST])
         return rows
 
-    def _index(self, index: int) -> int:
+    def _index(self, index: SupportsIndex) -> int:
         value = operator.index(index)
         if not -len(self) <= value < len(self):
             raise IndexError(f"sample {value} of {len(self)}")

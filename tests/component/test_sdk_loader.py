@@ -61,9 +61,8 @@ def sockets(server: ScriptedMesh) -> int:
 
 
 def loader(server: ScriptedMesh, batch: int = 16, **more: Any) -> mesh.Loader:
-    return mesh.Loader(
-        server.dataset(), batch, **{"seed": 7, "output": "numpy", "rank": 0, "world": 1} | more
-    )
+    usual: dict[str, Any] = {"seed": 7, "output": "numpy", "rank": 0, "world": 1}
+    return mesh.Loader(server.dataset(), batch, **usual | more)
 
 
 def labels(batches: Iterable[mesh.Batch]) -> list[int]:
@@ -234,7 +233,7 @@ def test_a_failed_frame_is_asked_again_and_nothing_changes(server: ScriptedMesh,
 def test_batches_before_a_final_error_come_first(server: ScriptedMesh) -> None:
     with loader(server, connections=1) as one:
         server.faults.extend([None, None, "gone"])
-        taken = []
+        taken: list[mesh.Batch] = []
         with pytest.raises(SnapshotChangedError, match=r"train/cat/1\.jpg was replaced.*Do this\."):
             taken.extend(one)
         assert one.step == 2

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def batch_of(arrays: dict[str, np.ndarray]) -> Batch:
-    rows = {"__pos": np.arange(3), "__status": np.zeros(3, np.uint8)}
+    rows: dict[str, np.ndarray] = {"__pos": np.arange(3), "__status": np.zeros(3, np.uint8)}
     return make_batch(Frame(5, arrays | rows, 100), 2, lambda array: array)
 
 
