@@ -1,16 +1,19 @@
 """What the pool and a transform process say to each other: one request a slice of rows, one reply.
 
 Law: arrays of plain values (msgspec, JSON on the wire); pixels never travel here. A request carries the
-frame's memfd; a reply carries one scratch memfd when fields are ragged. Replies come in the order of the
-requests.
+frame's memfd and the connection's progress file; a reply carries one scratch memfd when fields are ragged.
+Replies come in the order of the requests.
 """
 
 from __future__ import annotations
 
+import os
+import struct
 from typing import Literal
 
 import msgspec
 
+_PROGRESS = struct.Struct("=qq")
 FailureKind = Literal["bad", "op", "read"]
 
 
@@ -72,3 +75,14 @@ class RenderReply(msgspec.Struct, frozen=True, array_like=True):
     failures: tuple[Failure, ...]
     ragged: tuple[RaggedColumn, ...]
     seconds: float
+
+
+def write_progress(fd: int, number: int, row: int) -> None:
+    """Note in the file that `row` of request `number` is begun: what is blamed if the process dies now."""
+    os.pwrite(fd, _PROGRESS.pack(number, row), 0)
+
+
+def read_progress(fd: int) -> tuple[int, int]:
+    """(request number, row) begun last; (-1, -1) when none was."""
+    data = os.pread(fd, _PROGRESS.size, 0)
+    return _PROGRESS.unpack(data) if len(data) == _PROGRESS.size else (-1, -1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import weakref
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from meshd.kit.tasks import Tasks
 from meshd.net.unixmessages import StreamClosedError, connect
 from meshd.telemetry import metrics
 from meshd.transform.errors import PoolClosedError
-from meshd.transform.messages import Failure, RenderReply, RenderRequest, Row
+from meshd.transform.messages import Failure, RenderReply, RenderRequest, Row, read_progress
 from meshd.transform.process import PROGRAMS, program_key
 from meshd.transform.queueing import FairQueue
 
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from meshd.net.unixmessages import MessageStream
-    from meshd.transform.messages import RaggedColumn
+    from meshd.transform.messages import FailureKind, RaggedColumn
 
 SLICE_ROWS = 16
 IN_FLIGHT = 2  # slices a process has at a time: one it works on, one so that it never waits
+_LOST = 20
 _RECONNECT = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
@@ -100,10 +102,13 @@ class _Call:
 
 
 class _Slice:
-    """Rows on their way. `outcome` gets (reply, scratch fd or None)."""
+    """Rows on their way. `suspect`: one row, tried again because a process died on it; `lost`: how often a
+    process died that had this slice but had not begun it.
+    """
 
-    def __init__(self, call: _Call, rows: Sequence[RowWork], *, crashed: bool = False) -> None:
-        self.call, self.rows, self.crashed = call, rows, crashed
+    def __init__(self, call: _Call, rows: Sequence[RowWork], *, suspect: bool = False) -> None:
+        self.call, self.rows, self.suspect = call, rows, suspect
+        self.number, self.lost = 0, 0
         self.outcome: asyncio.Future[Rendered] = asyncio.get_running_loop().create_future()
         call.frame.take()
 
@@ -120,6 +125,7 @@ class _Slice:
             self.outcome.set_exception(error)
 
     def request(self, number: int, *, with_text: bool) -> RenderRequest:
+        self.number = number
         paths: dict[str, int] = {}
         rows = tuple(
             Row(
@@ -151,7 +157,7 @@ class TransformPool:
         self._lanes = [_Lane(path, self) for path in sockets]
         self._queue: FairQueue[_Slice] = FairQueue()
         self._tasks = Tasks("transform-pool")
-        self._closed = False
+        self.closed = False
         self.queued_rows = 0
 
     def __repr__(self) -> str:
@@ -164,7 +170,7 @@ class TransformPool:
 
     async def aclose(self) -> None:
         """Stop; whoever waits gets PoolClosedError."""
-        self._closed = True
+        self.closed = True
         await self._tasks.aclose()
         while len(self._queue):
             _, item = await self._queue.get()
@@ -186,7 +192,7 @@ class TransformPool:
         Cancelling forgets rows not yet begun; those under way still write into the frame. Raises
         PoolClosedError.
         """
-        if self._closed:
+        if self.closed:
             raise PoolClosedError("the node is shutting down; ask again")
         if not rows:
             return Rendered()
@@ -223,21 +229,30 @@ class TransformPool:
                 return item
             item.fail(PoolClosedError("nobody waits"))
 
-    def retry(self, item: _Slice) -> None:
-        """Put a slice back that its process never began."""
-        self._queue.put(item.call.job, item, first=True)
+    def lost(self, item: _Slice) -> None:
+        """A process died that had not begun `item`: another one gets it, a bounded number of times."""
+        item.lost += 1
+        if item.outcome.done():
+            item.fail(PoolClosedError("nobody waits"))
+        elif item.lost > _LOST:
+            item.settle(_failed(item, "read", "transform processes die before they come to this row"))
+        else:
+            self._queue.put(item.call.job, item, first=True)
 
-    def crashed(self, item: _Slice) -> None:
-        """The process died working on `item`: each row is tried once more, alone."""
-        if item.crashed:
-            row = item.rows[0].row
-            reason = "the transform process died on this sample, twice"
-            item.settle(Rendered([Failure(row, 0, "bad", "process", reason)]))
+    def crashed(self, item: _Slice, row: int) -> None:
+        """A process died on a row of `item`. The row is tried once more, alone; the others as they were."""
+        if item.outcome.done():
+            item.fail(PoolClosedError("nobody waits"))
             return
-        singles = [_Slice(item.call, [row], crashed=True) for row in item.rows]
-        for single in reversed(singles):
-            self._queue.put(item.call.job, single, first=True)
-        gathered = asyncio.gather(*(single.outcome for single in singles))
+        if item.suspect:
+            item.settle(_failed(item, "bad", "the transform process died on this sample, twice"))
+            return
+        others = [work for work in item.rows if work.row != row]
+        suspects = [work for work in item.rows if work.row == row]
+        again = [_Slice(item.call, rows, suspect=rows is suspects) for rows in (others, suspects) if rows]
+        for part in reversed(again):
+            self._queue.put(item.call.job, part, first=True)
+        gathered = asyncio.gather(*(part.outcome for part in again))
         gathered.add_done_callback(lambda done: _pass_on(item, done))
 
 
@@ -246,6 +261,10 @@ def _pass_on(item: _Slice, done: asyncio.Future[list[Rendered]]) -> None:
         item.fail(PoolClosedError("the node is shutting down; ask again"))
     else:
         item.settle(_merge(done.result()))
+
+
+def _failed(item: _Slice, kind: FailureKind, reason: str) -> Rendered:
+    return Rendered([Failure(work.row, 0, kind, "process", reason) for work in item.rows])
 
 
 def _merge(outcomes: Iterable[Rendered]) -> Rendered:
@@ -270,11 +289,14 @@ class _Lane:
         self._path, self._pool = path, pool
         self._sent: deque[_Slice] = deque()
         self._number = 0
+        self._progress = os.memfd_create("mesh-progress", os.MFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._progress)
         self._room = asyncio.Semaphore(IN_FLIGHT)
 
     async def run(self) -> None:
         try:
-            while True:
+            # A task group that fails while it is being cancelled swallows the cancelling: hence the flag.
+            while not self._pool.closed:
                 stream = await self._connect()
                 await self._converse(stream)
         finally:
@@ -301,11 +323,17 @@ class _Lane:
             pass
         finally:
             stream.close()
+        self._share_out()
+
+    def _share_out(self) -> None:
+        """Give back what the dead process had; the row it was working on is the suspect."""
+        number, row = read_progress(self._progress)
         left, self._sent = list(self._sent), deque()
-        for item in reversed(left[1:]):
-            self._pool.retry(item)
-        if left:
-            self._pool.crashed(left[0])
+        for item in reversed(left):
+            if item.number == number:
+                self._pool.crashed(item, row)
+            else:
+                self._pool.lost(item)
 
     async def _send_all(self, stream: MessageStream) -> None:
         texts: set[str] = set()
@@ -320,7 +348,7 @@ class _Lane:
             request = item.request(self._number, with_text=program not in texts)
             texts.add(program)
             try:
-                await stream.send(request, (item.call.frame.fd,))
+                await stream.send(request, (item.call.frame.fd, self._progress))
             except StreamClosedError:
                 return  # the receiving side reads what was still answered, then notices too
 

@@ -17,8 +17,9 @@ import msgspec
 
 from meshd.kit.clock import SystemClock
 from meshd.net.unixmessages import BlockingMessageStream, MessageError, StreamClosedError
-from meshd.transform.messages import RenderRequest
+from meshd.transform.messages import RenderRequest, write_progress
 from meshd.transform.programs import load_program
+from meshd.transform.reading import SourceFiles
 from meshd.transform.rendering import SliceRenderer
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ def main(listener: socket.socket) -> None:
         stream.close()
 
 
-def _arm() -> None:
+def _begin(progress_fd: int, number: int, row: int) -> None:
+    write_progress(progress_fd, number, row)
     signal.setitimer(signal.ITIMER_REAL, ROW_SECONDS)
 
 
@@ -54,7 +56,7 @@ def program_key(text: str) -> str:
 class _Serving:
     def __init__(self, stream: BlockingMessageStream) -> None:
         self._stream = stream
-        self._renderer = SliceRenderer(_arm)
+        self._files = SourceFiles()
         self._programs: OrderedDict[str, Program] = OrderedDict()
         self._clock = SystemClock()
 
@@ -63,17 +65,18 @@ class _Serving:
             while True:
                 body, fds = self._stream.receive()
                 try:
-                    self._answer(msgspec.convert(body, RenderRequest), fds[0])
+                    self._answer(msgspec.convert(body, RenderRequest), fds[0], fds[1])
                 finally:
                     signal.setitimer(signal.ITIMER_REAL, 0)
                     for fd in fds:
                         os.close(fd)
         finally:
-            self._renderer.close()
+            self._files.close()
 
-    def _answer(self, request: RenderRequest, frame_fd: int) -> None:
+    def _answer(self, request: RenderRequest, frame_fd: int, progress_fd: int) -> None:
         began = self._clock.monotonic()
-        reply, scratch = self._renderer.render(self._program(request), request, frame_fd)
+        renderer = SliceRenderer(self._files, lambda row: _begin(progress_fd, request.number, row))
+        reply, scratch = renderer.render(self._program(request), request, frame_fd)
         signal.setitimer(signal.ITIMER_REAL, 0)
         reply = msgspec.structs.replace(reply, seconds=self._clock.monotonic() - began)
         self._send(reply, scratch)

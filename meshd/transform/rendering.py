@@ -16,7 +16,7 @@ import numpy as np
 from meshd.kit import failpoints
 from meshd.transform.errors import BadSampleError, OpFailedError
 from meshd.transform.messages import Failure, RaggedColumn, RenderReply
-from meshd.transform.reading import SourceFiles, SourceGoneError
+from meshd.transform.reading import SourceGoneError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from meshd.transform.chains import Draw
     from meshd.transform.messages import FailureKind, RenderRequest, Row
     from meshd.transform.programs import Program
+    from meshd.transform.reading import SourceFiles
 
 MAX_RAGGED_BYTES = 1 << 30  # of one slice's ragged fields: more is refused as bad samples
 
 
-def _nothing() -> None:
+def _nothing(row: int) -> None:
     pass
 
 
@@ -54,22 +55,16 @@ class _Ragged:
 
 
 class SliceRenderer:
-    """Renders requests one after the other. `before_row` is called before each row (the process'
-    watchdog).
-    """
+    """Renders requests over `files`. `before_row` is told each row that is begun (the process' watchdog)."""
 
-    def __init__(self, before_row: Callable[[], None] = _nothing) -> None:
-        self._files = SourceFiles()
-        self._before_row = before_row
+    def __init__(self, files: SourceFiles, before_row: Callable[[int], None] = _nothing) -> None:
+        self._files, self._before_row = files, before_row
 
     def render(
         self, program: Program, request: RenderRequest, frame_fd: int
     ) -> tuple[RenderReply, int | None]:
         """(reply, scratch memfd or None); the scratch is the caller's to close. `seconds` is left 0."""
         return _Slice(self._files, program, request, frame_fd).render(self._before_row)
-
-    def close(self) -> None:
-        self._files.close()
 
 
 class _Column:
@@ -106,10 +101,10 @@ class _Slice:
         self._ragged_bytes = 0
         self._failures: list[Failure] = []
 
-    def render(self, before_row: Callable[[], None]) -> tuple[RenderReply, int | None]:
+    def render(self, before_row: Callable[[int], None]) -> tuple[RenderReply, int | None]:
         rendered = []
         for row in self._request.rows:
-            before_row()
+            before_row(row.row)
             failpoints.hit("transform.row")
             if self._row(row):
                 rendered.append(row.row)
