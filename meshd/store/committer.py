@@ -277,6 +277,9 @@ class Committer:
                 segment.close()
             if segment.end:
                 self._broken.append(segment.file)
+            else:
+                with suppress(OSError):
+                    os.unlink(segment.path)
         self._segments.clear()
 
     def _top_up(self) -> None:

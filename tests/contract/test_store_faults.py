@@ -1,0 +1,308 @@
+"""Full disks, failing disks, cancelled callers, damaged bytes: nothing half is visible."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from meshd.config import StoreSettings
+from meshd.kit import failpoints
+from meshd.kit.clock import SystemClock
+from meshd.store.checking import check
+from meshd.store.committer import has_room
+from meshd.store.errors import (
+    CorruptExtentError,
+    DiskFailedError,
+    DiskFullError,
+    ExtentGoneError,
+    MetadataTooLargeError,
+    NoSuchUploadError,
+    StoreClosedError,
+)
+from meshd.store.rebuilding import rebuild
+from meshd.store.records import Meta
+from meshd.store.store import Store
+from meshd.testing.store_suite import LARGE, put, put_part, refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> StoreSettings:
+    return StoreSettings.at(tmp_path, small_object_bytes=64 << 10, index_map_bytes=1 << 28)
+
+
+@pytest.fixture
+def damages() -> None:
+    """A test that asks for this leaves a damaged store behind."""
+
+
+@pytest.fixture(autouse=True)
+def _whole_afterwards(settings: StoreSettings, request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "damages" not in request.fixturenames and (settings.index_dir / "data.mdb").exists():
+        report = check(settings)
+        assert report.clean, report.problems
+        assert report.leftovers == []
+
+
+def opened(settings: StoreSettings) -> closing[Store]:
+    return closing(Store.open(settings, writer="w0", clock=SystemClock()))
+
+
+def run(settings: StoreSettings, doing: Callable[[Store], Coroutine[Any, Any, None]]) -> None:
+    with opened(settings) as store:
+        asyncio.run(doing(store))
+
+
+@contextmanager
+def failing(text: str) -> Iterator[None]:
+    failpoints.configure(text)
+    try:
+        yield
+    finally:
+        failpoints.configure("")
+
+
+@pytest.mark.parametrize(
+    ("point", "size"),
+    [
+        ("store.data.before_write", 10),
+        ("store.data.before_sync", 10),
+        ("store.data.after_sync", 10),
+        ("store.index.before_commit", 10),
+        ("store.own.before_write", LARGE),
+        ("store.own.before_sync", LARGE),
+        ("store.own.before_rename", LARGE),
+        ("store.own.after_rename", LARGE),
+        ("store.index.before_commit", LARGE),
+    ],
+)
+@pytest.mark.parametrize(
+    ("number", "error"), [(28, DiskFullError), (122, DiskFullError), (5, DiskFailedError)]
+)
+def test_a_failing_disk_fails_the_write_and_nothing_else(
+    settings: StoreSettings, point: str, size: int, number: int, error: type[Exception]
+) -> None:
+    async def doing(store: Store) -> None:
+        await put(store, "k", b"before")
+        with failing(f"{point}=error({number})"):
+            await refused(error, put(store, "k", bytes(size)))
+            await refused(error, put(store, "fresh", bytes(size), size=size))
+        found = store.get("b", "k")
+        assert found is not None
+        assert store.read(found, 0, 10) == b"before"
+        assert store.get("b", "fresh") is None
+        await put(store, "k", b"after" * 50_000)
+        await put(store, "l", b"after")
+
+    run(settings, doing)
+    run(settings, lambda store: put(store, "again", b"x"))  # type: ignore[arg-type, return-value]  # its record is not needed
+    before = _listing(settings)
+    assert rebuild(settings).problems == []
+    assert _listing(settings) == before
+
+
+def _listing(settings: StoreSettings) -> Any:
+    with opened(settings) as store:
+        return store.list("b")
+
+
+def test_one_of_a_group_that_cannot_be_kept_does_not_harm_the_others(settings: StoreSettings) -> None:
+    async def doing(store: Store) -> None:
+        gone = await store.create_upload("b", "u")
+        await store.abort_upload(gone)
+        results = await asyncio.gather(
+            put(store, "a", b"1"),
+            put(store, "b", b"2", metadata={"x": "y" * 20_000}),
+            put(store, "c", bytes(LARGE), metadata={"x": "y" * 20_000}),
+            put_part(store, gone, 1, b"late"),
+            put_part(store, gone, 2, bytes(LARGE)),
+            put(store, "d", bytes(LARGE)),
+            return_exceptions=True,
+        )
+        kinds = [type(result) for result in results if isinstance(result, Exception)]
+        assert kinds == [MetadataTooLargeError] * 2 + [NoSuchUploadError] * 2
+        assert [key for key, _ in store.list("b").entries] == ["a", "d"]
+
+    run(settings, doing)
+
+
+def test_an_object_that_does_not_fit_is_refused_at_once(settings: StoreSettings) -> None:
+    async def doing(store: Store) -> None:
+        writer = store.writer("b", "k", size=1 << 60)
+        await refused(DiskFullError, writer.write(bytes(2 << 20)))
+        await writer.abort()
+
+    run(settings, doing)
+    assert has_room(str(settings.data_dir), 0)
+    assert not has_room(str(settings.data_dir), 1 << 60)
+
+
+def test_a_full_index_is_a_full_disk(settings: StoreSettings) -> None:
+    small = StoreSettings.at(settings.data_dir, index_map_bytes=1 << 20)
+
+    async def fill(store: Store) -> None:
+        for number in range(5000):
+            names = [f"{number}-{i}" * 40 for i in range(16)]
+            await asyncio.gather(*[put(store, name, metadata={"m": "x" * 900}) for name in names])
+
+    async def doing(store: Store) -> None:
+        assert "index_map_bytes" in str(await refused(DiskFullError, fill(store)))
+        count = store.stats().objects
+        assert count > 100
+        assert len(store.list("b", limit=5000).entries) == count
+
+    run(small, doing)
+    run(settings, lambda store: put(store, "fits", b"now"))  # type: ignore[arg-type, return-value]  # its record is not needed
+
+
+def test_cancelled_writers_leave_nothing(settings: StoreSettings) -> None:
+    async def doing(store: Store) -> None:
+        async def slow(key: str) -> None:
+            writer = store.writer("b", key, size=None)
+            for _ in range(1000):
+                await writer.write(os.urandom(50_000))
+                await asyncio.sleep(0)
+
+        tasks = [asyncio.create_task(slow(f"k{number}")) for number in range(4)]
+        for _ in range(200):
+            await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        del tasks
+        gc.collect()
+        assert store.is_empty("b")
+
+    run(settings, doing)
+    gc.collect()
+
+
+def test_a_cancelled_commit_happens_or_not_but_never_half(settings: StoreSettings) -> None:
+    async def doing(store: Store) -> None:
+        for turns in range(12):
+            for size in (10, LARGE):
+                task = asyncio.create_task(put(store, "k", bytes([turns]) * size))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                found = store.get("b", "k")
+                if found is not None:
+                    data = store.read(found, 0, LARGE)
+                    assert len(data) == found.size
+                    assert len(set(data)) == 1
+
+    run(settings, doing)
+
+
+def test_a_closed_store_takes_nothing(settings: StoreSettings) -> None:
+    async def doing(store: Store) -> None:
+        writer = store.writer("b", "k", size=None)
+        await writer.write(b"x")
+        store.close()
+        await refused(StoreClosedError, writer.commit(Meta("e")))
+
+    run(settings, doing)
+
+
+@pytest.mark.usefixtures("damages")
+def test_damaged_bytes_are_not_served(settings: StoreSettings) -> None:
+    async def doing(store: Store) -> None:
+        for key, size in (("small", 1000), ("large", LARGE)):
+            record = await put(store, key, bytes(size))
+            _scribble(store.locate(record)[0].path, record.extents[0].offset + 500)
+            with pytest.raises(CorruptExtentError, match="meshd fsck"):
+                store.read(record, 0, size)
+        await refused(
+            CorruptExtentError, store.link("b", "copy", store.get("b", "small") or record, Meta("e"))
+        )
+
+    run(settings, doing)
+    problems = check(settings).problems
+    assert sorted((problem.kind, problem.name) for problem in problems) == [
+        ("damaged", "b/large"),
+        ("damaged", "b/small"),
+    ]
+
+
+@pytest.mark.usefixtures("damages")
+def test_a_removed_file_is_told_apart_from_damage(settings: StoreSettings) -> None:
+    async def doing(store: Store) -> None:
+        record = await put(store, "k", bytes(LARGE))
+        os.unlink(store.locate(record)[0].path)
+        with pytest.raises(ExtentGoneError, match="look it up again"):
+            store.read(record, 0, 10)
+
+    run(settings, doing)
+    assert [problem.kind for problem in check(settings).problems] == ["missing"]
+
+
+@pytest.mark.usefixtures("damages")
+def test_a_damaged_header_costs_a_rebuild_that_member_alone(settings: StoreSettings) -> None:
+    """Also when the data of a member are themselves a data file of this store."""
+
+    async def doing(store: Store) -> None:
+        await put(store, "inner", b"not this one")
+        await put(store, "hit", _file_of(store, "inner"))
+        await put(store, "hit2", b"y")
+        await put(store, "behind", b"safe")
+        for key in ("hit", "hit2"):
+            record = store.get("b", key) or _none()
+            _scribble(store.locate(record)[0].path, record.extents[0].offset - 950)
+        await store.delete("b", "inner")
+
+    run(settings, doing)
+    assert {problem.kind for problem in check(settings).problems} == {"header"}
+    assert len(rebuild(settings).problems) >= 2
+    with opened(settings) as store:
+        assert [key for key, _ in store.list("b").entries] == ["behind"]
+
+
+def _file_of(store: Store, key: str) -> bytes:
+    return Path(store.locate(store.get("b", key) or _none())[0].path).read_bytes()
+
+
+def _none() -> Any:
+    raise AssertionError("there must be a record")
+
+
+def _scribble(path: str, offset: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        old = file.read(4)
+        file.seek(offset)
+        file.write(bytes(byte ^ 0x55 for byte in old))
+
+
+def test_gnu_tar_lists_every_data_file(settings: StoreSettings) -> None:
+    keys = ["plain.jpg", "../../etc/passwd", "/abs", "folder/", "ü/日本", "x" * 1000, "-rf", "new\nline"]
+
+    async def doing(store: Store) -> None:
+        for key in keys:
+            await put(store, key, b"data")
+            await put(store, f"{key}-large", bytes(LARGE))
+        await store.delete("b", keys[0])
+
+    run(settings, doing)
+    names: list[str] = []
+    for path in sorted(settings.data_dir.glob("extents/*/*.tar")):
+        out = subprocess.run(
+            ["tar", "--warning=no-unknown-keyword", "-tf", str(path)],
+            capture_output=True,
+            check=True,
+            text=True,
+        )
+        assert out.stderr == ""
+        names += out.stdout.splitlines()
+    assert len(names) == 2 * len(keys) + 1
+    assert all(name.startswith("b/") and "/../" not in name and not name.endswith("/") for name in names)
