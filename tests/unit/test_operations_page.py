@@ -1,0 +1,28 @@
+"""docs/operations.md leaves out no setting and no metric. (tests/docs runs its commands.)"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from meshd.config import OPTIONS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "operations.md").read_text()
+METRICS = (ROOT / "meshd" / "telemetry" / "metrics.py").read_text()
+
+
+def test_every_setting_is_told() -> None:
+    for name in OPTIONS:
+        assert f"| `{name}`" in PAGE, f"setting {name} is missing"
+
+
+def test_every_metric_is_told_and_none_that_is_not_there() -> None:
+    metrics = set(re.findall(r'"(meshd_\w+)"', METRICS))
+    assert metrics == set(re.findall(r"`(meshd_\w+)`", PAGE))
+
+
+def test_every_metric_is_counted_somewhere() -> None:
+    code = "".join(path.read_text() for path in (ROOT / "meshd").rglob("*.py") if path.name != "metrics.py")
+    for name in re.findall(r"^(\w+) = _(?:counter|gauge|histogram)\(", METRICS, re.MULTILINE):
+        assert f"metrics.{name}" in code, f"nobody counts {name}"
