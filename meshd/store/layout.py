@@ -26,11 +26,12 @@ FANOUT = 256
 
 
 class DiskMarker(msgspec.Struct, frozen=True):
-    """Contents of `<disk>/extents/DISK`."""
+    """Contents of `<disk>/extents/DISK`; `disks`: how many the store has, so that one cannot be forgotten."""
 
     format: int
     store: str
     disk: int
+    disks: int = 1
 
 
 def read_marker(root: Path) -> DiskMarker | None:

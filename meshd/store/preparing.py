@@ -79,9 +79,10 @@ def _enrol(roots: tuple[Path, ...], store: str, known: dict[int, str]) -> dict[i
     missing = [path for number, path in known.items() if number not in found]
     if missing:
         raise FormatError(f"disk {missing[0]} is missing; mount it and start again with its --disk")
-    for number, root in enumerate(fresh, start=max(known, default=-1) + 1):
-        write_marker(root, DiskMarker(FORMAT, store, number))
-        found[number] = root
+    found.update(enumerate(fresh, start=max(known, default=-1) + 1))
+    if fresh:
+        for number, root in found.items():
+            write_marker(root, DiskMarker(FORMAT, store, number, len(found)))
     return found
 
 

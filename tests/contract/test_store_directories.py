@@ -1,0 +1,240 @@
+"""Which directories make a store, who may hold it, and what the commands say about it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from meshd.cli.fsck import fsck
+from meshd.cli.inspecting import inspect
+from meshd.config import StoreSettings
+from meshd.kit.clock import ManualClock, SystemClock
+from meshd.store.checking import check
+from meshd.store.errors import FormatError, StoreInUseError
+from meshd.store.index import Index
+from meshd.store.layout import Disks
+from meshd.store.rebuilding import rebuild
+from meshd.store.store import Store
+from meshd.testing.store_suite import LARGE, put
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+
+def settings_at(place: Path, *disks: str) -> StoreSettings:
+    changes = {"disks": tuple(place / disk for disk in disks)} if disks else {}
+    return StoreSettings.at(place, small_object_bytes=64 << 10, index_map_bytes=1 << 28, **changes)
+
+
+def opened(settings: StoreSettings, writer: str = "w0") -> closing[Store]:
+    return closing(Store.open(settings, writer=writer, clock=SystemClock()))
+
+
+def run(settings: StoreSettings, doing: Callable[[Store], Coroutine[None, None, object]]) -> None:
+    with opened(settings) as store:
+        asyncio.run(doing(store))
+
+
+def fill(settings: StoreSettings, count: int = 40) -> None:
+    async def doing(store: Store) -> None:
+        await asyncio.gather(*[put(store, f"k{number}", b"x" * number) for number in range(count)])
+        await put(store, "large", bytes(LARGE))
+
+    run(settings, doing)
+
+
+def test_objects_spread_over_disks_and_disks_may_be_reordered_and_added(tmp_path: Path) -> None:
+    fill(settings_at(tmp_path, "a", "b"))
+    assert all(list((tmp_path / disk).glob("extents/*/*.tar")) for disk in "ab")
+    for disks in ("ba", "bac", "cab"):
+        settings = settings_at(tmp_path, *disks)
+        Store.recover(settings)
+        fill(settings)
+        assert check(settings).clean
+        with opened(settings) as store:
+            assert len(store.list("b").entries) == 41
+    assert rebuild(settings_at(tmp_path, *"cab")).objects == 41
+
+
+def test_a_new_disk_takes_only_its_share() -> None:
+    two, three = (Disks({n: Path(f"/d{n}") for n in range(count)}) for count in (2, 3))
+    keys = [f"k{number}" for number in range(3000)]
+    moved = [key for key in keys if two.place("b", key) != three.place("b", key)]
+    assert all(three.place("b", key) == 2 for key in moved)
+    assert 800 < len(moved) < 1200
+
+
+def test_a_missing_disk_is_named(tmp_path: Path) -> None:
+    fill(settings_at(tmp_path, "a", "b"))
+    with pytest.raises(FormatError, match=r"disk .*/b is missing; mount it"):
+        Store.recover(settings_at(tmp_path, "a"))
+    with pytest.raises(FormatError, match="disk number 1 of this store is missing"):
+        rebuild(settings_at(tmp_path, "a"))
+
+
+def test_a_disk_of_another_store_is_refused(tmp_path: Path) -> None:
+    fill(settings_at(tmp_path / "one"))
+    fill(settings_at(tmp_path / "two"))
+    both = StoreSettings.at(tmp_path / "one", disks=(tmp_path / "one", tmp_path / "two"))
+    with pytest.raises(FormatError, match="another store"):
+        Store.recover(both)
+    with pytest.raises(FormatError, match="different stores"):
+        rebuild(both)
+
+
+def test_a_lost_index_never_costs_data(tmp_path: Path) -> None:
+    settings = settings_at(tmp_path)
+    fill(settings)
+    files = sorted(tmp_path.glob("extents/*/*.tar"))
+    (settings.index_dir / "data.mdb").unlink()
+    for attempt in (Store.recover, lambda settings: Store.open(settings, writer="w0", clock=SystemClock())):
+        with pytest.raises(FormatError, match="fsck --rebuild"):
+            attempt(settings)
+    assert sorted(tmp_path.glob("extents/*/*.tar")) == files
+    assert rebuild(settings).objects == 41
+    Store.recover(settings)
+    fill(settings)
+    assert check(settings).clean
+
+
+def test_a_first_start_that_died_is_begun_again(tmp_path: Path) -> None:
+    settings = settings_at(tmp_path)
+    Store.recover(settings)
+    (settings.index_dir / "data.mdb").unlink()  # the marker was written, the index was not
+    fill(settings)
+    assert check(settings).clean
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    settings = settings_at(tmp_path)
+    fill(settings)
+    with closing(Index.open(settings)) as index, index.writing() as txn:
+        index.put_meta(txn, "format", 99)
+    with pytest.raises(FormatError, match="format 99"):
+        Store.recover(settings)
+    marker = tmp_path / "extents" / "DISK"
+    marker.write_text(marker.read_text().replace('"format":1', '"format":99'))
+    with pytest.raises(FormatError, match="upgrade meshd"):
+        rebuild(settings)
+
+
+def test_an_index_that_is_none_is_refused(tmp_path: Path) -> None:
+    settings = settings_at(tmp_path)
+    fill(settings)
+    (settings.index_dir / "data.mdb").write_bytes(os.urandom(1 << 16))
+    with pytest.raises(FormatError, match="rebuild"):
+        Store.recover(settings)
+    assert rebuild(settings).objects == 41
+
+
+def test_a_store_is_held_by_its_workers_or_by_its_keeper(tmp_path: Path) -> None:
+    settings = settings_at(tmp_path)
+    fill(settings)
+    with opened(settings):
+        with pytest.raises(StoreInUseError, match="as w0"):
+            opened(settings)
+        for alone in (check, rebuild, Store.recover):
+            with pytest.raises(StoreInUseError, match="stop the daemon"):
+                alone(settings)
+    with pytest.raises(ValueError, match="called by"):
+        opened(settings, "../w")
+    assert check(settings).clean
+
+
+def test_a_writer_goes_on_in_its_segment(tmp_path: Path) -> None:
+    settings = settings_at(tmp_path)
+    for number in range(3):
+        run(settings, lambda store, n=number: put(store, f"k{n}", b"x"))  # type: ignore[misc]  # bound at once
+    assert len(list(tmp_path.glob("extents/*/*.tar"))) == 1
+
+
+def test_a_stepped_back_clock_does_not_lose_a_write(tmp_path: Path) -> None:
+    settings = settings_at(tmp_path)
+    for seconds in (1000, 10):
+        clock = ManualClock()
+        clock.advance(seconds)
+        with closing(Store.open(settings, writer="w0", clock=clock)) as store:
+            asyncio.run(put(store, "k", b"at %d" % seconds))
+    rebuild(settings)
+    with opened(settings) as store:
+        found = store.get("b", "k")
+        assert found is not None
+        assert store.read(found, 0, 10) == b"at 10"
+
+
+def test_dead_files_go_and_compaction_gives_back_room(tmp_path: Path) -> None:
+    settings = StoreSettings.at(
+        tmp_path, small_object_bytes=64 << 10, segment_bytes=100_000, index_map_bytes=1 << 28
+    )
+
+    async def doing(store: Store) -> None:
+        for number in range(60):
+            await put(store, f"k{number}", os.urandom(20_000))
+        for number in range(60):
+            if number % 6:
+                await store.delete("b", f"k{number}")
+        before = _used(tmp_path)
+        for file in store.compactable(0.5):
+            assert await store.compact(file)
+        clock.advance(61)
+        assert await store.purge() > 5
+        assert _used(tmp_path) < before / 2
+        assert len(store.list("b").entries) == 10
+
+    clock = ManualClock()
+    with closing(Store.open(settings, writer="s", clock=clock)) as store:
+        asyncio.run(doing(store))
+    assert check(settings).clean
+    assert rebuild(settings).objects == 10
+
+
+def _used(place: Path) -> int:
+    return sum(path.stat().st_size for path in place.glob("extents/*/*.tar"))
+
+
+def test_fsck_says_what_it_found(tmp_path: Path) -> None:
+    settings = settings_at(tmp_path)
+    fill(settings)
+    where = ["--data-dir", str(tmp_path)]
+    clean = CliRunner().invoke(fsck, where)
+    assert (clean.exit_code, clean.stdout.splitlines()[-1]) == (0, "clean")
+    anew = CliRunner().invoke(fsck, [*where, "--rebuild", "--json"])
+    assert json.loads(anew.stdout)["rebuilt"]["objects"] == 41
+    path = next(path for path in tmp_path.glob("extents/*/*.tar") if path.stat().st_size > LARGE)
+    with path.open("r+b") as file:
+        file.seek(100_000)
+        file.write(b"?")
+    damaged = CliRunner().invoke(fsck, where)
+    assert damaged.exit_code == 1
+    assert "damaged: b/large" in damaged.stdout
+    assert not json.loads(CliRunner().invoke(fsck, [*where, "--json"]).stdout)["clean"]
+    missing = CliRunner().invoke(fsck, ["--data-dir", str(tmp_path / "none")])
+    assert (missing.exit_code, (tmp_path / "none").exists()) == (1, False)
+
+
+def test_inspect_shows_a_running_store(tmp_path: Path) -> None:
+    settings = settings_at(tmp_path)
+    fill(settings)
+    where = ["--data-dir", str(tmp_path)]
+    with opened(settings):
+        pass
+    shown = CliRunner().invoke(inspect, ["record", "b", "large", *where])
+    assert shown.exit_code == 0
+    assert f"{LARGE:,} bytes" in shown.stdout
+    record = json.loads(CliRunner().invoke(inspect, ["record", "b", "k3", "--json", *where]).stdout)
+    assert record["size"] == 3
+    listed = CliRunner().invoke(inspect, ["segment", record["extents"][0]["path"], "--json", *where])
+    members = [json.loads(line) for line in listed.stdout.splitlines()]
+    assert {member["key"] for member in members} >= {"k3", "k7"}
+    assert CliRunner().invoke(inspect, ["segment", "1", *where]).exit_code == 0
+    stats = json.loads(CliRunner().invoke(inspect, ["stats", "--json", *where]).stdout)
+    assert (stats["objects"], stats["own_files"]) == (41, 1)
+    for wrong in (["record", "b", "nothing"], ["segment", "ffff"], ["segment", "zz"]):
+        assert CliRunner().invoke(inspect, [*wrong, *where]).exit_code == 1
