@@ -46,7 +46,7 @@ OpenHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 # One header or request line may hold a long key or token; together they are capped by max_header_bytes.
 _MAX_FIELD = 16 << 10
 _MAX_HEADERS = 128
-_LINGER_SECONDS = 5.0
+_LINGER_SECONDS = 2.0
 _READ_BUFFER = 128 << 10
 
 

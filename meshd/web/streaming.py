@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # Hashing a piece of this size takes about as long as a thread hop costs; smaller ones are hashed in place.
 _INLINE = 64 << 10
-_PIECE = 512 << 10
+_PIECE = 256 << 10
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -67,7 +67,7 @@ class RequestBody:
             raise S3Error("MissingContentLength")
 
     async def pieces(self, digests: BodyDigests, also: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
-        """Pieces of at most about 768 KiB. While the caller writes one, a thread hashes it."""
+        """Pieces of at most about 512 KiB. While the caller writes one, a thread hashes it."""
         verifier = BodyVerifier(digests, None if self._chunked else self._payload_hash, extra=also)
         decoder = self._decoder(digests) if self._chunked else None
         held: list[bytes] = []

@@ -1,0 +1,66 @@
+"""A worker's memory does not grow with the objects that pass through it, however slow their clients are."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from meshd.testing.daemons import Daemon
+from tests.component.s3_raw import Wire, read_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIB = 1 << 20
+CLIENTS = 24
+SENT = 8 * MIB
+DECLARED = 256 * MIB
+OBJECT = 48 * MIB
+ALLOWED = 110 * MIB  # whole bodies in memory would be 24 × 8 and 24 × 48 MiB
+
+
+@pytest.fixture(scope="module")
+def lone() -> Iterator[Daemon]:
+    with Daemon.start() as daemon:
+        yield daemon
+
+
+def test_slow_readers_and_writers(lone: Daemon) -> None:
+    wire = Wire(lone.endpoint, lone.access_key, lone.secret_key)
+    client = lone.client()
+    client.create_bucket(Bucket="memory")
+    client.put_object(Bucket="memory", Key="big", Body=os.urandom(OBJECT))
+    worker = psutil.Process(lone.children()["worker-0"])
+    before = worker.memory_info().rss
+    readers = [wire.connect(receive_buffer=8192) for _ in range(CLIENTS)]
+    writers = [wire.connect() for _ in range(CLIENTS)]
+    peak, piece = before, os.urandom(MIB)
+    for sock in readers:
+        sock.sendall(wire.head("GET", "/memory/big"))
+        assert sock.recv(9) == b"HTTP/1.1 "
+    for number, sock in enumerate(writers):
+        sock.sendall(wire.head("PUT", f"/memory/w{number}", headers={"content-length": str(DECLARED)}))
+    for _ in range(SENT // MIB):
+        for sock in writers:
+            sock.sendall(piece)
+        peak = max(peak, worker.memory_info().rss)
+    assert peak - before < ALLOWED
+    wire.close()
+    client.put_object(Bucket="memory", Key="after", Body=b"fine")
+    assert [o["Key"] for o in client.list_objects_v2(Bucket="memory")["Contents"]] == ["after", "big"]
+
+
+def test_a_large_xml_body_is_not_taken_in(lone: Daemon) -> None:
+    wire = Wire(lone.endpoint, lone.access_key, lone.secret_key)
+    client = lone.client()
+    client.create_bucket(Bucket="xml-bodies")
+    sock = wire.connect()
+    head = wire.head("POST", "/xml-bodies?delete=", headers={"transfer-encoding": "chunked"})
+    chunk = b"100000\r\n" + b"<" * MIB + b"\r\n"
+    sock.sendall(head + chunk * 3)
+    answer = read_answer(sock, "POST")
+    assert (answer.status, answer.code) == (400, "MaxMessageLengthExceeded")
+    wire.close()
