@@ -8,6 +8,7 @@ Invariant: a slot under lease is never written for another frame.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import threading
@@ -59,7 +60,10 @@ class PinnedMemory:
 
 
 class Waker:
-    """Wakes a thread that polls `fileno()`, from any thread, a finalizer included; harmless once closed."""
+    """Wakes a thread that polls `fileno()`, from any thread, a finalizer included; harmless once closed.
+
+    The polling thread takes no lock: whoever closes may be waiting for it to end.
+    """
 
     def __init__(self) -> None:
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -75,13 +79,9 @@ class Waker:
                 os.eventfd_write(self._descriptor, 1)
 
     def drain(self) -> None:
-        """Forgets earlier wake-ups."""
-        with self._lock:
-            if self._descriptor >= 0:
-                try:
-                    os.eventfd_read(self._descriptor)
-                except BlockingIOError:
-                    return
+        """Forgets earlier wake-ups. For the polling thread."""
+        with contextlib.suppress(OSError):  # nothing to read, or closed meanwhile
+            os.eventfd_read(self._descriptor)
 
     def close(self) -> None:
         with self._lock:

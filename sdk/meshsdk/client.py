@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
 from meshsdk.errors import ConfigurationError, NotFoundError
-from meshsdk.transport import Request, Transport
+from meshsdk.transport import Request, Transport, parsed
 from meshwire import etags, httpdates, percents
 from meshwire.checksums import new as new_checksum
 from meshwire.names import check_bucket_name, check_key
@@ -84,7 +84,7 @@ class Client:
         token: str | None = ""
         while token is not None:
             query = query_string(continuation_token=token) if token else ""
-            page = documents.parse_list_buckets(self.transport.text(Request("GET", "/", query)))
+            page = parsed(documents.parse_list_buckets, self.transport.text(Request("GET", "/", query)))
             found += page.buckets
             token = page.next_after
         return found
@@ -128,7 +128,7 @@ class Client:
                 else {}
             )
             body = self.transport.text(Request("GET", object_path(bucket), query_string(**fixed, **more)))
-            listing = documents.parse_list_result(body)
+            listing = parsed(documents.parse_list_result, body)
             yield listing
             if not listing.truncated:
                 return
@@ -185,11 +185,11 @@ class Client:
     def copy(self, bucket: str, key: str, to_bucket: str, to_key: str) -> str:
         """Copies within the store, metadata included; gives the ETag of the copy."""
         headers = {"x-amz-copy-source": object_path(bucket, key)}
+        request = Request("PUT", object_path(to_bucket, to_key), "", headers)
         try:
-            body = self.transport.text(Request("PUT", object_path(to_bucket, to_key), "", headers))
+            return self.transport.call(request, _read_copied)
         except NotFoundError as error:
             raise explained(error, bucket, key) from error
-        return documents.parse_copy_result(body).etag
 
     def delete(self, bucket: str, key: str) -> None:
         """Succeeds whether or not the key was there, as S3 does."""
@@ -210,7 +210,7 @@ class Client:
         request = Request(
             "POST", object_path(bucket), "delete=", headers, body, hashlib.sha256(body).hexdigest()
         )
-        return documents.parse_delete_result(self.transport.text(request)).failures
+        return parsed(documents.parse_delete_result, self.transport.text(request)).failures
 
     # --- the rest ---------------------------------------------------------------------------------
 
@@ -260,6 +260,11 @@ def read_etag(response: Response) -> str:
     """The ETag of a stored object or part."""
     response.read()
     return etags.unquote(response.headers.get("etag", ""))
+
+
+def _read_copied(response: Response) -> str:
+    """The ETag of a copy; the answer may tell of a failure after a good status."""
+    return parsed(documents.parse_copy_result, response.read()).etag
 
 
 def response_size(response: Response) -> int:

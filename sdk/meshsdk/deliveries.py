@@ -254,13 +254,13 @@ class _Reader:
             connection.close()
         self._idle.clear()
         self.flights.clear()
-        self.waker.close()
         self.tally.cpu = time.thread_time()
 
 
 def _shut(reader: _Reader, thread: threading.Thread, pid: int) -> None:
     """Ends the thread; in a forked child there is none, and its sockets are the parent's."""
     if pid != os.getpid():
+        reader.waker.close()
         return
     reader.closing = True
     reader.waker.wake()
@@ -268,6 +268,7 @@ def _shut(reader: _Reader, thread: threading.Thread, pid: int) -> None:
         flight.connection.abort()
     if thread is not threading.current_thread():  # garbage may be collected on the reader itself
         thread.join()
+    reader.waker.close()
     reader.out.put(ClosedError("this pass over the loader is closed: iterate the loader again"))
 
 

@@ -26,7 +26,7 @@ from meshsdk.client import (
     read_info,
 )
 from meshsdk.errors import ConnectError, MeshError, NotFoundError
-from meshsdk.transport import Request
+from meshsdk.transport import Request, parsed
 from meshwire import etags
 from meshwire.s3 import documents
 
@@ -145,7 +145,7 @@ def _upload_parts(
 def _create_upload(client: Client, bucket: str, key: str, headers: Mapping[str, str]) -> str:
     checked = {**headers, "x-amz-checksum-algorithm": "CRC64NVME", "x-amz-checksum-type": "FULL_OBJECT"}
     request = Request("POST", object_path(bucket, key), "uploads=", checked)
-    return documents.parse_initiate(client.transport.text(request)).upload_id
+    return parsed(documents.parse_initiate, client.transport.text(request)).upload_id
 
 
 def _put_part(
@@ -179,7 +179,7 @@ def _complete(
 
 
 def _read_completed(response: Response) -> str:
-    return documents.parse_complete_result(response.read()).etag
+    return parsed(documents.parse_complete_result, response.read()).etag
 
 
 def _in_parallel(workers: int, work: Callable[[int, T], R], items: Iterable[tuple[int, T]]) -> list[R]:

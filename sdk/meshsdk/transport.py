@@ -183,6 +183,14 @@ class Transport:
         return type(self), (self.settings,)
 
 
+def parsed(reader: Callable[[bytes], T], body: bytes) -> T:
+    """A document of S3's; raises ServerError when it is none, or tells of a failure after a good status."""
+    try:
+        return reader(body)
+    except S3Error as error:
+        raise server_error(error.status, error.code, error.message) from error
+
+
 def read_error(response: Response) -> MeshError:
     """The error an answer of status ≥ 300 stands for; reads its body. S3's XML and our JSON are both
     understood.

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from meshsdk.arenas import Arena, HostMemory, slot_size
 
@@ -107,3 +109,29 @@ def test_host_memory_is_aligned_and_writable() -> None:
     memory = HostMemory().allocate(4 << 20)
     assert memory.ctypes.data % PAGE == 0
     assert memory.flags.writeable
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(1, 5 * PAGE), st.integers(0, 50)), max_size=60),
+    st.integers(1, 12),
+)
+def test_any_order_of_taking_and_dropping_keeps_what_is_held(
+    steps: list[tuple[bool, int, int]], budget: int
+) -> None:
+    arena = Arena(budget * PAGE)
+    held: list[np.ndarray] = []
+    for number, (take, size, which) in enumerate(steps):
+        if take:
+            held.append(array(arena, size, number % 256))
+        elif held:
+            held.pop(which % len(held))
+        arena.collect()
+        assert all((one == one[0]).all() for one in held)
+        assert len({one.ctypes.data for one in held}) == len(held)
+        assert arena.leased >= sum(one.size for one in held)
+        assert len(arena._out) == len(held)
+    overflow = sum(len(slot.memory) for slot in arena._out if slot.spare)
+    assert arena.allocated - overflow <= max(arena.budget, 0)
+    held.clear()
+    arena.collect()
+    assert (arena.leased, len(arena._out)) == (0, 0)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from meshsdk.cli.places import Local, Remote, Standard, parse_place, relative_name
 from meshsdk.cli.running import exit_code, human
@@ -96,3 +99,19 @@ def test_paths_and_queries_are_encoded() -> None:
     for bucket, key in (("B", "k"), ("b/../c", "k"), ("bkt", "k\0"), ("bkt", "k" * 1025)):
         with pytest.raises(ConfigurationError):
             object_path(bucket, key)
+
+
+ENTRIES = st.builds(Entry, st.integers(0, 3), st.integers(0, 5000), st.sampled_from(["", A, B, f"{A}-2"]))
+SIDES = st.dictionaries(st.sampled_from("abcde"), ENTRIES)
+
+
+@given(SIDES, SIDES, st.booleans())
+def test_what_was_synced_is_in_sync(source: dict[str, Entry], target: dict[str, Entry], delete: bool) -> None:
+    found = compare(source, target, delete=delete)
+    after = target | {name: replace(source[name], modified_ms=9000) for name in found.copy}
+    for name in found.delete:
+        del after[name]
+    again = compare(source, after, delete=delete)
+    assert (again.copy, again.delete) == ((), ())
+    assert set(found.delete).isdisjoint(source)
+    assert after.keys() == (source.keys() if delete else source.keys() | target.keys())

@@ -17,7 +17,7 @@ from meshsdk.cli.copying import cp
 from meshsdk.cli.listing import ls, mb, rb, stat
 from meshsdk.cli.reading import cat, head
 from meshsdk.cli.removing import rm
-from meshsdk.cli.running import EXIT_INTERRUPTED, EXIT_USAGE, exit_code, report, shared_options
+from meshsdk.cli.running import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, exit_code, report, shared_options
 from meshsdk.cli.syncing import sync
 from meshsdk.errors import MeshError
 
@@ -69,4 +69,7 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:  # `mesh ls | head` has read enough
         sys.stderr.close()
         return 0
+    except OSError as error:
+        click.echo(f"mesh: {error}", err=True)
+        return EXIT_FAILED
     return result if isinstance(result, int) else 0

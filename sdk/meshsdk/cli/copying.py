@@ -155,7 +155,11 @@ def run_copies(session: Session, client: Client, copies: Sequence[Copy], *, jobs
                 _tell(session, copy, dryrun=False)
             return 0
 
-        failures = sum(pool.map(run, copies))
+        try:
+            failures = sum(pool.map(run, copies))
+        except BaseException:  # interrupted: those under way end, the others do not begin
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return EXIT_FAILED if failures else 0
 
 
