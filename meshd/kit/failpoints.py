@@ -12,6 +12,10 @@ import os
 import re
 import signal
 import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 _SPEC = re.compile(r"([\w.\-]+)=(kill|error|sleep)(?:\((\d+)\))?(?::after (\d+))?\Z")
 
@@ -48,13 +52,27 @@ def _parse(text: str) -> dict[str, _Failpoint]:
     return points
 
 
-_points: dict[str, _Failpoint] | None = _parse(os.environ.get("MESHD_FAILPOINTS", "")) or None
+class _Call:
+    def __init__(self, action: Callable[[], None]) -> None:
+        self.action = action
+
+    def fire(self, name: str) -> None:
+        self.action()
+
+
+_points: Mapping[str, _Failpoint | _Call] | None = _parse(os.environ.get("MESHD_FAILPOINTS", "")) or None
 
 
 def configure(text: str) -> None:
     """Replaces the failpoints of this process (tests); the empty text turns all off."""
     global _points
     _points = _parse(text) or None
+
+
+def call(name: str, action: Callable[[], None]) -> None:
+    """Has `action` called at each hit of `name`, in the thread that hits (tests that must interleave)."""
+    global _points
+    _points = {**(_points or {}), name: _Call(action)}
 
 
 def hit(name: str) -> None:

@@ -1,0 +1,107 @@
+"""Another process on the same store: does what one JSON command a line says, and answers with one line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from meshd.config import StoreSettings
+from meshd.kit.clock import ManualClock
+from meshd.store.errors import ConditionFailedError, StoreError
+from meshd.store.store import Store
+from meshd.testing.store_suite import put
+from meshwire.conditions import Conditions
+
+ROOT = Path(__file__).parents[2]
+
+
+def settings_at(place: Path) -> StoreSettings:
+    return StoreSettings.at(
+        place, small_object_bytes=64 << 10, segment_bytes=100_000, index_map_bytes=1 << 28
+    )
+
+
+async def increment(store: Store, key: str, times: int) -> int:
+    """Adds one to a counter so many times by compare-and-swap; how often it had to try again."""
+    lost = 0
+    for _ in range(times):
+        while True:
+            found = store.get("b", key)
+            number = int(store.read(found, 0, 20)) if found else 0
+            same = Conditions(if_match=(found.etag,)) if found else Conditions(if_none_match=("*",))
+            try:
+                await put(store, key, b"%d" % (number + 1), conditions=same)
+            except ConditionFailedError:
+                lost += 1
+                continue
+            break
+    return lost
+
+
+async def obey(store: Store, command: dict[str, Any]) -> Any:
+    if command["do"] == "increment":
+        return await increment(store, command["key"], command["times"])
+    if command["do"] == "put":
+        return (await put(store, command["key"], command["data"].encode())).stamp
+    if command["do"] == "compact":
+        return [await store.compact(file) for file in store.compactable(0.0)]
+    raise ValueError(command)
+
+
+def main() -> None:
+    place, writer, seconds = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+    clock = ManualClock()
+    clock.advance(seconds)
+    with (
+        closing(Store.open(settings_at(place), writer=writer, clock=clock)) as store,
+        asyncio.Runner() as runner,
+    ):
+        print("ready", flush=True)
+        for line in sys.stdin:
+            try:
+                answer = runner.run(obey(store, json.loads(line)))
+            except StoreError as error:
+                answer = repr(error)
+            print(json.dumps(answer), flush=True)
+
+
+class Neighbour:
+    """Starts and commands such a process; a context manager."""
+
+    def __init__(self, place: Path, writer: str, *, clock_ahead: float = 0.0) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.contract.store_neighbour", str(place), writer, str(clock_ahead)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._in, self._out = self._process.stdin, self._process.stdout
+        assert self._out.readline() == "ready\n"
+
+    def tell(self, **command: Any) -> None:
+        self._in.write(json.dumps(command) + "\n")
+        self._in.flush()
+
+    def answer(self) -> Any:
+        return json.loads(self._out.readline())
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def __enter__(self) -> Neighbour:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._process.communicate()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Several processes on one store: conditions are exact, the last commit wins, a death harms nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from meshd.kit import failpoints
+from meshd.kit.clock import ManualClock
+from meshd.store.checking import check
+from meshd.store.rebuilding import rebuild
+from meshd.store.store import Store
+from meshd.testing.store_suite import LARGE, put
+from tests.contract.store_neighbour import Neighbour, increment, settings_at
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def opened(place: Path, writer: str) -> closing[Store]:
+    return closing(Store.open(settings_at(place), writer=writer, clock=ManualClock()))
+
+
+def value(store: Store, key: str) -> bytes:
+    found = store.get("b", key)
+    assert found is not None
+    return store.read(found, 0, found.size)
+
+
+def test_compare_and_swap_is_exact_across_processes(tmp_path: Path) -> None:
+    with opened(tmp_path, "w0") as store, Neighbour(tmp_path, "w1") as one, Neighbour(tmp_path, "w2") as two:
+        for neighbour in (one, two):
+            neighbour.tell(do="increment", key="n", times=40)
+        lost = asyncio.run(increment(store, "n", 40)) + one.answer() + two.answer()
+        assert int(value(store, "n")) == 120
+        assert lost > 0
+    assert check(settings_at(tmp_path)).clean
+
+
+def test_an_overtaken_write_still_holds_after_a_rebuild(tmp_path: Path) -> None:
+    """The neighbour's clock runs ahead; it commits while our bytes are already placed with a lower stamp."""
+    for size, point in ((10, "store.data.after_sync"), (LARGE, "store.own.after_rename")):
+        with opened(tmp_path, "w0") as store, Neighbour(tmp_path, "w1", clock_ahead=1000) as neighbour:
+            theirs: list[int] = []
+
+            def overtake(neighbour: Neighbour = neighbour, theirs: list[int] = theirs) -> None:
+                failpoints.configure("")
+                neighbour.tell(do="put", key="k", data="theirs")
+                theirs.append(neighbour.answer())
+
+            failpoints.call(point, overtake)
+            ours = asyncio.run(put(store, "k", b"o" * size))
+            assert ours.stamp > theirs[0]
+            assert value(store, "k") == b"o" * size
+        assert rebuild(settings_at(tmp_path)).problems == []
+        with opened(tmp_path, "w0") as store:
+            assert value(store, "k") == b"o" * size
+        assert check(settings_at(tmp_path)).clean
+
+
+def test_a_neighbour_that_dies_harms_nobody(tmp_path: Path) -> None:
+    with opened(tmp_path, "w0") as store:
+        for _ in range(3):
+            with Neighbour(tmp_path, "w1") as neighbour:
+                neighbour.tell(do="increment", key="n", times=100_000)
+                asyncio.run(increment(store, "m", 30))
+                neighbour.kill()
+            before = int(value(store, "n"))
+            asyncio.run(increment(store, "n", 1))
+            assert int(value(store, "n")) == before + 1
+        assert int(value(store, "m")) == 90
+    Store.recover(settings_at(tmp_path))
+    report = check(settings_at(tmp_path))
+    assert report.clean, report.problems
+
+
+def test_compaction_goes_on_beside_writers_and_readers(tmp_path: Path) -> None:
+    async def fill(store: Store) -> None:
+        await asyncio.gather(*[put(store, f"k{number}", b"%d" % number * 3000) for number in range(60)])
+
+    with opened(tmp_path, "w0") as store, Neighbour(tmp_path, "s") as steward:
+        asyncio.run(fill(store))
+        asyncio.run(put(store, "seals", b"the full segment"))
+        held = {key: record for key, record in store.list("b").entries}
+        steward.tell(do="compact")
+        asyncio.run(increment(store, "n", 50))
+        assert steward.answer()
+        for key, record in held.items():
+            assert store.read(record, 0, record.size) == value(store, key)
+    report = check(settings_at(tmp_path))
+    assert report.clean, report.problems
