@@ -22,7 +22,7 @@ from meshd.telemetry import metrics
 from meshwire.documents import PlanError
 from meshwire.frames import FRAME_VERSION
 from meshwire.permutations import order
-from meshwire.plans import rank_slice
+from meshwire.plans import batch_rows, rank_rows, rank_slice
 
 if TYPE_CHECKING:
     from meshd.assembly.addressing import Address, Frame
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from meshwire.permutations import Order
     from meshwire.snapshots import Snapshot
 
-MAX_ROWS = 32768
+MAX_ROWS = 32768  # being built at a time; a larger frame is built alone
+MAX_FRAME_ROWS = 1 << 18
 MIN_BUILDING_BYTES = 256 << 20
 MAX_FRAME_BYTES = 4 << 30
 _ORDERS = 64
@@ -79,8 +80,8 @@ class Assembler:
     async def _build(self, address: Address) -> MemoryFrame:
         plan = await self.catalog.plan(address.plan)
         snapshot = await self.catalog.snapshot(plan.snapshot)
-        rows = self._rows(address, plan, snapshot)
-        with self._admission(plan, len(rows)):
+        with self._admission(plan, count_rows(address, plan)):
+            rows = self._rows(address, plan, snapshot)
             builder = FrameBuilder(self._kitchen, plan, snapshot, address.epoch, rows, _metadata(address))
             frame = await builder.build()
         if isinstance(address, FrameAddress):
@@ -147,6 +148,24 @@ class _Admission:
 
     def __exit__(self, *_: object) -> None:
         self._assembler.leave(self._rows, self._size)
+
+
+def count_rows(address: Address, plan: Plan) -> int:
+    """The rows of a frame, before they are worked out. Raises BatchError InvalidPlan, TooLarge."""
+    if isinstance(address, RowsAddress):
+        return len(address.samples)
+    try:
+        whole = batch_rows(plan.samples, address.batch, address.origin, address.step, plan.spec.tail)
+        first, end = rank_rows(whole, address.rank, address.world)
+    except PlanError as error:
+        raise BatchError("InvalidPlan", str(error), detail={"path": error.path}) from error
+    if end - first > MAX_FRAME_ROWS:
+        raise BatchError(
+            "TooLarge",
+            f"the frame would have {end - first} rows; at most {MAX_FRAME_ROWS} are assembled",
+            help="use a smaller batch, or more ranks",
+        )
+    return end - first
 
 
 def _chosen_rows(address: RowsAddress, snapshot: Snapshot) -> Rows:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshd.assembly.addressing import RowsAddress
+from meshd.assembly.assembler import count_rows
 from meshd.assembly.errors import BatchError
 from meshd.assembly.ledger import read_ledger
 from meshd.assembly.plans import Output, Plan
@@ -161,6 +162,7 @@ class BatchService:
     ) -> tuple[Snapshot, Slice, Iterator[Blob]]:
         plan = await self._catalog.plan(address.plan)
         admit_bucket(self._access, identity, plan.bucket)
+        count_rows(address, plan)
         snapshot = await self._catalog.snapshot(plan.snapshot)
         piece = slice_of(plan, address)
         spec = plan.spec

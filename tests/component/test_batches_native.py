@@ -20,11 +20,13 @@ from meshd.testing.daemons import Daemon
 from meshwire import frames
 from meshwire.sampleframes import SampleFrame, ragged_rows
 from meshwire.snapshots import Snapshot
-from tests.component.s3_raw import Answer, Wire
+from tests.component.s3_raw import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.component.s3_raw import Answer
 
 SIDE = 12
 CROP: list[dict[str, Any]] = [
@@ -55,7 +57,9 @@ class Mesh(Wire):
         document: dict[str, Any] = json.loads(answer.body)
         return document
 
-    def frame(self, plan: str, epoch: int = 0, step: int = 0, **query: Any) -> dict[str, np.ndarray[Any, Any]]:
+    def frame(
+        self, plan: str, epoch: int = 0, step: int = 0, **query: Any
+    ) -> dict[str, np.ndarray[Any, Any]]:
         answer = self.raw(plan, epoch, step, **query)
         assert answer.status == 200, answer.body
         assert int(answer.headers["content-length"]) == len(answer.body)
@@ -67,8 +71,12 @@ class Mesh(Wire):
         return self.call("GET", f"/-/plans/{plan}/{epoch}/{step}" + (f"?{text}" if text else ""))
 
     def metric(self, name: str, labels: str = "") -> float:
-        text = self.exchange(f"GET /metrics HTTP/1.1\r\nHost: {self.host}\r\n\r\n".encode(), method="GET").body
-        found = re.findall(rf"^{name}{re.escape(labels)}(?:\{{[^}}]*\}})? (\S+)$", text.decode(), re.MULTILINE)
+        text = self.exchange(
+            f"GET /metrics HTTP/1.1\r\nHost: {self.host}\r\n\r\n".encode(), method="GET"
+        ).body
+        found = re.findall(
+            rf"^{name}{re.escape(labels)}(?:\{{[^}}]*\}})? (\S+)$", text.decode(), re.MULTILINE
+        )
         return sum(float(value) for value in found)
 
 
@@ -114,7 +122,9 @@ def png(sample: int) -> bytes:
 def fill(s3: Any, bucket: str, count: int, bad: tuple[int, ...] = ()) -> None:
     for sample in range(count):
         body = png(sample)[:60] if sample in bad else png(sample)
-        s3.put_object(Bucket=bucket, Key=f"train/{'cat' if sample % 3 else 'dog'}/{sample:04d}.png", Body=body)
+        s3.put_object(
+            Bucket=bucket, Key=f"train/{'cat' if sample % 3 else 'dog'}/{sample:04d}.png", Body=body
+        )
 
 
 @pytest.fixture(scope="module")
@@ -132,14 +142,23 @@ def pictures(s3: Any) -> str:
 def test_a_snapshot_of_objects(mesh: Mesh, pictures: str) -> None:
     got = mesh.snapshot(f"s3://{pictures}/train")
     assert (got["samples"], got["objects"], got["shards"], got["skipped"]) == (50, 50, 1, 0)
-    assert got["fields"] == {"image": {"kind": "bytes"}, "label": {"kind": "label", "classes": ["cat", "dog"]}}
+    assert got["fields"] == {
+        "image": {"kind": "bytes"},
+        "label": {"kind": "label", "classes": ["cat", "dog"]},
+    }
     assert mesh.snapshot(f"s3://{pictures}/train/")["snapshot"] == got["snapshot"]
     document = mesh.call("GET", f"/-/snapshots/{got['snapshot']}")
     assert Snapshot.from_bytes(document.body).hash == got["snapshot"]
 
 
 def test_samples_with_a_missing_field_are_left_out(mesh: Mesh, s3: Any, bucket: str) -> None:
-    for key, body in [("a.png", png(1)), ("a.cls", b"4"), ("b.png", png(2)), ("c.cls", b"5"), ("notes.txt", b"")]:
+    for key, body in [
+        ("a.png", png(1)),
+        ("a.cls", b"4"),
+        ("b.png", png(2)),
+        ("c.cls", b"5"),
+        ("notes.txt", b""),
+    ]:
         s3.put_object(Bucket=bucket, Key=key, Body=body)
     got = mesh.snapshot(f"s3://{bucket}/", {"image": "png", "label": "cls"})
     assert (got["samples"], got["skipped"]) == (1, 2)
@@ -197,7 +216,12 @@ def test_a_plan(mesh: Mesh, pictures: str) -> None:
         ({"ops": [{"op": "decoed", "field": "image"}]}, 400, "UnknownOp", "ops[0].op"),
         ({"ops": [{"op": "decode", "field": "imag"}]}, 400, "InvalidPlan", "ops[0].field"),
         ({"ops": [{"op": "decode", "field": "label"}]}, 400, "InvalidPlan", "ops[0].field"),
-        ({"ops": [{"op": "decode", "field": "image", "version": "9"}]}, 410, "UnknownOpBuild", "ops[0].version"),
+        (
+            {"ops": [{"op": "decode", "field": "image", "version": "9"}]},
+            410,
+            "UnknownOpBuild",
+            "ops[0].version",
+        ),
         ({"ops": [{"op": "resize", "field": "image", "args": {"size": 9}}]}, 400, "InvalidPlan", "ops[0]"),
         ({"ops": [], "seed": -1}, 400, "InvalidPlan", "seed"),
         ({"ops": [], "shuffle": {"kind": "blocks"}}, 400, "InvalidPlan", "shuffle.shards"),
@@ -269,8 +293,18 @@ def test_metadata_and_stock_safetensors(mesh: Mesh, pictures: str) -> None:
     assert answer.headers["content-type"] == frames.CONTENT_TYPE
     assert answer.headers["x-mesh-rows"] == "4"
     header = frames.parse_header(answer.body)
-    known = {name: header.metadata[name] for name in ("epoch", "step", "rank", "world", "batch", "origin", "plan")}
-    assert known == {"epoch": "4", "step": "1", "rank": "1", "world": "2", "batch": "8", "origin": "0", "plan": plan}
+    known = {
+        name: header.metadata[name] for name in ("epoch", "step", "rank", "world", "batch", "origin", "plan")
+    }
+    assert known == {
+        "epoch": "4",
+        "step": "1",
+        "rank": "1",
+        "world": "2",
+        "batch": "8",
+        "origin": "0",
+        "plan": plan,
+    }
     assert header.body % 4096 == 0
     loaded = safetensors.numpy.load(answer.body)
     np.testing.assert_array_equal(loaded["image"], frames.views(answer.body)["image"])
@@ -280,7 +314,9 @@ def test_a_frame_is_decoded_once_for_all_who_ask(mesh: Mesh, pictures: str) -> N
     plan = mesh.plan(mesh.snapshot(f"s3://{pictures}/train")["snapshot"], seed=99)["plan"]
     before = mesh.metric("meshd_transform_samples_total")
     answers: list[Answer] = []
-    askers = [threading.Thread(target=lambda: answers.append(mesh.raw(plan, 0, 0, batch=48))) for _ in range(4)]
+    askers = [
+        threading.Thread(target=lambda: answers.append(mesh.raw(plan, 0, 0, batch=48))) for _ in range(4)
+    ]
     for asker in askers:
         asker.start()
     for asker in askers:
@@ -393,7 +429,9 @@ def test_too_many_bad_samples_always_raise(mesh: Mesh, spoilt: str) -> None:
     assert "2 bad rows of 40, 1 allowed" in error(answer)["message"]
 
 
-def test_a_dataset_of_bad_samples_raises_rather_than_searching_for_ever(mesh: Mesh, s3: Any, bucket: str) -> None:
+def test_a_dataset_of_bad_samples_raises_rather_than_searching_for_ever(
+    mesh: Mesh, s3: Any, bucket: str
+) -> None:
     fill(s3, bucket, 4, bad=(0, 1, 2, 3))
     plan = mesh.plan(mesh.snapshot(f"s3://{bucket}/train")["snapshot"], max_bad=1.0)["plan"]
     answer = mesh.raw(plan, batch=4)
@@ -556,9 +594,10 @@ def test_others_see_nothing(node: Daemon, mesh: Mesh, pictures: str) -> None:
 @pytest.mark.parametrize(
     ("query", "status"),
     [
-        ("batch=0", 400), ("batch=-1", 400), ("batch=x", 400), ("batch=99999999999999999999", 400), ("world=0", 400),
-        ("rank=1", 400), ("rank=2&world=2", 400), ("origin=51", 400), ("format=xml", 400), ("bach=4", 400),
-        ("batch=4&batch=4", 400), ("batch=%ff", 400), ("&".join("a=1" for _ in range(200)), 400),
+        ("batch=0", 400), ("batch=-1", 400), ("batch=x", 400), ("batch=99999999999999999999", 400),
+        ("world=0", 400), ("rank=1", 400), ("rank=2&world=2", 400), ("origin=51", 400), ("format=xml", 400),
+        ("bach=4", 400), ("batch=4&batch=4", 400), ("batch=%ff", 400), ("a=1&" * 200, 400),
+        ("batch=16777216&format=tar", 413),
         ("batch=16777216", 413),
     ],
 )  # fmt: skip
@@ -570,7 +609,8 @@ def test_addresses_refused(mesh: Mesh, pictures: str, query: str, status: int) -
 
 
 @pytest.mark.parametrize(
-    "target", ["/-/plans/", "/-/plans/abc", "/-/plans/abc/0/0", "/-/plans/%00/0/0", "/-/snapshots/..%2f..%2fetc"]
+    "target",
+    ["/-/plans/", "/-/plans/abc", "/-/plans/abc/0/0", "/-/plans/%00/0/0", "/-/snapshots/..%2f..%2fetc"],
 )
 def test_paths_refused(mesh: Mesh, target: str) -> None:
     answer = mesh.call("GET", target)
@@ -589,7 +629,9 @@ def test_unsigned_requests_are_refused(mesh: Mesh) -> None:
     assert mesh.exchange(request, method="GET").status == 403
 
 
-def test_a_transform_process_that_dies_costs_nothing_but_time(node: Daemon, mesh: Mesh, pictures: str) -> None:
+def test_a_transform_process_that_dies_costs_nothing_but_time(
+    node: Daemon, mesh: Mesh, pictures: str
+) -> None:
     plan = mesh.plan(mesh.snapshot(f"s3://{pictures}/train")["snapshot"], seed=123)["plan"]
     wanted = mesh.frame(plan, 5, 0, batch=48)
     for name in ("transform-0", "transform-1"):

@@ -1,0 +1,139 @@
+"""The assembler behind its Unix socket: frames, errors, cancellation, a steward that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from meshd.assembly.addressing import FrameAddress, RowsAddress
+from meshd.assembly.errors import BatchError
+from meshd.assembly.memory import MemoryFrame
+from meshd.assembly.remote import RemoteAssembler
+from meshd.assembly.serving import serve_assembler
+from meshd.net.unixmessages import listen
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from meshd.assembly.addressing import Address, Frame
+
+PLAN = "ab" * 32
+
+
+class Source:
+    """Answers with frames that hold their address; `gate`: wait for it first."""
+
+    def __init__(self) -> None:
+        self.gate: asyncio.Event | None = None
+        self.asked: list[Address] = []
+        self.cancelled = 0
+
+    async def frame(self, address: Address) -> Frame:
+        self.asked.append(address)
+        try:
+            if self.gate is not None:
+                await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if isinstance(address, RowsAddress):
+            raise BatchError("BadSample", "no good", help="look", detail={"key": "k"})
+        if address.step == 99:
+            raise ZeroDivisionError("secret detail")
+        frame = MemoryFrame(64)
+        os.pwrite(frame.fd, repr(address).encode()[:64], 0)
+        frame.rows = address.batch
+        return frame.hand_out("joined")
+
+
+@asynccontextmanager
+async def door(path: Path) -> AsyncIterator[tuple[Source, RemoteAssembler]]:
+    source, listener = Source(), listen(path)
+    serving = asyncio.create_task(serve_assembler(source, listener))
+    remote = RemoteAssembler(path)
+    try:
+        yield source, remote
+    finally:
+        await remote.aclose()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        listener.close()
+
+
+def test_frames_and_errors_come_through(tmp_path: Path) -> None:
+    async def run() -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        async with door(tmp_path / "s.sock") as (source, remote):
+            addresses = [FrameAddress(PLAN, 1, step, 0, 1, 8, 3) for step in range(20)]
+            frames = await asyncio.gather(*(remote.frame(address) for address in addresses))
+            for address, frame in zip(addresses, frames, strict=True):
+                assert (frame.rows, frame.size, frame.result) == (8, 64, "joined")
+                assert os.pread(frame.fd, 64, 0).rstrip(b"\0") == repr(address).encode()[:64]
+                frame.close()
+                frame.close()
+            with pytest.raises(BatchError, match="no good") as caught:
+                await remote.frame(RowsAddress(PLAN, 0, (1, 2)))
+            assert (caught.value.code, caught.value.detail, caught.value.help) == (
+                "BadSample",
+                {"key": "k"},
+                "look",
+            )
+            assert source.asked[-1] == RowsAddress(PLAN, 0, (1, 2))
+            with pytest.raises(BatchError, match="log says why") as caught:
+                await remote.frame(FrameAddress(PLAN, 0, 99))
+            assert caught.value.code == "InternalError"
+        assert len(os.listdir("/proc/self/fd")) <= before
+
+    asyncio.run(run())
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110  the other side's state has no event to wait for
+            await asyncio.sleep(0.001)
+
+
+def test_a_cancelled_request_is_forgotten_on_the_other_side(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with door(tmp_path / "s.sock") as (source, remote):
+            source.gate = asyncio.Event()
+            asking = asyncio.create_task(remote.frame(FrameAddress(PLAN, 0, 0)))
+            await until(lambda: source.asked)
+            asking.cancel()
+            await until(lambda: source.cancelled)
+            source.gate.set()
+            (await remote.frame(FrameAddress(PLAN, 0, 1))).close()
+
+    asyncio.run(run())
+
+
+def test_a_steward_that_goes_away_means_come_back(tmp_path: Path) -> None:
+    async def run() -> None:
+        path = tmp_path / "s.sock"
+        remote = RemoteAssembler(path)
+        with pytest.raises(BatchError) as caught:
+            await remote.frame(FrameAddress(PLAN, 0, 0))
+        assert (caught.value.code, caught.value.retry_after) == ("Busy", 1)
+        source, listener = Source(), listen(path)
+        source.gate = asyncio.Event()
+        serving = asyncio.create_task(serve_assembler(source, listener))
+        asking = asyncio.create_task(remote.frame(FrameAddress(PLAN, 0, 0)))
+        await until(lambda: source.asked)
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        with pytest.raises(BatchError, match="restarting"):
+            await asking
+        source.gate = None
+        serving = asyncio.create_task(serve_assembler(source, listener))
+        (await remote.frame(FrameAddress(PLAN, 0, 1))).close()
+        await remote.aclose()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        listener.close()
+
+    asyncio.run(run())

@@ -1,0 +1,350 @@
+"""The assembler over the in-memory store, with rows rendered inline: sharing, limits, bad samples,
+trouble.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from meshd.assembly.addressing import FrameAddress, RowsAddress
+from meshd.assembly.assembler import Assembler
+from meshd.assembly.errors import BatchError
+from meshd.assembly.ledger import LIMIT, BadSample, Ledger, read_ledger
+from meshd.assembly.memory import FrameCache, MemoryFrame
+from meshd.assembly.plans import Output, Plan
+from meshd.assembly.sources import cut_pieces
+from meshd.config import TransformSettings
+from meshd.kit.clock import ManualClock
+from meshd.store.memory import MemoryStore
+from meshd.store.records import Location, Meta
+from meshwire import frames
+from meshwire.fields import parse_fields
+from meshwire.plans import parse_spec, plan_hash
+from meshwire.snapshots import build_from_objects
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from meshd.assembly.rendering import RowWork
+    from meshwire.snapshots import Snapshot
+
+SAMPLES = 30
+
+
+class Failure:
+    def __init__(self, row: int, kind: str) -> None:
+        self.row, self.field, self.kind, self.op, self.message = row, 0, kind, "stamp", "no good"
+
+
+class Rendered:
+    parts: Sequence[Any] = ()
+
+    def __init__(self, failures: list[Failure]) -> None:
+        self.failures = failures
+
+    def close(self) -> None:
+        pass
+
+
+class Stamper:
+    """Renders a row as 4 bytes: the sample's first one, and the position. `bad`: samples that fail, and
+    how.
+    """
+
+    def __init__(self) -> None:
+        self.rows = self.calls = 0
+        self.bad: dict[int, str] = {}
+        self.called = asyncio.Event()
+        self.gate: asyncio.Event | None = None
+
+    async def render(
+        self,
+        job: str,
+        program_text: str,
+        epoch: int,
+        rows: Sequence[RowWork],
+        *,
+        frame_fd: int,
+        frame_bytes: int,
+        targets: Sequence[tuple[int, int] | None],
+    ) -> Rendered:
+        self.calls += 1
+        self.called.set()
+        if self.gate is not None:
+            await self.gate.wait()
+        self.rows += len(rows)
+        target = targets[0]
+        assert target is not None
+        failures = []
+        for work in rows:
+            ((path, offset, length),) = work.sources[0]
+            fd = os.open(path, os.O_RDONLY)
+            sample = os.pread(fd, length, offset)[0]
+            os.close(fd)
+            if sample in self.bad:
+                failures.append(Failure(work.row, self.bad[sample]))
+            os.pwrite(frame_fd, bytes([sample, work.position, epoch, 0]), target[0] + 4 * work.row)
+        return Rendered(failures)
+
+
+class Bench:
+    """A store with a snapshot of SAMPLES objects, and an assembler over it."""
+
+    def __init__(self, cache: int = 1 << 20) -> None:
+        self.store = MemoryStore(ManualClock())
+        self.renderer = Stamper()
+        self.assembler = Assembler(self.store, self.renderer, TransformSettings(1, cache), node="n1")
+
+    async def fill(self) -> Snapshot:
+        listing = []
+        for sample in range(SAMPLES):
+            data, key = bytes([sample]), f"d/{'ab'[sample % 2]}/{sample:03d}.bin"
+            writer = self.store.writer("b", key, size=1)
+            await writer.write(data)
+            etag = hashlib.md5(data, usedforsecurity=False).hexdigest()
+            await writer.commit(Meta(etag))
+            listing.append((key, etag, 1))
+        fields = parse_fields({"image": {"ext": "bin"}, "label": {"class": "prefix"}})
+        snapshot = build_from_objects(sorted(listing), source="s3://b/d/", fields=fields).snapshot
+        await self.assembler.catalog.add_snapshot(snapshot)
+        return snapshot
+
+    async def plan(self, **spec: Any) -> str:
+        snapshot = await self.fill()
+        parsed = parse_spec({"seed": 3, "tail": "ragged", **spec})
+        digest = plan_hash(snapshot.hash, parsed)
+        outputs = {"image": Output("uint8", (4,))}
+        await self.assembler.catalog.add_plan(Plan(digest, snapshot.hash, "b", SAMPLES, parsed, outputs))
+        return digest
+
+    async def get(self, address: Any) -> tuple[dict[str, Any], str]:
+        frame = await self.assembler.frame(address)
+        data = os.pread(frame.fd, frame.size, 0)
+        frame.close()
+        frames.verify(data)
+        return frames.views(data), frame.result
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    made.store.close()
+
+
+def test_rows_are_where_the_order_puts_them(bench: Bench) -> None:
+    async def run() -> None:
+        plan = await bench.plan()
+        got, _ = await bench.get(FrameAddress(plan, 4, 0, batch=SAMPLES))
+        assert sorted(got["image"][:, 0].tolist()) == list(range(SAMPLES))
+        assert got["image"][:, 1].tolist() == got["__pos"].tolist() == list(range(SAMPLES))
+        assert (got["image"][:, 2] == 4).all()
+        names = sorted(range(SAMPLES), key=lambda sample: "ab"[sample % 2] + f"{sample:03d}")
+        assert {names.index(int(row[0])) for row in got["image"]} == set(range(SAMPLES))
+        assert (got["label"] == got["image"][:, 0] % 2).all()
+
+    asyncio.run(run())
+
+
+def test_one_flight_an_address_and_a_cache_behind_it(bench: Bench) -> None:
+    async def run() -> None:
+        plan = await bench.plan()
+        address = FrameAddress(plan, 0, 0, batch=10)
+        results = await asyncio.gather(*(bench.get(address) for _ in range(5)))
+        assert sorted(result for _, result in results) == ["joined"] * 4 + ["miss"]
+        assert bench.renderer.rows == 10
+        assert (await bench.get(address))[1] == "hit"
+        await bench.get(RowsAddress(plan, 0, (1, 2)))
+        assert (await bench.get(RowsAddress(plan, 0, (1, 2))))[1] == "miss"  # random access is not kept
+        assert bench.renderer.rows == 14
+
+    asyncio.run(run())
+
+
+def test_the_cache_is_bounded() -> None:
+    cache: FrameCache[int] = FrameCache(100)
+    for number in range(5):
+        cache.put(number, MemoryFrame(40))
+    assert (len(cache), cache.bytes) == (2, 80)
+    assert cache.get(2) is None
+    assert cache.get(3) is not None
+    cache.put(9, MemoryFrame(40))
+    assert cache.get(4) is None  # 3 was used after it
+    cache.put(10, MemoryFrame(101))
+    assert cache.get(10) is None
+    cache.clear()
+    assert cache.bytes == 0
+
+
+def test_nobody_waits_nothing_is_built(bench: Bench) -> None:
+    async def run() -> None:
+        plan = await bench.plan()
+        bench.renderer.gate = asyncio.Event()
+        address = FrameAddress(plan, 0, 0, batch=10)
+        asking = [asyncio.ensure_future(bench.get(address)) for _ in range(2)]
+        await bench.renderer.called.wait()
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        await asyncio.sleep(0)
+        assert bench.renderer.rows == 0
+        bench.renderer.gate.set()
+        assert (await bench.get(address))[1] == "miss"
+        assert "0 rows being built" in repr(bench.assembler)
+
+    asyncio.run(run())
+
+
+def test_beyond_its_room_the_assembler_says_come_back(bench: Bench) -> None:
+    async def run() -> None:
+        plan = await bench.plan(tail="pad")
+        bench.renderer.gate = asyncio.Event()
+        first = asyncio.ensure_future(bench.get(FrameAddress(plan, 0, 0, batch=20_000)))
+        await bench.renderer.called.wait()
+        with pytest.raises(BatchError, match="being built") as caught:
+            await bench.get(FrameAddress(plan, 1, 0, batch=20_000))
+        assert (caught.value.code, caught.value.retry_after) == ("Busy", 1)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_stand_ins_are_keyed_not_lucky(bench: Bench) -> None:
+    async def run() -> None:
+        plan = await bench.plan(max_bad=1.0)
+        bench.renderer.bad = dict.fromkeys(range(20), "bad")
+        whole, _ = await bench.get(FrameAddress(plan, 0, 0, batch=SAMPLES))
+        assert (whole["image"][:, 0] >= 20).all()
+        assert whole["__status"].sum() == 20
+        assert (whole["label"] == whole["image"][:, 0] % 2).all()
+        for world in (2, 7):
+            parts = [
+                (await bench.get(FrameAddress(plan, 0, 0, rank, world, SAMPLES)))[0] for rank in range(world)
+            ]
+            np.testing.assert_array_equal(np.concatenate([part["image"] for part in parts]), whole["image"])
+        ledger = read_ledger(bench.assembler.catalog, plan)
+        assert len(ledger) == 20
+        assert max(entry["times"] for entry in ledger) > 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("policy", ["mask", "drop"])
+def test_masked_and_dropped(bench: Bench, policy: str) -> None:
+    async def run() -> None:
+        plan = await bench.plan(max_bad=1.0, on_bad=policy)
+        bench.renderer.bad = {3: "bad", 4: "bad"}
+        got, _ = await bench.get(FrameAddress(plan, 0, 0, batch=SAMPLES))
+        if policy == "drop":
+            assert sorted(got["image"][:, 0].tolist()) == [s for s in range(SAMPLES) if s not in (3, 4)]
+            assert got["__pos"].size == SAMPLES - 2
+        else:
+            rows = np.flatnonzero(got["__status"] == 2)
+            assert rows.size == 2
+            assert not got["image"][rows].any()
+
+    asyncio.run(run())
+
+
+def test_all_rows_bad_and_dropped_is_an_empty_batch(bench: Bench) -> None:
+    async def run() -> None:
+        plan = await bench.plan(max_bad=1.0, on_bad="drop")
+        bench.renderer.bad = dict.fromkeys(range(SAMPLES), "bad")
+        got, _ = await bench.get(FrameAddress(plan, 0, 0, batch=SAMPLES))
+        assert got["image"].shape == (0, 4)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "code"),
+    [
+        ("bad", {"on_bad": "raise"}, "BadSample"),
+        ("bad", {"max_bad": 0.01}, "BadSample"),
+        ("op", {"on_bad": "mask", "max_bad": 1.0}, "OpFailed"),
+        ("read", {"on_bad": "mask", "max_bad": 1.0}, "Busy"),
+    ],
+)
+def test_what_is_raised(bench: Bench, kind: str, spec: dict[str, Any], code: str) -> None:
+    async def run() -> None:
+        plan = await bench.plan(**spec)
+        bench.renderer.bad = {3: kind, 4: kind}
+        address = FrameAddress(plan, 0, 0, batch=SAMPLES)
+        with pytest.raises(BatchError) as caught:
+            await bench.get(address)
+        assert caught.value.code == code
+        assert caught.value.help
+        assert BatchError.from_document(caught.value.to_document()).message == caught.value.message
+        if code != "Busy":
+            assert caught.value.detail["node"] == "n1"
+        bench.renderer.bad = {}  # an error is not kept: the address works once its cause is gone
+        assert (await bench.get(address))[1] == "miss"
+
+    asyncio.run(run())
+
+
+def test_bytes_that_moved_are_found_again(bench: Bench) -> None:
+    async def run() -> None:
+        plan = await bench.plan(on_bad="raise")
+        render = bench.renderer.render
+
+        async def once(*args: Any, **options: Any) -> Any:
+            bench.renderer.bad = {5: "read"} if not bench.renderer.calls else {}
+            return await render(*args, **options)
+
+        bench.renderer.render = once  # type: ignore[method-assign]
+        got, _ = await bench.get(FrameAddress(plan, 0, 0, batch=SAMPLES))
+        assert sorted(got["image"][:, 0].tolist()) == list(range(SAMPLES))
+        assert bench.renderer.rows == SAMPLES + 1
+
+    asyncio.run(run())
+
+
+def test_addresses_outside_the_epoch(bench: Bench) -> None:
+    async def run() -> None:
+        plan = await bench.plan()
+        for wrong in (
+            FrameAddress(plan, 0, 3, batch=10),
+            FrameAddress(plan, 0, 0, 5, 5, 10),
+            FrameAddress(plan, 0, 0, batch=10, origin=31),
+            RowsAddress(plan, 0, (SAMPLES,)),
+        ):
+            with pytest.raises(BatchError) as caught:
+                await bench.get(wrong)
+            assert caught.value.code == "InvalidPlan"
+        with pytest.raises(BatchError, match="no plan"):
+            await bench.get(FrameAddress("0" * 64, 0, 0))
+
+    asyncio.run(run())
+
+
+def test_pieces_of_split_extents() -> None:
+    places = [Location("/a", 100, 10), Location("/b", 0, 5), Location("/c", 7, 20)]
+    assert cut_pieces(places, 0, 35) == (("/a", 100, 10), ("/b", 0, 5), ("/c", 7, 20))
+    assert cut_pieces(places, 8, 4) == (("/a", 108, 2), ("/b", 0, 2))
+    assert cut_pieces(places, 10, 5) == (("/b", 0, 5),)
+    assert cut_pieces(places, 14, 3) == (("/b", 4, 1), ("/c", 7, 2))
+    assert cut_pieces(places, 35, 0) == ()
+
+
+def test_the_ledger_is_bounded_and_survives(bench: Bench) -> None:
+    async def run() -> None:
+        catalog = bench.assembler.catalog
+        ledger = Ledger(catalog)
+        many = [BadSample(f"k{number}", "decode", "x" * 1000, 0, 0) for number in range(LIMIT + 5)]
+        await asyncio.gather(*(ledger.record("p", many[start::3]) for start in range(3)))
+        await Ledger(catalog).record("p", many[:1])
+        entries = read_ledger(catalog, "p")
+        assert len(entries) == LIMIT
+        assert entries[0]["times"] == 2
+        assert len(entries[0]["error"]) <= 1000
+        assert read_ledger(catalog, "other") == []
+
+    asyncio.run(run())
