@@ -14,7 +14,7 @@ from meshd.service.copying import checked_source, checksums_of, copied_meta
 from meshd.service.translation import store_errors, translate
 from meshd.store.errors import ExtentGoneError, StoreError
 from meshd.store.records import Meta
-from meshwire.conditions import Conditions, judge_read
+from meshwire.conditions import Conditions, judge_read, judge_write
 from meshwire.names import KeyNameError, check_key
 from meshwire.s3.errors import S3Error
 from meshwire.s3.rendering import not_modified, select_window
@@ -144,17 +144,25 @@ class ObjectService:
         if conditions is None:
             return
         existing = self._store.get(bucket, key)
-        if existing is None and conditions.if_match:
+        if existing is None:
+            verdict = judge_write(conditions, None)
+        else:
+            verdict = judge_write(conditions, existing.etag, existing.modified // 1000)
+        if verdict == "missing":
             raise S3Error("NoSuchKey", extra={"Key": key})
-        if existing is not None and "*" in conditions.if_none_match:
-            raise S3Error("PreconditionFailed", extra={"Condition": "If-None-Match"})
+        if verdict != "proceed":
+            raise S3Error("PreconditionFailed")
 
     async def settle(self, bucket: str, key: str, record: Record) -> None:
         """The bucket may have been deleted while the body arrived; then what was written must go again."""
-        if self._buckets.get(bucket) is None:
+        if not self.has_bucket(bucket):
             with store_errors():
                 await self._store.delete(bucket, key, conditions=Conditions(if_match=(record.etag,)))
             raise S3Error("NoSuchBucket", extra={"BucketName": bucket})
+
+    def has_bucket(self, name: str) -> bool:
+        """Whether the bucket is (still) there."""
+        return self._buckets.get(name) is not None
 
     async def copy(self, operation: CopyObject, identity: Identity) -> CopyResult:
         """A copy that shares the source's extents. Raises S3Error NoSuchKey, InvalidRequest,

@@ -72,6 +72,9 @@ class UploadService:
                 checksum_type=kind,
                 owner=identity.user_id,
             )
+            if not self._objects.has_bucket(operation.bucket):  # deleted meanwhile
+                await self._store.abort_upload(upload)
+                raise S3Error("NoSuchBucket", extra={"BucketName": operation.bucket})
         told = algorithm if operation.checksum_algorithm else ""
         return UploadCreated(upload.bucket, upload.key, upload.upload_id, told, kind if told else "")
 

@@ -15,13 +15,14 @@ from aiohttp.http_exceptions import BadStatusLine, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
 from meshd.telemetry import metrics
-from meshd.web.incoming import MeshRequest
 from meshd.web.replies import Reply, new_request_id
 from meshwire.s3.errors import S3Error
 from meshwire.s3.rendering import render_error
 
 if TYPE_CHECKING:
     import asyncio
+
+    from aiohttp.streams import StreamReader
 
     from meshd.kit.clock import Clock
 
@@ -34,7 +35,13 @@ class Connection(RequestHandler):
     """One client connection. `handle_error` is what aiohttp calls for a malformed request or a failed
     handler."""
 
-    __slots__ = ()
+    __slots__ = ("_half_closed", "_latest_body", "truncated_body")
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._half_closed = False
+        self.truncated_body: StreamReader | None = None
+        self._latest_body: StreamReader | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -45,14 +52,26 @@ class Connection(RequestHandler):
             metrics.http_connections.dec()
         super().connection_lost(exc)
 
+    @property
+    def at_its_last(self) -> bool:
+        """Whether the request being answered is the last one this client will have sent."""
+        return self._half_closed and not self._messages
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._messages:
+            self._latest_body = self._messages[-1][1]
+
     def eof_received(self) -> bool | None:  # type: ignore[override]  # asyncio takes a bool
-        """A client that ends its side in the middle of a body is told IncompleteBody; for that the other
-        side must stay open a moment longer."""
-        request = self._current_request
-        if not isinstance(request, MeshRequest) or request.content.is_eof():
+        """A client that ends its side still gets its answers: IncompleteBody if it ended in the middle of a
+        body. For that the other side stays open until they are written (`settle` closes it)."""
+        body, idle = self._latest_body, self._waiter is not None and not self._waiter.done()
+        if body is None or (idle and not self._messages):
             return None
-        request.truncated = True
-        request.content.feed_eof()
+        self._half_closed = True
+        if not body.is_eof():
+            self.truncated_body = body
+            body.feed_eof()
         return True
 
     def handle_error(

@@ -27,11 +27,18 @@ class MeshRequest(web.BaseRequest):
     called.
     """
 
-    ATTRS = web.BaseRequest.ATTRS | frozenset({"continued", "truncated", "verified_body"})
+    ATTRS = web.BaseRequest.ATTRS | frozenset({"continued", "verified_body"})
 
-    truncated: bool = False
     continued: bool = False
     verified_body: bytes | None = None
+
+    @property
+    def truncated(self) -> bool:
+        return getattr(self.protocol, "truncated_body", None) is self.content
+
+    @property
+    def is_last(self) -> bool:
+        return getattr(self.protocol, "at_its_last", False)
 
     async def read(self) -> bytes:
         """The whole body, the verified one where there is one."""

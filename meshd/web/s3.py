@@ -15,7 +15,7 @@ from meshd.store.errors import StoreError
 from meshd.web.authentication import request_head
 from meshd.web.executing import Call, Executor
 from meshd.web.replies import Reply, SentReply
-from meshd.web.sending import send_spans
+from meshd.web.sending import fetch_cold, send_spans
 from meshd.web.settling import Trace, settle
 from meshd.web.streaming import RequestBody
 from meshwire.s3 import operations as ops
@@ -89,11 +89,14 @@ class S3Endpoint:
         status, headers = _object_answer(operation, found, trace.request_id)
         if operation.head or not found.length:
             return Reply(status, headers, b"", self._now())
-        if found.length <= SMALL_BYTES:
-            return Reply(status, headers, objects.read(operation, found), self._now())
         try:
             with objects.reading(operation, found) as spans:
-                keep_alive = await send_spans(request, status, headers, spans, self._now())
+                if found.length > SMALL_BYTES:
+                    keep_alive = await send_spans(request, status, headers, spans, self._now())
+                else:
+                    await fetch_cold(spans)
+                    # Read through the store, which verifies what is small enough to be verified on the way.
+                    return Reply(status, headers, objects.read(operation, found), self._now())
         except StoreError as error:
             raise translate(error) from error
         trace.sent += found.length

@@ -53,6 +53,14 @@ async def send_spans(
     return keep_alive
 
 
+async def fetch_cold(spans: Sequence[Span]) -> None:
+    """Have a thread read in what is not in memory, so that reading `spans` next does not wait for a disk."""
+    for span in spans:
+        if span.length and not _resident(span.fd, span.offset, span.length):
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(None, _read_in, span.fd, span.offset, span.length)
+
+
 async def _drain(request: web.BaseRequest, transport: asyncio.Transport) -> None:
     """Wait until everything queued earlier is in the kernel: the pump writes past the transport's own
     queue."""

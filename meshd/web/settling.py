@@ -66,7 +66,8 @@ async def settle(request: MeshRequest, reply: Reply) -> None:
     tell where its next request would begin, so that connection ends, as does one with much of a body
     unread.
     """
-    if request.truncated or _unread(request) or ("Expect" in request.headers and not request.continued):
+    waiting = "Expect" in request.headers and not request.continued
+    if waiting or request.is_last or _unread(request):
         reply.force_close()
     await reply.prepare(request)
 

@@ -133,6 +133,25 @@ def test_a_short_body(wire: Wire, s3: Any, bucket: str) -> None:
     assert stored(s3, bucket) == []
 
 
+def test_a_truncated_chunked_body(wire: Wire, s3: Any, bucket: str) -> None:
+    sock = wire.connect()
+    head = wire.head("PUT", f"/{bucket}/k", headers={"transfer-encoding": "chunked"})
+    sock.sendall(head + chunked_body([b"abc"])[:-5])
+    sock.shutdown(socket.SHUT_WR)
+    answer = read_answer(sock, "PUT")
+    assert (answer.status, answer.code) == (400, "IncompleteBody")
+    assert stored(s3, bucket) == []
+
+
+def test_a_client_that_has_nothing_more_to_say_is_answered(wire: Wire, s3: Any, bucket: str) -> None:
+    s3.put_object(Bucket=bucket, Key="k", Body=bytes(2_000_000))
+    sock = wire.connect()
+    sock.sendall(wire.head("GET", f"/{bucket}/none") + wire.head("GET", f"/{bucket}/k"))
+    sock.shutdown(socket.SHUT_WR)
+    assert [answer.status for answer in read_answers(sock, 2)] == [404, 200]
+    assert sock.recv(1) == b""
+
+
 def test_a_client_that_vanishes(wire: Wire, s3: Any, bucket: str) -> None:
     sock = wire.connect()
     sock.sendall(wire.put(f"/{bucket}/k", bytes(5_000_000))[:2_000_000])

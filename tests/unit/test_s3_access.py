@@ -1,0 +1,78 @@
+"""Who may do what: decided from tables alone."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from meshd.control.buckets import Bucket, BucketTable
+from meshd.control.identities import IdentityTable, User
+from meshd.control.memory import MemoryControl
+from meshd.kit.clock import ManualClock
+from meshd.service.access import Access, Identity
+from meshwire.s3 import operations as ops
+from meshwire.s3.errors import S3Error
+
+ROOT = Identity("root", "root", "AKROOT", root=True)
+ALICE = Identity("alice", "Alice", "AKALICE")
+BOB = Identity("bob", "Bob", "AKBOB")
+
+
+@pytest.fixture
+def access() -> Access:
+    control = MemoryControl(ManualClock())
+    buckets, identities = BucketTable(control), IdentityTable(control)
+
+    async def fill() -> None:
+        await buckets.create(Bucket("hers", "alice", 0))
+        await buckets.create(Bucket("his", "bob", 0))
+        await identities.replace(frozenset(), [User("alice", "Alice", "", "AKALICE", "secret")])
+
+    asyncio.run(fill())
+    return Access(identities, buckets)
+
+
+def refusal(access: Access, who: Identity | None, operation: ops.Operation) -> str:
+    try:
+        access.admit(who, operation)
+    except S3Error as error:
+        return error.code
+    return ""
+
+
+def copy(source: str, target: str) -> ops.CopyObject:
+    return ops.CopyObject(target, "k", ops.CopySource(source, "k"), False, ops.ObjectHeaders())
+
+
+@pytest.mark.parametrize(
+    ("who", "operation", "expected"),
+    [
+        (ROOT, ops.GetObject("hers", "k"), ""),
+        (ALICE, ops.GetObject("hers", "k"), ""),
+        (BOB, ops.GetObject("hers", "k"), "AccessDenied"),
+        (None, ops.GetObject("hers", "k"), "AccessDenied"),
+        (None, ops.GetObject("none", "k"), "NoSuchBucket"),
+        (BOB, ops.GetObject("none", "k"), "NoSuchBucket"),
+        (None, ops.ListBuckets(), "AccessDenied"),
+        (BOB, ops.ListBuckets(), ""),
+        (None, ops.CreateBucket("new"), "AccessDenied"),
+        (BOB, ops.CreateBucket("hers"), ""),
+        (BOB, copy("his", "his"), ""),
+        (BOB, copy("hers", "his"), "AccessDenied"),
+        (BOB, copy("his", "hers"), "AccessDenied"),
+        (BOB, copy("none", "his"), "NoSuchBucket"),
+        (ROOT, copy("hers", "his"), ""),
+    ],
+)
+def test_admission(access: Access, who: Identity | None, operation: ops.Operation, expected: str) -> None:
+    assert refusal(access, who, operation) == expected
+
+
+def test_users_by_access_key(access: Access) -> None:
+    user = access.user("AKALICE")
+    assert Identity.of(user) == ALICE
+    assert "secret" not in repr(Identity.of(user))
+    with pytest.raises(S3Error) as excinfo:
+        access.user("AKNONE")
+    assert excinfo.value.code == "InvalidAccessKeyId"

@@ -1,0 +1,48 @@
+"""Heads as bytes, and the store's errors in S3's words."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshd.service.translation import translate
+from meshd.store import errors
+from meshd.web.replies import head_bytes
+from meshwire.s3.errors import CODES, S3Error
+
+NAMES = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=10)
+
+
+@given(st.lists(st.tuples(NAMES, st.text(max_size=30)), max_size=6))
+def test_no_value_can_end_a_line(headers: list[tuple[str, str]]) -> None:
+    text = head_bytes(200, [(n, v) for n, v in headers if v.isprintable() or "\n" in v or "\r" in v], 0)
+    head = text.decode("utf-8", "surrogateescape")
+    assert head.endswith("\r\n\r\n")
+    lines = head[:-4].split("\r\n")
+    assert not any("\n" in line or "\r" in line for line in lines)
+    assert lines[0] == "HTTP/1.1 200 OK"
+    kept = [n for n, v in headers if v.isprintable() or "\n" in v or "\r" in v]
+    assert [line.split(":")[0] for line in lines[3:]] == kept
+
+
+def test_a_split_response_stays_one_line() -> None:
+    head = head_bytes(206, [("x", "a\r\nset-cookie: b"), ("y", "c\0d")], 0, connection="close")
+    assert b"\r\nx: a  set-cookie: b\r\ny: c d\r\nConnection: close\r\n\r\n" in head
+    assert head.startswith(
+        b"HTTP/1.1 206 Partial Content\r\nServer: meshd\r\nDate: Thu, 01 Jan 1970 00:00:00 GMT\r\n"
+    )
+
+
+@pytest.mark.parametrize("kind", errors.StoreError.__subclasses__())
+def test_every_error_of_the_store_has_a_word(kind: type[errors.StoreError]) -> None:
+    error = kind(3) if kind is errors.InvalidPartError else kind("/secret/path is broken")  # type: ignore[call-arg]
+    refusal = translate(error)
+    assert isinstance(refusal, S3Error)
+    assert refusal.code in CODES
+    assert "/secret/path" not in refusal.message
+
+
+def test_a_full_disk_is_told_as_such() -> None:
+    refusal = translate(errors.DiskFullError("no room"))
+    assert (refusal.code, refusal.status) == ("InsufficientStorage", 507)
