@@ -118,17 +118,17 @@ class Store:
     async def link(
         self, bucket: str, key: str, source: Record, meta: Meta, conditions: Conditions | None = None
     ) -> Record:
-        """Shares the source's own files; bytes that lie in segments (small_object_bytes) are copied."""
-        copied = await asyncio.get_running_loop().run_in_executor(self._pool, self._small_extents, source)
+        """Shares the source's own files; bytes that lie in segments (small objects) are copied."""
+        copied = await asyncio.get_running_loop().run_in_executor(self._pool, self._bytes_in_segments, source)
         record: Record = await self._submit(LinkObject(bucket, key, source, copied, meta, conditions))
         return record
 
-    def _small_extents(self, source: Record) -> dict[Extent, bytes]:
-        small = self._settings.small_object_bytes
-        reader = Reader(
-            self._disks, small=0
-        )  # this runs in a thread of its own: the shared cache is the loop's
-        return {extent: reader.read_extent(extent) for extent in source.extents if extent.length <= small}
+    def _bytes_in_segments(self, source: Record) -> dict[Extent, bytes]:
+        reader = Reader(self._disks, small=-1)  # caches nothing; the shared one belongs to the loop's thread
+        with self._index.reading() as txn:
+            files = {extent.file: self._index.get_file(txn, extent.file) for extent in source.extents}
+        own = {file for file, info in files.items() if info is not None and info.kind == "own"}
+        return {extent: reader.read_extent(extent) for extent in source.extents if extent.file not in own}
 
     def reading(self, record: Record, offset: int, length: int) -> AbstractContextManager[Sequence[Span]]:
         return self._reader.reading(record, offset, length)

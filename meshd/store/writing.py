@@ -124,18 +124,23 @@ class StoredWriter:
             raise SizeMismatchError(f"{self._total} of the declared {self._declared} bytes were written")
         try:
             intent = self._intent(meta, await self._payload(), conditions)
-            self._state = "committing"
-            record: Record = await asyncio.shield(self._shop.committer.submit(intent))
-        except asyncio.CancelledError:
-            if self._state == "open":
-                await self.abort()
-            raise
+            future = self._shop.committer.submit(intent)
         except BaseException:
-            self._state = "open"
             await self.abort()
             raise
-        self._finish("committed")
+        self._finish("committing")
+        future.add_done_callback(self._committed)
+        record: Record = await asyncio.shield(future)
         return record
+
+    def _committed(self, future: asyncio.Future[Record]) -> None:
+        """The committer has answered, whether or not the caller still waits: a refused file is removed."""
+        if not future.cancelled() and future.exception() is None:
+            self._state = "committed"
+            return
+        self._state = "failed"
+        if self._own is not None:
+            self._own.discard()
 
     async def abort(self) -> None:
         if self._state != "open":
@@ -161,8 +166,7 @@ class StoredWriter:
             )
 
     def _finish(self, state: str) -> None:
-        if self._state in ("open", "committing"):
-            self._shop.active -= 1
+        self._shop.active -= 1
         self._state = state
         self._chunks = []
 

@@ -1,0 +1,83 @@
+"""Members say what they are: render, scan and parse agree, and names mislead no tool."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshd.store.errors import MetadataTooLargeError
+from meshd.store.listing import common_prefix, successor
+from meshd.store.members import RESERVE, Member, parse, render, safe_name, stamp_text
+from meshwire.tars import scan
+
+if TYPE_CHECKING:
+    from meshwire.tars import TarMember
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+KEYS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=300)
+NAMES = st.dictionaries(TEXT, TEXT, max_size=3)
+
+
+def scanned(header: bytes, size: int) -> TarMember:
+    return next(scan(lambda offset, length: header[offset : offset + length], 0, len(header) + size))
+
+
+@given(KEYS, TEXT, NAMES, NAMES, st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_what_is_rendered_is_parsed(
+    key: str, etag: str, headers: dict[str, str], metadata: dict[str, str], own: bool
+) -> None:
+    member = Member(
+        stamp_text(7), "object", "bucket", key, 5, etag, 99_000, headers, metadata, file=3, at=512
+    )
+    header = render(member, 11, reserve=RESERVE if own else None)
+    found = scanned(header, 11)
+    assert parse(found) == member
+    assert (found.size, found.mtime, found.name) == (11, 99, safe_name("bucket", key))
+    assert not own or found.data_offset == RESERVE
+
+
+@given(st.integers(0, 1023), st.integers(1, 255))
+@settings(max_examples=100, deadline=None)
+def test_a_changed_byte_never_makes_another_member(at: int, change: int) -> None:
+    member = Member(stamp_text(7), "object", "bucket", "key", 5, "etag", 99_000, file=3, at=512)
+    header = bytearray(render(member, 11))
+    header[at] ^= change
+    try:
+        found = parse(scanned(bytes(header), 11))
+    except ValueError:
+        return
+    assert found in (None, member)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=80))
+def test_names_mislead_no_tool(key: str) -> None:
+    name = safe_name("b", key)
+    parts = name.split("/")
+    assert parts[0] == "b"
+    assert not name.endswith("/")
+    assert not {".", ".."} & set(parts)
+    assert all(ord(letter) >= 32 and ord(letter) != 127 for letter in name)
+
+
+def test_too_much_metadata_is_refused() -> None:
+    member = Member(stamp_text(7), "object", "b", "k", metadata={"m": "x" * RESERVE})
+    with pytest.raises(MetadataTooLargeError, match="shorten the metadata"):
+        render(member, 1)
+
+
+@given(st.text(min_size=1).map(str.encode), st.binary(max_size=5))
+def test_the_successor_lies_behind_all_with_the_prefix(prefix: bytes, rest: bytes) -> None:
+    assert prefix + rest < successor(prefix)
+    assert not successor(prefix).startswith(prefix)
+
+
+def test_keys_roll_up_behind_the_prefix() -> None:
+    assert common_prefix(b"a/b/c", b"", b"/") == b"a/"
+    assert common_prefix(b"a/b/c", b"a/", b"/") == b"a/b/"
+    assert common_prefix(b"a/b", b"a/", b"/") is None
+    assert common_prefix(b"a/b", b"", b"") is None
+    assert common_prefix(b"xABy", b"", b"AB") == b"xAB"
