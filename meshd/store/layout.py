@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 EXTENTS = "extents"
 MARKER = "DISK"
-FANOUT = 256
+FANOUT = 64
 
 
 class DiskMarker(msgspec.Struct, frozen=True):

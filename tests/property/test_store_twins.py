@@ -226,5 +226,5 @@ async def _awaited(doing: Awaitable[Any]) -> Any:
 
 TestTwins = Twins.TestCase
 TestTwins.settings = settings(
-    max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=15, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
