@@ -195,6 +195,51 @@ def test_dead_files_go_and_compaction_gives_back_room(tmp_path: Path) -> None:
     assert rebuild(settings).objects == 10
 
 
+def test_what_was_deleted_stays_deleted_until_nothing_could_bring_it_back(tmp_path: Path) -> None:
+    """The deletion lies in a later file than the bytes; compacting that file must carry the deletion along."""
+    settings = StoreSettings.at(
+        tmp_path, small_object_bytes=64 << 10, segment_bytes=20_000, index_map_bytes=1 << 28
+    )
+
+    async def doing(store: Store) -> None:
+        await put(store, "stays", bytes(10_000))
+        gone = await put(store, "gone", bytes(5_000))
+        upload = await store.create_upload("b", "upload")
+        await put(store, "fills", bytes(20_000))
+        await put(store, "in the next file", b"")
+        await store.delete("b", "gone")
+        await store.abort_upload(upload)
+        await put(store, "fills too", bytes(30_000))
+        await put(store, "again in the next", b"")
+        old = gone.extents[0].file
+        for file in sorted(set(store.compactable(0.0)) - {old}):
+            assert await store.compact(file)
+
+    def gone_for_good() -> None:
+        assert rebuild(settings).problems == []
+        with opened(settings, "s") as store:
+            assert len(store.list("b").entries) == 5
+            assert store.get("b", "gone") is None
+            assert store.list_uploads("b").uploads == ()
+
+    with opened(settings, "s") as store:
+        asyncio.run(doing(store))
+    Store.recover(settings)
+    gone_for_good()
+    for _ in range(3):  # once the old bytes are gone the memory of their deletion goes too
+        with opened(settings, "s") as store:
+            for file in store.compactable(0.0):
+                assert asyncio.run(store.compact(file))
+        Store.recover(settings)
+        gone_for_good()
+    assert (
+        json.loads(CliRunner().invoke(inspect, ["stats", "--json", "--data-dir", str(tmp_path)]).stdout)[
+            "remembered_deletions"
+        ]
+        == 0
+    )
+
+
 def _used(place: Path) -> int:
     return sum(path.stat().st_size for path in place.glob("extents/*/*.tar"))
 
