@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 from contextlib import closing
@@ -238,6 +239,24 @@ def test_what_was_deleted_stays_deleted_until_nothing_could_bring_it_back(tmp_pa
         ]
         == 0
     )
+
+
+def test_a_file_that_only_remembers_a_deletion_is_kept(tmp_path: Path) -> None:
+    settings = dataclasses.replace(settings_at(tmp_path), segment_bytes=20_000)
+
+    async def doing(store: Store) -> None:
+        await put(store, "stays", bytes(20_000))
+        await put(store, "gone", b"in the same group or the next file")
+        await put(store, "fills", bytes(20_000))
+        await store.delete("b", "gone")
+        await put(store, "passing", bytes(30_000))
+        await put(store, "next file", b"")
+        await store.delete("b", "passing")
+
+    run(settings, doing)
+    assert rebuild(settings).problems == []
+    with opened(settings) as store:
+        assert [key for key, _ in store.list("b").entries] == ["fills", "next file", "stays"]
 
 
 def _used(place: Path) -> int:
