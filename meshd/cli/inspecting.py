@@ -148,9 +148,7 @@ def segment(settings: StoreSettings, file: str, as_json: bool) -> None:
         try:
             number = int(Path(file).name.split(".")[0], 16)
         except ValueError as error:
-            raise click.ClickException(
-                f"{file!r} is neither a file number in hexadecimal nor a file name"
-            ) from error
+            raise click.ClickException(f"{file!r} is no number in hexadecimal, nor a file name") from error
         with sight.index.reading() as txn:
             info = sight.index.get_file(txn, number)
         if info is None:

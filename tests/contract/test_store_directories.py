@@ -197,10 +197,8 @@ def test_dead_files_go_and_compaction_gives_back_room(tmp_path: Path) -> None:
 
 
 def test_what_was_deleted_stays_deleted_until_nothing_could_bring_it_back(tmp_path: Path) -> None:
-    """The deletion lies in a later file than the bytes; compacting that file must carry the deletion along."""
-    settings = StoreSettings.at(
-        tmp_path, small_object_bytes=64 << 10, segment_bytes=20_000, index_map_bytes=1 << 28
-    )
+    """The deletion lies behind the bytes, in a later file; compacting that one must carry it along."""
+    settings = dataclasses.replace(settings_at(tmp_path), segment_bytes=20_000)
 
     async def doing(store: Store) -> None:
         await put(store, "stays", bytes(10_000))
