@@ -119,8 +119,8 @@ def record(settings: StoreSettings, bucket: str, key: str, as_json: bool) -> Non
         if name != "extents":
             table.add_row(name, str(value))
     for number, extent in enumerate(document["extents"]):
-        place = f"{extent['path']} +{extent['offset']} ({extent['length']:,} bytes, crc32c {extent['crc32c']:08x})"
-        table.add_row("" if number else "extents", place)
+        told = f"{extent['length']:,} bytes, crc32c {extent['crc32c']:08x}"
+        table.add_row("" if number else "extents", f"{extent['path']} +{extent['offset']} ({told})")
     _console().print(table)
 
 
