@@ -77,8 +77,10 @@ class ObjectService:
 
     def record(self, bucket: str, key: str) -> Record:
         """The object's record. Raises S3Error NoSuchKey."""
-        with store_errors():
+        try:
             record = self._store.get(bucket, key)
+        except StoreError as error:
+            raise translate(error) from error
         if record is None:
             raise S3Error("NoSuchKey", extra={"Key": key})
         return record
