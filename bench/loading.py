@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bench import albums
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 PEERS = ("boto3", "s3torchconnector", "webdataset", "streaming")
 TIMEOUT_S = 600
+TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,18 @@ def read(turn: Turn, scale: Scale, root: Path, number: int) -> Figure:
     return Figure(turn.name, number, metrics_of(passes), _problem(done, passes, scale))
 
 
+def read_repeatedly(turn: Turn, scale: Scale, root: Path, number: int) -> Figure:
+    """Up to three processes until one does not fail; `repeats` says how many failed before it.
+
+    mosaicml-streaming at times reads a shard that is still being written, from any server.
+    """
+    for repeats in range(TRIES):
+        figure = read(turn, scale, root, number)
+        if not figure.problem:
+            break
+    return replace(figure, metrics={**figure.metrics, "repeats": repeats})
+
+
 def _problem(done: subprocess.CompletedProcess[str], passes: Sequence[Pass], scale: Scale) -> str:
     if done.returncode:
         last = [line for line in done.stderr.splitlines() if line.strip()][-1:] or ["no output"]
@@ -96,12 +109,12 @@ def _problem(done: subprocess.CompletedProcess[str], passes: Sequence[Pass], sca
 def measure(
     turns: Sequence[Turn], rounds: int, scale: Scale, root: Path, say: Callable[[str], None]
 ) -> Iterator[Figure]:
-    """Interleaved rounds over the turns; a turn that fails is not tried again."""
+    """Interleaved rounds over the turns; a turn that fails three times is given up."""
     failed: set[str] = set()
     for number in range(rounds):
         for turn in (turn for turn in turns if turn.name not in failed):
             say(f"loaders: {turn.name}, round {number + 1} of {rounds}")
-            figure = read(turn, scale, root, number)
+            figure = read_repeatedly(turn, scale, root, number)
             if figure.problem:
                 failed.add(turn.name)
             yield figure

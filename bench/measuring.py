@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
@@ -124,8 +125,15 @@ class Bench:
         figures = []
         for direction in residency.DIRECTIONS:
             self.say(f"memory: {direction}")
+            self._await_space(self.scale.memory_bytes * self.scale.memory_connections)
             figures.append(residency.measure(server, direction, self.scale))
         return title, tuple(figures), {}
+
+    def _await_space(self, wanted: int) -> None:
+        """Uploads that ended half way give their reserved space back a moment later."""
+        deadline = time.monotonic() + 30
+        while shutil.disk_usage(self.scratch).free < wanted and time.monotonic() < deadline:
+            time.sleep(0.2)
 
 
 def install_missing(say: Callable[[str], None]) -> None:

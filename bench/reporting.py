@@ -136,6 +136,16 @@ def loader_line(result: RowResult, name: str) -> list[str]:
     return [name, *rates, *cpus, number(result.value(name, "first_wait"), 2)]
 
 
+def loader_repeats(result: RowResult) -> list[str]:
+    """Who had to be run again."""
+    counts = {
+        name: sum(int(each.metrics.get("repeats", 0)) for each in result.figures if each.contender == name)
+        for name in result.contenders()
+    }
+    said = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+    return [f"Runs that ended with an error and were repeated: {said}."] if said else []
+
+
 def loader_bars(result: RowResult) -> list[list[str]]:
     """What the project asks of itself, and whether it holds."""
     rate, cpu = best_peer(result, "first_rate"), best_peer(result, "first_cpu", least=True)
@@ -161,6 +171,7 @@ def loader_section(rows: Mapping[str, RowResult]) -> list[str]:
         return []
     body = table(LOADER_HEAD, [loader_line(result, name) for name in result.contenders()])
     lines = ["## Loaders, over the same photographs", LOADER_TEXT.format(**result.setup), body]
+    lines += loader_repeats(result)
     lines.append(table(["", "figure", "bar"], loader_bars(result)))
     limits = rows.get("limits")
     if limits and (bound := limits.value("transform", "rate")):
