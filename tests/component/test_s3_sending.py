@@ -114,7 +114,12 @@ def test_cold_pages_take_the_other_path(
     fetched: list[int] = []
     read_in = sending._read_in
     monkeypatch.setattr(sending, "_resident", lambda *_: False)
-    monkeypatch.setattr(sending, "_read_in", lambda *a: (fetched.append(a[1]), read_in(*a)))
+
+    def counted(*arguments: Any) -> Any:
+        fetched.append(arguments[1])
+        return read_in(*arguments)
+
+    monkeypatch.setattr(sending, "_read_in", counted)
     assert run(new_loop, fetch(spans_of(data_file, (0, len(DATA))), 1, MIB)) == DATA
     assert fetched
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import struct
@@ -71,6 +72,7 @@ def _warm() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_descriptor_left() -> Any:
+    gc.collect()  # what earlier tests left to the collector must not be closed in between
     before = len(os.listdir("/proc/self/fd"))
     yield
     assert len(os.listdir("/proc/self/fd")) == before

@@ -68,7 +68,9 @@ def test_a_neighbour_that_dies_harms_nobody(tmp_path: Path) -> None:
                 neighbour.kill()
             before = int(value(store, "n"))
             asyncio.run(increment(store, "n", 1))
-            assert int(value(store, "n")) == before + 1
+            # A writer that dies between its commit and LMDB's announcement of it leaves a commit, not
+            # acknowledged to anybody, that readers see only once the next writer has repaired the table.
+            assert int(value(store, "n")) - before in (1, 2)
         assert int(value(store, "m")) == 90
     Store.recover(settings_at(tmp_path))
     report = check(settings_at(tmp_path))

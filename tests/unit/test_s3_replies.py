@@ -36,7 +36,7 @@ def test_a_split_response_stays_one_line() -> None:
 
 @pytest.mark.parametrize("kind", errors.StoreError.__subclasses__())
 def test_every_error_of_the_store_has_a_word(kind: type[errors.StoreError]) -> None:
-    error = kind(3) if kind is errors.InvalidPartError else kind("/secret/path is broken")  # type: ignore[call-arg]
+    error = kind(3) if kind is errors.InvalidPartError else kind("/secret/path is broken")
     refusal = translate(error)
     assert isinstance(refusal, S3Error)
     assert refusal.code in CODES
