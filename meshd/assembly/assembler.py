@@ -14,6 +14,7 @@ import numpy as np
 from meshd.assembly.addressing import FrameAddress, RowsAddress
 from meshd.assembly.building import FrameBuilder, Kitchen, rows_of
 from meshd.assembly.catalog import Catalog
+from meshd.assembly.drafting import MAX_FRAME_BYTES
 from meshd.assembly.errors import BatchError, busy
 from meshd.assembly.ledger import Ledger
 from meshd.assembly.memory import FrameCache
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 MAX_ROWS = 32768  # being built at a time; a larger frame is built alone
 MAX_FRAME_ROWS = 1 << 18
 MIN_BUILDING_BYTES = 256 << 20
-MAX_FRAME_BYTES = 4 << 30
 _ORDERS = 64
 
 

@@ -1,7 +1,8 @@
 """A frame while it is made: tensors laid out, rows rendered in place, ragged data collected, then sealed.
 
 Law: fixed tensors come first, so that their places are known before a ragged byte is; ragged ones are laid
-out when all rows are there. Invariant: after `seal` every byte of the frame is determined by its address.
+out when all rows are there. Rendered rows come with their checksums and are not read again.
+Invariant: after `seal` every byte of the frame is determined by its address.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from awscrt.checksums import crc32c
 
-from meshd.assembly.memory import MemoryFrame, unmap
-from meshwire.frames import DTYPES, dtype_code, layout
+from meshd.assembly.checksumming import fold_rows
+from meshd.assembly.errors import BatchError
+from meshd.assembly.memory import MemoryFrame
+from meshwire.frames import DTYPES, Status, dtype_code, layout
 from meshwire.snapshots import LabelColumn
 
 if TYPE_CHECKING:
-    import mmap
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from meshwire.snapshots import Snapshot
 
 POSITION, STATUS = "__pos", "__status"
+MAX_FRAME_BYTES = 4 << 30
+_CHUNK = 1 << 20
 TensorSpec = tuple[str, str, tuple[int, ...]]
 
 
@@ -69,14 +74,13 @@ class Draft:
             for name, column in sorted(snapshot.fields.items())
             if isinstance(column, LabelColumn)
         }
-        self._names = tuple(plan.outputs)
-        self._ragged: dict[int, list[_RaggedRow | None]] = {
-            number: [None] * len(rows)
-            for number, output in enumerate(plan.outputs.values())
-            if output.shape is None
+        self._fixed = [name for name, output in plan.outputs.items() if output.shape is not None]
+        self._ragged: dict[str, list[_RaggedRow | None]] = {
+            name: [None] * len(rows) for name in plan.outputs if name not in self._fixed
         }
+        self._sums = {name: np.zeros(len(rows), dtype=np.uint32) for name in self._fixed}
         self._rendered: list[Rendered] = []
-        self._layout = layout([*self._fixed_specs(len(rows)), *self._ragged_specs()], metadata)
+        self._layout = self._lay_out()
         self.frame = MemoryFrame(self._layout.size)
 
     @property
@@ -87,125 +91,132 @@ class Draft:
             for name, output in self._plan.outputs.items()
         )
 
-    def _fixed_specs(self, count: int) -> list[TensorSpec]:
-        fixed = [
-            (name, dtype_code(output.dtype), (count, *output.shape))
-            for name, output in self._plan.outputs.items()
-            if output.shape is not None
+    def _lay_out(self) -> FrameLayout:
+        count, outputs = len(self.rows), self._plan.outputs
+        specs: list[TensorSpec] = [
+            (name, dtype_code(outputs[name].dtype), (count, *(outputs[name].shape or ())))
+            for name in self._fixed
         ]
-        labels = [(name, "I64", (count,)) for name in self._labels]
-        return [*fixed, *labels, (POSITION, "I64", (count,)), (STATUS, "U8", (count,))]
-
-    def _ragged_specs(self) -> list[TensorSpec]:
-        specs: list[TensorSpec] = []
-        for number, rows in self._ragged.items():
-            name, output = self._names[number], self._output(number)
-            code = dtype_code(output.dtype)
-            total = sum(row.length for row in rows if row is not None) // DTYPES[code].itemsize
-            specs += [(f"{name}.data", code, (total,)), (f"{name}.offsets", "I64", (len(rows) + 1,))]
-            if output.ndim != 1:
-                specs.append((f"{name}.shapes", "I64", (len(rows), output.ndim)))
-        return specs
-
-    def _output(self, number: int) -> Output:
-        return self._plan.outputs[self._names[number]]
+        specs += [(name, "I64", (count,)) for name in self._labels]
+        specs += [(POSITION, "I64", (count,)), (STATUS, "U8", (count,))]
+        for name, rows in self._ragged.items():
+            specs += _ragged_specs(name, outputs[name], rows)
+        return layout(specs, self._metadata)
 
     def take(self, rendered: Rendered) -> None:
-        """Take over what was rendered; of rows rendered twice the last counts."""
+        """Take over what was rendered; of rows rendered twice the last counts. Raises BatchError TooLarge."""
         self._rendered.append(rendered)
+        for sums in rendered.checksums:
+            for name, values in zip(self._fixed, sums.columns, strict=True):
+                self._sums[name][list(sums.rows)] = values
+        names = list(self._plan.outputs)
         for part in rendered.parts:
             offset = 0
             for column in part.columns:
+                rows = self._ragged[names[column.field]]
                 for row, length, shape in zip(part.rows, column.lengths, column.shapes, strict=True):
-                    self._ragged[column.field][row] = _RaggedRow(part.fd, offset, length, tuple(shape))
+                    rows[row] = _RaggedRow(part.fd, offset, length, tuple(shape))
                     offset += length
+        self._check_size()
+
+    def _check_size(self) -> None:
+        size = sum(row.length for rows in self._ragged.values() for row in rows if row is not None)
+        if size > MAX_FRAME_BYTES:
+            raise BatchError(
+                "TooLarge",
+                f"the frame's ragged fields have {size} bytes; at most {MAX_FRAME_BYTES} are assembled",
+                help="resize or crop in the plan, or use a smaller batch or more ranks",
+            )
 
     def blank(self, row: int) -> None:
         """Make a row nothing: what a failed rendering left of it is overwritten with zeros."""
-        for number, target in enumerate(self.targets):
-            if target is None:
-                self._ragged[number][row] = None
-                continue
-            slot = self._layout.tensors[self._names[number]]
-            width = slot.nbytes // len(self.rows)
-            os.pwrite(self.frame.fd, bytes(width), slot.offset + row * width)
+        for rows in self._ragged.values():
+            rows[row] = None
+        for name in self._fixed:
+            width = self._row_bytes(name)
+            os.pwrite(self.frame.fd, bytes(width), self._layout.tensors[name].offset + row * width)
+            self._sums[name][row] = crc32c(bytes(width))
+
+    def _row_bytes(self, name: str) -> int:
+        return self._layout.tensors[name].nbytes // max(1, len(self.rows))
 
     def seal(self, kept: Sequence[int] | None = None) -> MemoryFrame:
         """The finished frame, with all rows or only those `kept` (ascending)."""
         if kept is not None and len(kept) < len(self.rows):
             self._compact(np.array(kept, dtype=np.int64))
         elif self._ragged:
-            self._place(len(self.rows))
-        mapping = self.frame.map()
-        try:
-            self._fill(mapping)
-        finally:
-            unmap(mapping)
+            self._place()
+        self._fill()
         self.frame.rows = len(self.rows)
         return self.frame
 
     def _compact(self, kept: npt.NDArray[np.int64]) -> None:
         """Copy the rows that stay into a frame of their own."""
-        self._ragged = {number: [rows[row] for row in kept] for number, rows in self._ragged.items()}
+        widths = {name: self._row_bytes(name) for name in self._fixed}
+        self._ragged = {name: [rows[row] for row in kept] for name, rows in self._ragged.items()}
+        self._sums = {name: sums[kept] for name, sums in self._sums.items()}
         self.rows = self.rows.keep(kept)
-        self._move(layout([*self._fixed_specs(len(kept)), *self._ragged_specs()], self._metadata), kept)
+        self._move(self._lay_out(), {name: (width, kept.tolist()) for name, width in widths.items()})
 
-    def _place(self, count: int) -> None:
+    def _place(self) -> None:
         """Lay out again, now that the sizes of the ragged fields are known."""
-        final = layout([*self._fixed_specs(count), *self._ragged_specs()], self._metadata)
-        if all(final.tensors[name].offset == slot.offset for name, slot in self._fixed_slots().items()):
+        final, before = self._lay_out(), self._layout.tensors
+        if all(final.tensors[name].offset == before[name].offset for name in self._fixed):
             self.frame.grow(final.size)
             self._layout = final
         else:  # the header grew over a page: every tensor moved
-            self._move(final, np.arange(count))
+            everything = list(range(len(self.rows)))
+            self._move(final, {name: (self._row_bytes(name), everything) for name in self._fixed})
 
-    def _fixed_slots(self) -> dict[str, Any]:
-        return {
-            name: self._layout.tensors[name]
-            for name, output in self._plan.outputs.items()
-            if output.shape is not None
-        }
-
-    def _move(self, final: FrameLayout, kept: npt.NDArray[np.int64]) -> None:
+    def _move(self, final: FrameLayout, plan: Mapping[str, tuple[int, list[int]]]) -> None:
+        """Copy rows (width in bytes, numbers) of each fixed tensor into a new frame."""
         moved = MemoryFrame(final.size)
-        before, after = self.frame.map(), moved.map()
-        try:
-            for name, slot in self._fixed_slots().items():
-                final.tensors[name].view(memoryview(after))[...] = slot.view(memoryview(before))[kept]
-        finally:
-            unmap(before)
-            unmap(after)
+        for name, (width, rows) in plan.items():
+            source, target = self._layout.tensors[name].offset, final.tensors[name].offset
+            for place, row in enumerate(rows):
+                os.pwrite(
+                    moved.fd, os.pread(self.frame.fd, width, source + row * width), target + place * width
+                )
         self.frame.close()
         self.frame, self._layout = moved, final
 
-    def _fill(self, mapping: mmap.mmap) -> None:
+    def _fill(self) -> None:
         """Everything but the rendered rows: labels, positions, status, ragged data, header and checksums."""
-        masked = self.rows.status == 2
-        for name, column in self._labels.items():
-            self._set(mapping, name, np.where(masked, 0, column.values[self.rows.samples]))
-        self._set(mapping, POSITION, self.rows.positions)
-        self._set(mapping, STATUS, self.rows.status)
-        for number, rows in self._ragged.items():
-            self._fill_ragged(mapping, number, rows)
-        self._layout.seal(memoryview(mapping))
+        checksums = {
+            name: fold_rows(sums.tolist(), self._row_bytes(name)) for name, sums in self._sums.items()
+        }
+        masked = self.rows.status == Status.MASKED
+        small = {
+            name: np.where(masked, 0, column.values[self.rows.samples])
+            for name, column in self._labels.items()
+        }
+        small |= {POSITION: self.rows.positions, STATUS: self.rows.status}
+        for name, rows in self._ragged.items():
+            small |= self._ragged_tables(name, rows)
+            checksums[f"{name}.data"] = self._write(f"{name}.data", _chunks(rows))
+        for name, values in small.items():
+            data = values.astype(DTYPES[self._layout.tensors[name].dtype]).tobytes()
+            checksums[name] = self._write(name, iter((data,)))
+        os.pwrite(self.frame.fd, self._layout.header_with(checksums), 0)
 
-    def _set(self, mapping: mmap.mmap, name: str, values: npt.NDArray[Any]) -> None:
-        self._layout.tensors[name].view(memoryview(mapping))[...] = values
+    def _write(self, name: str, chunks: Iterator[bytes]) -> int:
+        """Write a tensor; returns its crc32c."""
+        at, crc = self._layout.tensors[name].offset, 0
+        for chunk in chunks:
+            os.pwrite(self.frame.fd, chunk, at)
+            at += len(chunk)
+            crc = crc32c(chunk, crc)
+        return crc
 
-    def _fill_ragged(self, mapping: mmap.mmap, number: int, rows: list[_RaggedRow | None]) -> None:
-        name, output = self._names[number], self._output(number)
-        slot = self._layout.tensors[f"{name}.data"]
+    def _ragged_tables(self, name: str, rows: list[_RaggedRow | None]) -> dict[str, npt.NDArray[Any]]:
+        output = self._plan.outputs[name]
         lengths = [0 if row is None else row.length for row in rows]
-        ends = np.cumsum([0, *lengths])
-        self._set(mapping, f"{name}.offsets", ends // DTYPES[slot.dtype].itemsize)
+        ends = np.cumsum([0, *lengths]) // np.dtype(output.dtype).itemsize
+        tables = {f"{name}.offsets": ends}
         if output.ndim != 1:
             shapes = [(0,) * output.ndim if row is None else row.shape for row in rows]
-            self._set(mapping, f"{name}.shapes", np.array(shapes, dtype=np.int64).reshape(-1, output.ndim))
-        data = memoryview(mapping)[slot.offset : slot.offset + slot.nbytes]
-        for row, start in zip(rows, ends.tolist(), strict=False):
-            if row is not None and row.length:
-                _read_into(row, data[start : start + row.length])
-        data.release()
+            tables[f"{name}.shapes"] = np.array(shapes, dtype=np.int64).reshape(-1, output.ndim)
+        return tables
 
     def close(self) -> None:
         """Release the scratch files. Idempotent."""
@@ -213,10 +224,36 @@ class Draft:
             self._rendered.pop().close()
 
 
-def _read_into(row: _RaggedRow, target: memoryview) -> None:
-    done = 0
-    while done < row.length:
-        count = os.preadv(row.fd, [target[done:]], row.offset + done)
-        if not count:
-            raise EOFError("a scratch file is shorter than its transform process said")
-        done += count
+def _ragged_specs(name: str, output: Output, rows: list[_RaggedRow | None]) -> list[TensorSpec]:
+    code = dtype_code(output.dtype)
+    total = sum(row.length for row in rows if row is not None) // DTYPES[code].itemsize
+    specs: list[TensorSpec] = [
+        (f"{name}.data", code, (total,)),
+        (f"{name}.offsets", "I64", (len(rows) + 1,)),
+    ]
+    if output.ndim != 1:
+        specs.append((f"{name}.shapes", "I64", (len(rows), output.ndim)))
+    return specs
+
+
+def _chunks(rows: Sequence[_RaggedRow | None]) -> Iterator[bytes]:
+    """The rows' bytes in order, small rows together."""
+    held: list[bytes] = []
+    size = 0
+    for row in rows:
+        for offset in range(0, row.length if row is not None else 0, _CHUNK):
+            assert row is not None
+            held.append(_read(row, offset, min(_CHUNK, row.length - offset)))
+            size += len(held[-1])
+            if size >= _CHUNK:
+                yield b"".join(held)
+                held, size = [], 0
+    if held:
+        yield b"".join(held)
+
+
+def _read(row: _RaggedRow, offset: int, length: int) -> bytes:
+    data = os.pread(row.fd, length, row.offset + offset)
+    if len(data) != length:
+        raise EOFError("a scratch file is shorter than its transform process said")
+    return data

@@ -5,11 +5,10 @@ Invariant: a descriptor is closed exactly once, when its last owner in this proc
 
 from __future__ import annotations
 
-import mmap
 import os
 import weakref
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from meshd.assembly.addressing import Frame
 from meshd.telemetry import metrics
@@ -21,7 +20,7 @@ K = TypeVar("K")
 
 
 class MemoryFrame:
-    """`size` bytes of shared memory. Mapped here only while it is being filled."""
+    """`size` bytes of shared memory, written with pwrite: filling mapped pages costs a fault each."""
 
     def __init__(self, size: int) -> None:
         self.fd = os.memfd_create("mesh-frame", os.MFD_CLOEXEC)
@@ -37,10 +36,6 @@ class MemoryFrame:
         """Make room behind what is there."""
         os.ftruncate(self.fd, size)
         self.size = size
-
-    def map(self) -> mmap.mmap:
-        """A writable mapping of the whole, its pages in place; close it when the frame is finished."""
-        return mmap.mmap(self.fd, self.size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
 
     def hand_out(self, result: FrameResult) -> Frame:
         """A handle with a descriptor of its own."""
@@ -89,12 +84,3 @@ class FrameCache(Generic[K]):
     def _add(self, size: int) -> None:
         self.bytes += size
         metrics.frame_cache_bytes.inc(size)
-
-
-def unmap(mapping: mmap.mmap, *views: Any) -> None:
-    """Close a mapping whose numpy views are no longer used."""
-    del views
-    try:
-        mapping.close()
-    except BufferError:  # a view is still alive, in a traceback say: the mapping goes when it does
-        del mapping

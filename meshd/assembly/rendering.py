@@ -63,6 +63,17 @@ class RaggedPart(Protocol):
     def fd(self) -> int: ...
 
 
+class RowChecksums(Protocol):
+    """crc32c of rows that are in the frame: `columns`, one a fixed field in order of name, one value a
+    row.
+    """
+
+    @property
+    def rows(self) -> tuple[int, ...]: ...
+    @property
+    def columns(self) -> Sequence[tuple[int, ...]]: ...
+
+
 class Rendered(Protocol):
     """The outcome of all rows asked for; `close` releases the scratch files."""
 
@@ -70,6 +81,8 @@ class Rendered(Protocol):
     def failures(self) -> Sequence[RowFailure]: ...
     @property
     def parts(self) -> Sequence[RaggedPart]: ...
+    @property
+    def checksums(self) -> Sequence[RowChecksums]: ...
     def close(self) -> None: ...
 
 

@@ -67,13 +67,14 @@ class RaggedColumn(msgspec.Struct, frozen=True, array_like=True):
 
 class RenderReply(msgspec.Struct, frozen=True, array_like=True):
     """`rendered`: the rows that succeeded; `ragged`: their ragged fields, one after the other in the
-    scratch.
+    scratch; `sums`: for each fixed field in order of name, the crc32c of each of those rows.
     """
 
     number: int
     rendered: tuple[int, ...]
     failures: tuple[Failure, ...]
     ragged: tuple[RaggedColumn, ...]
+    sums: tuple[tuple[int, ...], ...]
     seconds: float
 
 

@@ -57,6 +57,14 @@ class RaggedPart:
     fd: int
 
 
+@dataclass(frozen=True, slots=True)
+class RowChecksums:
+    """crc32c of `rows` that are in the frame: `columns`, one a fixed field in order of name."""
+
+    rows: tuple[int, ...]
+    columns: tuple[tuple[int, ...], ...]
+
+
 @dataclass(slots=True)
 class Rendered:
     """The outcome of all rows asked for: those not in `failures` are in the frame, or in `parts` if
@@ -65,6 +73,7 @@ class Rendered:
 
     failures: list[Failure] = field(default_factory=list)
     parts: list[RaggedPart] = field(default_factory=list)
+    checksums: list[RowChecksums] = field(default_factory=list)
 
     def close(self) -> None:
         """Close the scratch files. Idempotent."""
@@ -272,6 +281,7 @@ def _merge(outcomes: Iterable[Rendered]) -> Rendered:
     for outcome in outcomes:
         merged.failures += outcome.failures
         merged.parts += outcome.parts
+        merged.checksums += outcome.checksums
     return merged
 
 
@@ -290,7 +300,7 @@ class _Lane:
         self._sent: deque[_Slice] = deque()
         self._number = 0
         self._progress = os.memfd_create("mesh-progress", os.MFD_CLOEXEC)
-        weakref.finalize(self, os.close, self._progress)
+        self._finalizer = weakref.finalize(self, os.close, self._progress)
         self._room = asyncio.Semaphore(IN_FLIGHT)
 
     async def run(self) -> None:
@@ -302,6 +312,7 @@ class _Lane:
         finally:
             for item in self._sent:
                 item.fail(PoolClosedError("the node is shutting down; ask again"))
+            self._finalizer()
 
     async def _connect(self) -> MessageStream:
         attempt = 0
@@ -363,4 +374,5 @@ class _Lane:
             for failure in reply.failures:
                 metrics.transform_failures.labels(failure.op).inc()
             parts = [RaggedPart(reply.rendered, reply.ragged, fds[0])] if fds else []
-            item.settle(Rendered(list(reply.failures), parts))
+            sums = [RowChecksums(reply.rendered, reply.sums)] if reply.rendered else []
+            item.settle(Rendered(list(reply.failures), parts, sums))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import signal
 from collections import OrderedDict
@@ -17,7 +18,7 @@ import msgspec
 
 from meshd.kit.clock import SystemClock
 from meshd.net.unixmessages import BlockingMessageStream, MessageError, StreamClosedError
-from meshd.transform.messages import RenderRequest, write_progress
+from meshd.transform.messages import Failure, RenderReply, RenderRequest, write_progress
 from meshd.transform.programs import load_program
 from meshd.transform.reading import SourceFiles
 from meshd.transform.rendering import SliceRenderer
@@ -25,9 +26,9 @@ from meshd.transform.rendering import SliceRenderer
 if TYPE_CHECKING:
     import socket
 
-    from meshd.transform.messages import RenderReply
     from meshd.transform.programs import Program
 
+_log = logging.getLogger(__name__)
 ROW_SECONDS = 60.0
 PROGRAMS = 64  # kept compiled; the pool re-sends a program's text after at most half as many others
 
@@ -53,6 +54,15 @@ def program_key(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+def _broken(request: RenderRequest, error: Exception) -> RenderReply:
+    """What is answered when not a row but the renderer failed: a defect, which no bad-sample policy
+    covers.
+    """
+    reason = f"{type(error).__name__}: {error}"[:300]
+    failures = tuple(Failure(row.row, 0, "op", "renderer", reason) for row in request.rows)
+    return RenderReply(request.number, (), failures, (), (), 0.0)
+
+
 class _Serving:
     def __init__(self, stream: BlockingMessageStream) -> None:
         self._stream = stream
@@ -76,7 +86,11 @@ class _Serving:
     def _answer(self, request: RenderRequest, frame_fd: int, progress_fd: int) -> None:
         began = self._clock.monotonic()
         renderer = SliceRenderer(self._files, lambda row: _begin(progress_fd, request.number, row))
-        reply, scratch = renderer.render(self._program(request), request, frame_fd)
+        try:
+            reply, scratch = renderer.render(self._program(request), request, frame_fd)
+        except Exception as error:
+            _log.exception("a slice of rows broke the renderer")
+            reply, scratch = _broken(request, error), None
         signal.setitimer(signal.ITIMER_REAL, 0)
         reply = msgspec.structs.replace(reply, seconds=self._clock.monotonic() - began)
         self._send(reply, scratch)

@@ -1,8 +1,7 @@
 """One slice of rows, rendered: read, transform, write in place. Runs in a transform process (or inline in
 tests).
 
-Law: a row is rendered whole or reported as failed; a failed row's place in the frame holds garbage that the
-assembler overwrites.
+Law: a row is rendered whole, all its fields, before any of it is written; or it is reported as failed.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from awscrt.checksums import crc32c
 
 from meshd.kit import failpoints
 from meshd.transform.errors import BadSampleError, OpFailedError
@@ -77,10 +77,12 @@ class _Column:
     def __init__(self, fd: int, offset: int, dtype: str, shape: tuple[int, ...]) -> None:
         self.row = np.empty(shape, dtype)
         self._fd, self._offset = fd, offset
+        self.sums: list[int] = []
 
     def store(self, number: int) -> None:
         """Write the row that was made to its place."""
         start, data = self._offset + number * self.row.nbytes, self.row.reshape(-1).view(np.uint8).data
+        self.sums.append(crc32c(data))
         while data:
             written = os.pwrite(self._fd, data, start)
             start, data = start + written, data[written:]
@@ -113,9 +115,9 @@ class _Slice:
             for number, ragged in self._ragged.items()
         )
         scratch = _scratch(list(self._ragged.values())) if self._ragged else None
-        return RenderReply(
-            self._request.number, tuple(rendered), tuple(self._failures), columns, 0.0
-        ), scratch
+        sums = tuple(tuple(column.sums) for column in self._columns if column is not None)
+        reply = RenderReply(self._request.number, tuple(rendered), tuple(self._failures), columns, sums, 0.0)
+        return reply, scratch
 
     def _row(self, row: Row) -> bool:
         draw = self._program.draw(self._request.epoch, row.position)
@@ -132,6 +134,9 @@ class _Slice:
             return self._failed(row, number, "op", error.op, str(error))
         for ragged, value in values:
             ragged.add(value)
+        for column in self._columns:
+            if column is not None:
+                column.store(row.row)
         return True
 
     def _field(self, number: int, row: Row, draw: Draw, values: list[tuple[_Ragged, Any]]) -> None:
@@ -142,7 +147,6 @@ class _Slice:
         column, chain = self._columns[number], self._chains[number]
         if column is not None:
             chain.render_into(data, draw, column.row)
-            column.store(row.row)
             return
         value = chain.render(data, draw)
         self._ragged_bytes += len(value) if isinstance(value, bytes) else value.nbytes

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from awscrt.checksums import crc32c
 
 from meshd.assembly.addressing import FrameAddress, RowsAddress
 from meshd.assembly.assembler import Assembler
+from meshd.assembly.checksumming import fold_rows
 from meshd.assembly.errors import BatchError
 from meshd.assembly.ledger import LIMIT, BadSample, Ledger, read_ledger
 from meshd.assembly.memory import FrameCache, MemoryFrame
@@ -45,8 +47,10 @@ class Failure:
 class Rendered:
     parts: Sequence[Any] = ()
 
-    def __init__(self, failures: list[Failure]) -> None:
+    def __init__(self, failures: list[Failure], sums: dict[int, int]) -> None:
         self.failures = failures
+        self.rows, self.columns = tuple(sums), (tuple(sums.values()),)
+        self.checksums = (self,)
 
     def close(self) -> None:
         pass
@@ -81,7 +85,7 @@ class Stamper:
         self.rows += len(rows)
         target = targets[0]
         assert target is not None
-        failures = []
+        failures, sums = [], {}
         for work in rows:
             ((path, offset, length),) = work.sources[0]
             fd = os.open(path, os.O_RDONLY)
@@ -89,8 +93,10 @@ class Stamper:
             os.close(fd)
             if sample in self.bad:
                 failures.append(Failure(work.row, self.bad[sample]))
-            os.pwrite(frame_fd, bytes([sample, work.position, epoch, 0]), target[0] + 4 * work.row)
-        return Rendered(failures)
+            row = bytes([sample, work.position % 256, epoch, 0])
+            sums[work.row] = crc32c(row)
+            os.pwrite(frame_fd, row, target[0] + 4 * work.row)
+        return Rendered(failures, sums)
 
 
 class Bench:
@@ -348,3 +354,9 @@ def test_the_ledger_is_bounded_and_survives(bench: Bench) -> None:
         assert read_ledger(catalog, "other") == []
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(("rows", "width"), [(0, 4), (1, 0), (1, 1), (7, 3), (100, 1000), (3, 100_000)])
+def test_checksums_of_rows_fold_into_the_tensors(rows: int, width: int) -> None:
+    data = np.random.default_rng(rows).integers(0, 256, (rows, width), dtype=np.uint8)
+    assert fold_rows([crc32c(row.tobytes()) for row in data], width) == crc32c(data.tobytes())
