@@ -91,10 +91,9 @@ def read_repeatedly(turn: Turn, scale: Scale, root: Path, number: int) -> Figure
 
     mosaicml-streaming at times reads a shard that is still being written, from any server.
     """
-    for repeats in range(TRIES):
-        figure = read(turn, scale, root, number)
-        if not figure.problem:
-            break
+    repeats, figure = 0, read(turn, scale, root, number)
+    while figure.problem and repeats + 1 < TRIES:
+        repeats, figure = repeats + 1, read(turn, scale, root, number)
     return replace(figure, metrics={**figure.metrics, "repeats": repeats})
 
 
