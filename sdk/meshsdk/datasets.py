@@ -44,14 +44,15 @@ def open(
     kind: str = "auto",
     snapshot: str | None = None,
     client: Client | None = None,
-    deadline: float = 600.0,
+    deadline: float | None = None,
 ) -> Dataset:
     """Pins what is stored under `url` now and gives a dataset of it; with `snapshot` (a hash) what was
     pinned before.
 
     `fields` names what a sample is made of ("jpg", "jpg;jpeg;png", "cls", "@class"); left out, it is
     guessed from the first keys. `kind` is "objects" (files that share a stem), "tar" (WebDataset shards)
-    or "auto". Raises ConfigurationError, NotFoundError (nothing there), DeadlineError.
+    or "auto". Raises ConfigurationError, NotFoundError (nothing there), DeadlineError (unavailable for
+    `deadline` seconds, by default the client's).
     """
     from meshsdk.connecting import connect
 
@@ -147,7 +148,7 @@ class Dataset:
     def plan(self) -> PlanInfo:
         """The registered plan behind `ds[i]` and `schema`: stored order, seed 0, bad samples raise."""
         if self._plan is None:
-            self._plan = register_plan(self.client.transport, self.snapshot.hash, self.spec(), None, 600.0)
+            self._plan = register_plan(self.client.transport, self.snapshot.hash, self.spec())
         return self._plan
 
     def schema(self) -> Mapping[str, FieldSchema]:

@@ -108,7 +108,11 @@ class BadSample:
 
 
 def pin_snapshot(
-    transport: Transport, source: str, kind: str, fields: Mapping[str, Any], deadline: float
+    transport: Transport,
+    source: str,
+    kind: str,
+    fields: Mapping[str, Any],
+    deadline: float | None = None,
 ) -> SnapshotInfo:
     """Lists the source and pins what is there now."""
     document = {"source": source, "kind": kind, "fields": dict(fields)}
@@ -141,7 +145,11 @@ def _snapshot(source: str, answer: Mapping[str, Any]) -> SnapshotInfo:
 
 
 def register_plan(
-    transport: Transport, snapshot: str, spec: Mapping[str, Any], batch: int | None, deadline: float
+    transport: Transport,
+    snapshot: str,
+    spec: Mapping[str, Any],
+    batch: int | None = None,
+    deadline: float | None = None,
 ) -> PlanInfo:
     """Registers a plan; the node fills in the op versions and says what the rows will be."""
     document: dict[str, Any] = {"snapshot": snapshot, "spec": dict(spec)}

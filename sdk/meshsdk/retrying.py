@@ -1,11 +1,12 @@
 """When to ask again, and when to give up.
 
-Law: decisions only; the caller sleeps. Invariant: the wait never outlasts the deadline, and a server's
-Retry-After is never undercut.
+Law: decisions only; the caller sleeps. A long wait is logged (`meshsdk`, warning), so that nobody
+wonders. Invariant: the wait never outlasts the deadline, and a server's Retry-After is never undercut.
 """
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from meshsdk.errors import ConnectError, DeadlineError, ServerError
 
 if TYPE_CHECKING:
     from meshsdk.errors import MeshError
+
+_log = logging.getLogger("meshsdk")
 
 # 421 means "another node owns it": after a map change the same endpoint answers, or forwards.
 RETRIED_STATUSES = frozenset({408, 421, 429, 500, 502, 503, 504})
@@ -44,6 +47,7 @@ class Patience:
     started: float = field(default_factory=time.monotonic)
     attempts: int = 0
     jitter: random.Random = field(default_factory=random.Random)
+    _tell_at: float = 3.0
 
     def delay(self, error: MeshError, now: float) -> float:
         """Seconds to wait before asking again; raises `error` itself when asking again cannot help,
@@ -58,4 +62,9 @@ class Patience:
                 f"gave up after {self.attempts} attempts in {now - self.started:.0f} s: {error} "
                 "Check that the server is up (`curl ENDPOINT/-/ready`), or raise deadline="
             ) from error
+        if now - self.started >= self._tell_at:
+            self._tell_at = 2 * (now - self.started)
+            _log.warning(
+                "still asking after %.0f s (%d attempts): %s", now - self.started, self.attempts, error
+            )
         return wait

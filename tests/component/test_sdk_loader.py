@@ -26,7 +26,7 @@ from meshsdk.errors import (
 from tests.component.test_sdk_scripted import SAMPLES, ScriptedMesh
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +58,14 @@ def sockets(server: ScriptedMesh) -> int:
     theirs = {row[9] for row in rows if int(row[2].partition(":")[2], 16) == server.port}
     links = (os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd"))
     return sum(link.rpartition("socket:[")[2].rstrip("]") in theirs for link in links)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Until it holds, at most that long."""
+    for _ in range(int(seconds / 0.005)):
+        if condition():
+            return
+        threading.Event().wait(0.005)
 
 
 def loader(server: ScriptedMesh, batch: int = 16, **more: Any) -> mesh.Loader:
@@ -241,7 +249,7 @@ def test_batches_before_a_final_error_come_first(server: ScriptedMesh) -> None:
 
 
 def test_a_bad_sample_is_named(server: ScriptedMesh) -> None:
-    with loader(server, on_bad="raise") as one:
+    with loader(server, on_bad="raise", connections=1) as one:
         server.faults.append("bad")
         with pytest.raises(BadSampleError) as raised:
             next(iter(one))
@@ -312,10 +320,8 @@ def test_requests_keep_to_the_credit(server: ScriptedMesh) -> None:
         server.gate.clear()
         waiting = threading.Thread(target=lambda: next(iter(one)))
         waiting.start()
-        for _ in range(200):
-            if len(server.asked) > 3:
-                break
-            threading.Event().wait(0.001)
+        wait_for(lambda: len(server.asked) >= 3)
+        wait_for(lambda: len(server.asked) > 3, seconds=0.05)
         asked = len(server.asked)
         server.gate.set()
         waiting.join()
@@ -401,8 +407,7 @@ def test_closing_while_waiting_wakes_the_consumer(server: ScriptedMesh) -> None:
 
     consumer = threading.Thread(target=consume)
     consumer.start()
-    while not server.asked:
-        threading.Event().wait(0.005)
+    wait_for(lambda: bool(server.asked))
     one.close()
     consumer.join(10)
     server.gate.set()
@@ -444,7 +449,7 @@ def test_stats(server: ScriptedMesh) -> None:
 
 
 def test_the_address_names_rank_world_batch_origin_and_share(server: ScriptedMesh) -> None:
-    with loader(server, 10, rank=1, world=2, share="sweep 42") as one:
+    with loader(server, 10, rank=1, world=2, share="sweep 42", connections=1) as one:
         one.load_state_dict(one.state_dict() | {"position": 48})
         next(iter(one))
     path, _, query = server.asked[0].partition("?")

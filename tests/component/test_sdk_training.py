@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import threading
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +22,13 @@ import torch
 from torch.utils.data import DataLoader
 
 import meshsdk as mesh
+from meshd.testing.daemons import Daemon
 from meshsdk import ops
 from meshsdk.errors import BadSampleError, ConfigurationError, InvalidPlanError, MeshError, NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from meshd.testing.daemons import Daemon
+    from pathlib import Path
 
 PHOTOS = 50
 
@@ -232,6 +233,30 @@ def test_what_the_node_refuses_is_told(client: mesh.Client, photos: str, ds: mes
         ds.map(ops.decode("image")).schema()
     with pytest.raises(MeshError):
         mesh.open(f"s3://{photos}/none", client=client)
+
+
+def test_a_node_that_is_killed_and_comes_back_costs_only_time(tmp_path: Path) -> None:
+    with Daemon.start(tmp_path / "data") as node:
+        client = mesh.connect(node.endpoint, access_key=node.access_key, secret_key=node.secret_key)
+        client.create_bucket("photos")
+        for number in range(PHOTOS):
+            client.put("photos", f"train/{number:03}.jpg", picture(number))
+        ds = mesh.open("s3://photos/train", fields={"image": "jpg"}, client=client)
+        ds = ds.map(ops.decode("image"), ops.random_resized_crop("image", 64), ops.to_chw("image"))
+        with mesh.Loader(ds, 4, output="numpy", prefetch_bytes=200_000) as loader:
+            whole = [batch["image"].tobytes() for batch in loader]
+            loader.set_epoch(0)
+            again = []
+            for batch in loader:
+                again.append(batch["image"].tobytes())
+                if batch.step == 2:
+                    node.kill()
+                    comeback = threading.Timer(0.5, node.up)
+                    comeback.start()
+            comeback.join()
+            assert again == whole
+            assert loader.stats().retries > 0
+        client.close()
 
 
 INTERRUPTED = """

@@ -48,6 +48,16 @@ def test_past_the_deadline_the_last_failure_is_the_cause() -> None:
     assert raised.value.__cause__ is last
 
 
+def test_a_long_wait_is_told_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    patient = patience(1e9)
+    for second in range(100):
+        patient.delay(ConnectError("node-1: refused"), float(second))
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 6  # after 3, 6, 12, 24, 48 and 96 seconds
+    assert "still asking after 3 s" in told[0]
+    assert "node-1: refused" in told[0]
+
+
 def test_what_cannot_get_better_is_raised_at_once() -> None:
     refused = AccessError("no", status=403)
     with pytest.raises(AccessError):

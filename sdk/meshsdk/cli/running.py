@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from meshsdk.errors import MeshError
 
 EXIT_FAILED, EXIT_USAGE, EXIT_MISSING, EXIT_INTERRUPTED = 1, 2, 3, 130
+_PATIENCE = 15.0  # seconds a person waits for a server that does not answer
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -39,7 +40,7 @@ class Session:
         """Raises ConfigurationError."""
         from meshsdk.connecting import connect
 
-        return connect(self.endpoint)
+        return connect(self.endpoint, deadline=_PATIENCE)
 
     def show(self, text: str, **record: Any) -> None:
         """Prints `text` for a person, or `record` for a program."""
