@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,6 +21,9 @@ from bench.rows import QUICK, store_rows
 from bench.servers import SERVERS
 from bench.signing import Account, Request, head
 from bench.storing import requests_of
+
+if TYPE_CHECKING:
+    from meshd.testing.daemons import Daemon
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,7 +51,7 @@ def test_store_and_memory_rows_at_toy_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.bench
-def test_our_loader_at_toy_size(tmp_path: Path, daemon, s3) -> None:
+def test_our_loader_at_toy_size(tmp_path: Path, daemon: Daemon, s3: Any) -> None:
     album = make_album(tmp_path, 12)
     s3.create_bucket(Bucket="bench-loaders")
     for file in album.files():
