@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from meshd.assembly.sources import PinnedObjects, bytes_columns
 from meshd.service.blobs import Blob, as_samples, as_tar
 from meshd.service.datasets import admit_bucket, invalid
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
-from meshd.transform.programs import compile_program, with_versions
+from meshd.transform.programs import compile_program, completed
 from meshwire.documents import MAX_INTEGER, PlanError, checked_integer, checked_object, read_json, required
 from meshwire.fields import sample_key
 from meshwire.frames import FRAME_VERSION, Status
@@ -31,7 +32,7 @@ from meshwire.plans import parse_spec, plan_hash, rank_slice, steps
 from meshwire.snapshots import LabelColumn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import numpy.typing as npt
 
@@ -84,11 +85,17 @@ class BatchService:
         """
         asked = _parse_registration(body)
         snapshot = await self._datasets.snapshot(identity, asked.snapshot)
-        plan = _compile(snapshot, asked.spec)
         await self._check_objects(snapshot)
+        plan = _compile(snapshot, asked.spec, partial(self._first, snapshot))
         await self._catalog.add_plan(plan)
         self._compiled.add(plan.hash)
         return _describe(plan, snapshot, asked.batch)
+
+    def _first(self, snapshot: Snapshot, field: str) -> bytes:
+        """A field's bytes of the first sample. Raises KeyError, BatchError SnapshotChanged."""
+        column = bytes_columns(snapshot)[field]
+        record = PinnedObjects(self._store, snapshot).record(int(column.object[0]))
+        return self._store.read(record, int(column.offset[0]), int(column.length[0]))
 
     async def _check_objects(self, snapshot: Snapshot) -> None:
         """Missing or replaced objects are found now rather than in the middle of an epoch.
@@ -108,8 +115,8 @@ class BatchService:
         plan = await self._catalog.plan(digest)
         admit_bucket(self._access, identity, plan.bucket)
         if digest not in self._compiled:
-            with_labels = await self._catalog.snapshot(plan.snapshot)
-            _compile(with_labels, plan.spec)
+            snapshot = await self._catalog.snapshot(plan.snapshot)
+            _compile(snapshot, plan.spec, partial(self._first, snapshot))
             self._compiled.add(digest)
         return plan
 
@@ -241,11 +248,11 @@ def _checked_spec(value: Any) -> dict[str, Any]:
     return value
 
 
-def _compile(snapshot: Snapshot, spec: PlanSpec) -> Plan:
+def _compile(snapshot: Snapshot, spec: PlanSpec, first: Callable[[str], bytes]) -> Plan:
     """The plan with versions and outputs filled in. Raises BatchError."""
     labels = [name for name, column in snapshot.fields.items() if isinstance(column, LabelColumn)]
     try:
-        spec = with_versions(spec)
+        spec = completed(spec, first)
         program = compile_program(spec, list(bytes_columns(snapshot)), labels)
         digest = plan_hash(snapshot.hash, spec)
     except UnknownOpError as error:

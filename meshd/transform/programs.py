@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING
 
 from meshd.transform import registry
 from meshd.transform.chains import compile_chain
+from meshd.transform.errors import BadSampleError
 from meshwire.documents import PlanError, suggestion
 from meshwire.plans import parse_spec
 from meshwire.randomness import KeyedRandom
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from meshd.transform.chains import Chain
     from meshd.transform.fieldtypes import FieldType
     from meshwire.plans import OpSpec, PlanSpec
 
-__all__ = ["Program", "compile_program", "load_program", "with_versions"]
+__all__ = ["Program", "compile_program", "completed", "load_program"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +43,30 @@ class Program:
         return partial(KeyedRandom, self.seed, epoch, position)
 
 
-def with_versions(spec: PlanSpec) -> PlanSpec:
-    """The spec with the latest version filled in where an op has none. Raises UnknownOpError,
-    UnknownBuildError.
+def completed(spec: PlanSpec, first: Callable[[str], bytes]) -> PlanSpec:
+    """The spec with all that its hash must cover: the latest version where an op has none, and arguments that
+    are taken from the data. `first` reads a field's bytes of the dataset's first sample
+    (KeyError for a field that is none of bytes).
+
+    Raises UnknownOpError, UnknownBuildError, and PlanError when the first sample does not tell.
     """
-    ops = tuple(
-        replace(op, version=registry.find(op.op, op.version, f"ops[{index}]").version)
-        for index, op in enumerate(spec.ops)
-    )
+    ops = tuple(_completed(op, f"ops[{index}]", first) for index, op in enumerate(spec.ops))
     return replace(spec, ops=ops)
+
+
+def _completed(op: OpSpec, path: str, first: Callable[[str], bytes]) -> OpSpec:
+    definition = registry.find(op.op, op.version, path)
+    args = dict(op.args)
+    if definition.complete is not None:
+        try:
+            args = definition.complete(args, lambda: first(op.field))
+        except KeyError:  # no such field: compiling says so, and what there is
+            pass
+        except BadSampleError as error:
+            raise PlanError(
+                f"{path}.args", f"give all arguments of {op.op!r}; the first sample does not tell: {error}"
+            ) from error
+    return replace(op, version=definition.version, args=args)
 
 
 def compile_program(

@@ -7,6 +7,7 @@ version, and old plans keep asking for the old one. Seam: a new op is one class 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -15,12 +16,15 @@ from meshd.transform.parameters import parse_arguments
 from meshwire.documents import join, shown, suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
     from meshd.transform.fieldtypes import FieldType
     from meshd.transform.parameters import Parameter
     from meshwire.plans import OpSpec
     from meshwire.randomness import KeyedRandom
+
+
+Complete = Callable[[Mapping[str, Any], Callable[[], bytes]], dict[str, Any]]
+"""(arguments given, reader of the first sample's bytes) → all arguments. Raises BadSampleError."""
 
 
 class Operation(Protocol):
@@ -37,7 +41,9 @@ class Operation(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OpDefinition:
-    """An op as the registry holds it. `random`: whether it draws (others get no key of their own)."""
+    """An op as the registry holds it. `random`: whether it draws (others get no key of their own);
+    `complete`: finds arguments left out in the dataset's first sample.
+    """
 
     name: str
     version: str
@@ -45,6 +51,7 @@ class OpDefinition:
     build: Callable[..., Operation]
     random: bool
     summary: str
+    complete: Complete | None = None
 
 
 OPS: dict[str, dict[str, OpDefinition]] = {}
@@ -61,7 +68,9 @@ def operation(
         if version in builds:
             raise ValueError(f"the op {name!r} is registered twice in version {version}")
         summary = (cls.__doc__ or "").strip().split("\n")[0]
-        builds[version] = OpDefinition(name, version, parameters, cls, random, summary)
+        builds[version] = OpDefinition(
+            name, version, parameters, cls, random, summary, getattr(cls, "complete", None)
+        )
         return cls
 
     return register

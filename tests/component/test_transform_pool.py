@@ -17,7 +17,7 @@ from meshd.net.unixmessages import listen
 from meshd.transform import process
 from meshd.transform.fieldtypes import BYTES
 from meshd.transform.pool import RowWork, TransformPool
-from meshd.transform.programs import load_program, with_versions
+from meshd.transform.programs import completed, load_program
 from meshd.transform.registry import OPS, operation
 from meshwire.documents import canonical_json
 from meshwire.plans import parse_spec, spec_document
@@ -38,7 +38,7 @@ OPS_USED: list[dict[str, Any]] = [
 
 
 def text_of(ops: list[dict[str, Any]], fields: list[str]) -> str:
-    spec = with_versions(parse_spec({"seed": 11, "ops": ops}))
+    spec = completed(parse_spec({"seed": 11, "ops": ops}), lambda field: b"")
     return canonical_json({"spec": spec_document(spec), "fields": fields}).decode()
 
 

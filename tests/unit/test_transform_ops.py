@@ -16,7 +16,7 @@ from PIL import Image
 
 from meshd.transform.chains import compile_chain
 from meshd.transform.errors import BadSampleError, OpFailedError, UnknownBuildError, UnknownOpError
-from meshd.transform.programs import compile_program, load_program, with_versions
+from meshd.transform.programs import compile_program, completed, load_program
 from meshd.transform.registry import OPS, operation
 from meshwire.documents import PlanError, canonical_json
 from meshwire.plans import OpSpec, parse_spec, spec_document
@@ -250,7 +250,7 @@ def test_npy(order: Any) -> None:
     got = rendered(npy(array), ("npy", {"dtype": "float32", "shape": [3, 4]}))
     np.testing.assert_array_equal(got, array)
     assert chain(("npy", {"dtype": "float32", "shape": [3, 4]})).output.fixed == (3, 4)
-    assert chain(("npy", {})).output.fixed is None
+    assert chain(("npy", {"dtype": "float32"})).output.fixed is None
 
 
 def test_big_endian_npy_is_turned() -> None:
@@ -275,6 +275,17 @@ def test_big_endian_npy_is_turned() -> None:
 def test_npy_that_is_not_what_the_plan_says(data: bytes) -> None:
     with pytest.raises(BadSampleError):
         rendered(data, ("npy", {"dtype": "float32", "shape": [4]}))
+
+
+def test_the_first_sample_tells_the_dtype() -> None:
+    spec = parse_spec({"ops": [{"op": "npy", "field": "a"}]})
+    assert completed(spec, lambda field: npy(np.arange(3, dtype=">i2"))).ops[0].args == {"dtype": "int16"}
+    with pytest.raises(PlanError, match="does not tell"):
+        completed(spec, lambda field: b"rubbish")
+    with pytest.raises(PlanError, match="no field 'a'"):
+        compile_program(completed(spec, {"b": b""}.__getitem__), ["b"])
+    given = parse_spec({"ops": [{"op": "npy", "field": "a", "args": {"dtype": "uint8"}}]})
+    assert completed(given, lambda field: b"rubbish").ops[0].args == {"dtype": "uint8"}
 
 
 def test_bytes_stay_bytes() -> None:
@@ -318,7 +329,7 @@ def test_unknown_ops_and_builds() -> None:
         chain(("hflipp", {}))
     spec = parse_spec({"ops": [{"op": "hflip", "field": "image", "version": "99"}]})
     with pytest.raises(UnknownBuildError, match="version 1"):
-        with_versions(spec)
+        completed(spec, dict[str, bytes]().__getitem__)
 
 
 def test_programs_know_their_fields() -> None:
@@ -331,7 +342,7 @@ def test_programs_know_their_fields() -> None:
 
 
 def test_a_program_travels_as_text() -> None:
-    spec = with_versions(parse_spec({"seed": 3, "ops": [{"op": "decode", "field": "b"}]}))
+    spec = completed(parse_spec({"seed": 3, "ops": [{"op": "decode", "field": "b"}]}), lambda field: b"")
     text = canonical_json({"spec": spec_document(spec), "fields": ["a", "b"]}).decode()
     program = load_program(text)
     assert list(program.chains) == ["a", "b"]

@@ -19,6 +19,8 @@ from meshd.transform.parameters import Parameter, dtype, shape
 from meshd.transform.registry import operation
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     import numpy.typing as npt
 
     from meshwire.randomness import KeyedRandom
@@ -40,13 +42,23 @@ class Raw:
         return value
 
 
-@operation("npy", Parameter("dtype", dtype, "float32"), Parameter("shape", shape, None))
+@operation("npy", Parameter("dtype", dtype), Parameter("shape", shape, None))
 @dataclass(frozen=True, slots=True)
 class Npy:
-    """An array of an `.npy` file, which must have this dtype and, if given, this shape."""
+    """An array of an `.npy` file, which must have this dtype and, if given, this shape.
+
+    Without a dtype, a plan takes that of the dataset's first sample.
+    """
 
     dtype: str
     shape: tuple[int, ...] | None
+
+    @staticmethod
+    def complete(args: Mapping[str, Any], first: Callable[[], bytes]) -> dict[str, Any]:
+        """The arguments with the dtype of the first sample, unless given. Raises BadSampleError."""
+        if "dtype" in args:
+            return dict(args)
+        return {**args, "dtype": _header(first())[2].newbyteorder("=").name}
 
     def infer(self, field: FieldType) -> FieldType:
         if field.kind != "bytes":
