@@ -2,86 +2,30 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
-import os
-import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 
 import meshsdk as mesh
-from meshsdk.arenas import slot_size
 from meshsdk.errors import (
     BadSampleError,
-    ClosedError,
     ConfigurationError,
     DeadlineError,
     SnapshotChangedError,
     StateMismatchError,
 )
-from tests.component.test_sdk_scripted import SAMPLES, ScriptedMesh
+from tests.component import test_sdk_scripted
+from tests.component.test_sdk_scripted import SAMPLES, labels, loader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from tests.component.test_sdk_scripted import ScriptedMesh
 
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ScriptedMesh]:
-    server = ScriptedMesh()
-    yield server
-    server.close()
-
-
-@pytest.fixture(autouse=True)
-def _undisturbed(server: ScriptedMesh) -> Iterator[None]:
-    server.faults.clear()
-    server.asked.clear()
-    server.down = False
-    server.gate.set()
-    yield
-    assert threads() == []
-    assert sockets(server) == 0
-    # Requests of an ended pass that are still being answered must not meet the next test's faults.
-    wait_for(lambda: not any("process_request" in thread.name for thread in threading.enumerate()))
-
-
-def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("mesh")]
-
-
-def sockets(server: ScriptedMesh) -> int:
-    """Sockets of this process that are connected to the server (its own ends have another remote port)."""
-    with open("/proc/self/net/tcp") as table:
-        rows = [line.split() for line in table.readlines()[1:]]
-    theirs = {row[9] for row in rows if int(row[2].partition(":")[2], 16) == server.port}
-    links = (os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd"))
-    return sum(link.rpartition("socket:[")[2].rstrip("]") in theirs for link in links)
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Until it holds, at most that long."""
-    for _ in range(int(seconds / 0.005)):
-        if condition():
-            return
-        threading.Event().wait(0.005)
-
-
-def loader(server: ScriptedMesh, batch: int = 16, **more: Any) -> mesh.Loader:
-    usual: dict[str, Any] = {"seed": 7, "output": "numpy", "rank": 0, "world": 1}
-    return mesh.Loader(server.dataset(), batch, **usual | more)
-
-
-def labels(batches: Iterable[mesh.Batch]) -> list[int]:
-    """Samples in order, pads left out, each proven by its pixels."""
-    found = []
-    for batch in batches:
-        assert (np.asarray(batch["image"])[:, 0, 0, 0] == np.asarray(batch["label"]) % 251).all()
-        found += np.asarray(batch["label"])[np.asarray(batch.status) == 0].tolist()
-    return found
+# Fixtures.
+scripted_server = test_sdk_scripted.scripted_server
+undisturbed = test_sdk_scripted.undisturbed
 
 
 def digest(server: ScriptedMesh, batch: int, world: int, step: int, **more: Any) -> str:
@@ -273,151 +217,6 @@ def test_a_wrong_checksum_passes_when_not_looked_at(server: ScriptedMesh) -> Non
         server.faults.append("flip")
         assert len(list(one)) == 7
         assert one.stats().retries == 0
-
-
-# --- memory ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("output", ["numpy", "torch"])
-def test_no_slot_is_written_while_a_batch_is_held(server: ScriptedMesh, output: Any) -> None:
-    with loader(server, prefetch_bytes=20_000, output=output) as one:
-        held = list(one)
-        assert one.stats().overflows > 0
-        assert labels(held) == labels(loader(server))
-        part = held[3]["image"][5]
-        expected = np.array(part.tolist())
-        del held
-        gc.collect()
-        list(one)
-        assert part.tolist() == expected.tolist()
-
-
-def test_a_job_that_drops_its_batches_lives_in_its_arena(server: ScriptedMesh) -> None:
-    with loader(server, prefetch_bytes=100_000) as one:
-        for _ in range(3):
-            for batch in one:
-                del batch
-        assert one.stats().overflows == 0
-        assert one._arena.allocated <= 100_000
-
-
-def test_tensors_share_the_slot_without_a_copy(server: ScriptedMesh) -> None:
-    with loader(server, output="torch") as one:
-        batch = next(iter(one))
-        assert isinstance(batch["image"], torch.Tensor)
-        assert batch["image"].dtype == torch.uint8
-        assert batch["image"].shape == (16, 3, 8, 8)
-        assert batch["label"].dtype == torch.int64
-        assert isinstance(batch.positions, torch.Tensor)
-        address = batch["image"].data_ptr()
-        slots = [slot.memory for slot in one._arena._out]
-        assert any(0 <= address - memory.ctypes.data < memory.size for memory in slots)
-        assert batch["image"].data_ptr() % 128 == 0
-
-
-def test_requests_keep_to_the_credit(server: ScriptedMesh) -> None:
-    """With all answers held back, no more is asked for than the arena has room for."""
-    budget = 3 * slot_size(loader(server)._expected)
-
-    def asked() -> int:
-        return sum("share=credit" in target for target in server.asked)
-
-    with loader(server, prefetch_bytes=budget, connections=8, share="credit") as one:
-        server.gate.clear()
-        waiting = threading.Thread(target=lambda: next(iter(one)))
-        waiting.start()
-        wait_for(lambda: asked() >= 3)
-        wait_for(lambda: asked() > 3, seconds=0.05)
-        found = asked()
-        server.gate.set()
-        waiting.join()
-        assert found == 3
-
-
-# --- endings --------------------------------------------------------------------------------------------
-
-
-def test_nothing_runs_after_the_last_step(server: ScriptedMesh) -> None:
-    one = loader(server)
-    for _ in one:
-        pass
-    assert threads() == []
-    assert sockets(server) == 0
-    assert "idle" in repr(one)
-
-
-def test_nothing_runs_after_a_break(server: ScriptedMesh) -> None:
-    one = loader(server)
-    for batch in one:
-        assert threads() == ["mesh-reader"]
-        assert "running" in repr(one)
-        if batch.step == 1:
-            break
-    assert threads() == []
-    assert sockets(server) == 0
-    assert [batch.step for batch in one] == [2, 3, 4, 5, 6]
-
-
-def test_nothing_runs_after_an_exception_in_the_loop(server: ScriptedMesh) -> None:
-    def train() -> None:
-        for _ in loader(server):
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        train()
-    gc.collect()
-    assert threads() == []
-
-
-def test_nothing_runs_after_the_with_block(server: ScriptedMesh) -> None:
-    with loader(server) as one:
-        iterator = iter(one)
-        batch = next(iterator)
-    assert threads() == []
-    assert labels([batch])
-    with pytest.raises(ClosedError):
-        next(iterator)
-    with pytest.raises(ClosedError, match="make another"):
-        iter(one)
-
-
-def test_an_abandoned_iterator_ends_itself(server: ScriptedMesh) -> None:
-    iterator = iter(loader(server))
-    next(iterator)
-    del iterator
-    gc.collect()
-    assert threads() == []
-
-
-def test_a_second_iteration_ends_the_first(server: ScriptedMesh) -> None:
-    with loader(server) as one:
-        first = iter(one)
-        next(first)
-        second = iter(one)
-        assert next(second).step == 1
-        with pytest.raises(ClosedError, match="another iteration"):
-            next(first)
-        assert next(second).step == 2
-
-
-def test_closing_while_waiting_wakes_the_consumer(server: ScriptedMesh) -> None:
-    one = loader(server)
-    server.gate.clear()
-    raised: list[BaseException] = []
-
-    def consume() -> None:
-        try:
-            next(iter(one))
-        except ClosedError as error:
-            raised.append(error)
-
-    consumer = threading.Thread(target=consume)
-    consumer.start()
-    wait_for(lambda: bool(server.asked))
-    one.close()
-    consumer.join(10)
-    server.gate.set()
-    assert len(raised) == 1
 
 
 # --- arguments and numbers ------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ Requests are checked with the SigV4 code of `meshwire`. Its own test is at the e
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections import deque
@@ -27,7 +28,7 @@ from meshwire.s3.parsing import RequestHead
 from meshwire.sigv4 import read_claim, verify
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 SAMPLES = 103
 SIDE = 8
@@ -229,15 +230,66 @@ def _error(code: str, message: str, detail: dict[str, Any] | None = None) -> dic
     return {"error": error}
 
 
-@pytest.fixture
-def scripted() -> Iterator[ScriptedMesh]:
+# --- for the tests of other modules ------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", name="server")
+def scripted_server() -> Iterator[ScriptedMesh]:
     server = ScriptedMesh()
     yield server
     server.close()
 
 
-def test_the_scripted_server_refuses_a_wrong_signature(scripted: ScriptedMesh) -> None:
-    wrong = mesh.connect(scripted.endpoint, access_key="user", secret_key="other")
+@pytest.fixture(autouse=True)
+def undisturbed(server: ScriptedMesh) -> Iterator[None]:
+    server.faults.clear()
+    server.asked.clear()
+    server.down = False
+    server.gate.set()
+    yield
+    assert threads() == []
+    assert sockets(server) == 0
+    # Requests of an ended pass that are still being answered must not meet the next test's faults.
+    wait_for(lambda: not any("process_request" in thread.name for thread in threading.enumerate()))
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("mesh")]
+
+
+def sockets(server: ScriptedMesh) -> int:
+    """Sockets of this process that are connected to the server (its own ends have another remote port)."""
+    with open("/proc/self/net/tcp") as table:
+        rows = [line.split() for line in table.readlines()[1:]]
+    theirs = {row[9] for row in rows if int(row[2].partition(":")[2], 16) == server.port}
+    links = (os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd"))
+    return sum(link.rpartition("socket:[")[2].rstrip("]") in theirs for link in links)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Until it holds, at most that long."""
+    for _ in range(int(seconds / 0.005)):
+        if condition():
+            return
+        threading.Event().wait(0.005)
+
+
+def loader(server: ScriptedMesh, batch: int = 16, **more: Any) -> mesh.Loader:
+    usual: dict[str, Any] = {"seed": 7, "output": "numpy", "rank": 0, "world": 1}
+    return mesh.Loader(server.dataset(), batch, **usual | more)
+
+
+def labels(batches: Iterable[mesh.Batch]) -> list[int]:
+    """Samples in order, pads left out, each proven by its pixels."""
+    found = []
+    for batch in batches:
+        assert (np.asarray(batch["image"])[:, 0, 0, 0] == np.asarray(batch["label"]) % 251).all()
+        found += np.asarray(batch["label"])[np.asarray(batch.status) == 0].tolist()
+    return found
+
+
+def test_the_scripted_server_refuses_a_wrong_signature(server: ScriptedMesh) -> None:
+    wrong = mesh.connect(server.endpoint, access_key="user", secret_key="other")
     with pytest.raises(AccessError, match=r"signature .*Do this") as raised:
         mesh.open("s3://photos/train", fields={"image": "jpg"}, client=wrong)
     assert raised.value.code == "SignatureDoesNotMatch"
