@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FrameResult = Literal["hit", "joined", "miss"]
 
@@ -41,18 +44,27 @@ Address = FrameAddress | RowsAddress
 
 @dataclass(slots=True)
 class Frame:
-    """A finished frame: `size` bytes in the memfd `fd`, the receiver's to close. Never written again."""
+    """A finished frame: `size` bytes in the memfd `fd`, the receiver's to close. Never written again.
+
+    `owner` counts the memory as long as it lives; `done` is called once, when the receiver is through with
+    it.
+    """
 
     fd: int
     size: int
     rows: int
     result: FrameResult
+    owner: object = None
+    done: Callable[[], None] | None = None
 
     def close(self) -> None:
         """Close the descriptor. Idempotent."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        if self.fd < 0:
+            return
+        os.close(self.fd)
+        self.fd, self.owner = -1, None
+        if self.done is not None:
+            self.done()
 
 
 class FrameSource(Protocol):

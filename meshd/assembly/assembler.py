@@ -130,6 +130,9 @@ class Assembler:
         over = self._building_rows + rows > MAX_ROWS or self._building_bytes + size > self._building_limit
         if over and self._building_rows:
             raise busy(f"{self._building_rows} rows are being built already")
+        sending = self._kitchen.memory.bytes - self._cache.bytes - self._building_bytes
+        if sending > self._building_limit:
+            raise busy(f"{sending} bytes of finished frames wait for slow clients")
         self.leave(-rows, -size)
 
     def leave(self, rows: int, size: int) -> None:

@@ -6,14 +6,16 @@ node and world size picks the same ones. Data that cannot be reached is never su
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meshd.assembly.drafting import Draft, Rows
 from meshd.assembly.errors import BatchError, busy
 from meshd.assembly.ledger import BadSample
+from meshd.assembly.memory import Memory
 from meshd.assembly.rendering import RowWork
 from meshd.assembly.sources import PinnedObjects
 from meshwire.frames import Status
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from meshd.store.interface import ObjectStore
     from meshwire.snapshots import Snapshot
 
+_AT_A_TIME = 1024
 PROBES = 16
 PROBE_STREAM = 1 << 32  # of the keyed randomness: beyond any op's index
 
@@ -41,6 +44,7 @@ class Kitchen:
     renderer: Renderer
     ledger: Ledger
     node: str
+    memory: Memory = field(default_factory=Memory)
 
 
 class FrameBuilder:
@@ -56,7 +60,7 @@ class FrameBuilder:
         metadata: Mapping[str, str],
     ) -> None:
         self._kitchen, self._plan, self._snapshot, self._epoch = kitchen, plan, snapshot, epoch
-        self._draft = Draft(plan, snapshot, rows, metadata)
+        self._draft = Draft(plan, snapshot, rows, metadata, kitchen.memory)
 
     def __repr__(self) -> str:
         return f"<FrameBuilder {self._plan.hash[:12]} epoch {self._epoch}, {len(self._draft.rows)} rows>"
@@ -90,9 +94,13 @@ class FrameBuilder:
     async def _render_once(self, rows: Sequence[int]) -> list[RowFailure]:
         draft = self._draft
         pinned = PinnedObjects(self._kitchen.store, self._snapshot)
-        sources = pinned.sources(cast("Sequence[int]", draft.rows.samples[list(rows)]))
-        positions = draft.rows.positions.tolist()
-        work = [RowWork(row, positions[row], pieces) for row, pieces in zip(rows, sources, strict=True)]
+        samples, positions = draft.rows.samples.tolist(), draft.rows.positions.tolist()
+        work: list[RowWork] = []
+        for start in range(0, len(rows), _AT_A_TIME):
+            some = rows[start : start + _AT_A_TIME]
+            sources = pinned.sources([samples[row] for row in some])
+            work += [RowWork(row, positions[row], pieces) for row, pieces in zip(some, sources, strict=True)]
+            await asyncio.sleep(0)  # other frames get their turn
         rendered: Rendered = await self._kitchen.renderer.render(
             self._plan.hash,
             self._plan.program_text,

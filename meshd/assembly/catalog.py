@@ -94,7 +94,8 @@ class Catalog:
 
     async def add_snapshot(self, snapshot: Snapshot) -> None:
         """Keep it durably. Idempotent."""
-        await self.write(f"snapshots/{snapshot.hash}", snapshot.to_bytes(), once=True)
+        document = await asyncio.to_thread(snapshot.to_bytes)
+        await self.write(f"snapshots/{snapshot.hash}", document, once=True)
         self._snapshots.put(snapshot.hash, snapshot)
 
     async def add_plan(self, plan: Plan) -> None:

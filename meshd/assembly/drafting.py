@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from meshd.assembly.memory import Memory
     from meshd.assembly.plans import Output, Plan
     from meshd.assembly.rendering import Rendered
     from meshwire.frames import FrameLayout
@@ -66,7 +67,9 @@ class _RaggedRow:
 class Draft:
     """One frame in the making. `close` in any case; `seal` gives the frame away."""
 
-    def __init__(self, plan: Plan, snapshot: Snapshot, rows: Rows, metadata: Mapping[str, str]) -> None:
+    def __init__(
+        self, plan: Plan, snapshot: Snapshot, rows: Rows, metadata: Mapping[str, str], memory: Memory
+    ) -> None:
         self.rows = rows
         self._plan, self._metadata = plan, metadata
         self._labels = {
@@ -81,7 +84,8 @@ class Draft:
         self._sums = {name: np.zeros(len(rows), dtype=np.uint32) for name in self._fixed}
         self._rendered: list[Rendered] = []
         self._layout = self._lay_out()
-        self.frame = MemoryFrame(self._layout.size)
+        self._memory = memory
+        self.frame = MemoryFrame(self._layout.size, memory)
 
     @property
     def targets(self) -> tuple[tuple[int, int] | None, ...]:
@@ -170,7 +174,7 @@ class Draft:
 
     def _move(self, final: FrameLayout, plan: Mapping[str, tuple[int, list[int]]]) -> None:
         """Copy rows (width in bytes, numbers) of each fixed tensor into a new frame."""
-        moved = MemoryFrame(final.size)
+        moved = MemoryFrame(final.size, self._memory)
         for name, (width, rows) in plan.items():
             source, target = self._layout.tensors[name].offset, final.tensors[name].offset
             for place, row in enumerate(rows):

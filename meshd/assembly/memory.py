@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from meshd.assembly.addressing import Frame
@@ -19,15 +20,41 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 
 
-class MemoryFrame:
-    """`size` bytes of shared memory, written with pwrite: filling mapped pages costs a fault each."""
+class Memory:
+    """Counts the bytes of frames that are being made, kept, or in some receiver's hands."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<Memory of {self.bytes} bytes>"
+
+
+@dataclass(slots=True)
+class _Block:
+    """What is given back with a frame."""
+
+    fd: int
+    size: int
+    memory: Memory
+
+    def free(self) -> None:
+        self.memory.bytes -= self.size
+        os.close(self.fd)
+
+
+class MemoryFrame:
+    """`size` bytes of shared memory, written with pwrite: filling mapped pages costs a fault each.
+
+    Counted in `memory` until nothing refers to it: not its maker, nor the cache, nor a handle not yet closed.
+    """
+
+    def __init__(self, size: int, memory: Memory) -> None:
         self.fd = os.memfd_create("mesh-frame", os.MFD_CLOEXEC)
-        self._finalizer = weakref.finalize(self, os.close, self.fd)
-        os.ftruncate(self.fd, size)
-        self.size = size
-        self.rows = 0
+        self._block = _Block(self.fd, 0, memory)
+        self._finalizer = weakref.finalize(self, self._block.free)
+        self.size = self.rows = 0
+        self.grow(size)
 
     def __repr__(self) -> str:
         return f"<MemoryFrame {self.rows} rows, {self.size} bytes>"
@@ -35,11 +62,12 @@ class MemoryFrame:
     def grow(self, size: int) -> None:
         """Make room behind what is there."""
         os.ftruncate(self.fd, size)
-        self.size = size
+        self._block.memory.bytes += size - self.size
+        self.size = self._block.size = size
 
     def hand_out(self, result: FrameResult) -> Frame:
         """A handle with a descriptor of its own."""
-        return Frame(os.dup(self.fd), self.size, self.rows, result)
+        return Frame(os.dup(self.fd), self.size, self.rows, result, self)
 
     def close(self) -> None:
         """Give the memory back now, if nobody else holds a descriptor. Idempotent."""

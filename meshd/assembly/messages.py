@@ -18,7 +18,7 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):
-    """Nobody waits for this request any more."""
+    """The worker is through with this request: it has sent the frame, or nobody waits for it any more."""
 
     number: int
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -55,7 +56,8 @@ class RemoteAssembler:
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled() and answer.exception() is None:
                 answer.result().close()
-            self._tasks.spawn(self._forget(stream, number), "forget")
+            else:
+                self._through(stream, number)
             raise
         finally:
             self._waiting.pop(number, None)
@@ -81,6 +83,10 @@ class RemoteAssembler:
         except StreamClosedError as error:
             raise busy(_RESTARTING) from error
 
+    def _through(self, stream: MessageStream, number: int) -> None:
+        if stream is self._stream:
+            self._tasks.spawn(self._forget(stream, number), "forget")
+
     async def _forget(self, stream: MessageStream, number: int) -> None:
         with contextlib.suppress(BatchError):
             await self._send(stream, Forget(number))
@@ -89,13 +95,13 @@ class RemoteAssembler:
         try:
             while True:
                 body, fds = await stream.receive()
-                self._settle(msgspec.convert(body, Answer), fds)
+                self._settle(stream, msgspec.convert(body, Answer), fds)
         except StreamClosedError:
             pass
         finally:
             self._lost(stream)
 
-    def _settle(self, answer: Answer, fds: Sequence[int]) -> None:
+    def _settle(self, stream: MessageStream, answer: Answer, fds: Sequence[int]) -> None:
         waiting = self._waiting.get(answer.number)
         if waiting is None or waiting.done():
             for fd in fds:
@@ -103,7 +109,8 @@ class RemoteAssembler:
         elif answer.error is not None:
             waiting.set_exception(BatchError.from_document(answer.error))
         else:
-            waiting.set_result(Frame(fds[0], answer.size, answer.rows, answer.result))
+            done = partial(self._through, stream, answer.number)
+            waiting.set_result(Frame(fds[0], answer.size, answer.rows, answer.result, done=done))
 
     def _lost(self, stream: MessageStream) -> None:
         stream.close()

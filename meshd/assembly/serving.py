@@ -16,7 +16,7 @@ from meshd.net.unixmessages import StreamClosedError, accept_streams
 if TYPE_CHECKING:
     import socket
 
-    from meshd.assembly.addressing import FrameSource
+    from meshd.assembly.addressing import Frame, FrameSource
     from meshd.net.unixmessages import MessageStream
 
 _log = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ class _Conversation:
     def __init__(self, assembler: FrameSource, stream: MessageStream) -> None:
         self._assembler, self._stream = assembler, stream
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._held: dict[int, Frame] = {}
 
     async def run(self) -> None:
         try:
@@ -48,12 +49,16 @@ class _Conversation:
         finally:
             for task in self._tasks.values():
                 task.cancel()
+            for frame in self._held.values():
+                frame.close()
 
     def _take(self, message: Ask | Forget) -> None:
         if isinstance(message, Forget):
-            task = self._tasks.get(message.number)
+            task, frame = self._tasks.get(message.number), self._held.pop(message.number, None)
             if task is not None:
                 task.cancel()
+            if frame is not None:
+                frame.close()
             return
         task = asyncio.get_running_loop().create_task(self._answer(message))
         self._tasks[message.number] = task
@@ -70,10 +75,8 @@ class _Conversation:
             failure = BatchError("InternalError", "the frame could not be assembled; the node's log says why")
             await self._say(Answer(ask.number, error=failure.to_document()))
             return
-        try:
-            await self._say(Answer(ask.number, frame.size, frame.rows, frame.result), frame.fd)
-        finally:
-            frame.close()
+        self._held[ask.number] = frame  # its memory counts until the worker has sent it
+        await self._say(Answer(ask.number, frame.size, frame.rows, frame.result), frame.fd)
 
     async def _say(self, answer: Answer, *fds: int) -> None:
         try:

@@ -32,7 +32,7 @@ from meshwire.plans import parse_spec, plan_hash, rank_slice, steps
 from meshwire.snapshots import LabelColumn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     import numpy.typing as npt
 
@@ -154,7 +154,7 @@ class BatchService:
             "fields": ",".join(sorted(snapshot.fields)),
             **{name: str(getattr(address, name)) for name in address.__struct_fields__},
         }
-        return as_samples(self._store, list(blobs), metadata, len(piece))
+        return as_samples(self._store, blobs, metadata, len(piece))
 
     async def tar(self, identity: Identity, address: FrameAddress) -> Outgoing:
         """The rows' source bytes as a tar in WebDataset's naming. Pad rows are left out: a tar has no
@@ -164,9 +164,7 @@ class BatchService:
         kept = [blob for blob in blobs if blob.status != Status.PAD]
         return as_tar(self._store, kept, int(np.count_nonzero(~piece.pad)))
 
-    async def _blobs(
-        self, identity: Identity, address: FrameAddress
-    ) -> tuple[Snapshot, Slice, Iterator[Blob]]:
+    async def _blobs(self, identity: Identity, address: FrameAddress) -> tuple[Snapshot, Slice, list[Blob]]:
         plan = await self._catalog.plan(address.plan)
         admit_bucket(self._access, identity, plan.bucket)
         count_rows(address, plan)
@@ -176,7 +174,7 @@ class BatchService:
         epoch_order = order(spec.shuffle, snapshot.shard_starts, spec.seed, address.epoch)
         samples = epoch_order.many(piece.positions)
         pinned = PinnedObjects(self._store, snapshot)
-        return snapshot, piece, iter(_sample_blobs(snapshot, pinned, samples, piece.pad))
+        return snapshot, piece, await _sample_blobs(snapshot, pinned, samples, piece.pad)
 
 
 def slice_of(plan: Plan, address: FrameAddress) -> Slice:
@@ -195,15 +193,16 @@ def slice_of(plan: Plan, address: FrameAddress) -> Slice:
         raise invalid(error) from error
 
 
-def _sample_blobs(
+async def _sample_blobs(
     snapshot: Snapshot, pinned: PinnedObjects, samples: npt.NDArray[np.int64], pad: npt.NDArray[np.bool_]
 ) -> list[Blob]:
-    names = sorted(snapshot.fields)
-    return [
-        _field_blob(snapshot, pinned, sample, name, int(Status.PAD if padding else Status.OK))
-        for sample, padding in zip(samples.tolist(), pad.tolist(), strict=True)
-        for name in names
-    ]
+    names, blobs = sorted(snapshot.fields), list[Blob]()
+    for number, (sample, padding) in enumerate(zip(samples.tolist(), pad.tolist(), strict=True)):
+        status = int(Status.PAD if padding else Status.OK)
+        blobs += [_field_blob(snapshot, pinned, sample, name, status) for name in names]
+        if number % 500 == 499:
+            await asyncio.sleep(0)  # other requests get their turn
+    return blobs
 
 
 def _field_blob(snapshot: Snapshot, pinned: PinnedObjects, sample: int, name: str, status: int) -> Blob:

@@ -16,7 +16,6 @@ from meshd.transform.parameters import parse_arguments
 from meshwire.documents import join, shown, suggestion
 
 if TYPE_CHECKING:
-
     from meshd.transform.fieldtypes import FieldType
     from meshd.transform.parameters import Parameter
     from meshwire.plans import OpSpec

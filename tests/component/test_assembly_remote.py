@@ -11,7 +11,7 @@ import pytest
 
 from meshd.assembly.addressing import FrameAddress, RowsAddress
 from meshd.assembly.errors import BatchError
-from meshd.assembly.memory import MemoryFrame
+from meshd.assembly.memory import Memory, MemoryFrame
 from meshd.assembly.remote import RemoteAssembler
 from meshd.assembly.serving import serve_assembler
 from meshd.net.unixmessages import listen
@@ -32,6 +32,7 @@ class Source:
         self.gate: asyncio.Event | None = None
         self.asked: list[Address] = []
         self.cancelled = 0
+        self.memory = Memory()
 
     async def frame(self, address: Address) -> Frame:
         self.asked.append(address)
@@ -45,7 +46,7 @@ class Source:
             raise BatchError("BadSample", "no good", help="look", detail={"key": "k"})
         if address.step == 99:
             raise ZeroDivisionError("secret detail")
-        frame = MemoryFrame(64)
+        frame = MemoryFrame(64, self.memory)
         os.pwrite(frame.fd, repr(address).encode()[:64], 0)
         frame.rows = address.batch
         return frame.hand_out("joined")
@@ -71,11 +72,13 @@ def test_frames_and_errors_come_through(tmp_path: Path) -> None:
         async with door(tmp_path / "s.sock") as (source, remote):
             addresses = [FrameAddress(PLAN, 1, step, 0, 1, 8, 3) for step in range(20)]
             frames = await asyncio.gather(*(remote.frame(address) for address in addresses))
+            assert source.memory.bytes == 20 * 64
             for address, frame in zip(addresses, frames, strict=True):
                 assert (frame.rows, frame.size, frame.result) == (8, 64, "joined")
                 assert os.pread(frame.fd, 64, 0).rstrip(b"\0") == repr(address).encode()[:64]
                 frame.close()
                 frame.close()
+            await until(lambda: source.memory.bytes == 0)  # the other side knows that they were sent
             with pytest.raises(BatchError, match="no good") as caught:
                 await remote.frame(RowsAddress(PLAN, 0, (1, 2)))
             assert (caught.value.code, caught.value.detail, caught.value.help) == (

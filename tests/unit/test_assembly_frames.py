@@ -18,7 +18,7 @@ from meshd.assembly.assembler import Assembler
 from meshd.assembly.checksumming import fold_rows
 from meshd.assembly.errors import BatchError
 from meshd.assembly.ledger import LIMIT, BadSample, Ledger, read_ledger
-from meshd.assembly.memory import FrameCache, MemoryFrame
+from meshd.assembly.memory import FrameCache, Memory, MemoryFrame
 from meshd.assembly.plans import Output, Plan
 from meshd.assembly.sources import cut_pieces
 from meshd.config import TransformSettings
@@ -174,18 +174,37 @@ def test_one_flight_an_address_and_a_cache_behind_it(bench: Bench) -> None:
 
 
 def test_the_cache_is_bounded() -> None:
+    memory = Memory()
     cache: FrameCache[int] = FrameCache(100)
     for number in range(5):
-        cache.put(number, MemoryFrame(40))
-    assert (len(cache), cache.bytes) == (2, 80)
+        cache.put(number, MemoryFrame(40, memory))
+    assert (len(cache), cache.bytes, memory.bytes) == (2, 80, 80)
     assert cache.get(2) is None
     assert cache.get(3) is not None
-    cache.put(9, MemoryFrame(40))
+    cache.put(9, MemoryFrame(40, memory))
     assert cache.get(4) is None  # 3 was used after it
-    cache.put(10, MemoryFrame(101))
+    cache.put(10, MemoryFrame(101, memory))
     assert cache.get(10) is None
+    held = MemoryFrame(7, memory).hand_out("miss")
     cache.clear()
-    assert cache.bytes == 0
+    assert (cache.bytes, memory.bytes) == (0, 7)
+    held.close()
+    assert memory.bytes == 0
+
+
+def test_frames_nobody_takes_hold_others_back(bench: Bench) -> None:
+    async def run() -> None:
+        plan = await bench.plan()
+        bench.assembler._building_limit = 10_000  # as if memory were scarce
+        slow = [await bench.assembler.frame(RowsAddress(plan, 0, (number,))) for number in range(3)]
+        with pytest.raises(BatchError, match="slow clients") as caught:
+            await bench.get(RowsAddress(plan, 0, (9,)))
+        assert caught.value.code == "Busy"
+        for frame in slow:
+            frame.close()
+        await bench.get(RowsAddress(plan, 0, (9,)))
+
+    asyncio.run(run())
 
 
 def test_nobody_waits_nothing_is_built(bench: Bench) -> None:
