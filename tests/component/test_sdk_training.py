@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tarfile
 import threading
-from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 import cv2
@@ -160,9 +159,6 @@ def test_torchs_own_dataloader(ds: mesh.Dataset, context: str) -> None:
     batches = list(loader)
     assert [batch["image"].shape for batch in batches] == [(10, 3, 32, 32)] * 5
     assert torch.cat([batch["label"] for batch in batches]).sum() == PHOTOS // 2
-    if context == "spawn":
-        # Python leaves this process of its own running, and typeshed does not know how to end it.
-        resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
 
 
 def test_torchs_own_dataloader_in_this_process(ds: mesh.Dataset) -> None:
