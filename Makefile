@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml
 	@$(BIN)/python -m pip install --quiet --editable '.[server]' --group dev
 	@touch $(STAMP)
 
-demo: $(STAMP)   ## the main job on one node: store, preprocess, train, resume, share (about three minutes)
+demo: $(STAMP)   ## the main job on one node: store, preprocess, train, resume, share (one to three minutes)
 	@$(BIN)/python -m demo
 
 test: $(STAMP)   ## every test that runs without foreign servers
