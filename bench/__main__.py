@@ -77,9 +77,11 @@ def measure(names: list[str], scale: Scale, scratch: Path, raw: Path) -> dict[st
         task = bars.add_task("starting", total=None)
         with Bench(scratch, scale, lambda text: bars.update(task, description=text)) as bench:
             for name in names:
+                bars.update(task, description=f"{name}: looking how busy the machine is")
+                busy = machine.busy()
                 title, figures, skipped = bench.run(name)
                 taken = datetime.now(UTC).isoformat(timespec="seconds")
-                setup = {field: getattr(scale, field) for field in Scale.__slots__}
+                setup = {field: getattr(scale, field) for field in Scale.__slots__} | {"busy": busy}
                 rows[name] = results.RowResult(name, title, taken, machine.commit(), setup, figures, skipped)
                 results.save(raw, rows)
                 show(rows[name])

@@ -10,7 +10,6 @@ import os
 import socket
 import threading
 import time
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from typing import TYPE_CHECKING
@@ -19,7 +18,9 @@ import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from multiprocessing.queues import SimpleQueue
     from pathlib import Path
+    from threading import Barrier
 
 FILE_BYTES = 64 << 20
 SIDE = 224
@@ -78,8 +79,8 @@ def socket_rate(seconds: float, connections: int = 4) -> float:
     return sum(totals) / seconds
 
 
-def _render_share(files: Sequence[Path]) -> int:
-    """Read, decode, crop, flip and write rows, as a transform process does; returns the number of samples."""
+def _render(files: Sequence[Path]) -> None:
+    """Read, decode, crop, flip and write rows, as a transform process does."""
     import cv2
 
     from meshd.transform.chains import compile_chain
@@ -96,16 +97,28 @@ def _render_share(files: Sequence[Path]) -> int:
     chain = compile_chain(list(enumerate(wanted)))
     row = np.empty((3, SIDE, SIDE), np.uint8)
     for position, file in enumerate(files):
-        draw = partial(KeyedRandom, 7, 0, position)
-        chain.render_into(file.read_bytes(), draw, row)
-    return len(files)
+        chain.render_into(file.read_bytes(), partial(KeyedRandom, 7, 0, position), row)
+
+
+def _render_share(files: Sequence[Path], together: Barrier, seconds: SimpleQueue[float]) -> None:
+    """In a process of its own: imports first, then the share, timed from when all processes are ready."""
+    _render(files[:2])
+    together.wait(60)
+    start = time.perf_counter()
+    _render(files)
+    seconds.put(time.perf_counter() - start)
 
 
 def transform_rate(files: Sequence[Path], processes: int = 2) -> float:
     """Samples a second of the daemon's own ops on `processes` cores, with no server, store or network."""
+    context = get_context("spawn")
+    together, seconds = context.Barrier(processes), context.SimpleQueue()
     shares = [files[number::processes] for number in range(processes)]
-    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        list(pool.map(_render_share, [share[:2] for share in shares]))  # imports are not the ops
-        start = time.perf_counter()
-        done = sum(pool.map(_render_share, shares))
-        return done / (time.perf_counter() - start)
+    workers = [context.Process(target=_render_share, args=(share, together, seconds)) for share in shares]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if any(worker.exitcode for worker in workers):
+        raise RuntimeError("a process that renders photographs failed; its traceback is above")
+    return len(files) / float(max(seconds.get() for _ in workers))

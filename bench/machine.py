@@ -38,6 +38,11 @@ def pin() -> list[int]:
     return chosen
 
 
+def busy(seconds: float = 1.0) -> float:
+    """Share of the cores, in percent, that this machine uses while the bench itself does nothing."""
+    return float(psutil.cpu_percent(interval=seconds))
+
+
 def output(argv: Sequence[str]) -> str:
     """stdout and stderr of a short command; empty when it cannot run."""
     try:

@@ -219,6 +219,23 @@ def absent_section(rows: Mapping[str, RowResult]) -> list[str]:
     return ["## Left out", "\n".join(dict.fromkeys(skipped))] if skipped else []
 
 
+def care(rows: Mapping[str, RowResult]) -> list[str]:
+    """What a reader should know about how carefully the rows were taken."""
+    rounds = {
+        name: row.setup["loader_rounds" if name == "loaders" else "rounds"] for name, row in rows.items()
+    }
+    lines = [
+        f"- Rounds: {', '.join(f'{name} {count}' for name, count in rounds.items() if name != 'memory')}"
+    ]
+    seen = [row.setup["busy"] for row in rows.values() if "busy" in row.setup]
+    if seen:
+        found = (
+            f"{min(seen):.0f} to {max(seen):.0f} % of the cores when {len(seen)} of {len(rows)} rows began"
+        )
+        lines.append(f"- Other work on the machine: {found}")
+    return lines
+
+
 def versions_section(rows: Mapping[str, RowResult], peers: Path) -> list[str]:
     """Machine, versions, when, how."""
     groups = {
@@ -232,7 +249,7 @@ def versions_section(rows: Mapping[str, RowResult], peers: Path) -> list[str]:
         if group
     ]
     taken = sorted({f"{row.taken[:10]} at commit {row.commit}" for row in rows.values()})
-    lines = [f"- {machine.describe()}", *lines, f"- Taken {'; '.join(taken)}"]
+    lines = [f"- {machine.describe()}", *lines, f"- Taken {'; '.join(taken)}", *care(rows)]
     return ["## Machine, versions, commands", "\n".join(lines), COMMANDS]
 
 

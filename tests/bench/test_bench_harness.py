@@ -29,7 +29,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def row(*figures: Figure, name: str = "get-10k", **skipped: str) -> RowResult:
-    return RowResult(name, name, "2026-01-01T00:00:00+00:00", "abc", {}, figures, skipped)
+    return RowResult(
+        name, name, "2026-01-01T00:00:00+00:00", "abc", {"rounds": 1, "busy": 0.0}, figures, skipped
+    )
 
 
 @pytest.mark.bench
