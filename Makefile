@@ -29,6 +29,7 @@ check: $(STAMP)  ## lint, types, architecture
 	@$(BIN)/lint-imports
 
 bench: $(STAMP)  ## side by side with SeaweedFS, nginx and the peer loaders; writes docs/benchmarks.md
+	@$(BIN)/python -m pip install --quiet --group bench
 	@$(BIN)/python -m bench
 
 format: $(STAMP) ## apply the formatter
