@@ -204,6 +204,9 @@ def behind_section(rows: Mapping[str, RowResult], scale: Scale) -> list[str]:
         ratio = rows[row.name].ratio("meshd", "seaweedfs", metric_of(row)[0])
         if ratio is not None and ratio < 1:
             lines.append(f"- {row.title}: {ratio:.2f}× SeaweedFS.")
+        slower = rows[row.name].ratio("meshd", "seaweedfs", "p99_ms")
+        if slower is not None and slower > 1:
+            lines.append(f"- {row.title}, the slowest hundredth: p99 is {slower:.2f}× SeaweedFS's.")
     loaders = rows.get("loaders")
     for key, words in (("first_rate", "The first epoch"), ("second_rate", "The next epoch")):
         best = best_peer(loaders, key) if loaders else None
