@@ -11,18 +11,38 @@ import msgspec
 
 from meshd.control.documents import Documents
 from meshd.control.interface import ABSENT, ControlError, VersionConflictError
+from meshwire.s3.settings import (  # noqa: TC001  msgspec reads the annotations
+    Acl,
+    CorsRule,
+    LifecycleRule,
+    PublicAccessBlock,
+    Versioning,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from meshd.control.interface import ControlStore
 
 
-class Bucket(msgspec.Struct, frozen=True):
-    """One bucket. `owner` is a user_id; `created_ms` is since 1970."""
+class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One bucket and its configuration. `owner` is a user_id; `created_ms` is since 1970.
+
+    `policy` is the JSON text as it was put, empty when there is none; None for a setting never made.
+    """
 
     name: str
     owner: str
     created_ms: int
     region: str = "us-east-1"
+    versioning: Versioning = ""
+    tags: dict[str, str] | None = None
+    acl: Acl | None = None
+    policy: str = ""
+    cors: tuple[CorsRule, ...] = ()
+    lifecycle: tuple[LifecycleRule, ...] = ()
+    public_access: PublicAccessBlock | None = None
+    ownership: str = ""
 
 
 class BucketExistsError(ControlError):
@@ -55,6 +75,20 @@ class BucketTable:
         except VersionConflictError:
             raise BucketExistsError(bucket.name, self.get(bucket.name)) from None
         return bucket
+
+    async def update(self, name: str, change: Callable[[Bucket], Bucket]) -> Bucket | None:
+        """Change it durably, atomically against other changes; None if there is no such bucket."""
+        while True:
+            version = self._documents.version(name)  # read first: an older one only conflicts
+            bucket = self.get(name)
+            if bucket is None:
+                return None
+            changed = change(bucket)
+            try:
+                await self._documents.put(name, changed, expect=version)
+            except VersionConflictError:
+                continue
+            return changed
 
     async def delete(self, name: str) -> bool:
         """Remove it durably; False if it was not there. Whether it is empty is for the caller to know."""

@@ -6,13 +6,15 @@ is admitted only if the bucket exists.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
 from meshwire.s3.errors import S3Error
 from meshwire.s3.operations import CopyObject, CreateBucket, ListBuckets, UploadPartCopy
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from meshd.control.buckets import Bucket, BucketTable
     from meshd.control.identities import IdentityTable, User
     from meshwire.s3.operations import Operation
@@ -32,6 +34,23 @@ class Identity:
         return cls(user.user_id, user.display_name, user.access_key, user.root)
 
 
+ANYONE: Final = Identity("", "anonymous", "")
+"""Who did not sign at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """What policies may ask of a request beside its operation. `headers` are lower-case."""
+
+    source_ip: str = ""
+    secure: bool = False
+    presigned: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+_NO_CONTEXT: Final = RequestContext()
+
+
 class Access:
     """Admits or refuses; about a microsecond a question."""
 
@@ -46,22 +65,21 @@ class Access:
             raise S3Error("InvalidAccessKeyId", extra={"AWSAccessKeyId": access_key[:128]})
         return user
 
-    def admit(self, identity: Identity | None, operation: Operation) -> None:
-        """Return if `identity` (None: anonymous) may run `operation`. Raises S3Error AccessDenied,
-        NoSuchBucket."""
+    def admit(self, identity: Identity, operation: Operation, context: RequestContext = _NO_CONTEXT) -> None:
+        """Return if `identity` may run `operation`. Raises S3Error AccessDenied, NoSuchBucket."""
         if isinstance(operation, ListBuckets | CreateBucket):
-            if identity is None:
+            if identity is ANYONE:
                 raise S3Error("AccessDenied")
             return
         self.admit_bucket(identity, operation.bucket)
         if isinstance(operation, CopyObject | UploadPartCopy) and operation.source.bucket != operation.bucket:
             self.admit_bucket(identity, operation.source.bucket)
 
-    def admit_bucket(self, identity: Identity | None, name: str) -> Bucket:
+    def admit_bucket(self, identity: Identity, name: str) -> Bucket:
         """The bucket, if `identity` may use it. Raises S3Error NoSuchBucket, AccessDenied."""
         bucket = self._buckets.get(name)
         if bucket is None:
             raise S3Error("NoSuchBucket", extra={"BucketName": name})
-        if identity is None or not (identity.root or identity.user_id == bucket.owner):
+        if identity is ANYONE or not (identity.root or identity.user_id == bucket.owner):
             raise S3Error("AccessDenied")
         return bucket

@@ -20,6 +20,7 @@ from meshwire.s3.errors import S3Error
 from meshwire.s3.rendering import not_modified, select_window
 from meshwire.s3.results import (
     CopyResult,
+    DeletedKey,
     DeleteFailure,
     DeleteResult,
     ObjectDeleted,
@@ -275,5 +276,5 @@ def _refuse(entry: DeleteKey) -> DeleteFailure | None:
     return None
 
 
-def _others(entries: Iterable[DeleteKey], failures: Mapping[str, DeleteFailure]) -> tuple[str, ...]:
-    return tuple(entry.key for entry in entries if entry.key not in failures)
+def _others(entries: Iterable[DeleteKey], failures: Mapping[str, DeleteFailure]) -> tuple[DeletedKey, ...]:
+    return tuple(DeletedKey(entry.key) for entry in entries if entry.key not in failures)

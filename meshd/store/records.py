@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from meshwire.s3.settings import Acl  # noqa: TC001  msgspec reads the annotations
+
 
 class Extent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`length` bytes at `offset` of data file `file` on disk number `disk`; crc32c of exactly these bytes."""
@@ -47,7 +49,11 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     parts: tuple[Part, ...] = ()
     owner: str = ""
     manifest: Extent | None = None  # the member that says which extents make this object, if need be
-    moves: int = 0  # how often compaction has moved its bytes
+    moves: int = 0  # how often it was written again: moved by compaction, or its tags or ACL changed
+    version: str = ""  # empty for the null version
+    marker: bool = False  # a delete marker: no bytes, no ETag
+    tags: dict[str, str] = {}
+    acl: Acl | None = None  # None is `private`
 
 
 class Upload(msgspec.Struct, frozen=True, array_like=True):
@@ -65,6 +71,8 @@ class Upload(msgspec.Struct, frozen=True, array_like=True):
     place: Extent | None = None  # its member in the data files
     stamp: int = 0
     moves: int = 0  # how often compaction has moved that
+    tags: dict[str, str] = {}
+    acl: Acl | None = None
 
 
 class UploadedPart(msgspec.Struct, frozen=True, array_like=True):
@@ -89,6 +97,8 @@ class Meta(msgspec.Struct, frozen=True):
     checksums: dict[str, str] = {}
     checksum_type: str = ""
     owner: str = ""
+    tags: dict[str, str] = {}
+    acl: Acl | None = None
 
 
 class DataFile(msgspec.Struct, frozen=True, array_like=True):
@@ -124,6 +134,30 @@ class Page:
     prefixes: tuple[str, ...] = ()
     truncated: bool = False
     next_after: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPage:
+    """One page of versions, by key, newest first; `latest` says which is its key's newest (a marker may be).
+
+    `next_key` and `next_version` (`null` for the null version, "" after a common prefix) begin the next page.
+    """
+
+    entries: tuple[tuple[str, Record], ...] = ()
+    latest: tuple[bool, ...] = ()
+    prefixes: tuple[str, ...] = ()
+    truncated: bool = False
+    next_key: str = ""
+    next_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What a deletion did: `record` is the version that went (None: there was none), `marker` the delete
+    marker that was made."""
+
+    record: Record | None = None
+    marker: Record | None = None
 
 
 @dataclass(frozen=True, slots=True)

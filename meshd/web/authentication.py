@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from meshd.service.access import Identity
+from meshd.service.access import ANYONE, Identity, RequestContext
 from meshwire.s3.errors import S3Error
 from meshwire.s3.parsing import RequestHead
 from meshwire.sigv4 import read_claim, verify
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Authenticated:
-    """`identity`, `claim` and `verified` are None together: the request is anonymous."""
+    """Without a signature it is ANYONE, and `claim` and `verified` are None."""
 
-    identity: Identity | None
+    identity: Identity
     claim: Claim | None
     verified: Verified | None
 
 
-ANONYMOUS = Authenticated(None, None, None)
+ANONYMOUS = Authenticated(ANYONE, None, None)
 
 
 def request_head(request: web.BaseRequest, max_bytes: int) -> RequestHead:
@@ -53,6 +53,12 @@ def _origin_form(target: str) -> str:
         return target
     _, scheme, rest = target.partition("://")
     return "/" + rest.partition("/")[2] if scheme else target
+
+
+def request_context(request: web.BaseRequest, head: RequestHead, signer: Authenticated) -> RequestContext:
+    """What policies may ask about the connection and the headers."""
+    presigned = signer.claim is not None and signer.claim.presigned
+    return RequestContext(request.remote or "", request.secure, presigned, head.headers)
 
 
 class Authenticator:

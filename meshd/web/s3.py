@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from meshd.service.translation import translate
 from meshd.store.errors import StoreError
-from meshd.web.authentication import request_head
+from meshd.web.authentication import request_context, request_head
 from meshd.web.executing import Call, Executor
 from meshd.web.replies import Reply, SentReply
 from meshd.web.sending import fetch_cold, send_spans
@@ -68,13 +68,11 @@ class S3Endpoint:
         deps = self._deps
         head = request_head(request, deps.http.max_header_bytes)
         operation = parse_request(head)
-        trace.operation = type(operation).__name__
+        trace.operation = ops.operation_name(operation)
         signer = self._authenticator.authenticate(head)
-        deps.access.admit(signer.identity, operation)
+        deps.access.admit(signer.identity, operation, request_context(request, head, signer))
         if isinstance(operation, ops.GetObject):
             return await self._get(request, operation, trace)
-        if signer.identity is None:
-            raise S3Error("AccessDenied")
         body = RequestBody(request, head, signer, deps.http.body_timeout)
         try:
             result = await self._execute(Call(head, operation, signer.identity, body))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 from aiohttp import web
 
 from meshd.config import HttpSettings
-from meshd.service.access import Identity
+from meshd.service.access import ANYONE, Identity
 from meshd.web.authentication import Authenticator, request_head
 from meshd.web.connections import MeshServer
 from meshd.web.incoming import request_factory
@@ -153,7 +153,7 @@ class Dispatcher:
         http = self._deps.http
         head = request_head(request, http.max_header_bytes)
         signer = self._authenticator.authenticate(head)
-        if signer.identity is None:
+        if signer.identity is ANYONE:
             raise S3Error("AccessDenied", "Sign this request with AWS Signature Version 4 (service s3).")
         if request.body_exists:
             body = RequestBody(request, head, signer, http.body_timeout)

@@ -257,7 +257,8 @@ def test_documents_are_read_back(key: str) -> None:
     put = ops.CreateMultipartUpload("bucket", plain, ops.ObjectHeaders())
     created = res.UploadCreated("bucket", plain, "upload")
     assert documents.parse_initiate(render(put, created, "id").body) == created
-    deleted = res.DeleteResult((plain, "b"), (res.DeleteFailure(plain, "AccessDenied", plain),))
+    keys = (res.DeletedKey(plain), res.DeletedKey("b", "v1", "v2"))
+    deleted = res.DeleteResult(keys, (res.DeleteFailure(plain, "AccessDenied", plain, "v3"),))
     op = ops.DeleteObjects("bucket", ops.BodyDigests())
     assert documents.parse_delete_result(render(op, deleted, "id").body) == deleted
 

@@ -10,7 +10,7 @@ from meshd.control.buckets import Bucket, BucketTable
 from meshd.control.identities import IdentityTable, User
 from meshd.control.memory import MemoryControl
 from meshd.kit.clock import ManualClock
-from meshd.service.access import Access, Identity
+from meshd.service.access import ANYONE, Access, Identity
 from meshwire.s3 import operations as ops
 from meshwire.s3.errors import S3Error
 
@@ -33,7 +33,7 @@ def access() -> Access:
     return Access(identities, buckets)
 
 
-def refusal(access: Access, who: Identity | None, operation: ops.Operation) -> str:
+def refusal(access: Access, who: Identity, operation: ops.Operation) -> str:
     try:
         access.admit(who, operation)
     except S3Error as error:
@@ -51,12 +51,12 @@ def copy(source: str, target: str) -> ops.CopyObject:
         (ROOT, ops.GetObject("hers", "k"), ""),
         (ALICE, ops.GetObject("hers", "k"), ""),
         (BOB, ops.GetObject("hers", "k"), "AccessDenied"),
-        (None, ops.GetObject("hers", "k"), "AccessDenied"),
-        (None, ops.GetObject("none", "k"), "NoSuchBucket"),
+        (ANYONE, ops.GetObject("hers", "k"), "AccessDenied"),
+        (ANYONE, ops.GetObject("none", "k"), "NoSuchBucket"),
         (BOB, ops.GetObject("none", "k"), "NoSuchBucket"),
-        (None, ops.ListBuckets(), "AccessDenied"),
+        (ANYONE, ops.ListBuckets(), "AccessDenied"),
         (BOB, ops.ListBuckets(), ""),
-        (None, ops.CreateBucket("new"), "AccessDenied"),
+        (ANYONE, ops.CreateBucket("new"), "AccessDenied"),
         (BOB, ops.CreateBucket("hers"), ""),
         (BOB, copy("his", "his"), ""),
         (BOB, copy("hers", "his"), "AccessDenied"),
@@ -65,7 +65,7 @@ def copy(source: str, target: str) -> ops.CopyObject:
         (ROOT, copy("hers", "his"), ""),
     ],
 )
-def test_admission(access: Access, who: Identity | None, operation: ops.Operation, expected: str) -> None:
+def test_admission(access: Access, who: Identity, operation: ops.Operation, expected: str) -> None:
     assert refusal(access, who, operation) == expected
 
 

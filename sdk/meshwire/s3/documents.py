@@ -214,9 +214,13 @@ def parse_copy_result(body: bytes) -> results.CopyResult:
 def parse_delete_result(body: bytes) -> results.DeleteResult:
     root = read(body, root="DeleteResult", max_bytes=MAX_RESPONSE_BYTES)
     return results.DeleteResult(
-        tuple(e.get("Key") for e in root.all("Deleted")),
         tuple(
-            results.DeleteFailure(e.get("Key"), e.get("Code"), e.get("Message")) for e in root.all("Error")
+            results.DeletedKey(e.get("Key"), e.get("VersionId"), e.get("DeleteMarkerVersionId"))
+            for e in root.all("Deleted")
+        ),
+        tuple(
+            results.DeleteFailure(e.get("Key"), e.get("Code"), e.get("Message"), e.get("VersionId"))
+            for e in root.all("Error")
         ),
     )
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from meshwire.conditions import Conditions
     from meshwire.ranges import RangeSpec
+    from meshwire.s3.settings import Acl, BucketSetting
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,11 @@ class ListBuckets:
 
 @dataclass(frozen=True, slots=True)
 class CreateBucket:
+    """`acl` is x-amz-acl or the x-amz-grant-* headers, `ownership` x-amz-object-ownership; None if absent."""
+
     bucket: str
+    acl: Acl | None = None
+    ownership: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,41 @@ class DeleteBucket:
 @dataclass(frozen=True, slots=True)
 class GetBucketLocation:
     bucket: str
+
+
+@dataclass(frozen=True, slots=True)
+class GetBucketSetting:
+    """GET of a sub-resource that holds a bucket's configuration (`?versioning`, `?policy`, `?acl`, …)."""
+
+    bucket: str
+    setting: BucketSetting
+
+
+@dataclass(frozen=True, slots=True)
+class PutBucketSetting:
+    """PUT of one; the document comes in the body (an ACL may come in headers instead: `acl`)."""
+
+    bucket: str
+    setting: BucketSetting
+    digests: BodyDigests
+    acl: Acl | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteBucketSetting:
+    bucket: str
+    setting: BucketSetting
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """OPTIONS: may a page from `origin` send `method` with these headers (lower-case)? `key` may be empty."""
+
+    bucket: str
+    key: str
+    origin: str
+    method: str
+    headers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +135,20 @@ class ListObjects:
     fetch_owner: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ListObjectVersions:
+    """Versions after (`key_marker`, `version_marker`), newest first within a key; without a version marker,
+    after all versions of `key_marker`."""
+
+    bucket: str
+    prefix: str = ""
+    delimiter: str = ""
+    key_marker: str = ""
+    version_marker: str = ""
+    max_keys: int = 1000
+    encode_url: bool = False
+
+
 # --- objects ----------------------------------------------------------------------------------------------
 
 
@@ -111,6 +165,7 @@ class GetObject:
     part_number: int | None = None
     checksum_mode: bool = False
     overrides: Mapping[str, str] = field(default_factory=dict)
+    version: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +175,14 @@ class PutObject:
     headers: ObjectHeaders
     digests: BodyDigests
     conditions: Conditions | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    acl: Acl | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CopyObject:
-    """`replace` is the metadata directive REPLACE; `source_conditions` are the x-amz-copy-source-if-*
-    headers."""
+    """`replace` is the metadata directive REPLACE, `tags` what replaces the source's tags (None: they are
+    copied); `source_conditions` are the x-amz-copy-source-if-* headers."""
 
     bucket: str
     key: str
@@ -135,13 +192,18 @@ class CopyObject:
     conditions: Conditions | None = None
     source_conditions: Conditions | None = None
     checksum_algorithm: str | None = None
+    tags: Mapping[str, str] | None = None
+    acl: Acl | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteObject:
+    """Without `version`, a delete marker is put in a bucket with versioning."""
+
     bucket: str
     key: str
     conditions: Conditions | None = None
+    version: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +212,66 @@ class DeleteObjects:
 
     bucket: str
     digests: BodyDigests
+
+
+@dataclass(frozen=True, slots=True)
+class PostObject:
+    """An upload by HTML form (multipart/form-data); key, policy and file come in the body."""
+
+    bucket: str
+    content_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class GetObjectTagging:
+    bucket: str
+    key: str
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PutObjectTagging:
+    bucket: str
+    key: str
+    digests: BodyDigests
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteObjectTagging:
+    bucket: str
+    key: str
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GetObjectAcl:
+    bucket: str
+    key: str
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PutObjectAcl:
+    """`acl` from the headers; None when it comes in the body."""
+
+    bucket: str
+    key: str
+    digests: BodyDigests
+    acl: Acl | None = None
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GetObjectAttributes:
+    """`attributes`: of ETag, Checksum, ObjectParts, StorageClass, ObjectSize."""
+
+    bucket: str
+    key: str
+    attributes: frozenset[str]
+    version: str | None = None
+    max_parts: int = 1000
+    part_number_marker: int = 0
 
 
 # --- multipart --------------------------------------------------------------------------------------------
@@ -162,6 +284,8 @@ class CreateMultipartUpload:
     headers: ObjectHeaders
     checksum_algorithm: str | None = None
     checksum_type: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    acl: Acl | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,12 +357,24 @@ Operation = (
     | HeadBucket
     | DeleteBucket
     | GetBucketLocation
+    | GetBucketSetting
+    | PutBucketSetting
+    | DeleteBucketSetting
+    | Preflight
     | ListObjects
+    | ListObjectVersions
     | GetObject
     | PutObject
     | CopyObject
     | DeleteObject
     | DeleteObjects
+    | PostObject
+    | GetObjectTagging
+    | PutObjectTagging
+    | DeleteObjectTagging
+    | GetObjectAcl
+    | PutObjectAcl
+    | GetObjectAttributes
     | CreateMultipartUpload
     | UploadPart
     | UploadPartCopy
@@ -247,3 +383,28 @@ Operation = (
     | ListParts
     | ListMultipartUploads
 )
+
+_SETTING_NAMES: Mapping[str, str] = {
+    "acl": "Acl",
+    "accelerate": "AccelerateConfiguration",
+    "lifecycle": "LifecycleConfiguration",
+    "notification": "NotificationConfiguration",
+    "object-lock": "ObjectLockConfiguration",
+    "ownershipControls": "OwnershipControls",
+    "policyStatus": "PolicyStatus",
+    "publicAccessBlock": "PublicAccessBlock",
+    "requestPayment": "RequestPayment",
+}
+_VERBS = ((GetBucketSetting, "Get"), (PutBucketSetting, "Put"), (DeleteBucketSetting, "Delete"))
+
+
+def operation_name(operation: Operation) -> str:
+    """What S3's reference calls it: `HeadObject`, `PutBucketPolicy`, `GetObjectLockConfiguration`, …"""
+    if isinstance(operation, GetObject):
+        return "HeadObject" if operation.head else "GetObject"
+    for kind, verb in _VERBS:
+        if isinstance(operation, kind):
+            name = _SETTING_NAMES.get(operation.setting, operation.setting.capitalize())
+            level = "" if operation.setting in {"object-lock", "publicAccessBlock"} else "Bucket"
+            return f"{verb}{level}{name}"
+    return type(operation).__name__

@@ -180,13 +180,23 @@ def _delete_objects(op: ops.DeleteObjects, result: res.DeleteResult) -> Rendered
     return _document(
         listings.root(
             "DeleteResult",
-            *[f"<Deleted>{tag('Key', key)}</Deleted>" for key in result.deleted],
-            *[
-                f"<Error>{tag('Key', f.key)}{tag('Code', f.code)}{tag('Message', f.message)}</Error>"
-                for f in result.failures
-            ],
+            *[_deleted_key(entry) for entry in result.deleted],
+            *[_delete_failure(failure) for failure in result.failures],
         )
     )
+
+
+def _deleted_key(entry: res.DeletedKey) -> str:
+    version = optional("VersionId", entry.version)
+    if entry.marker_version:
+        version += tag("DeleteMarker", "true") + tag("DeleteMarkerVersionId", entry.marker_version)
+    return f"<Deleted>{tag('Key', entry.key)}{version}</Deleted>"
+
+
+def _delete_failure(failure: res.DeleteFailure) -> str:
+    version = optional("VersionId", failure.version)
+    fields = tag("Key", failure.key), version, tag("Code", failure.code), tag("Message", failure.message)
+    return f"<Error>{''.join(fields)}</Error>"
 
 
 def _document(text: str, headers: Headers | None = None) -> Rendered:

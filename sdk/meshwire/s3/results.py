@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from meshwire.s3.settings import Acl, CorsRule
+
 
 @dataclass(frozen=True, slots=True)
 class Owner:
@@ -90,6 +92,56 @@ class ObjectListing:
     next_after: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class VersionEntry:
+    """One version of a listing; a delete marker has neither size nor ETag. `version` is `null` for the null
+    version."""
+
+    key: str
+    version: str
+    latest: bool
+    modified_ms: int
+    owner: Owner = Owner("")
+    marker: bool = False
+    size: int = 0
+    etag: str = ""
+    checksum_algorithm: str = ""
+    checksum_type: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionListing:
+    """`next_key` and `next_version` name the last version (or the last common prefix, with an empty version)
+    returned."""
+
+    entries: tuple[VersionEntry, ...] = ()
+    common_prefixes: tuple[str, ...] = ()
+    truncated: bool = False
+    next_key: str = ""
+    next_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingDocument:
+    """Answer to GetBucketSetting: the whole body and its type."""
+
+    body: bytes
+    content_type: str = "application/xml"
+
+
+@dataclass(frozen=True, slots=True)
+class SettingStored:
+    """Answer to PutBucketSetting (200) and DeleteBucketSetting (204)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreflightAllowed:
+    """The rule that lets a page's request through."""
+
+    origin: str
+    rule: CorsRule
+
+
 # --- objects --------------------------------------------------------------------------------------
 
 
@@ -98,7 +150,8 @@ class ObjectHead:
     """What GET and HEAD say of an object: `headers` the stored system headers, `metadata` without its prefix.
 
     `checksums` maps algorithm to base64 for what is sent (the whole object, or the part asked for);
-    `parts_count` is set only when a part number was asked for.
+    `parts_count` is set only when a part number was asked for. `version` is empty where the bucket never had
+    versioning. `extra` are further headers (x-amz-expiration, say).
     """
 
     size: int
@@ -109,6 +162,9 @@ class ObjectHead:
     checksums: Mapping[str, str] = field(default_factory=dict)
     checksum_type: str = ""
     parts_count: int | None = None
+    version: str = ""
+    tag_count: int = 0
+    extra: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +174,16 @@ class ObjectStored:
     etag: str
     checksums: Mapping[str, str] = field(default_factory=dict)
     checksum_type: str = "FULL_OBJECT"
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectDeleted:
-    pass
+    """`version`: what was removed, or the delete marker that was made or removed (then `marker`); empty
+    without versioning."""
+
+    version: str = ""
+    marker: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +194,67 @@ class CopyResult:
     modified_ms: int
     checksums: Mapping[str, str] = field(default_factory=dict)
     checksum_type: str = ""
+    version: str = ""
+    source_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectTags:
+    """Answer to GetObjectTagging."""
+
+    tags: Mapping[str, str]
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectTagged:
+    """Answer to PutObjectTagging (200) and DeleteObjectTagging (204)."""
+
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectAcl:
+    """Answer to GetObjectAcl."""
+
+    owner: Owner
+    acl: Acl
+    bucket_owner: Owner
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectAclStored:
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectAttributes:
+    """Answer to GetObjectAttributes; rendering writes those that were asked for. `parts` is a page."""
+
+    size: int
+    etag: str
+    modified_ms: int
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    checksum_type: str = ""
+    version: str = ""
+    parts_count: int = 0
+    parts: tuple[PartEntry, ...] = ()
+    parts_truncated: bool = False
+    next_part: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PostStored:
+    """Answer to PostObject: `status` 200, 201 (with a document) or 204, or a redirection."""
+
+    bucket: str
+    key: str
+    etag: str
+    location: str
+    status: int = 204
+    redirect: str = ""
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +262,23 @@ class DeleteFailure:
     key: str
     code: str
     message: str
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedKey:
+    """`version`: the version that was asked for; `marker_version`: the delete marker made or removed."""
+
+    key: str
+    version: str = ""
+    marker_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteResult:
     """`deleted` is left out of the document when the request was quiet: pass it empty then."""
 
-    deleted: tuple[str, ...] = ()
+    deleted: tuple[DeletedKey, ...] = ()
     failures: tuple[DeleteFailure, ...] = ()
 
 
@@ -178,6 +310,7 @@ class CompleteResult:
     location: str = ""
     checksums: Mapping[str, str] = field(default_factory=dict)
     checksum_type: str = ""
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,10 +364,20 @@ Result = (
     | BucketFound
     | BucketDeleted
     | BucketLocation
+    | SettingDocument
+    | SettingStored
+    | PreflightAllowed
     | ObjectListing
+    | VersionListing
     | ObjectHead
     | ObjectStored
     | ObjectDeleted
+    | ObjectTags
+    | ObjectTagged
+    | ObjectAcl
+    | ObjectAclStored
+    | ObjectAttributes
+    | PostStored
     | CopyResult
     | DeleteResult
     | UploadCreated

@@ -1,0 +1,97 @@
+"""What can be set on a bucket or an object besides its bytes: ACLs, CORS and lifecycle rules, access blocks.
+
+Law: data only, as the documents say it. `meshwire.s3.settingdocuments` reads and writes their XML,
+`meshd.control.buckets` keeps them. Invariant: whatever a document may leave out is None or empty here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+BucketSetting = Literal[
+    "accelerate",
+    "acl",
+    "cors",
+    "encryption",
+    "lifecycle",
+    "logging",
+    "notification",
+    "object-lock",
+    "ownershipControls",
+    "policy",
+    "policyStatus",
+    "publicAccessBlock",
+    "replication",
+    "requestPayment",
+    "tagging",
+    "versioning",
+    "website",
+]
+
+Versioning = Literal["", "Enabled", "Suspended"]
+CannedAcl = Literal[
+    "private",
+    "public-read",
+    "public-read-write",
+    "authenticated-read",
+    "bucket-owner-read",
+    "bucket-owner-full-control",
+]
+Permission = Literal["FULL_CONTROL", "READ", "WRITE", "READ_ACP", "WRITE_ACP"]
+ALL_USERS = "http://acs.amazonaws.com/groups/global/AllUsers"
+AUTHENTICATED_USERS = "http://acs.amazonaws.com/groups/global/AuthenticatedUsers"
+
+
+@dataclass(frozen=True)
+class Grant:
+    """`grantee`: a user id, or the URI of a group (ALL_USERS, AUTHENTICATED_USERS)."""
+
+    grantee: str
+    permission: Permission
+
+
+@dataclass(frozen=True)
+class Acl:
+    """A canned ACL by name, or grants one by one; never both."""
+
+    canned: CannedAcl | Literal[""] = "private"
+    grants: tuple[Grant, ...] = ()
+
+
+@dataclass(frozen=True)
+class PublicAccessBlock:
+    block_public_acls: bool = False
+    ignore_public_acls: bool = False
+    block_public_policy: bool = False
+    restrict_public_buckets: bool = False
+
+
+@dataclass(frozen=True)
+class CorsRule:
+    """Origins and headers may hold one `*` each; header names are lower-case."""
+
+    origins: tuple[str, ...]
+    methods: tuple[str, ...]
+    headers: tuple[str, ...] = ()
+    exposed: tuple[str, ...] = ()
+    max_age: int | None = None
+    id: str = ""
+
+
+@dataclass(frozen=True)
+class LifecycleRule:
+    """One rule. Ages in days, dates in seconds since the epoch (midnight UTC), sizes in bytes."""
+
+    id: str
+    enabled: bool
+    prefix: str = ""
+    tags: dict[str, str] = field(default_factory=dict)
+    larger_than: int | None = None
+    smaller_than: int | None = None
+    expire_days: int | None = None
+    expire_date: int | None = None
+    expire_markers: bool = False
+    noncurrent_days: int | None = None
+    noncurrent_keep: int | None = None
+    abort_uploads_days: int | None = None
