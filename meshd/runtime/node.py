@@ -21,6 +21,7 @@ from meshd.service.datasets import DatasetService
 from meshd.service.gathers import GatherService
 from meshd.service.listings import ListingService
 from meshd.service.objects import ObjectService
+from meshd.service.settings import SettingService
 from meshd.service.uploads import UploadService
 from meshd.store.store import Store
 from meshd.web.native import build_native
@@ -69,6 +70,7 @@ def web_deps(node: Node) -> WebDeps:
         objects=objects,
         uploads=UploadService(node.store, objects),
         listings=ListingService(node.store, node.identities),
+        settings=SettingService(node.buckets),
         clock=node.clock,
         http=node.settings.http,
     )

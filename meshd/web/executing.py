@@ -48,6 +48,9 @@ class Executor:
             ops.HeadBucket: self._head_bucket,
             ops.DeleteBucket: self._delete_bucket,
             ops.GetBucketLocation: self._bucket_location,
+            ops.GetBucketSetting: self._get_setting,
+            ops.PutBucketSetting: self._put_setting,
+            ops.DeleteBucketSetting: self._delete_setting,
             ops.ListObjects: self._list_objects,
             ops.PutObject: self._put,
             ops.CopyObject: self._copy,
@@ -85,6 +88,17 @@ class Executor:
 
     async def _bucket_location(self, call: Call) -> Result:
         return self._deps.buckets.location(cast("ops.GetBucketLocation", call.operation))
+
+    async def _get_setting(self, call: Call) -> Result:
+        return self._deps.settings.get(cast("ops.GetBucketSetting", call.operation))
+
+    async def _put_setting(self, call: Call) -> Result:
+        operation = cast("ops.PutBucketSetting", call.operation)
+        document = await call.body.whole(operation.digests, self._deps.http.max_xml_bytes)
+        return await self._deps.settings.put(operation, document)
+
+    async def _delete_setting(self, call: Call) -> Result:
+        return await self._deps.settings.delete(cast("ops.DeleteBucketSetting", call.operation))
 
     async def _list_objects(self, call: Call) -> Result:
         return self._deps.listings.list_objects(cast("ops.ListObjects", call.operation))

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from meshd.service.buckets import BucketService
     from meshd.service.listings import ListingService
     from meshd.service.objects import ObjectService
+    from meshd.service.settings import SettingService
     from meshd.service.uploads import UploadService
     from meshd.web.incoming import MeshRequest
 
@@ -59,6 +60,7 @@ class WebDeps:
     objects: ObjectService
     uploads: UploadService
     listings: ListingService
+    settings: SettingService
     clock: Clock
     http: HttpSettings = field(default_factory=HttpSettings)
 

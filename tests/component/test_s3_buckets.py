@@ -229,7 +229,6 @@ def test_wrong_keys(shared: Daemon) -> None:
     [
         lambda s3, b: s3.get_bucket_acl(Bucket=b),
         lambda s3, b: s3.put_bucket_acl(Bucket=b, ACL="public-read"),
-        lambda s3, b: s3.get_bucket_versioning(Bucket=b),
         lambda s3, b: s3.put_bucket_tagging(Bucket=b, Tagging={"TagSet": []}),
         lambda s3, b: s3.list_object_versions(Bucket=b),
         lambda s3, b: s3.get_object_tagging(Bucket=b, Key="k"),

@@ -94,7 +94,10 @@ def _list_buckets(bucket: str, key: str, query: Query, headers: Headers) -> Oper
     )
 
 
-def _create_bucket(bucket: str, key: str, query: Query, headers: Headers) -> Operation:
+def _put_bucket(bucket: str, key: str, query: Query, headers: Headers) -> Operation:
+    setting = query.setting()
+    if setting is not None:
+        return operations.PutBucketSetting(bucket, setting, digests.read_digests(headers))
     return operations.CreateBucket(bucket)
 
 
@@ -103,10 +106,16 @@ def _head_bucket(bucket: str, key: str, query: Query, headers: Headers) -> Opera
 
 
 def _delete_bucket(bucket: str, key: str, query: Query, headers: Headers) -> Operation:
+    setting = query.setting()
+    if setting is not None:
+        return operations.DeleteBucketSetting(bucket, setting)
     return operations.DeleteBucket(bucket)
 
 
 def _get_bucket(bucket: str, key: str, query: Query, headers: Headers) -> Operation:
+    setting = query.setting()
+    if setting is not None:
+        return operations.GetBucketSetting(bucket, setting)
     if "location" in query.values:
         return operations.GetBucketLocation(bucket)
     if "uploads" in query.values:
@@ -302,7 +311,7 @@ _ROUTES: dict[tuple[str, str], Callable[[str, str, Query, Headers], Operation]] 
     ("service", "GET"): _list_buckets,
     ("bucket", "GET"): _get_bucket,
     ("bucket", "HEAD"): _head_bucket,
-    ("bucket", "PUT"): _create_bucket,
+    ("bucket", "PUT"): _put_bucket,
     ("bucket", "POST"): _post_bucket,
     ("bucket", "DELETE"): _delete_bucket,
     ("object", "GET"): _get_object,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from meshwire import names, percents
 from meshwire.s3.errors import S3Error
@@ -17,15 +17,36 @@ from meshwire.s3.errors import S3Error
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from meshwire.s3.settings import BucketSetting
+
 MAX_INTEGER = 2_147_483_647
 
 _LISTING = frozenset({"prefix", "delimiter", "encoding-type"})
+# What can be set on a bucket, and what S3 can set and this server cannot: that is told truthfully.
+SETTINGS = frozenset({"versioning"})
+_NEVER_SET = frozenset(
+    {
+        "accelerate",
+        "encryption",
+        "logging",
+        "notification",
+        "object-lock",
+        "replication",
+        "requestPayment",
+        "website",
+    }
+)
+_REMOVABLE = frozenset({"encryption", "replication", "website"})  # of what is never set: done already
 _PARAMETERS: Mapping[tuple[str, str], frozenset[str]] = MappingProxyType(
     {
         ("service", "GET"): frozenset({"prefix", "max-buckets", "continuation-token", "bucket-region"}),
         ("bucket", "GET"): _LISTING
         | {"location", "marker", "max-keys", "list-type", "continuation-token", "start-after", "fetch-owner"}
-        | {"uploads", "key-marker", "upload-id-marker", "max-uploads"},
+        | {"uploads", "key-marker", "upload-id-marker", "max-uploads"}
+        | SETTINGS
+        | _NEVER_SET,
+        ("bucket", "PUT"): SETTINGS - {"policyStatus"},
+        ("bucket", "DELETE"): (SETTINGS - {"acl", "policyStatus", "versioning"}) | _REMOVABLE,
         ("bucket", "POST"): frozenset({"delete"}),
         ("object", "GET"): frozenset(
             {"uploadId", "max-parts", "part-number-marker", "partNumber", "versionId"}
@@ -36,7 +57,7 @@ _PARAMETERS: Mapping[tuple[str, str], frozenset[str]] = MappingProxyType(
         ("object", "DELETE"): frozenset({"uploadId", "versionId"}),
     }
 )
-_BUILT = frozenset({"location", "uploads", "uploadId", "partNumber", "delete"})
+_BUILT = frozenset({"location", "uploads", "uploadId", "partNumber", "delete"}) | SETTINGS
 # Sub-resources of S3's reference that this server does not have yet.
 _UNBUILT = frozenset(
     [
@@ -75,7 +96,6 @@ _UNBUILT = frozenset(
         "tagging",
         "torrent",
         "uploadPartCopy",
-        "versioning",
         "versions",
         "website",
     ]
@@ -113,6 +133,17 @@ class Query:
             if name in _OVERRIDES and level == "object":
                 continue
             _refuse(name, value, method)
+
+    def setting(self) -> BucketSetting | None:
+        """The bucket's setting that is asked for. Raises InvalidArgument when the query names two things."""
+        named = [name for name in self.values if name in SETTINGS or name in _NEVER_SET]
+        if not named:
+            return None
+        others = [name for name in self.values if name in _BUILT and name not in named]
+        if len(named) + len(others) > 1:
+            both = ", ".join((*named, *others))
+            raise invalid("ResourceType", named[0], f"Conflicting query string parameters: {both}")
+        return cast("BucketSetting", named[0])
 
     def text(self, name: str) -> str:
         """A parameter that is compared with keys; empty when absent. Raises KeyTooLongError,

@@ -40,7 +40,7 @@ def render(op: ops.Operation, result: res.Result, request_id: str) -> Rendered:
     and the conditions that decide on them, are the caller's. Raises S3Error InvalidRange."""
     status, headers, body = _RENDERERS[type(op)](op, result)
     headers.append(("x-amz-request-id", request_id))
-    if body:
+    if body and not isinstance(op, ops.GetBucketSetting):
         headers.append(_XML)
     if status != 204 and not isinstance(op, ops.GetObject):
         headers.append(("content-length", str(len(body))))
@@ -219,6 +219,14 @@ def _location(op: ops.GetBucketLocation, result: res.BucketLocation) -> Rendered
     return _document(listings.root("LocationConstraint", escape(region)))
 
 
+def _get_setting(op: ops.GetBucketSetting, result: res.SettingDocument) -> Rendered:
+    return Rendered(200, [("content-type", result.content_type)], result.body)
+
+
+def _put_setting(op: ops.PutBucketSetting, result: res.SettingStored) -> Rendered:
+    return Rendered(204 if op.setting in {"policy", "tagging"} else 200, [])
+
+
 # --- multipart --------------------------------------------------------------------------------------------
 
 
@@ -266,6 +274,9 @@ _RENDERERS: Mapping[type, Callable[[Any, Any], Rendered]] = {
     ops.HeadBucket: _head_bucket,
     ops.DeleteBucket: _no_content,
     ops.GetBucketLocation: _location,
+    ops.GetBucketSetting: _get_setting,
+    ops.PutBucketSetting: _put_setting,
+    ops.DeleteBucketSetting: _no_content,
     ops.ListObjects: _listing(listings.objects),
     ops.GetObject: _get_object,
     ops.PutObject: _put_object,

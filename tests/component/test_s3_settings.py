@@ -1,0 +1,120 @@
+"""What a bucket can be told, through boto3 and by hand."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.component.s3_raw import Wire
+
+
+def refusal(call: Callable[[], Any]) -> tuple[int, str]:
+    with pytest.raises(ClientError) as excinfo:
+        call()
+    response = excinfo.value.response
+    return response["ResponseMetadata"]["HTTPStatusCode"], response["Error"]["Code"]
+
+
+def test_versioning(s3: Any, bucket: str) -> None:
+    assert "Status" not in s3.get_bucket_versioning(Bucket=bucket)
+    for status in ("Enabled", "Suspended", "Enabled"):
+        s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": status})
+        assert s3.get_bucket_versioning(Bucket=bucket)["Status"] == status
+
+
+@pytest.mark.parametrize(
+    ("document", "code"),
+    [
+        (b"", "MissingRequestBodyError"),
+        (b"<VersioningConfiguration/>", "IllegalVersioningConfigurationException"),
+        (b"<VersioningConfiguration><Status>On</Status></VersioningConfiguration>", "MalformedXML"),
+        (b"<Versioning><Status>Enabled</Status></Versioning>", "MalformedXML"),
+        (
+            b"<VersioningConfiguration><Status>Enabled</Status><MfaDelete>Enabled</MfaDelete>"
+            b"</VersioningConfiguration>",
+            "NotImplemented",
+        ),
+    ],
+)
+def test_versioning_documents_that_are_refused(
+    wire: Wire, s3: Any, bucket: str, document: bytes, code: str
+) -> None:
+    assert wire.call("PUT", f"/{bucket}?versioning", document).code == code
+    assert "Status" not in s3.get_bucket_versioning(Bucket=bucket)
+
+
+def test_digests_of_a_document_are_verified(wire: Wire, s3: Any, bucket: str) -> None:
+    document = b"<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>"
+    wrong = {"content-md5": base64.b64encode(hashlib.md5(b"other").digest()).decode()}
+    assert wire.call("PUT", f"/{bucket}?versioning", document, headers=wrong).code == "BadDigest"
+    wrong = {"x-amz-checksum-crc32": "AAAAAA=="}
+    assert wire.call("PUT", f"/{bucket}?versioning", document, headers=wrong).code == "BadDigest"
+    assert "Status" not in s3.get_bucket_versioning(Bucket=bucket)
+    right = {"content-md5": base64.b64encode(hashlib.md5(document).digest()).decode()}
+    assert wire.call("PUT", f"/{bucket}?versioning", document, headers=right).status == 200
+    assert s3.get_bucket_versioning(Bucket=bucket)["Status"] == "Enabled"
+
+
+def test_settings_of_a_bucket_that_is_not_there(s3: Any) -> None:
+    gone = "no-such-bucket-here"
+    assert refusal(lambda: s3.get_bucket_versioning(Bucket=gone)) == (404, "NoSuchBucket")
+    status = {"Status": "Enabled"}
+    put = refusal(lambda: s3.put_bucket_versioning(Bucket=gone, VersioningConfiguration=status))
+    assert put == (404, "NoSuchBucket")
+
+
+# --- what is never set ------------------------------------------------------------------------------------
+
+
+def test_empty_documents_of_what_is_never_set(s3: Any, bucket: str) -> None:
+    assert "Status" not in s3.get_bucket_accelerate_configuration(Bucket=bucket)
+    assert "LoggingEnabled" not in s3.get_bucket_logging(Bucket=bucket)
+    notification = s3.get_bucket_notification_configuration(Bucket=bucket)
+    assert set(notification) == {"ResponseMetadata"}
+    assert s3.get_bucket_request_payment(Bucket=bucket)["Payer"] == "BucketOwner"
+
+
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        ("get_bucket_website", "NoSuchWebsiteConfiguration"),
+        ("get_bucket_replication", "ReplicationConfigurationNotFoundError"),
+        ("get_bucket_encryption", "ServerSideEncryptionConfigurationNotFoundError"),
+        ("get_object_lock_configuration", "ObjectLockConfigurationNotFoundError"),
+    ],
+)
+def test_not_found_of_what_is_never_set(s3: Any, bucket: str, call: str, code: str) -> None:
+    assert refusal(lambda: getattr(s3, call)(Bucket=bucket)) == (404, code)
+
+
+@pytest.mark.parametrize(
+    "call", ["delete_bucket_website", "delete_bucket_replication", "delete_bucket_encryption"]
+)
+def test_removing_what_is_never_set_is_a_success(s3: Any, bucket: str, call: str) -> None:
+    assert getattr(s3, call)(Bucket=bucket)["ResponseMetadata"]["HTTPStatusCode"] == 204
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "accelerate",
+        "encryption",
+        "logging",
+        "notification",
+        "object-lock",
+        "replication",
+        "requestPayment",
+        "website",
+    ],
+)
+def test_setting_what_is_never_set_is_not_implemented(wire: Wire, s3: Any, bucket: str, setting: str) -> None:
+    answer = wire.call("PUT", f"/{bucket}?{setting}", b"<Any/>")
+    assert (answer.status, answer.code) == (501, "NotImplemented")
+    s3.head_bucket(Bucket=bucket)
