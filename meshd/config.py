@@ -73,6 +73,11 @@ class HttpSettings:
     """A request body that brings nothing for this long is given up (408-like, nothing is stored)."""
     idle_timeout: float = 75.0
     """A keep-alive connection without a request is closed after this."""
+    head_timeout: float = 20.0
+    """A request line and headers whose end does not come within this are given up."""
+    max_connections: int = 16_384
+    """Open connections of one worker. Beyond, those idle longest are closed; a new one is refused (503) if
+    none is."""
     drain_timeout: float = 30.0
     """After SIGTERM, running requests get this long to finish."""
     backlog: int = 1024
@@ -232,6 +237,8 @@ OPTIONS: Mapping[str, Option] = {
         Option("listen", parse_listen, lambda: ("127.0.0.1", 9000)),
         Option("body-timeout", _seconds, lambda: 120.0),
         Option("idle-timeout", _seconds, lambda: 75.0),
+        Option("head-timeout", _seconds, lambda: 20.0),
+        Option("max-connections", _positive, lambda: 16_384),
         Option("drain-timeout", _seconds, lambda: 30.0),
         Option("workers", _positive, lambda: min(4, cores())),
         Option("transforms", _positive, cores),
@@ -325,6 +332,8 @@ def _assemble(values: Mapping[str, object]) -> NodeSettings:
         port=port,
         body_timeout=value["body-timeout"],
         idle_timeout=value["idle-timeout"],
+        head_timeout=value["head-timeout"],
+        max_connections=-(-value["max-connections"] // value["workers"]),
         drain_timeout=value["drain-timeout"],
     )
     return NodeSettings(

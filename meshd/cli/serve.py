@@ -44,6 +44,8 @@ SIGTERM stops after running requests are done; SIGHUP reads the users file again
 @click.option("--config", metavar="FILE", help="YAML file with any of these settings.")
 @click.option("--region", metavar="NAME", help="Region of new buckets.  [us-east-1]")
 @click.option("--node-id", metavar="NAME", help="Name in metrics and logs.  [host name]")
+@click.option("--head-timeout", metavar="SECONDS", help="For a request's line and headers to come.  [20]")
+@click.option("--max-connections", metavar="N", help="Open client connections of the node.  [16384]")
 @click.option("--drain-timeout", metavar="SECONDS", help="For running requests after SIGTERM.  [30]")
 @click.option("--log-format", metavar="FORMAT", help="text or json.  [text]")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.  [info]")

@@ -34,6 +34,9 @@ http_requests = _counter("meshd_http_requests_total", "Requests answered.", "ope
 http_seconds = _histogram("meshd_http_request_seconds", "From request head to last byte.", "operation")
 http_bytes = _counter("meshd_http_bytes_total", "Body bytes; direction is in or out.", "direction")
 http_connections = _gauge("meshd_http_connections", "Open client connections.")
+http_turned_away = _counter(
+    "meshd_http_turned_away_total", "Connections ended by the node: full, idle, slow head, stalled.", "why"
+)
 
 # batches and transforms
 batch_rows_served = _counter("meshd_batch_rows_served_total", "Rows of batches sent to clients.")

@@ -15,7 +15,7 @@ from aiohttp.http_exceptions import BadStatusLine, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
 from meshd.telemetry import metrics
-from meshd.web.replies import Reply, new_request_id
+from meshd.web.replies import Reply, head_bytes, new_request_id
 from meshwire.s3.errors import S3Error
 from meshwire.s3.rendering import render_error
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from aiohttp.streams import StreamReader
 
     from meshd.kit.clock import Clock
+    from meshd.web.guarding import Guard
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +36,27 @@ class Connection(RequestHandler):
     """One client connection. `handle_error` is what aiohttp calls for a malformed request or a failed
     handler."""
 
-    __slots__ = ("_half_closed", "_latest_body", "truncated_body")
+    __slots__ = (
+        "_guard",
+        "_half_closed",
+        "_latest_body",
+        "_unread_then",
+        "head_since",
+        "moved",
+        "touched",
+        "truncated_body",
+    )
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, guard: Guard, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self._guard = guard
+        self.touched = 0.0
+        """When the client last sent something, on the loop's clock."""
+        self.head_since = 0.0
+        """When the first bytes of a request head came whose end is missing; 0 when there is none."""
+        self.moved = 0
+        """Counts what was sent past the transport's own queue: progress of a long answer."""
+        self._unread_then = (0.0, 0, 0, 0)
         self._half_closed = False
         self.truncated_body: StreamReader | None = None
         self._latest_body: StreamReader | None = None
@@ -46,11 +64,65 @@ class Connection(RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         metrics.http_connections.inc()
+        self.touched = self._loop.time()
+        if not self._guard.entered(self):
+            self._say("ServiceUnavailable", "This node has too many connections; try again later.")
+            self.force_close()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        if self.transport is not None:
+        if self._manager is not None:
             metrics.http_connections.dec()
+        self._guard.left(self)
         super().connection_lost(exc)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being answered or waits for it."""
+        return self._waiter is not None and not self._waiter.done() and not self._messages
+
+    @property
+    def unread(self) -> int:
+        """Bytes of answers that wait in this process for the client to take them."""
+        transport = self.transport
+        return 0 if transport is None else transport.get_write_buffer_size()
+
+    def wrote(self) -> None:
+        """An answer was queued on the transport."""
+        self._guard.wrote(self)
+
+    @property
+    def pressed(self) -> bool:
+        """Whether answers should not be kept in memory for their clients just now."""
+        return self._guard.pressed
+
+    def is_stalled(self, now: float, seconds: float, least: int) -> bool:
+        """Whether in the last `seconds` the client took less than `least` bytes of what waits for it."""
+        unread = self.unread
+        since, then, moved, answers = self._unread_then
+        fresh = not since or moved != self.moved or answers != self._request_count
+        if not unread or fresh or (now - since > seconds and then - unread >= least):
+            self._unread_then = (now if unread else 0.0, unread, self.moved, self._request_count)
+            return False
+        return now - since > seconds
+
+    def time_out(self) -> None:
+        """End a connection whose request head does not come to an end."""
+        self._say("RequestTimeout", "The request's head did not arrive in time.")
+        self.force_close()
+
+    def give_up(self) -> None:
+        """Cut a connection whose client does not take its answer."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _say(self, code: str, message: str) -> None:
+        """An error that answers no request in particular."""
+        manager, transport = self._manager, self.transport
+        if isinstance(manager, MeshServer) and transport is not None:
+            rendered = render_error(S3Error(code, message), new_request_id(), "")
+            now = manager.clock.now_ms() // 1000
+            head = head_bytes(rendered.status, rendered.headers, now, connection="close")
+            transport.write(head + rendered.body)
 
     @property
     def at_its_last(self) -> bool:
@@ -59,8 +131,14 @@ class Connection(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        self.touched = self._loop.time()
         if self._messages:
             self._latest_body = self._messages[-1][1]
+            self.head_since = 0.0
+        elif not self.is_idle:
+            self.head_since = 0.0
+        elif not self.head_since:
+            self.head_since = self.touched
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # asyncio takes a bool
         """A client that ends its side still gets its answers: IncompleteBody if it ended in the middle of a
@@ -112,9 +190,14 @@ def _describe(exc: BaseException | None, status: int) -> tuple[S3Error, int]:
 class MeshServer(web.Server):
     """The low-level server, making our connections."""
 
-    def __init__(self, handler: Any, *, clock: Clock, **options: Any) -> None:
+    def __init__(self, handler: Any, *, clock: Clock, guard: Guard, **options: Any) -> None:
         super().__init__(handler, **options)
-        self.clock = clock
+        self.clock, self.guard = clock, guard
+        guard.start()
 
     def __call__(self) -> Connection:
-        return Connection(self, loop=self._loop, **self._kwargs)
+        return Connection(self.guard, self, loop=self._loop, **self._kwargs)
+
+    async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  aiohttp's signature
+        self.guard.stop()
+        await super().shutdown(timeout)

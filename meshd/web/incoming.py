@@ -23,6 +23,8 @@ class MeshRequest(web.BaseRequest):
     """`truncated`: the client ended its side before the body was whole. `continued`: it was told `100
     Continue`.
 
+    `pressed`: answers should not be kept in memory for slow clients just now.
+
     `verified_body`: a small body that was read and compared with its signed digest before the handler was
     called.
     """
@@ -39,6 +41,10 @@ class MeshRequest(web.BaseRequest):
     @property
     def is_last(self) -> bool:
         return getattr(self.protocol, "at_its_last", False)
+
+    @property
+    def pressed(self) -> bool:
+        return getattr(self.protocol, "pressed", False)
 
     async def read(self) -> bytes:
         """The whole body, the verified one where there is one."""

@@ -123,3 +123,6 @@ def write_head(request: web.BaseRequest, head: bytes, body: bytes = b"") -> None
     else:
         transport.write(head)
         transport.write(body)
+    wrote = getattr(request.protocol, "wrote", None)
+    if wrote is not None:
+        wrote()

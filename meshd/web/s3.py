@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 # Up to here an answer is read and written in one piece; above, sendfile.
 SMALL_BYTES = 128 << 10
 _CLIENT_GONE = 499
+# Refused while too many clients leave their answers unread: these would have to be kept in memory.
+_LONG_ANSWERS = (ops.ListObjects, ops.ListObjectVersions, ops.ListMultipartUploads, ops.ListParts)
 
 
 class S3Endpoint:
@@ -73,6 +75,8 @@ class S3Endpoint:
         deps.access.admit(signer.identity, operation, request_context(request, head, signer))
         if isinstance(operation, ops.GetObject):
             return await self._get(request, operation, trace)
+        if request.pressed and isinstance(operation, _LONG_ANSWERS):
+            raise S3Error("SlowDown")
         body = RequestBody(request, head, signer, deps.http.body_timeout)
         try:
             result = await self._execute(Call(head, operation, signer.identity, body))
@@ -81,7 +85,7 @@ class S3Endpoint:
         rendered = render(operation, result, trace.request_id)
         return Reply(rendered.status, rendered.headers, rendered.body, self._now())
 
-    async def _get(self, request: web.BaseRequest, operation: ops.GetObject, trace: Trace) -> Reply:
+    async def _get(self, request: MeshRequest, operation: ops.GetObject, trace: Trace) -> Reply:
         objects = self._deps.objects
         found = objects.find(operation)
         status, headers = _object_answer(operation, found, trace.request_id)
@@ -89,7 +93,7 @@ class S3Endpoint:
             return Reply(status, headers, b"", self._now())
         try:
             with objects.reading(operation, found) as spans:
-                if found.length > SMALL_BYTES:
+                if found.length > SMALL_BYTES or request.pressed:
                     keep_alive = await send_spans(request, status, headers, spans, self._now())
                 else:
                     await fetch_cold(spans)

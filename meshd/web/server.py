@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import resource
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
@@ -19,6 +20,7 @@ from meshd.config import HttpSettings
 from meshd.service.access import ANYONE, Identity
 from meshd.web.authentication import Authenticator, request_head
 from meshd.web.connections import MeshServer
+from meshd.web.guarding import Guard
 from meshd.web.incoming import request_factory
 from meshd.web.replies import Reply
 from meshd.web.s3 import S3Endpoint
@@ -97,6 +99,7 @@ def build_server(deps: WebDeps, native: Sequence[NativeRoute] = ()) -> MeshServe
     return MeshServer(
         dispatcher.handle,
         clock=deps.clock,
+        guard=Guard(deps.http, _connection_limit(deps.http.max_connections)),
         request_factory=request_factory(),
         keepalive_timeout=deps.http.idle_timeout,
         lingering_time=_LINGER_SECONDS,
@@ -107,6 +110,12 @@ def build_server(deps: WebDeps, native: Sequence[NativeRoute] = ()) -> MeshServe
         read_bufsize=_READ_BUFFER,
         auto_decompress=False,  # what a client compressed is stored as it is
     )
+
+
+def _connection_limit(wanted: int) -> int:
+    """As many as wanted, and as the system's limit of open files leaves room for."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if soft == resource.RLIM_INFINITY else max(16, min(wanted, soft * 3 // 4))
 
 
 class Dispatcher:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # Hashing a piece of this size takes about as long as a thread hop costs; smaller ones are hashed in place.
 _INLINE = 64 << 10
 _PIECE = 256 << 10
+LEAST_RATE = 100
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -125,6 +126,7 @@ class RequestBody:
         """What arrives, as it arrives. Raises ConnectionError when the client goes away in the middle."""
         content = self._request.content
         self._say_continue()
+        patience = _Patience(self._idle_seconds)
         try:
             while True:
                 data = content.read_nowait() if content.total_bytes > self.received else b""
@@ -134,6 +136,7 @@ class RequestBody:
                     async with asyncio.timeout(self._idle_seconds):
                         data = await content.readany()
                 self.received += len(data)
+                patience.check(self.received)
                 if data:
                     yield data
         except TimeoutError:
@@ -151,6 +154,26 @@ class RequestBody:
             transport.write(_CONTINUE)
             self._request.continued = True
         self._expects_continue = False
+
+
+class _Patience:
+    """Bodies that dribble in: less than LEAST_RATE bytes a second over a whole idle time is as good as
+    nothing."""
+
+    __slots__ = ("_loop", "_seconds", "_since", "_then")
+
+    def __init__(self, seconds: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._seconds, self._since, self._then = seconds, self._loop.time(), 0
+
+    def check(self, received: int) -> None:
+        """Raise TimeoutError if too little came since the last time this was satisfied."""
+        passed = self._loop.time() - self._since
+        if passed < self._seconds:
+            return
+        if received - self._then < LEAST_RATE * passed:
+            raise TimeoutError
+        self._since, self._then = self._loop.time(), received
 
 
 def _length(text: str) -> int:

@@ -1,0 +1,104 @@
+"""What a worker does against clients that cost more than they bring: too many, too slow, or silent.
+
+Law: looks at all connections now and then and at a new one at once; never touches a request that makes
+progress. Invariant: open connections stay below the limit, and so does what is buffered for clients that do
+not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from meshd.telemetry import metrics
+
+if TYPE_CHECKING:
+    from meshd.config import HttpSettings
+    from meshd.web.connections import Connection
+
+
+LEAST_RATE: Final = 100  # bytes a second, over `body_timeout`; a client that takes less is given up
+BACKLOGGED: Final = 256  # connections with unread answers; with more, answers are no longer buffered
+_EVICTED_SHARE = 64  # of the connections, how many go at once when there are too many
+
+
+class Guard:
+    """Watches the connections of one worker; `start` it in the running loop, `stop` it with the server."""
+
+    def __init__(self, http: HttpSettings, limit: int) -> None:
+        self._http, self.limit = http, limit
+        self._connections: set[Connection] = set()
+        self._unread: set[Connection] = set()
+        self._pruned_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<Guard of {len(self._connections)} connections, at most {self.limit}>"
+
+    @property
+    def pressed(self) -> bool:
+        """Whether so many clients leave their answers unread that no more may be kept in memory for them."""
+        return len(self._unread) > BACKLOGGED and self._still_pressed()
+
+    def start(self) -> None:
+        """Begin to look at the connections every so often."""
+        if self._timer is None:
+            self._look_later()
+
+    def stop(self) -> None:
+        """Look no more. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def entered(self, connection: Connection) -> bool:
+        """A client connected; False when there is no room for it and none can be made."""
+        if len(self._connections) >= self.limit and not self._make_room():
+            metrics.http_turned_away.labels("full").inc()
+            return False
+        self._connections.add(connection)
+        return True
+
+    def left(self, connection: Connection) -> None:
+        """A connection ended."""
+        self._connections.discard(connection)
+        self._unread.discard(connection)
+
+    def wrote(self, connection: Connection) -> None:
+        """An answer was queued; remember who has not taken all of it."""
+        if connection.unread:
+            self._unread.add(connection)
+
+    def _make_room(self) -> bool:
+        """Close those that have been idle longest: they can connect again at no loss."""
+        idle = sorted((c for c in self._connections if c.is_idle), key=lambda c: c.touched)
+        chosen = idle[: 1 + self.limit // _EVICTED_SHARE]
+        for connection in chosen:
+            metrics.http_turned_away.labels("idle").inc()
+            self._connections.discard(connection)
+            connection.force_close()
+        return bool(chosen)
+
+    def _still_pressed(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        if now - self._pruned_at > 0.05:
+            self._pruned_at = now
+            self._unread = {connection for connection in self._unread if connection.unread}
+        return len(self._unread) > BACKLOGGED
+
+    def _look_later(self) -> None:
+        pause = min(5.0, self._http.head_timeout / 4, self._http.body_timeout / 4)
+        self._timer = asyncio.get_running_loop().call_later(pause, self._look)
+
+    def _look(self) -> None:
+        now = asyncio.get_running_loop().time()
+        stall = self._http.body_timeout
+        for connection in list(self._connections):
+            if connection.head_since and now - connection.head_since > self._http.head_timeout:
+                metrics.http_turned_away.labels("slow head").inc()
+                connection.time_out()
+            elif connection.is_stalled(now, stall, int(stall * LEAST_RATE)):
+                metrics.http_turned_away.labels("stalled").inc()
+                connection.give_up()
+        self._unread = {connection for connection in self._unread if connection.unread}
+        self._look_later()
