@@ -1,67 +1,211 @@
-"""The table of identities: access key → user and secret. One read a request.
+"""The tables of identities: users, the keys they sign with, and named policies. One read a request.
 
-Law: secrets never leave through `repr`, logs or errors. Users come from the root credentials and the users
-file (`origin` says which), and a reload replaces exactly what came from the file before.
+Law: secrets never leave through `repr`, logs or errors. `origin` says who made a user or key: `root` and
+`file` are written at every start and reload, which replace exactly these; `admin` by the admin API alone.
+Invariant: a key signs while it is enabled and its user is there; every process sees a change at once.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 
 from meshd.control.documents import Documents
+from meshd.control.interface import VersionConflictError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from meshd.control.interface import ControlStore
 
+TOPIC = "access"
+Origin = Literal["root", "file", "admin"]
 
-class User(msgspec.Struct, frozen=True):
-    """Who signs with `access_key`. `root` may do everything."""
+
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What the topic holds: users, keys and policies, told apart by `type`; `created_ms` since 1970."""
+
+    created_ms: int = 0
+
+
+class User(Entry, frozen=True, tag="user"):
+    """Somebody who may own buckets. `root` may do everything; `policies` are names, and add rights."""
 
     user_id: str
     display_name: str
-    email: str
-    access_key: str
-    secret_key: str
+    email: str = ""
     root: bool = False
-    origin: str = "file"
+    origin: Origin = "admin"
+    policies: tuple[str, ...] = ()
+
+
+class Key(Entry, frozen=True, tag="key"):
+    """A key pair of a user. `policies` are names; each of them must allow what the key is used for."""
+
+    access_key: str
+    user_id: str
+    secret_key: str
+    name: str = ""
+    enabled: bool = True
+    origin: Origin = "admin"
+    policies: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return f"User(user_id={self.user_id!r}, access_key={self.access_key!r}, root={self.root})"
+        return f"Key(access_key={self.access_key!r}, user_id={self.user_id!r}, enabled={self.enabled})"
+
+
+class NamedPolicy(Entry, frozen=True, tag="policy"):
+    """A policy document under a name; `text` is the JSON as it was put."""
+
+    name: str
+    text: str
+
+
+class Account(NamedTuple):
+    """A user and one key of theirs: what the root credentials and a line of the users file say."""
+
+    user: User
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """Who signs with a key that may sign."""
+
+    user: User
+    key: Key
+
+
+E = TypeVar("E", bound=Entry)
 
 
 class IdentityTable:
-    """Users by access key. `find` is a dictionary read."""
+    """Users, keys and policies by name. Reads are dictionary reads."""
 
     def __init__(self, control: ControlStore) -> None:
-        self._documents = Documents(control, "identities", User)
+        kinds = cast("type[Entry]", User | Key | NamedPolicy)
+        self._documents: Documents[Entry] = Documents(control, TOPIC, kinds)
+        self._view = _View({})
 
-    def find(self, access_key: str) -> User | None:
-        """The user of an access key, or None. About a microsecond."""
-        return self._documents.current().get(access_key)
+    def __repr__(self) -> str:
+        return f"<IdentityTable {len(self._view.users)} users, {len(self._view.keys)} keys>"
+
+    def find(self, access_key: str) -> Signer | None:
+        """Who signs with a key; None when it is unknown or disabled or its user gone. About a microsecond."""
+        return self._now().signers.get(access_key)
 
     def by_id(self, user_id: str) -> User | None:
         """The user of an id (an owner of a bucket, say), or None."""
-        return next((user for user in self._documents.current().values() if user.user_id == user_id), None)
+        return self._now().users.get(user_id)
 
     def list_all(self) -> tuple[User, ...]:
-        """Every user, in order of the access keys."""
-        every = self._documents.current()
-        return tuple(every[key] for key in sorted(every))
+        """Every user, in order of their ids."""
+        return tuple(self.users().values())
 
-    async def replace(self, origins: frozenset[str], users: Iterable[User]) -> int:
-        """Make `users` the users of these origins: add, change, remove. Returns how many changed."""
-        wanted = {user.access_key: user for user in users}
-        present = dict(self._documents.current())
+    def users(self) -> Mapping[str, User]:
+        """Users by id, in order."""
+        return self._now().users
+
+    def keys(self) -> Mapping[str, Key]:
+        """Keys by access key, in order, those that may not sign too."""
+        return self._now().keys
+
+    def policies(self) -> Mapping[str, NamedPolicy]:
+        """Policies by name, in order."""
+        return self._now().policies
+
+    async def change(self, kind: type[E], name: str, decide: Callable[[E | None], E | None]) -> bool:
+        """Replace an entry by what `decide` makes of the present one (None: there is none, or remove it),
+        durably and atomically against other changes. Whether anything changed. What `decide` raises goes on
+        to the caller; it may be called again when another process was quicker.
+        """
+        place = _place(kind, name)
+        while True:
+            version = self._documents.version(place)  # read first: an older one only conflicts
+            present = cast("E | None", self._documents.current().get(place))
+            wanted = decide(present)
+            if wanted == present:
+                return False
+            try:
+                if wanted is None:
+                    return await self._documents.delete(place, expect=version)
+                await self._documents.put(place, wanted, expect=version)
+            except VersionConflictError:
+                continue
+            return True
+
+    async def replace(self, origins: frozenset[Origin], accounts: Iterable[Account], now_ms: int) -> int:
+        """Make `accounts` the users and keys of these origins: add, change, remove. Returns how many changed.
+
+        What an administrator set on one that stays is kept: disabled keys stay disabled, policies attached.
+        A user of another origin stays theirs and only gets the keys.
+        """
+        accounts = tuple(accounts)
+        people = {user.user_id: user for user, _ in reversed(accounts)}  # the first mention counts
+        keys = {key.access_key: key for _, key in accounts}
         changed = 0
-        for key, user in wanted.items():
-            if present.get(key) != user:
-                await self._documents.put(key, user)
-                changed += 1
-        for key, user in present.items():
-            if user.origin in origins and key not in wanted:
-                changed += await self._documents.delete(key)
+        for user in people.values():
+            changed += await self.change(User, user.user_id, lambda old, new=user: _user(old, new, now_ms))  # type: ignore[misc]
+        for key in keys.values():
+            changed += await self.change(Key, key.access_key, lambda old, new=key: _key(old, new, now_ms))  # type: ignore[misc]
+        # A user goes before their keys: from then on none of these signs.
+        for name, user in tuple(self.users().items()):
+            if user.origin in origins and name not in people:
+                changed += await self.change(User, name, lambda old: _unless(old, origins))
+        for name, key in tuple(self.keys().items()):
+            if key.origin in origins and name not in keys:
+                changed += await self.change(Key, name, lambda old: _unless(old, origins))
         return changed
+
+    def _now(self) -> _View:
+        entries = self._documents.current()
+        if entries is not self._view.entries:
+            self._view = _View(entries)
+        return self._view
+
+
+class _View:
+    """The entries of one moment, by kind."""
+
+    __slots__ = ("entries", "keys", "policies", "signers", "users")
+
+    def __init__(self, entries: Mapping[str, Entry]) -> None:
+        self.entries = entries
+        ordered = [entries[place] for place in sorted(entries)]
+        self.users = {entry.user_id: entry for entry in ordered if isinstance(entry, User)}
+        self.keys = {entry.access_key: entry for entry in ordered if isinstance(entry, Key)}
+        self.policies = {entry.name: entry for entry in ordered if isinstance(entry, NamedPolicy)}
+        self.signers = {
+            name: Signer(self.users[key.user_id], key)
+            for name, key in self.keys.items()
+            if key.enabled and key.user_id in self.users
+        }
+
+
+def _place(kind: type[Entry], name: str) -> str:
+    return f"{kind.__struct_config__.tag}/{name}"
+
+
+def _user(old: User | None, new: User, now_ms: int) -> User:
+    if old is None or (new.root and not old.root):
+        return msgspec.structs.replace(new, created_ms=now_ms)
+    if old.origin == "admin":
+        return old
+    return msgspec.structs.replace(new, created_ms=old.created_ms, policies=old.policies)
+
+
+def _key(old: Key | None, new: Key, now_ms: int) -> Key:
+    if old is None or old.user_id != new.user_id:
+        return msgspec.structs.replace(new, created_ms=now_ms)
+    if new.origin == "root":
+        return msgspec.structs.replace(new, created_ms=old.created_ms)
+    return msgspec.structs.replace(
+        new, created_ms=old.created_ms, name=old.name, enabled=old.enabled, policies=old.policies
+    )
+
+
+def _unless(old: E | None, origins: frozenset[Origin]) -> E | None:
+    """The entry, unless it is of one of these origins."""
+    return None if isinstance(old, User | Key) and old.origin in origins else old

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from meshd.config import ConfigError
-from meshd.control.identities import User
+from meshd.control.identities import Account, Key, User
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
 ACCESS, SECRET = "MESHD_ROOT_ACCESS_KEY", "MESHD_ROOT_SECRET_KEY"
+ROOT = "root"
 _FILE = "root-credentials.json"
 
 
@@ -35,9 +36,12 @@ class RootCredentials:
     def __repr__(self) -> str:
         return f"RootCredentials(access_key={self.access_key!r}, made={self.made})"
 
-    def user(self) -> User:
-        """Root as a user."""
-        return User("root", "root", "", self.access_key, self.secret_key, root=True, origin="root")
+    def account(self) -> Account:
+        """Root and this key."""
+        return Account(
+            User(user_id=ROOT, display_name=ROOT, root=True, origin="root"),
+            Key(access_key=self.access_key, user_id=ROOT, secret_key=self.secret_key, origin="root"),
+        )
 
 
 def root_credentials(data_dir: Path, env: Mapping[str, str]) -> RootCredentials:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from meshd.config import ConfigError
+from meshd.control.earlier import bring_forward
 from meshd.control.embedded import EmbeddedControl
 from meshd.control.identities import IdentityTable
 from meshd.errors import MeshdError, StartupError
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from meshd.config import NodeSettings
-    from meshd.control.identities import User
+    from meshd.control.identities import Account
+    from meshd.control.interface import ControlStore
     from meshd.runtime.children import Reporter
     from meshd.runtime.listening import Doors
 
@@ -54,7 +56,7 @@ def launch(settings: NodeSettings, env: Mapping[str, str], say: Callable[[str], 
     _set_limits()
     _warn_if_open(settings.store.data_dir)
     root = root_credentials(settings.store.data_dir, env)
-    people = _People(settings, root.user())
+    people = _People(settings, root.account())
     people.read()
     doors = open_doors(settings)
     if root.made:
@@ -131,15 +133,15 @@ def _warn_if_open(data_dir: Path) -> None:
 class _People:
     """Root and the users of the file, as the supervisor last read them."""
 
-    def __init__(self, settings: NodeSettings, root: User) -> None:
+    def __init__(self, settings: NodeSettings, root: Account) -> None:
         self._settings, self._root = settings, root
-        self._users: tuple[User, ...] = ()
+        self._users: tuple[Account, ...] = ()
 
     def read(self) -> None:
         """Read the file. Raises ConfigError."""
         path = self._settings.users_file
-        self._users = read_users(path, [self._root.access_key]) if path else ()
-        logs.scrubber.hide(user.secret_key for user in (self._root, *self._users))
+        self._users = read_users(path, [self._root.key.access_key]) if path else ()
+        logs.scrubber.hide(account.key.secret_key for account in (self._root, *self._users))
 
     def reload(self) -> None:
         """Read the file again and write it to the control state; a bad file changes nothing."""
@@ -154,10 +156,15 @@ class _People:
 
     def store(self) -> None:
         """Make the control state's identities these. In a child: it opens LMDB."""
-        control = EmbeddedControl(self._settings.control_dir, SystemClock())
-        users = (self._root, *self._users)
-        asyncio.run(IdentityTable(control).replace(frozenset({"root", "file"}), users))
+        clock = SystemClock()
+        control = EmbeddedControl(self._settings.control_dir, clock)
+        asyncio.run(self._store(control, clock.now_ms()))
         control.close()
+
+    async def _store(self, control: ControlStore, now_ms: int) -> None:
+        await bring_forward(control, now_ms)
+        accounts = (self._root, *self._users)
+        await IdentityTable(control).replace(frozenset({"root", "file"}), accounts, now_ms)
 
 
 def _recover(settings: NodeSettings, people: _People) -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import yaml
 
 from meshd.config import ConfigError
-from meshd.control.identities import User
-from meshd.runtime.credentials import check_keys
+from meshd.control.identities import Account, Key, User
+from meshd.runtime.credentials import ROOT, check_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 _REQUIRED = ("user_id", "access_key", "secret_key")
 _FIELDS = (*_REQUIRED, "display_name", "email")
 _MAX_BYTES = 8 << 20
+_MAX_USER_ID = 256
 
 
-def read_users(path: Path, reserved: Iterable[str] = ()) -> tuple[User, ...]:
+def read_users(path: Path, reserved: Iterable[str] = ()) -> tuple[Account, ...]:
     """The users of a file. `reserved` access keys may not appear. Raises ConfigError with file and line."""
     try:
         text = path.read_bytes()
@@ -34,7 +35,7 @@ def read_users(path: Path, reserved: Iterable[str] = ()) -> tuple[User, ...]:
     return parse_users(text, reserved, where=f"users file {path}")
 
 
-def parse_users(text: bytes, reserved: Iterable[str] = (), *, where: str = "users") -> tuple[User, ...]:
+def parse_users(text: bytes, reserved: Iterable[str] = (), *, where: str = "users") -> tuple[Account, ...]:
     """The users of YAML text. Raises ConfigError that begins with `where` and the line."""
     try:
         return _users(text, frozenset(reserved))
@@ -47,7 +48,7 @@ class _Complaint(Exception):
         super().__init__(f"line {line + 1}: {text}")
 
 
-def _users(text: bytes, reserved: frozenset[str]) -> tuple[User, ...]:
+def _users(text: bytes, reserved: frozenset[str]) -> tuple[Account, ...]:
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
@@ -61,15 +62,16 @@ def _users(text: bytes, reserved: frozenset[str]) -> tuple[User, ...]:
     seen = dict.fromkeys(reserved, "the root user's")
     users = []
     for item in root.value:
-        user, line = _user(item), item.start_mark.line
-        if user.access_key in seen:
-            raise _Complaint(line, f"access_key {user.access_key} is already {seen[user.access_key]}")
-        seen[user.access_key] = f"taken on line {line + 1}"
-        users.append(user)
+        account, line = _account(item), item.start_mark.line
+        access_key = account.key.access_key
+        if access_key in seen:
+            raise _Complaint(line, f"access_key {access_key} is already {seen[access_key]}")
+        seen[access_key] = f"taken on line {line + 1}"
+        users.append(account)
     return tuple(users)
 
 
-def _user(item: yaml.Node) -> User:
+def _account(item: yaml.Node) -> Account:
     line = item.start_mark.line
     if not isinstance(item, yaml.MappingNode):
         raise _Complaint(line, f"expected a user with {', '.join(_FIELDS)}")
@@ -81,12 +83,20 @@ def _user(item: yaml.Node) -> User:
         check_keys(fields["access_key"], fields["secret_key"])
     except ValueError as error:
         raise _Complaint(line, str(error)) from None
-    return User(
-        fields["user_id"],
-        fields.get("display_name") or fields["user_id"],
-        fields.get("email", ""),
-        fields["access_key"],
-        fields["secret_key"],
+    user_id = fields["user_id"]
+    if user_id == ROOT:
+        raise _Complaint(line, f"user_id {ROOT} is the node's own; choose another")
+    if len(user_id.encode()) > _MAX_USER_ID or not user_id.isprintable():
+        raise _Complaint(line, f"a user_id has at most {_MAX_USER_ID} bytes, all of them printable")
+    name, email = fields.get("display_name") or user_id, fields.get("email", "")
+    return Account(
+        User(user_id=user_id, display_name=name, email=email, origin="file"),
+        Key(
+            access_key=fields["access_key"],
+            user_id=user_id,
+            secret_key=fields["secret_key"],
+            origin="file",
+        ),
     )
 
 

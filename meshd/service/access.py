@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from meshd.control.buckets import Bucket, BucketTable
-    from meshd.control.identities import IdentityTable, User
+    from meshd.control.identities import IdentityTable, Signer
     from meshwire.s3.operations import Operation
 
 
@@ -30,8 +30,9 @@ class Identity:
     root: bool = False
 
     @classmethod
-    def of(cls, user: User) -> Identity:
-        return cls(user.user_id, user.display_name, user.access_key, user.root)
+    def of(cls, signer: Signer) -> Identity:
+        user = signer.user
+        return cls(user.user_id, user.display_name, signer.key.access_key, user.root)
 
 
 ANYONE: Final = Identity("", "anonymous", "")
@@ -58,12 +59,12 @@ class Access:
         self._identities = identities
         self._buckets = buckets
 
-    def user(self, access_key: str) -> User:
-        """The user of an access key. Raises S3Error InvalidAccessKeyId."""
-        user = self._identities.find(access_key)
-        if user is None:
+    def signer(self, access_key: str) -> Signer:
+        """Who signs with an access key. Raises S3Error InvalidAccessKeyId, for a disabled one too."""
+        signer = self._identities.find(access_key)
+        if signer is None:
             raise S3Error("InvalidAccessKeyId", extra={"AWSAccessKeyId": access_key[:128]})
-        return user
+        return signer
 
     def admit(self, identity: Identity, operation: Operation, context: RequestContext = _NO_CONTEXT) -> None:
         """Return if `identity` may run `operation`. Raises S3Error AccessDenied, NoSuchBucket."""

@@ -65,8 +65,8 @@ class ListingService:
         )
 
     def _owners(self) -> dict[str, Owner]:
-        users = self._identities.list_all()
-        return {user.user_id: Owner(user.user_id, user.display_name) for user in users}
+        users = self._identities.users()
+        return {name: Owner(name, user.display_name) for name, user in users.items()}
 
 
 def _entry(key: str, record: Record, owners: dict[str, Owner] | None) -> ObjectEntry:

@@ -9,8 +9,10 @@ import asyncio
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from msgspec.structs import replace
+
 from meshd.control.buckets import Bucket, BucketExistsError, BucketTable
-from meshd.control.identities import IdentityTable, User
+from meshd.control.identities import Account, IdentityTable, Key, NamedPolicy, Signer, User
 from meshd.control.interface import ABSENT, ControlError, LeaseLostError, VersionConflictError
 from meshd.kit.clock import ManualClock
 
@@ -225,16 +227,52 @@ class ControlSuite:
     def test_the_identity_table(self) -> None:
         async def check(control: ControlStore) -> None:
             table, other = IdentityTable(control), IdentityTable(control)
-            ann, bob = _user("ann"), _user("bob")
-            root = User("root", "root", "", "AKROOT", "s3cret", root=True, origin="root")
-            assert await table.replace(frozenset({"root"}), [root]) == 1
-            assert await table.replace(frozenset({"file"}), [ann, bob]) == 2
-            assert other.find("AKann") == ann
-            assert await table.replace(frozenset({"file"}), [bob]) == 1
+            ann, bob = _account("ann"), _account("bob")
+            assert await table.replace(frozenset({"file"}), [ann, bob], 0) == 4
+            assert other.find("AKann") == Signer(ann.user, ann.key)
+            assert await table.replace(frozenset({"file"}), [bob], 0) == 2
             assert other.find("AKann") is None
-            assert other.list_all() == (root, bob)
-            assert other.by_id("bob") == bob
-            assert "s3cret" not in repr((root, other.list_all(), table, other))
+            assert other.list_all() == (bob.user,)
+            assert other.by_id("bob") == bob.user
+            assert "s3cret" not in repr((ann, other.find("AKbob"), table, other))
+
+        self._run(check)
+
+    def test_an_identity_changes_at_once_and_for_all(self) -> None:
+        async def check(control: ControlStore) -> None:
+            table, other = IdentityTable(control), IdentityTable(control)
+            user, key = _account("ann")
+            policy = NamedPolicy(name="readers", text="{}")
+            assert await table.change(User, "ann", lambda _: user)
+            assert await other.change(Key, key.access_key, lambda _: key)
+            assert await table.change(NamedPolicy, "readers", lambda _: policy)
+            assert not await other.change(NamedPolicy, "readers", lambda old: old)
+            assert dict(other.policies()) == {"readers": policy}
+            assert await table.change(Key, key.access_key, _disabled)
+            assert other.find(key.access_key) is None
+            assert other.keys()[key.access_key] == _disabled(key)
+            assert await table.change(User, "ann", lambda _: None)
+            assert not await other.change(User, "ann", lambda _: None)
+            assert list(other.users()) == []
+
+        self._run(check)
+
+    def test_nothing_is_lost_between_changes_of_one_identity(self) -> None:
+        async def check(control: ControlStore) -> None:
+            tables = [IdentityTable(control) for _ in range(6)]
+            await tables[0].change(User, "ann", lambda _: _account("ann").user)
+
+            async def attach(number: int, table: IdentityTable) -> None:
+                def decide(old: User | None) -> User | None:
+                    assert old is not None
+                    return replace(old, policies=(*old.policies, f"p{number}"))
+
+                await table.change(User, "ann", decide)
+
+            await asyncio.gather(*(attach(number, table) for number, table in enumerate(tables)))
+            user = tables[0].by_id("ann")
+            assert user is not None
+            assert sorted(user.policies) == [f"p{number}" for number in range(6)]
 
         self._run(check)
 
@@ -259,8 +297,14 @@ async def closing(control: ControlStore) -> AsyncIterator[ControlStore]:
         control.close()
 
 
-def _user(name: str) -> User:
-    return User(name, name.title(), f"{name}@example.org", f"AK{name}", "s3cret" + name)
+def _account(name: str) -> Account:
+    user = User(user_id=name, display_name=name.title(), email=f"{name}@example.org", origin="file")
+    return Account(user, Key(access_key=f"AK{name}", user_id=name, secret_key="s3cret" + name, origin="file"))
+
+
+def _disabled(key: Key | None) -> Key:
+    assert key is not None
+    return replace(key, enabled=False)
 
 
 async def _conflict(attempt: Coroutine[Any, Any, object]) -> VersionConflictError:

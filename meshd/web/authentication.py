@@ -73,10 +73,10 @@ class Authenticator:
         claim = read_claim(head)
         if claim is None:
             return ANONYMOUS
-        user = self._access.user(claim.access_key)
+        signer = self._access.signer(claim.access_key)
         if claim.session_token is not None:
             raise S3Error(
                 "InvalidToken", "This server issues no session tokens; sign with an access key alone."
             )
-        verified = verify(claim, head, user.secret_key, self._clock.now_ms() // 1000)
-        return Authenticated(Identity.of(user), claim, verified)
+        verified = verify(claim, head, signer.key.secret_key, self._clock.now_ms() // 1000)
+        return Authenticated(Identity.of(signer), claim, verified)

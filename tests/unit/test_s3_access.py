@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from meshd.control.buckets import Bucket, BucketTable
-from meshd.control.identities import IdentityTable, User
+from meshd.control.identities import Account, IdentityTable, Key, User
 from meshd.control.memory import MemoryControl
 from meshd.kit.clock import ManualClock
 from meshd.service.access import ANYONE, Access, Identity
@@ -27,7 +27,9 @@ def access() -> Access:
     async def fill() -> None:
         await buckets.create(Bucket("hers", "alice", 0))
         await buckets.create(Bucket("his", "bob", 0))
-        await identities.replace(frozenset(), [User("alice", "Alice", "", "AKALICE", "secret")])
+        user = User(user_id="alice", display_name="Alice")
+        key = Key(access_key="AKALICE", user_id="alice", secret_key="secret")
+        await identities.replace(frozenset(), [Account(user, key)], 0)
 
     asyncio.run(fill())
     return Access(identities, buckets)
@@ -69,10 +71,10 @@ def test_admission(access: Access, who: Identity, operation: ops.Operation, expe
     assert refusal(access, who, operation) == expected
 
 
-def test_users_by_access_key(access: Access) -> None:
-    user = access.user("AKALICE")
-    assert Identity.of(user) == ALICE
-    assert "secret" not in repr(Identity.of(user))
+def test_signers_by_access_key(access: Access) -> None:
+    signer = access.signer("AKALICE")
+    assert Identity.of(signer) == ALICE
+    assert "secret" not in repr((signer, Identity.of(signer)))
     with pytest.raises(S3Error) as excinfo:
-        access.user("AKNONE")
+        access.signer("AKNONE")
     assert excinfo.value.code == "InvalidAccessKeyId"

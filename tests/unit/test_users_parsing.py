@@ -20,10 +20,15 @@ GOOD = b"""
 
 def test_users_are_read_as_they_stand() -> None:
     ann, bob = parse_users(GOOD)
-    assert (ann.user_id, ann.display_name, ann.email) == ("ann", "Ann Example", "ann@example.org")
-    assert (ann.access_key, ann.secret_key, ann.root) == ("ANNKEY", "ann-secret-key", False)
-    assert (bob.display_name, bob.email) == ("bob", "")
-    assert (bob.access_key, bob.secret_key) == ("12345", "0123456789")  # never numbers
+    assert (ann.user.user_id, ann.user.display_name, ann.user.email) == (
+        "ann",
+        "Ann Example",
+        "ann@example.org",
+    )
+    assert (ann.key.access_key, ann.key.secret_key, ann.key.user_id) == ("ANNKEY", "ann-secret-key", "ann")
+    assert not ann.user.root
+    assert (bob.user.display_name, bob.user.email) == ("bob", "")
+    assert (bob.key.access_key, bob.key.secret_key) == ("12345", "0123456789")  # never numbers
 
 
 def test_an_empty_file_has_no_users() -> None:
@@ -42,6 +47,12 @@ def test_an_empty_file_has_no_users() -> None:
         (b"- user_id: [a]", "line 1: user_id must be a plain value"),
         (b"- {user_id: a, access_key: AAA, secret_key: short}", "line 1: a secret key has 8 to 128"),
         (b"- {user_id: a, access_key: 'A/A', secret_key: hidden-secret}", "line 1: an access key has"),
+        (b"- {user_id: root, access_key: AAA, secret_key: hidden-secret}", "root is the node's own"),
+        (b'- {user_id: "a\\nb", access_key: AAA, secret_key: hidden-secret}', "all of them printable"),
+        (
+            b"- {user_id: %s, access_key: AAA, secret_key: hidden-secret}" % (b"a" * 257),
+            "has at most 256 bytes",
+        ),
         (
             GOOD + b"- {user_id: eve, access_key: ANNKEY, secret_key: hidden-secret}",
             "line 8: access_key ANNKEY",
@@ -81,4 +92,4 @@ def test_keys() -> None:
 
 def test_root_credentials_do_not_show_their_secret() -> None:
     assert "hush-hush" not in repr(RootCredentials("root", "hush-hush"))
-    assert "hush-hush" not in repr(RootCredentials("root", "hush-hush").user())
+    assert "hush-hush" not in repr(RootCredentials("root", "hush-hush").account())

@@ -1,0 +1,159 @@
+"""What a start and a reload do to identities, and what they leave alone; state of earlier versions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from msgspec.structs import replace
+
+from meshd.control.earlier import bring_forward
+from meshd.control.identities import Account, IdentityTable, Key, User
+from meshd.control.memory import MemoryControl
+from meshd.kit.clock import ManualClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from meshd.control.identities import Origin
+
+BOTH: frozenset[Origin] = frozenset({"root", "file"})
+
+
+def account(user: str, key: str, origin: Origin = "file", secret: str = "a-secret") -> Account:
+    return Account(
+        User(user_id=user, display_name=user, origin=origin, root=origin == "root"),
+        Key(access_key=key, user_id=user, secret_key=secret, origin=origin),
+    )
+
+
+ROOT = account("root", "AKROOT", "root")
+
+
+@pytest.fixture
+def control() -> MemoryControl:
+    return MemoryControl(ManualClock())
+
+
+@pytest.fixture
+def table(control: MemoryControl) -> IdentityTable:
+    return IdentityTable(control)
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(work)
+
+
+def load(table: IdentityTable, *accounts: Account, now_ms: int = 0) -> int:
+    return int(run(table.replace(BOTH, accounts, now_ms)))
+
+
+def amend(table: IdentityTable, kind: type[Any], name: str, **changes: Any) -> None:
+    run(table.change(kind, name, lambda old: replace(old, **changes) if old else None))
+
+
+def signing(table: IdentityTable) -> list[str]:
+    return [name for name in table.keys() if table.find(name)]  # noqa: SIM118  not a dictionary
+
+
+def test_a_user_with_two_keys_in_the_file_is_one_user(table: IdentityTable) -> None:
+    assert load(table, ROOT, account("ann", "A1"), account("ann", "A2")) == 5
+    assert [user.user_id for user in table.list_all()] == ["ann", "root"]
+    assert signing(table) == ["A1", "A2", "AKROOT"]
+    assert load(table, ROOT, account("ann", "A1"), account("ann", "A2")) == 0
+
+
+def test_a_reload_keeps_what_an_administrator_set_on_what_stays(table: IdentityTable) -> None:
+    load(table, ROOT, account("ann", "A1"), now_ms=5)
+    amend(table, Key, "A1", enabled=False, policies=("readers",))
+    amend(table, User, "ann", policies=("writers",))
+    load(table, ROOT, account("ann", "A1", secret="a-new-secret"), now_ms=9)
+    key, user = table.keys()["A1"], table.users()["ann"]
+    assert (key.secret_key, key.enabled, key.policies) == ("a-new-secret", False, ("readers",))
+    assert (user.policies, user.created_ms) == (("writers",), 5)
+    assert signing(table) == ["AKROOT"]
+
+
+def test_a_reload_leaves_alone_what_the_admin_api_made(table: IdentityTable) -> None:
+    made = account("bob", "B1", "admin")
+    run(table.change(User, "bob", lambda _: made.user))
+    run(table.change(Key, "B1", lambda _: made.key))
+    load(table, ROOT, account("bob", "B2"))
+    assert signing(table) == ["AKROOT", "B1", "B2"]
+    load(table, ROOT)
+    assert signing(table) == ["AKROOT", "B1"]
+    assert table.users()["bob"] == made.user
+
+
+def test_keys_of_a_user_who_left_the_file_sign_no_more(table: IdentityTable) -> None:
+    load(table, ROOT, account("ann", "A1"))
+    run(table.change(Key, "A9", lambda _: account("ann", "A9", "admin").key))
+    assert table.find("A9") is not None
+    load(table, ROOT)
+    assert table.find("A9") is None
+    assert table.find("A1") is None
+
+
+def test_a_key_the_file_gives_to_another_user_loses_what_was_set_on_it(table: IdentityTable) -> None:
+    load(table, ROOT, account("ann", "A1"))
+    amend(table, Key, "A1", policies=("readers",))
+    load(table, ROOT, account("eve", "A1"))
+    signer = table.find("A1")
+    assert signer is not None
+    assert (signer.user.user_id, signer.key.policies) == ("eve", ())
+
+
+def test_the_root_key_can_neither_be_disabled_nor_bound(table: IdentityTable) -> None:
+    load(table, ROOT)
+    amend(table, Key, "AKROOT", enabled=False, policies=("readers",))
+    load(table, ROOT)
+    assert table.keys()["AKROOT"] == ROOT.key
+
+
+def test_a_new_root_key_replaces_the_old_one(table: IdentityTable) -> None:
+    load(table, ROOT)
+    load(table, account("root", "AKNEW", "root"))
+    assert signing(table) == ["AKNEW"]
+
+
+@pytest.fixture
+def earlier(control: MemoryControl) -> Callable[..., None]:
+    def write(**fields: object) -> None:
+        document = {"display_name": "Ann Example", "email": "ann@example.org", **fields}
+        run(control.put(f"identities/{fields['access_key']}", json.dumps(document).encode()))
+
+    return write
+
+
+def test_identities_of_an_earlier_version_are_brought_forward(
+    control: MemoryControl, table: IdentityTable, earlier: Callable[..., None]
+) -> None:
+    earlier(user_id="ann", access_key="A1", secret_key="a-secret", root=False, origin="file")
+    earlier(user_id="ann", access_key="A2", secret_key="b-secret", root=False, origin="file")
+    earlier(user_id="root", access_key="AKROOT", secret_key="r-secret", root=True, origin="root")
+    assert run(bring_forward(control, 7)) == 3
+    assert signing(table) == ["A1", "A2", "AKROOT"]
+    ann = table.users()["ann"]
+    assert (ann.display_name, ann.email, ann.root, ann.origin) == (
+        "Ann Example",
+        "ann@example.org",
+        False,
+        "file",
+    )
+    assert table.users()["root"].root
+    assert table.keys()["A2"].secret_key == "b-secret"
+    assert not control.peek("identities")
+    assert run(bring_forward(control, 8)) == 0
+
+
+def test_bringing_forward_again_after_an_interruption_changes_nothing(
+    control: MemoryControl, table: IdentityTable, earlier: Callable[..., None]
+) -> None:
+    for _ in range(2):  # the second time, the old document is there again beside its successor
+        earlier(user_id="ann", access_key="A1", secret_key="a-secret", root=False, origin="file")
+        run(bring_forward(control, 7))
+        amend(table, User, "ann", policies=("readers",))
+    assert table.users()["ann"].policies == ("readers",)
+    assert table.users()["ann"].created_ms == 7
