@@ -65,6 +65,8 @@ class ObjectService:
     def find(self, operation: GetObject) -> Found:
         """What GET or HEAD answers. Raises S3Error NoSuchKey, NotModified, PreconditionFailed, InvalidRange,
         InvalidPartNumber."""
+        if operation.version not in (None, "null"):
+            raise S3Error("NoSuchVersion", extra={"Key": operation.key, "VersionId": operation.version or ""})
         record = self.record(operation.bucket, operation.key)
         if operation.conditions is not None:
             _judge(operation.conditions, record)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from meshwire.s3 import documents
 from meshwire.s3 import operations as ops
+from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -35,6 +36,19 @@ class Call:
 
     def __repr__(self) -> str:
         return f"<Call {type(self.operation).__name__} by {self.identity.user_id}>"
+
+
+def _asks_more(operation: ops.Operation) -> bool:
+    """Versions and tags, which the store does not keep yet."""
+    match operation:
+        case ops.DeleteObject():
+            return operation.version not in (None, "null")
+        case ops.CopyObject() | ops.UploadPartCopy():
+            tags = isinstance(operation, ops.CopyObject) and operation.tags
+            return bool(tags) or operation.source.version not in (None, "null")
+        case ops.PutObject() | ops.CreateMultipartUpload():
+            return bool(operation.tags)
+    return False
 
 
 class Executor:
@@ -67,7 +81,10 @@ class Executor:
 
     async def __call__(self, call: Call) -> Result:
         """The operation's result. Raises S3Error."""
-        return await self._table[type(call.operation)](call)
+        carry_out = self._table.get(type(call.operation))
+        if carry_out is None or _asks_more(call.operation):
+            raise S3Error("NotImplemented", f"{ops.operation_name(call.operation)} is not implemented so.")
+        return await carry_out(call)
 
     # --- buckets ------------------------------------------------------------------------------------
 

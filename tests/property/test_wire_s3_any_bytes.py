@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from meshwire import etags, httpdates, names, percents
 from meshwire.ranges import UnsatisfiableRangeError, parse_range, resolve_range
-from meshwire.s3 import documents, listings, tokens
+from meshwire.s3 import documents, listings, tagging, tokens, versionlistings
 from meshwire.s3 import operations as ops
 from meshwire.s3 import results as res
 from meshwire.s3.elements import escape, is_plain
@@ -51,6 +51,9 @@ PARAMETERS = [
     "key-marker",
     "max-uploads",
     "tagging",
+    "attributes",
+    "versions",
+    "version-id-marker",
     "frobnicate",
 ]
 HEADERS = [
@@ -83,6 +86,10 @@ HEADERS = [
     "x-amz-server-side-encryption",
     "origin",
     "x-amz-mp-object-size",
+    "x-amz-tagging-directive",
+    "x-amz-object-attributes",
+    "x-amz-max-parts",
+    "x-amz-part-number-marker",
 ]
 VALUES = [
     "",
@@ -98,6 +105,9 @@ VALUES = [
     "CRC32",
     "AAAAAA==",
     "ENABLED",
+    "REPLACE",
+    "a=1&b=2",
+    "ETag,Checksum",
 ]
 
 
@@ -168,6 +178,8 @@ DOCUMENTS: list[Callable[[bytes], object]] = [
     documents.parse_copy_result,
     documents.parse_delete_result,
     documents.parse_parts,
+    tagging.parse_tagging,
+    versionlistings.parse_versions,
 ]
 TAGS = [
     "Delete",
@@ -188,6 +200,13 @@ TAGS = [
     "Size",
     "LastModified",
     "a:b",
+    "Tagging",
+    "TagSet",
+    "Tag",
+    "Value",
+    "ListVersionsResult",
+    "DeleteMarker",
+    "VersionId",
 ]
 trees = st.recursive(
     st.tuples(st.sampled_from(TAGS), st.sampled_from(["", "1", "k", "&amp;", "<![CDATA[x]]>", "&x;"])).map(
@@ -249,6 +268,61 @@ def test_listings_are_read_back(
     assert (read.entries, read.common_prefixes, read.truncated) == (found, prefixes, truncated)
     if truncated:
         assert (tokens.read(read.next_after) if version == 2 else read.next_after) == after
+
+
+versions = st.builds(
+    res.VersionEntry,
+    texts,
+    st.sampled_from(["null", "v1", "0" * 16]),
+    st.booleans(),
+    times,
+    owners,
+    st.just(False),
+    st.integers(0, 1 << 62),
+    hexes,
+    st.sampled_from(["", "crc32c"]),
+)
+markers = st.builds(res.VersionEntry, texts, st.just("v"), st.booleans(), times, owners, st.just(True))
+
+
+@given(
+    st.lists(versions | markers, max_size=5).map(tuple),
+    st.lists(texts, max_size=3).map(tuple),
+    texts,
+    st.sampled_from(["", "null", "v"]),
+    st.booleans(),
+)
+def test_version_listings_are_read_back(
+    found: tuple[res.VersionEntry, ...],
+    prefixes: tuple[str, ...],
+    next_key: str,
+    next_version: str,
+    encode: bool,
+) -> None:
+    op = ops.ListObjectVersions("bucket", delimiter="/", encode_url=encode)
+    page = res.VersionListing(found, prefixes, True, next_key, next_version)
+    assert versionlistings.parse_versions(render(op, page, "id").body) == page
+
+
+tag_texts = st.text(st.characters(categories=["L", "Nd"]) | st.sampled_from(" +-=._:/@"), max_size=128)
+
+
+@given(
+    st.dictionaries(
+        tag_texts.filter(lambda text: bool(text) and not text.startswith("aws:")), tag_texts, max_size=10
+    )
+)
+def test_tags_are_read_back(tags: dict[str, str]) -> None:
+    body = render(ops.GetObjectTagging("b", "k"), res.ObjectTags(tags), "id").body
+    assert list(tagging.parse_tagging(body).items()) == list(tags.items())
+    header = "&".join(f"{percents.encode(key)}={percents.encode(value)}" for key, value in tags.items())
+    assert tagging.read_header({"x-amz-tagging": header}) == tags
+
+
+@given(anything | query_values | queries)
+def test_any_tagging_header_is_tags_or_an_s3_error(text: str) -> None:
+    tags = outcome(tagging.read_header, {"x-amz-tagging": text})
+    assert isinstance(tags, S3Error) or len(tags) <= 10
 
 
 @given(texts)

@@ -47,10 +47,22 @@ def refused(method: str, target: str, **headers: str) -> S3Error:
         ("GET", "/photos?uploads&max-uploads=3", ops.ListMultipartUploads(BUCKET, max_uploads=3)),
         ("POST", "/photos?delete", ops.DeleteObjects(BUCKET, ops.BodyDigests())),
         ("GET", "/photos/a/b.jpg", ops.GetObject(BUCKET, KEY)),
-        ("HEAD", "/photos/a%2Fb.jpg?versionId=null", ops.GetObject(BUCKET, KEY, head=True)),
+        ("HEAD", "/photos/a%2Fb.jpg?versionId=null", ops.GetObject(BUCKET, KEY, head=True, version="null")),
         ("GET", "/photos/a/b.jpg?partNumber=3", ops.GetObject(BUCKET, KEY, part_number=3)),
         ("GET", "/photos/a/b.jpg?cachebuster=17", ops.GetObject(BUCKET, KEY)),
         ("DELETE", "/photos/a/b.jpg", ops.DeleteObject(BUCKET, KEY)),
+        ("DELETE", "/photos/a/b.jpg?versionId=v", ops.DeleteObject(BUCKET, KEY, version="v")),
+        ("GET", "/photos?versions", ops.ListObjectVersions(BUCKET)),
+        (
+            "GET",
+            "/photos?versions&prefix=p&delimiter=/&key-marker=k&version-id-marker=v&max-keys=5000"
+            "&encoding-type=url",
+            ops.ListObjectVersions(BUCKET, "p", "/", "k", "v", 1000, encode_url=True),
+        ),
+        ("GET", "/photos/a/b.jpg?tagging", ops.GetObjectTagging(BUCKET, KEY)),
+        ("GET", "/photos/a/b.jpg?tagging&versionId=v", ops.GetObjectTagging(BUCKET, KEY, "v")),
+        ("PUT", "/photos/a/b.jpg?tagging", ops.PutObjectTagging(BUCKET, KEY, ops.BodyDigests())),
+        ("DELETE", "/photos/a/b.jpg?tagging&versionId=v", ops.DeleteObjectTagging(BUCKET, KEY, "v")),
         ("GET", "/photos/a/b.jpg?uploadId=u", ops.ListParts(BUCKET, KEY, "u")),
         ("DELETE", "/photos/a/b.jpg?uploadId=u", ops.AbortMultipartUpload(BUCKET, KEY, "u")),
         (
@@ -69,7 +81,9 @@ def test_operations(method: str, target: str, operation: ops.Operation) -> None:
     [
         ("PUT", "/photos?acl", "NotImplemented"),
         ("PUT", "/photos?policy", "NotImplemented"),
-        ("GET", "/photos?versions", "NotImplemented"),
+        ("GET", "/photos?versions&version-id-marker=v", "InvalidArgument"),
+        ("GET", "/photos?versions&key-marker=k&version-id-marker=%C3%A9", "InvalidArgument"),
+        ("PUT", "/photos?versions", "MethodNotAllowed"),
         ("PUT", "/photos?website", "NotImplemented"),
         ("PUT", "/photos?encryption", "NotImplemented"),
         ("DELETE", "/photos?notification", "NotImplemented"),
@@ -80,10 +94,9 @@ def test_operations(method: str, target: str, operation: ops.Operation) -> None:
         ("PUT", "/photos?tomorrow", "NotImplemented"),
         ("PUT", "/photos?tomorrow=1", "NotImplemented"),
         ("GET", "/photos?tomorrow", "NotImplemented"),
-        ("GET", "/photos/k?tagging", "NotImplemented"),
         ("PUT", "/photos/k?acl", "NotImplemented"),
-        ("GET", "/photos/k?attributes", "NotImplemented"),
-        ("DELETE", "/photos/k?tagging", "NotImplemented"),
+        ("GET", "/photos/k?attributes", "InvalidArgument"),
+        ("PUT", "/photos/k?versionId=null", "InvalidArgument"),
         ("POST", "/photos/k?restore", "NotImplemented"),
         ("POST", "/photos/k?select&select-type=2", "NotImplemented"),
         ("PUT", "/photos?location", "MethodNotAllowed"),
@@ -105,7 +118,9 @@ def test_operations(method: str, target: str, operation: ops.Operation) -> None:
         ("GET", "/photos?list-type=3", "InvalidArgument"),
         ("GET", "/photos?prefix=a&prefix=b", "InvalidArgument"),
         ("GET", "/photos?list-type=2&continuation-token=zzz", "InvalidArgument"),
-        ("GET", "/photos/k?versionId=abc", "InvalidArgument"),
+        ("GET", "/photos/k?versionId=", "InvalidArgument"),
+        ("DELETE", "/photos/k?versionId=a%0ab", "InvalidArgument"),
+        ("GET", "/photos/k?tagging&versionId=" + "v" * 1025, "InvalidArgument"),
         ("GET", "/photos/k?response-content-type=a%0d%0aSet-Cookie:%20x", "InvalidArgument"),
         ("GET", "/photos?prefix=%ff", "InvalidURI"),
         ("GET", "/photos/%zz", "InvalidURI"),
@@ -143,12 +158,22 @@ def test_refusals(method: str, target: str, code: str) -> None:
         ({"x_amz_meta_a": "a\x01b"}, "InvalidArgument"),
         ({"x_amz_storage_class": "CHEAP"}, "InvalidStorageClass"),
         ({"x_amz_acl": "public-read"}, "NotImplemented"),
-        ({"x_amz_tagging": "a=b"}, "NotImplemented"),
+        ({"x_amz_tagging": "a=b&a=c"}, "InvalidArgument"),
+        ({"x_amz_tagging": "a=%ff"}, "InvalidArgument"),
+        ({"x_amz_tagging": "a=%"}, "InvalidArgument"),
+        ({"x_amz_tagging": "=b"}, "InvalidTag"),
+        ({"x_amz_tagging": "a=!"}, "InvalidTag"),
+        ({"x_amz_tagging": "k" * 129 + "=b"}, "InvalidTag"),
+        ({"x_amz_tagging": "k=" + "v" * 257}, "InvalidTag"),
+        ({"x_amz_tagging": "aws:k=v"}, "InvalidTag"),
+        ({"x_amz_tagging": "&".join(f"k{i}=v" for i in range(11))}, "BadRequest"),
+        ({"x_amz_copy_source": "photos/k", "x_amz_tagging_directive": "MERGE"}, "InvalidArgument"),
         ({"x_amz_server_side_encryption": "AES256"}, "NotImplemented"),
         ({"x_amz_copy_source": "nokey"}, "InvalidArgument"),
         ({"x_amz_copy_source": "/photos/%ff"}, "InvalidArgument"),
         ({"x_amz_copy_source": "/Photos/k"}, "InvalidBucketName"),
-        ({"x_amz_copy_source": "photos/k?versionId=7"}, "InvalidArgument"),
+        ({"x_amz_copy_source": "photos/k?versionId="}, "InvalidArgument"),
+        ({"x_amz_copy_source": "photos/k?versionId=%zz"}, "InvalidArgument"),
         ({"x_amz_copy_source": "photos/k", "x_amz_metadata_directive": "MERGE"}, "InvalidArgument"),
     ],
 )
@@ -194,7 +219,8 @@ def test_metadata_of_two_kilobytes_is_fine() -> None:
     [
         ("photos/a+b%2Bc", ops.CopySource(BUCKET, "a b+c")),
         ("/photos/a%20b", ops.CopySource(BUCKET, "a b")),
-        ("/photos//x?versionId=null", ops.CopySource(BUCKET, "/x")),
+        ("/photos//x?versionId=null", ops.CopySource(BUCKET, "/x", "null")),
+        ("photos/x?versionId=a%2Bb", ops.CopySource(BUCKET, "x", "a+b")),
         ("photos/%D0%BA%3FversionId%3D1", ops.CopySource(BUCKET, "к?versionId=1")),
         ("photos/100%", ops.CopySource(BUCKET, "100%")),
         ("photos/\udcd0\udcba", ops.CopySource(BUCKET, "к")),
@@ -256,3 +282,39 @@ def test_upload_creation() -> None:
 def test_completion_carries_what_is_expected_of_the_object() -> None:
     done = parse("POST", "/photos/k?uploadId=u", x_amz_checksum_crc32="AAAAAA==-3", x_amz_mp_object_size="9")
     assert (done.digests.checksums, done.object_size) == ({"crc32": "AAAAAA==-3"}, 9)
+
+
+def test_tags_in_headers() -> None:
+    tags = "a=1&b=&c+d=%C3%A9%20%2B&e"
+    expected = {"a": "1", "b": "", "c d": "é +", "e": ""}
+    assert parse("PUT", "/photos/k", x_amz_tagging=tags).tags == expected
+    assert parse("POST", "/photos/k?uploads", x_amz_tagging=tags).tags == expected
+    copied = parse("PUT", "/photos/k", x_amz_copy_source="photos/s", x_amz_tagging=tags)
+    assert copied.tags is None
+    replaced = parse(
+        "PUT",
+        "/photos/k",
+        x_amz_copy_source="photos/s",
+        x_amz_tagging=tags,
+        x_amz_tagging_directive="REPLACE",
+    )
+    assert replaced.tags == expected
+
+
+def test_attributes_asked_for() -> None:
+    asked = parse(
+        "GET",
+        "/photos/k?attributes&versionId=v",
+        x_amz_object_attributes="ETag, ObjectParts,Checksum",
+        x_amz_max_parts="2000",
+        x_amz_part_number_marker="3",
+    )
+    names = frozenset({"ETag", "ObjectParts", "Checksum"})
+    assert asked == ops.GetObjectAttributes(BUCKET, "k", names, "v", 1000, 3)
+    for headers in (
+        {"x_amz_object_attributes": "ETag,Colour"},
+        {"x_amz_object_attributes": ""},
+        {"x_amz_object_attributes": "ETag", "x_amz_max_parts": "x"},
+        {"x_amz_object_attributes": "ETag", "x_amz_part_number_marker": "-1"},
+    ):
+        assert refused("GET", "/photos/k?attributes", **headers).code == "InvalidArgument"

@@ -15,6 +15,7 @@ from meshwire.checksums import ALGORITHMS, decode
 from meshwire.s3 import fields, results
 from meshwire.s3.elements import read
 from meshwire.s3.errors import CODES, S3Error
+from meshwire.s3.queries import MAX_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -64,16 +65,17 @@ def parse_delete(body: bytes) -> DeleteRequest:
 
 
 def _delete_key(element: Element) -> DeleteKey:
-    key, version, etag = element.get("Key"), element.get("VersionId"), element.get("ETag")
+    key, version, etag = element.get("Key"), element.get("VersionId").strip(), element.get("ETag")
     if not key:
         raise S3Error("MalformedXML", "Every Object of a DeleteObjects request has a Key.")
     fields.check_key(key)
-    fields.check_version(version)
+    if len(version) > MAX_VERSION:
+        raise S3Error("MalformedXML", f"A VersionId has at most {MAX_VERSION} characters.")
     if element.first("LastModifiedTime") or element.first("Size"):
         raise S3Error(
             "NotImplemented", "Deleting on condition of LastModifiedTime or Size is not implemented."
         )
-    return DeleteKey(key, None, etags.unquote(etag) if etag else None)
+    return DeleteKey(key, version or None, etags.unquote(etag) if etag else None)
 
 
 def parse_complete(body: bytes) -> tuple[CompletedPart, ...]:
@@ -134,7 +136,7 @@ def parse_list_result(body: bytes) -> results.ObjectListing:
     """A page of ListObjects, either version. `next_after` is the token or marker to send for the next
     page."""
     root = read(body, root="ListBucketResult", max_bytes=MAX_RESPONSE_BYTES)
-    text = _url_decoder(root)
+    text = url_decoder(root)
     entries = tuple(_object_entry(element, text) for element in root.all("Contents"))
     prefixes = tuple(text(element.get("Prefix")) for element in root.all("CommonPrefixes"))
     truncated = root.get("IsTruncated") == "true"
@@ -144,7 +146,7 @@ def parse_list_result(body: bytes) -> results.ObjectListing:
     return results.ObjectListing(entries, prefixes, truncated, following)
 
 
-def _url_decoder(root: Element) -> Callable[[str], str]:
+def url_decoder(root: Element) -> Callable[[str], str]:
     return unquote_plus if root.get("EncodingType") == "url" else str
 
 
@@ -152,10 +154,10 @@ def _object_entry(element: Element, text: Callable[[str], str]) -> results.Objec
     owner = element.first("Owner")
     return results.ObjectEntry(
         key=text(element.get("Key")),
-        size=_integer(element.get("Size")),
+        size=integer(element.get("Size")),
         etag=etags.unquote(element.get("ETag")),
-        modified_ms=_time(element.get("LastModified")),
-        owner=None if owner is None else _owner(owner),
+        modified_ms=milliseconds(element.get("LastModified")),
+        owner=None if owner is None else owner_of(owner),
         storage_class=element.get("StorageClass", "STANDARD"),
         checksum_algorithm=element.get("ChecksumAlgorithm").lower(),
         checksum_type=element.get("ChecksumType"),
@@ -167,11 +169,13 @@ def parse_list_buckets(body: bytes) -> results.BucketListing:
     root = read(body, root="ListAllMyBucketsResult", max_bytes=MAX_RESPONSE_BYTES)
     owner, listed = root.first("Owner"), root.first("Buckets")
     buckets = tuple(
-        results.BucketEntry(e.get("Name"), _time(e.get("CreationDate")), e.get("BucketRegion"))
+        results.BucketEntry(e.get("Name"), milliseconds(e.get("CreationDate")), e.get("BucketRegion"))
         for e in (listed.all("Bucket") if listed is not None else ())
     )
     return results.BucketListing(
-        results.Owner("") if owner is None else _owner(owner), buckets, root.get("ContinuationToken") or None
+        results.Owner("") if owner is None else owner_of(owner),
+        buckets,
+        root.get("ContinuationToken") or None,
     )
 
 
@@ -207,7 +211,7 @@ def parse_copy_result(body: bytes) -> results.CopyResult:
         raise parse_error(body)
     name = "CopyPartResult" if b"<CopyPartResult" in body[:512] else "CopyObjectResult"
     root = read(body, root=name, max_bytes=MAX_RESPONSE_BYTES)
-    etag, modified = etags.unquote(root.get("ETag")), _time(root.get("LastModified"))
+    etag, modified = etags.unquote(root.get("ETag")), milliseconds(root.get("LastModified"))
     return results.CopyResult(etag, modified, _checksums(root), root.get("ChecksumType"))
 
 
@@ -231,7 +235,7 @@ def parse_parts(body: bytes) -> results.PartList:
     return results.PartList(
         tuple(map(_part_entry, root.all("Part"))),
         root.get("IsTruncated") == "true",
-        results.Owner("") if owner is None else _owner(owner),
+        results.Owner("") if owner is None else owner_of(owner),
         root.get("ChecksumAlgorithm").lower(),
         root.get("ChecksumType"),
     )
@@ -239,10 +243,10 @@ def parse_parts(body: bytes) -> results.PartList:
 
 def _part_entry(e: Element) -> results.PartEntry:
     return results.PartEntry(
-        _integer(e.get("PartNumber")),
-        _integer(e.get("Size")),
+        integer(e.get("PartNumber")),
+        integer(e.get("Size")),
         etags.unquote(e.get("ETag")),
-        _time(e.get("LastModified")),
+        milliseconds(e.get("LastModified")),
         _checksums(e),
     )
 
@@ -255,18 +259,18 @@ def _checksums(element: Element) -> dict[str, str]:
     }
 
 
-def _owner(element: Element) -> results.Owner:
+def owner_of(element: Element) -> results.Owner:
     return results.Owner(element.get("ID"), element.get("DisplayName"))
 
 
-def _integer(text: str) -> int:
+def integer(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 19):
         raise S3Error("MalformedXML", "The answer has no number where one belongs.")
     return int(text)
 
 
-def _time(text: str) -> int:
-    milliseconds = httpdates.parse_iso(text.strip())
-    if milliseconds is None:
+def milliseconds(text: str) -> int:
+    found = httpdates.parse_iso(text.strip())
+    if found is None:
         raise S3Error("MalformedXML", "The answer has no time where one belongs.")
-    return milliseconds
+    return found

@@ -1,6 +1,6 @@
 """The headers of an S3 request, read into the values operations carry.
 
-Law: a header that asks for something this server does not do (encryption, tags, locks, grants) is refused,
+Law: a header that asks for something this server does not do (encryption, locks, grants) is refused,
 never dropped: the client would believe it was done. Invariant: no value that leaves here has control
 characters.
 """
@@ -16,7 +16,7 @@ from meshwire import etags, httpdates, names, percents
 from meshwire.conditions import Conditions
 from meshwire.s3.errors import S3Error
 from meshwire.s3.operations import CopySource, ObjectHeaders
-from meshwire.s3.queries import invalid, key_too_long
+from meshwire.s3.queries import check_version, invalid, key_too_long
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -99,7 +99,6 @@ _UNBUILT: Mapping[str, frozenset[str]] = MappingProxyType(
             "x-amz-server-side-encryption-customer-algorithm",
             "x-amz-server-side-encryption-customer-key",
             "x-amz-source-expected-bucket-owner",
-            "x-amz-tagging",
             "x-amz-write-offset-bytes",
         ),
         _NONE,
@@ -249,7 +248,7 @@ def _conditions(headers: Mapping[str, str], names_: tuple[str, ...]) -> Conditio
 def copy_source(headers: Mapping[str, str]) -> CopySource:
     """`[/]bucket/key[?versionId=…]`, decoded with `+` as a space, as S3 does and s5cmd relies on."""
     value = headers["x-amz-copy-source"].strip()
-    path, _, version = value.partition("?versionId=")
+    path, marked, version = value.partition("?versionId=")
     try:
         decoded = unquote_to_bytes(percents.to_bytes(path.replace("+", " "))).decode()
     except (percents.PercentError, UnicodeDecodeError):
@@ -263,14 +262,16 @@ def copy_source(headers: Mapping[str, str]) -> CopySource:
         )
     check_bucket(bucket)
     check_key(key)
+    return CopySource(bucket, key, _source_version(version) if marked else None)
+
+
+def _source_version(text: str) -> str:
+    try:
+        version = percents.decode(text)
+    except percents.PercentError:
+        raise invalid("x-amz-copy-source", "", "Invalid version id specified") from None
     check_version(version)
-    return CopySource(bucket, key)
-
-
-def check_version(version: str) -> None:
-    """Without versioning, `null` is the only version there is."""
-    if version not in {"", "null"}:
-        raise invalid("versionId", version, "Invalid version id specified")
+    return version
 
 
 def copy_range(headers: Mapping[str, str]) -> tuple[int, int] | None:

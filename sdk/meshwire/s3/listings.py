@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 HEADER = '<?xml version="1.0" encoding="UTF-8"?>\n'
 NAMESPACE = ' xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 
-_KEY_ENCODING = partial(percents.encode, safe="/")
+KEY_ENCODING = partial(percents.encode, safe="/")
 
 
 def root(name: str, *pieces: str) -> str:
@@ -69,8 +69,8 @@ def objects(op: ops.ListObjects, result: res.ObjectListing) -> str:
     """ListBucketResult of version 1 or 2."""
     keys = [e.key for e in result.entries]
     names = (op.prefix, op.delimiter, op.after, result.next_after, *keys, *result.common_prefixes)
-    encoded = _must_encode(names, asked=op.encode_url)
-    key = _KEY_ENCODING if encoded else escape
+    encoded = must_encode(names, asked=op.encode_url)
+    key = KEY_ENCODING if encoded else escape
     return root(
         "ListBucketResult",
         tag("Name", op.bucket),
@@ -81,11 +81,11 @@ def objects(op: ops.ListObjects, result: res.ObjectListing) -> str:
         tag("EncodingType", "url") if encoded else "",
         flag("IsTruncated", result.truncated),
         *[_object(e, key, with_owner=op.version == 1 or op.fetch_owner) for e in result.entries],
-        _common_prefixes(result.common_prefixes, key),
+        common_prefixes(result.common_prefixes, key),
     )
 
 
-def _must_encode(names: Iterable[str], *, asked: bool) -> bool:
+def must_encode(names: Iterable[str], *, asked: bool) -> bool:
     return asked or not is_plain("".join(names))
 
 
@@ -109,7 +109,7 @@ def _page_v2(op: ops.ListObjects, result: res.ObjectListing, key: Callable[[str]
 
 
 def _object(e: res.ObjectEntry, key: Callable[[str], str], *, with_owner: bool) -> str:
-    checksum = _checksum_kind(e.checksum_algorithm, e.checksum_type) if e.checksum_algorithm else ""
+    checksum = checksum_kind(e.checksum_algorithm, e.checksum_type) if e.checksum_algorithm else ""
     return (
         f"<Contents><Key>{key(e.key)}</Key><LastModified>{httpdates.format_iso(e.modified_ms)}</LastModified>"
         f"{etag(e.etag)}{checksum}<Size>{e.size}</Size>{owner('Owner', e.owner) if with_owner else ''}"
@@ -118,11 +118,11 @@ def _object(e: res.ObjectEntry, key: Callable[[str], str], *, with_owner: bool) 
 
 
 @lru_cache(maxsize=64)
-def _checksum_kind(algorithm: str, checksum_type: str) -> str:
+def checksum_kind(algorithm: str, checksum_type: str) -> str:
     return optional("ChecksumAlgorithm", algorithm.upper()) + optional("ChecksumType", checksum_type)
 
 
-def _common_prefixes(prefixes: Iterable[str], key: Callable[[str], str]) -> str:
+def common_prefixes(prefixes: Iterable[str], key: Callable[[str], str]) -> str:
     return "".join([f"<CommonPrefixes><Prefix>{key(p)}</Prefix></CommonPrefixes>" for p in prefixes])
 
 
@@ -134,8 +134,8 @@ def uploads(op: ops.ListMultipartUploads, result: res.UploadListing) -> str:
         *(u.key for u in result.uploads),
         *result.common_prefixes,
     )
-    encoded = _must_encode(names, asked=op.encode_url)
-    key = _KEY_ENCODING if encoded else escape
+    encoded = must_encode(names, asked=op.encode_url)
+    key = KEY_ENCODING if encoded else escape
     next_id = tag("NextUploadIdMarker", result.next_upload_id)
     following = f"<NextKeyMarker>{key(result.next_key)}</NextKeyMarker>{next_id}"
     return root(
@@ -150,7 +150,7 @@ def uploads(op: ops.ListMultipartUploads, result: res.UploadListing) -> str:
         tag("MaxUploads", str(op.max_uploads)),
         flag("IsTruncated", result.truncated),
         *[_upload(u, key) for u in result.uploads],
-        _common_prefixes(result.common_prefixes, key),
+        common_prefixes(result.common_prefixes, key),
     )
 
 
@@ -159,7 +159,7 @@ def _upload(u: res.UploadEntry, key: Callable[[str], str]) -> str:
         f"<Upload><Key>{key(u.key)}</Key>{tag('UploadId', u.upload_id)}"
         f"{owner('Initiator', u.owner)}{owner('Owner', u.owner)}<StorageClass>STANDARD</StorageClass>"
         f"{tag('Initiated', httpdates.format_iso(u.initiated_ms))}"
-        f"{_checksum_kind(u.checksum_algorithm, u.checksum_type)}</Upload>"
+        f"{checksum_kind(u.checksum_algorithm, u.checksum_type)}</Upload>"
     )
 
 
@@ -178,7 +178,7 @@ def parts(op: ops.ListParts, result: res.PartList) -> str:
         owner("Initiator", result.owner),
         owner("Owner", result.owner),
         "<StorageClass>STANDARD</StorageClass>",
-        _checksum_kind(result.checksum_algorithm, result.checksum_type),
+        checksum_kind(result.checksum_algorithm, result.checksum_type),
     )
 
 

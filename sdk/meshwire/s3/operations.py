@@ -182,7 +182,8 @@ class PutObject:
 @dataclass(frozen=True, slots=True)
 class CopyObject:
     """`replace` is the metadata directive REPLACE, `tags` what replaces the source's tags (None: they are
-    copied); `source_conditions` are the x-amz-copy-source-if-* headers."""
+    copied); `source_conditions` are the x-amz-copy-source-if-* headers, `reclass` whether a storage class is
+    named."""
 
     bucket: str
     key: str
@@ -194,6 +195,7 @@ class CopyObject:
     checksum_algorithm: str | None = None
     tags: Mapping[str, str] | None = None
     acl: Acl | None = None
+    reclass: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from meshwire import names, percents
 from meshwire.ranges import parse_range
-from meshwire.s3 import digests, fields, operations, tokens
+from meshwire.s3 import attributes, digests, fields, operations, tagging, tokens, versionlistings
 from meshwire.s3.errors import S3Error
 from meshwire.s3.queries import invalid, read_query
 
@@ -120,6 +120,8 @@ def _get_bucket(bucket: str, key: str, query: Query, headers: Headers) -> Operat
         return operations.GetBucketLocation(bucket)
     if "uploads" in query.values:
         return _list_uploads(bucket, query)
+    if "versions" in query.values:
+        return versionlistings.read_operation(bucket, query)
     list_type = query.values.get("list-type")
     if list_type is None:
         return _list_v1(bucket, query)
@@ -198,6 +200,10 @@ def _get_object(bucket: str, key: str, query: Query, headers: Headers) -> Operat
             max_parts=min(query.integer("max-parts", 1000), 1000),
             part_number_marker=query.integer("part-number-marker", 0),
         )
+    if "tagging" in query.values:
+        return operations.GetObjectTagging(bucket, key, query.version())
+    if "attributes" in query.values:
+        return attributes.read_operation(bucket, key, query.version(), headers)
     return _read_object(bucket, key, query, headers, head=False)
 
 
@@ -212,18 +218,21 @@ def _read_object(bucket: str, key: str, query: Query, headers: Headers, *, head:
     span = None if range_header is None else parse_range(range_header)
     if not query.values:
         return operations.GetObject(bucket, key, head, span, conditions, None, checksum_mode)
-    fields.check_version(query.values.get("versionId", ""))
-    number = fields.part_number(query)
+    version, number = query.version(), fields.part_number(query)
     if number is not None and range_header is not None:
         raise S3Error("InvalidRequest", "Cannot specify both Range header and partNumber query parameter")
     return operations.GetObject(
-        bucket, key, head, span, conditions, number, checksum_mode, fields.overrides(query)
+        bucket, key, head, span, conditions, number, checksum_mode, fields.overrides(query), version
     )
 
 
 def _put_object(bucket: str, key: str, query: Query, headers: Headers) -> Operation:
     if "uploadId" in query.values or "partNumber" in query.values:
         return _put_part(bucket, key, query, headers)
+    if "tagging" in query.values:
+        return operations.PutObjectTagging(bucket, key, digests.read_digests(headers), query.version())
+    if "versionId" in query.values:
+        raise invalid("versionId", query.values["versionId"], "This operation does not accept a version-id.")
     if "x-amz-copy-source" in headers:
         return _copy_object(bucket, key, headers)
     return operations.PutObject(
@@ -232,6 +241,7 @@ def _put_object(bucket: str, key: str, query: Query, headers: Headers) -> Operat
         fields.object_headers(headers),
         digests.read_digests(headers),
         fields.conditions(headers),
+        tagging.read_header(headers),
     )
 
 
@@ -245,6 +255,8 @@ def _copy_object(bucket: str, key: str, headers: Headers) -> Operation:
         fields.conditions(headers),
         fields.source_conditions(headers),
         digests.checksum_algorithm(headers),
+        tagging.read_header(headers) if tagging.replaces_tags(headers) else None,
+        reclass="x-amz-storage-class" in headers,
     )
 
 
@@ -285,7 +297,12 @@ def _post_object(bucket: str, key: str, query: Query, headers: Headers) -> Opera
                 "The x-amz-checksum-type header can only be used with the x-amz-checksum-algorithm header.",
             )
         return operations.CreateMultipartUpload(
-            bucket, key, fields.object_headers(headers), algorithm, checksum_type
+            bucket,
+            key,
+            fields.object_headers(headers),
+            algorithm,
+            checksum_type,
+            tagging.read_header(headers),
         )
     if "uploadId" in query.values:
         return operations.CompleteMultipartUpload(
@@ -303,8 +320,9 @@ def _post_object(bucket: str, key: str, query: Query, headers: Headers) -> Opera
 def _delete_object(bucket: str, key: str, query: Query, headers: Headers) -> Operation:
     if "uploadId" in query.values:
         return operations.AbortMultipartUpload(bucket, key, _upload_id(query))
-    fields.check_version(query.values.get("versionId", ""))
-    return operations.DeleteObject(bucket, key, fields.conditions(headers))
+    if "tagging" in query.values:
+        return operations.DeleteObjectTagging(bucket, key, query.version())
+    return operations.DeleteObject(bucket, key, fields.conditions(headers), query.version())
 
 
 _ROUTES: dict[tuple[str, str], Callable[[str, str, Query, Headers], Operation]] = {

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from meshwire.s3.settings import BucketSetting
 
 MAX_INTEGER = 2_147_483_647
+MAX_VERSION = 1024
 
 _LISTING = frozenset({"prefix", "delimiter", "encoding-type"})
 # What can be set on a bucket, and what S3 can set and this server cannot: that is told truthfully.
@@ -42,22 +43,33 @@ _PARAMETERS: Mapping[tuple[str, str], frozenset[str]] = MappingProxyType(
         ("service", "GET"): frozenset({"prefix", "max-buckets", "continuation-token", "bucket-region"}),
         ("bucket", "GET"): _LISTING
         | {"location", "marker", "max-keys", "list-type", "continuation-token", "start-after", "fetch-owner"}
-        | {"uploads", "key-marker", "upload-id-marker", "max-uploads"}
+        | {"uploads", "key-marker", "upload-id-marker", "max-uploads", "versions", "version-id-marker"}
         | SETTINGS
         | _NEVER_SET,
         ("bucket", "PUT"): SETTINGS - {"policyStatus"},
         ("bucket", "DELETE"): (SETTINGS - {"acl", "policyStatus", "versioning"}) | _REMOVABLE,
         ("bucket", "POST"): frozenset({"delete"}),
         ("object", "GET"): frozenset(
-            {"uploadId", "max-parts", "part-number-marker", "partNumber", "versionId"}
+            {
+                "uploadId",
+                "max-parts",
+                "part-number-marker",
+                "partNumber",
+                "versionId",
+                "attributes",
+                "tagging",
+            }
         ),
         ("object", "HEAD"): frozenset({"partNumber", "versionId"}),
-        ("object", "PUT"): frozenset({"uploadId", "partNumber"}),
+        ("object", "PUT"): frozenset({"uploadId", "partNumber", "tagging", "versionId"}),
         ("object", "POST"): frozenset({"uploads", "uploadId"}),
-        ("object", "DELETE"): frozenset({"uploadId", "versionId"}),
+        ("object", "DELETE"): frozenset({"uploadId", "versionId", "tagging"}),
     }
 )
-_BUILT = frozenset({"location", "uploads", "uploadId", "partNumber", "delete"}) | SETTINGS
+_BUILT = (
+    frozenset({"attributes", "location", "uploads", "uploadId", "partNumber", "delete", "versions"})
+    | SETTINGS
+)
 # Sub-resources of S3's reference that this server does not have yet.
 _UNBUILT = frozenset(
     [
@@ -66,7 +78,6 @@ _UNBUILT = frozenset(
         "acl",
         "analytics",
         "append",
-        "attributes",
         "cors",
         "encryption",
         "intelligent-tiering",
@@ -96,7 +107,6 @@ _UNBUILT = frozenset(
         "tagging",
         "torrent",
         "uploadPartCopy",
-        "versions",
         "website",
     ]
 )
@@ -172,6 +182,13 @@ class Query:
             )
         return number
 
+    def version(self) -> str | None:
+        """versionId; None when absent. Which ids there are is the store's to know. Raises InvalidArgument."""
+        version = self.values.get("versionId")
+        if version is not None:
+            check_version(version)
+        return version
+
     def encode_url(self) -> bool:
         encoding = self.values.get("encoding-type")
         if encoding is not None and encoding != "url":
@@ -206,6 +223,14 @@ def read_query(raw_query: str) -> Query:
             raise invalid(name, value, f"The query parameter {name[:64]!r} is given twice.")
         values[name] = value
     return Query(values, "X-Amz-Signature" in values)
+
+
+def check_version(version: str, name: str = "versionId") -> None:
+    """Raise InvalidArgument for what can name no version at all."""
+    if not version:
+        raise invalid(name, version, "Version id cannot be the empty string")
+    if len(version) > MAX_VERSION or not (version.isascii() and version.isprintable()):
+        raise invalid(name, version, "Invalid version id specified")
 
 
 def invalid(name: str, value: str, message: str) -> S3Error:

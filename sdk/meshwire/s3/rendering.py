@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshwire import etags, httpdates
 from meshwire.ranges import UnsatisfiableRangeError, resolve_range
-from meshwire.s3 import listings
+from meshwire.s3 import attributes, listings, tagging, versionlistings
 from meshwire.s3 import operations as ops
 from meshwire.s3.elements import escape, optional, tag
 from meshwire.s3.errors import S3Error
@@ -83,7 +83,7 @@ def object_headers(
     """Headers of GET and HEAD. `window` is (offset, length) of a partial answer.
 
     The whole object's checksum never goes with a 206: boto3, the JavaScript SDK and pyarrow would
-    compare.
+    compare. A part asked for by its number comes with its own.
     """
     length = info.size if window is None else window[1]
     headers = [
@@ -102,8 +102,14 @@ def object_headers(
         headers.append(("content-range", f"bytes {window[0]}-{last}/{info.size}"))
     if info.parts_count is not None:
         headers.append(("x-amz-mp-parts-count", str(info.parts_count)))
-    if checksum_mode and window is None:
+    if checksum_mode and (window is None or info.parts_count is not None):
         headers.extend(_checksum_headers(info.checksums, info.checksum_type))
+    if info.version:
+        headers.append(("x-amz-version-id", info.version))
+    if info.tag_count:
+        headers.append(("x-amz-tagging-count", str(info.tag_count)))
+    if info.extra:
+        headers.extend(info.extra.items())
     return headers
 
 
@@ -151,9 +157,12 @@ def _checksum_headers(checksums: Mapping[str, str], checksum_type: str) -> Heade
 
 
 def _put_object(op: ops.PutObject, result: res.ObjectStored) -> Rendered:
-    return Rendered(
-        200, [("etag", etags.quote(result.etag)), *_checksum_headers(result.checksums, result.checksum_type)]
-    )
+    checksums = _checksum_headers(result.checksums, result.checksum_type)
+    return Rendered(200, [("etag", etags.quote(result.etag)), *checksums, *_version(result.version)])
+
+
+def _version(version: str, name: str = "x-amz-version-id") -> Headers:
+    return [(name, version)] if version else []
 
 
 def _copy_document(name: str, result: res.CopyResult) -> Rendered:
@@ -164,7 +173,8 @@ def _copy_document(name: str, result: res.CopyResult) -> Rendered:
             listings.etag(result.etag),
             optional("ChecksumType", result.checksum_type),
             listings.checksums(result.checksums),
-        )
+        ),
+        _version(result.version) + _version(result.source_version, "x-amz-copy-source-version-id"),
     )
 
 
@@ -174,6 +184,24 @@ def _copy_object(op: ops.CopyObject, result: res.CopyResult) -> Rendered:
 
 def _no_content(op: ops.Operation, result: res.Result) -> Rendered:
     return Rendered(204, [])
+
+
+def _delete_object(op: ops.DeleteObject, result: res.ObjectDeleted) -> Rendered:
+    marker = [("x-amz-delete-marker", "true")] if result.marker else []
+    return Rendered(204, marker + _version(result.version))
+
+
+def _object_tags(op: ops.GetObjectTagging, result: res.ObjectTags) -> Rendered:
+    return _document(listings.root("Tagging", tagging.pieces(result.tags)), _version(result.version))
+
+
+def _object_tagged(op: ops.PutObjectTagging | ops.DeleteObjectTagging, result: res.ObjectTagged) -> Rendered:
+    return Rendered(200 if isinstance(op, ops.PutObjectTagging) else 204, _version(result.version))
+
+
+def _object_attributes(op: ops.GetObjectAttributes, result: res.ObjectAttributes) -> Rendered:
+    modified = ("last-modified", httpdates.format_http(result.modified_ms // 1000))
+    return _document(attributes.document(op, result), [modified, *_version(result.version)])
 
 
 def _delete_objects(op: ops.DeleteObjects, result: res.DeleteResult) -> Rendered:
@@ -258,7 +286,8 @@ def _complete(op: ops.CompleteMultipartUpload, result: res.CompleteResult) -> Re
             listings.etag(result.etag),
             listings.checksums(result.checksums),
             optional("ChecksumType", result.checksum_type),
-        )
+        ),
+        _version(result.version),
     )
 
 
@@ -278,11 +307,16 @@ _RENDERERS: Mapping[type, Callable[[Any, Any], Rendered]] = {
     ops.PutBucketSetting: _put_setting,
     ops.DeleteBucketSetting: _no_content,
     ops.ListObjects: _listing(listings.objects),
+    ops.ListObjectVersions: _listing(versionlistings.document),
     ops.GetObject: _get_object,
     ops.PutObject: _put_object,
     ops.CopyObject: _copy_object,
-    ops.DeleteObject: _no_content,
+    ops.DeleteObject: _delete_object,
     ops.DeleteObjects: _delete_objects,
+    ops.GetObjectTagging: _object_tags,
+    ops.PutObjectTagging: _object_tagged,
+    ops.DeleteObjectTagging: _object_tagged,
+    ops.GetObjectAttributes: _object_attributes,
     ops.CreateMultipartUpload: _create_upload,
     ops.UploadPart: _upload_part,
     ops.UploadPartCopy: _upload_part_copy,
