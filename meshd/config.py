@@ -80,6 +80,8 @@ class HttpSettings:
     none is."""
     drain_timeout: float = 30.0
     """After SIGTERM, running requests get this long to finish."""
+    sigv2: bool = True
+    """Whether presigned URLs of signature version 2 are taken: boto3 makes them by default."""
     backlog: int = 1024
     """Connections the kernel queues for a worker."""
 
@@ -183,6 +185,13 @@ def _choice(*allowed: str) -> Callable[[object], str]:
     return parse
 
 
+def _switch(text: object) -> bool:
+    # YAML 1.1 reads `on` and `off` as booleans.
+    if str(text).lower() not in {"on", "off", "true", "false"}:
+        raise ValueError("expected on or off")
+    return str(text).lower() in {"on", "true"}
+
+
 def _name(text: object) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", str(text)):
         raise ValueError("expected letters, digits, dots and dashes, at most 63")
@@ -240,6 +249,7 @@ OPTIONS: Mapping[str, Option] = {
         Option("head-timeout", _seconds, lambda: 20.0),
         Option("max-connections", _positive, lambda: 16_384),
         Option("drain-timeout", _seconds, lambda: 30.0),
+        Option("sigv2", _switch, lambda: True),
         Option("workers", _positive, lambda: min(4, cores())),
         Option("transforms", _positive, cores),
         Option("frame-cache", _at_least(1 << 20), lambda: 1 << 30),
@@ -335,6 +345,7 @@ def _assemble(values: Mapping[str, object]) -> NodeSettings:
         head_timeout=value["head-timeout"],
         max_connections=-(-value["max-connections"] // value["workers"]),
         drain_timeout=value["drain-timeout"],
+        sigv2=value["sigv2"],
     )
     return NodeSettings(
         node_id=value["node-id"],

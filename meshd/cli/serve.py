@@ -42,6 +42,7 @@ SIGTERM stops after running requests are done; SIGHUP reads the users file again
 @click.option("--durability", metavar="MODE", help="commit, or relaxed for caches.  [commit]")
 @click.option("--users", metavar="FILE", help="YAML list of users.")
 @click.option("--config", metavar="FILE", help="YAML file with any of these settings.")
+@click.option("--sigv2", metavar="on|off", help="Presigned URLs of signature version 2.  [on]")
 @click.option("--region", metavar="NAME", help="Region of new buckets.  [us-east-1]")
 @click.option("--node-id", metavar="NAME", help="Name in metrics and logs.  [host name]")
 @click.option("--head-timeout", metavar="SECONDS", help="For a request's line and headers to come.  [20]")

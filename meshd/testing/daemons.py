@@ -195,7 +195,6 @@ class Daemon:
 
         # One attempt: a retry would hide what a test is about.
         config = Config(
-            signature_version="s3v4",  # without this boto3 presigns with version 2
             retries={"total_max_attempts": 1},
             s3={"addressing_style": "path"},
             connect_timeout=10,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from meshd.service.access import ANYONE, Identity, RequestContext
 from meshwire.s3.errors import S3Error
 from meshwire.s3.parsing import RequestHead
-from meshwire.sigv4 import read_claim, verify
+from meshwire.sigv2 import OldClaim, read_old_claim, verify_old
+from meshwire.sigv4 import V4_ONLY, read_claim, verify
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Authenticated:
-    """Without a signature it is ANYONE, and `claim` and `verified` are None."""
+    """Without a signature it is ANYONE, and `claim` and `verified` are None; `verified` alone is None with
+    version 2, for no chunk can chain onto its signature."""
 
     identity: Identity
-    claim: Claim | None
+    claim: Claim | OldClaim | None
     verified: Verified | None
 
 
@@ -62,15 +64,15 @@ def request_context(request: web.BaseRequest, head: RequestHead, signer: Authent
 
 
 class Authenticator:
-    """Verifies signatures. One per process."""
+    """Verifies signatures; `sigv2` is whether presigned URLs of version 2 are taken. One per process."""
 
-    def __init__(self, access: Access, clock: Clock) -> None:
-        self._access, self._clock = access, clock
+    def __init__(self, access: Access, clock: Clock, *, sigv2: bool = True) -> None:
+        self._access, self._clock, self._sigv2 = access, clock, sigv2
 
     def authenticate(self, head: RequestHead) -> Authenticated:
         """Who signed `head`. Raises S3Error for everything that is not a valid signature or no signature at
         all."""
-        claim = read_claim(head)
+        claim = read_claim(head) or self._read_old(head)
         if claim is None:
             return ANONYMOUS
         signer = self._access.signer(claim.access_key)
@@ -78,5 +80,14 @@ class Authenticator:
             raise S3Error(
                 "InvalidToken", "This server issues no session tokens; sign with an access key alone."
             )
-        verified = verify(claim, head, signer.key.secret_key, self._clock.now_ms() // 1000)
-        return Authenticated(Identity.of(signer), claim, verified)
+        now = self._clock.now_ms() // 1000
+        if isinstance(claim, OldClaim):
+            verify_old(claim, head, signer.key.secret_key, now)
+            return Authenticated(Identity.of(signer), claim, None)
+        return Authenticated(Identity.of(signer), claim, verify(claim, head, signer.key.secret_key, now))
+
+    def _read_old(self, head: RequestHead) -> OldClaim | None:
+        claim = read_old_claim(head) if head.raw_query else None
+        if claim is not None and not self._sigv2:
+            raise S3Error("InvalidRequest", V4_ONLY)
+        return claim

@@ -94,7 +94,7 @@ def build_server(deps: WebDeps, native: Sequence[NativeRoute] = ()) -> MeshServe
     Stop with `server.pre_shutdown()` and `await server.shutdown(timeout)`, after the listening socket is
     closed.
     """
-    authenticator = Authenticator(deps.access, deps.clock)
+    authenticator = Authenticator(deps.access, deps.clock, sigv2=deps.http.sigv2)
     dispatcher = Dispatcher(deps, authenticator, native)
     return MeshServer(
         dispatcher.handle,

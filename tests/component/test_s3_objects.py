@@ -5,18 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import urllib.error
-import urllib.request
 import zlib
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from botocore.config import Config
 from botocore.exceptions import ClientError
-
-if TYPE_CHECKING:
-    from meshd.testing.daemons import Daemon
 
 SIZES = [0, 1, 10_240, 128 << 10, (128 << 10) + 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 9_000_000]
 KEYS = [
@@ -333,22 +327,3 @@ def test_overwriting_swaps_the_whole(s3: Any, bucket: str) -> None:
     s3.put_object(Bucket=bucket, Key="k", Body=b"new data")
     got = s3.get_object(Bucket=bucket, Key="k")
     assert (got["Body"].read(), got["Metadata"]) == (b"new data", {})
-
-
-def test_presigned_get_and_put(daemon: Daemon, bucket: str) -> None:
-    s3 = daemon.client(config=Config(signature_version="s3v4", s3={"addressing_style": "path"}))
-    params = {"Bucket": bucket, "Key": "a b+ü"}
-    put = s3.generate_presigned_url("put_object", Params=params, ExpiresIn=60)
-    request = urllib.request.Request(put, data=b"presigned", method="PUT")
-    with urllib.request.urlopen(request) as response:
-        assert response.status == 200
-    get = s3.generate_presigned_url(
-        "get_object", Params={**params, "ResponseContentType": "text/x-p"}, ExpiresIn=60
-    )
-    with urllib.request.urlopen(get) as response:
-        assert (response.read(), response.headers["content-type"]) == (b"presigned", "text/x-p")
-    with pytest.raises(urllib.error.HTTPError) as excinfo:
-        urllib.request.urlopen(get.replace("text%2Fx-p", "text%2Fhtml"))
-    with excinfo.value as error:
-        assert error.status == 403
-        assert b"SignatureDoesNotMatch" in error.read()

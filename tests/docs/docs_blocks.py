@@ -106,13 +106,13 @@ def script(page_blocks: Sequence[Block]) -> str:
 
 def run_page(page_blocks: Sequence[Block], folder: Path, env: dict[str, str]) -> Outcome:
     """Run the page in `folder`; programs it left in the background are ended."""
-    here = os.path.dirname(__file__)
+    paths = [os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])]
     log = folder.with_suffix(".log")
     with log.open("wb") as out:
         page = subprocess.Popen(
             [sys.executable, "-c", script(page_blocks)],
             cwd=folder,
-            env={**os.environ, **env, "PYTHONPATH": here},
+            env={**os.environ, **env, "PYTHONPATH": os.pathsep.join(paths)},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,

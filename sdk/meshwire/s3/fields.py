@@ -16,7 +16,7 @@ from meshwire import etags, httpdates, names, percents
 from meshwire.conditions import Conditions
 from meshwire.s3.errors import S3Error
 from meshwire.s3.operations import CopySource, ObjectHeaders
-from meshwire.s3.queries import check_version, invalid, key_too_long
+from meshwire.s3.queries import HOISTED_V2, check_version, invalid, is_presigned_v2, key_too_long
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -124,7 +124,12 @@ def refuse_unbuilt(headers: Mapping[str, str]) -> None:
 
 def with_hoisted(headers: Mapping[str, str], query: Query) -> Mapping[str, str]:
     """`headers` with the x-amz-* parameters of a presigned URL, which S3 reads as if they were headers."""
-    hoisted = {name.lower(): value for name, value in query.values.items() if name[:6].lower() == "x-amz-"}
+    also = HOISTED_V2 if is_presigned_v2(query.values) else _NONE
+    hoisted = {
+        name.lower(): value
+        for name, value in query.values.items()
+        if name[:6].lower() == "x-amz-" or name.lower() in also
+    }
     return {**{name: value for name, value in hoisted.items() if name not in _AUTHENTICATION}, **headers}
 
 

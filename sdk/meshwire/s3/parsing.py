@@ -30,12 +30,14 @@ _MAX_KEYS = 1000
 @dataclass(frozen=True, slots=True)
 class RequestHead:
     """`raw_path` and `raw_query` are as sent, still percent-encoded, the query without `?`; header names are
-    lower-case, the values of repeated headers joined by `,`."""
+    lower-case, the values of repeated headers joined by `,`. `host_bucket` is the bucket that the host names
+    (virtual-host addressing); the path is then the key's alone."""
 
     method: str
     raw_path: str
     raw_query: str
     headers: Mapping[str, str]
+    host_bucket: str = ""
 
 
 def parse_request(head: RequestHead) -> Operation:

@@ -112,6 +112,8 @@ _UNBUILT = frozenset(
 )
 # Never a sub-resource: SDK bookkeeping, and signatures (SigV4's and SigV2's).
 _IGNORED = frozenset({"x-id", "AWSAccessKeyId", "Signature", "Expires"})
+# What boto3 puts into a presigned URL of version 2 beside x-amz-*.
+HOISTED_V2 = frozenset({"content-md5", "content-type"})
 _OVERRIDES = frozenset(
     f"response-{name}"
     for name in (
@@ -129,7 +131,7 @@ _NO_PARAMETERS: frozenset[str] = frozenset()
 @dataclass(frozen=True, slots=True)
 class Query:
     """Decoded parameters; a value is empty when there is none. `presigned` is whether X-Amz-Signature is
-    there."""
+    there, or what version 2 had in its place."""
 
     values: Mapping[str, str]
     presigned: bool
@@ -141,6 +143,8 @@ class Query:
             if name in allowed or name in _IGNORED or name[:6].lower() == "x-amz-":
                 continue
             if name in _OVERRIDES and level == "object":
+                continue
+            if name in HOISTED_V2 and self.presigned:
                 continue
             _refuse(name, value, method)
 
@@ -222,7 +226,17 @@ def read_query(raw_query: str) -> Query:
         if name in values:
             raise invalid(name, value, f"The query parameter {name[:64]!r} is given twice.")
         values[name] = value
-    return Query(values, "X-Amz-Signature" in values)
+    return Query(values, "X-Amz-Signature" in values or is_presigned_v2(values))
+
+
+def is_presigned_v2(values: Mapping[str, str]) -> bool:
+    """Whether a query has what makes a presigned URL of version 2."""
+    return "Signature" in values and "AWSAccessKeyId" in values
+
+
+def is_subresource(name: str) -> bool:
+    """Whether a parameter makes another operation of a request, built or not."""
+    return name in _BUILT or name in _UNBUILT
 
 
 def check_version(version: str, name: str = "versionId") -> None:

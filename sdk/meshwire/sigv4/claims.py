@@ -33,7 +33,7 @@ _SIGNED_HEADERS = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+(?:;[!#$%&'*+.^_`|~0-9a-z
 _QUERY_FIELDS = ("Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Signature")
 _MALFORMED = "AuthorizationHeaderMalformed"
 _QUERY_ERROR = "AuthorizationQueryParametersError"
-_V4_ONLY = (
+V4_ONLY = (
     "The authorization mechanism you have provided is not supported. Please use AWS4-HMAC-SHA256 "
     "(signature version s3v4 in most clients)."
 )
@@ -68,17 +68,17 @@ class Claim:
 
 
 def read_claim(head: RequestHead) -> Claim | None:
-    """The claim of a request; None when it is anonymous.
+    """The claim of a request; None when it is anonymous, or presigned with version 2 (`meshwire.sigv2`).
 
     Raises S3Error: AuthorizationHeaderMalformed, AuthorizationQueryParametersError, AccessDenied (no date),
-    InvalidArgument (two mechanisms, an unknown one, a bad payload hash), InvalidRequest (SigV2; no payload
-    hash).
+    InvalidArgument (two mechanisms, an unknown one, a bad payload hash), InvalidRequest (SigV2 in the
+    header; no payload hash).
     """
     authorization = head.headers.get("authorization")
     presigned = head.raw_query != "" and _looks_presigned(head.raw_query)
     if authorization is None:
         return _read_query(head) if presigned else None
-    if presigned:
+    if presigned or ("AWSAccessKeyId=" in head.raw_query and "Signature=" in head.raw_query):
         raise S3Error(
             "InvalidArgument",
             "Only one auth mechanism allowed; only the X-Amz-Algorithm query parameter, Signature query "
@@ -91,8 +91,6 @@ def read_claim(head: RequestHead) -> Claim | None:
 def _looks_presigned(raw_query: str) -> bool:
     if "X-Amz-" in raw_query:
         return any(f"X-Amz-{field}=" in raw_query for field in ("Algorithm", "Credential", "Signature"))
-    if "AWSAccessKeyId=" in raw_query and "Signature=" in raw_query:
-        raise S3Error("InvalidRequest", _V4_ONLY)
     return False
 
 
@@ -141,7 +139,7 @@ def _split_header(authorization: str) -> tuple[str, str, str]:
 
 def _refuse_mechanism(mechanism: str) -> NoReturn:
     if mechanism == "AWS" or mechanism.startswith("AWS4-"):
-        raise S3Error("InvalidRequest", _V4_ONLY)
+        raise S3Error("InvalidRequest", V4_ONLY)
     raise S3Error("InvalidArgument", "Unsupported Authorization Type")
 
 
@@ -174,10 +172,11 @@ def _header_payload_hash(head: RequestHead) -> str:
     value = head.headers.get("x-amz-content-sha256")
     if value is None:
         raise S3Error("InvalidRequest", "Missing required header for this request: x-amz-content-sha256")
-    return _payload_hash(value)
+    return read_payload_hash(value)
 
 
-def _payload_hash(value: str) -> str:
+def read_payload_hash(value: str) -> str:
+    """`value` if x-amz-content-sha256 may have it. Raises S3Error InvalidArgument, NotImplemented."""
     if value == UNSIGNED_PAYLOAD or _PAYLOAD_HASH.match(value) or value in STREAMING_PAYLOADS:
         return value
     if value.startswith("STREAMING-AWS4-ECDSA-"):
@@ -215,7 +214,7 @@ def _read_query(head: RequestHead) -> Claim:
         _signed_headers(fields["SignedHeaders"], _QUERY_ERROR),
         fields["Signature"],
         timestamp,
-        _payload_hash(
+        read_payload_hash(
             head.headers.get("x-amz-content-sha256") or fields.get("Content-Sha256") or UNSIGNED_PAYLOAD
         ),
         presigned=True,

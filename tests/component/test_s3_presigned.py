@@ -1,0 +1,144 @@
+"""URLs that carry their signature, as boto3 and the command line make them: version 2 by default, or 4."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from botocore.config import Config
+
+from meshd.testing.daemons import Daemon
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+VERSIONS = [None, "s3v4"]
+
+
+@pytest.fixture(params=VERSIONS, ids=["boto3's default", "s3v4"])
+def signer(request: pytest.FixtureRequest, daemon: Daemon) -> Iterator[Any]:
+    client = daemon.client(config=Config(signature_version=request.param))
+    yield client
+    client.close()
+
+
+def ask(
+    method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+) -> tuple[int, bytes, Mapping[str, str]]:
+    """(status, body, headers); no header is added that decides anything."""
+    request = urllib.request.Request(url, data=body, method=method, headers=dict(headers or {}))
+    if body is not None and not headers:
+        request.add_unredirected_header("Content-Type", "")
+    try:
+        with urllib.request.urlopen(request, timeout=20) as response:
+            return response.status, response.read(), {k.lower(): v for k, v in response.headers.items()}
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read(), {k.lower(): v for k, v in error.headers.items()}
+
+
+def test_get_put_head_delete(signer: Any, bucket: str) -> None:
+    params = {"Bucket": bucket, "Key": "a b+ü"}
+
+    def url(call: str, **more: str) -> str:
+        made: str = signer.generate_presigned_url(call, Params={**params, **more}, ExpiresIn=60)
+        return made
+
+    assert ask("PUT", url("put_object"), b"presigned")[0] == 200
+    status, body, headers = ask("GET", url("get_object", ResponseContentType="text/x-p"))
+    assert (status, body, headers["content-type"]) == (200, b"presigned", "text/x-p")
+    status, _, headers = ask("HEAD", url("head_object"))
+    assert (status, headers["content-length"]) == (200, "9")
+    assert ask("DELETE", url("get_object"))[0] == 403
+    assert ask("DELETE", url("delete_object"))[0] == 204
+    assert ask("GET", url("get_object"))[0] == 404
+
+
+def test_what_was_signed_cannot_be_changed(signer: Any, bucket: str) -> None:
+    params = {"Bucket": bucket, "Key": "k", "ResponseContentType": "text/x-p"}
+    url = signer.generate_presigned_url("get_object", Params=params, ExpiresIn=60)
+    for changed in (
+        url.replace("text%2Fx-p", "text%2Fhtml"),
+        url.replace("/k?", "/other?"),
+        url + "&versionId=null",
+        url.replace("Expires=", "Expires=1"),
+    ):
+        assert changed != url
+        status, body, _ = ask("GET", changed)
+        assert status in (400, 403), body
+        assert b"<Code>" in body
+    assert ask("GET", url, headers={"x-amz-meta-a": "b"})[0] == 403
+
+
+def test_a_type_and_metadata_in_the_url(daemon: Daemon, s3: Any, bucket: str) -> None:
+    """botocore writes them into the query of a version 2 URL; the type must then be sent, too."""
+    client = daemon.client(config=Config())
+    params = {"Bucket": bucket, "Key": "k", "ContentType": "text/x-y", "Metadata": {"a": "b c"}}
+    url = client.generate_presigned_url("put_object", Params=params)
+    assert ask("PUT", url, b"x", {"Content-Type": "text/html"})[0] == 403
+    assert ask("PUT", url, b"x", {"Content-Type": "text/x-y"})[0] == 200
+    head = s3.head_object(Bucket=bucket, Key="k")
+    assert (head["ContentType"], head["Metadata"]) == ("text/x-y", {"a": "b c"})
+    client.close()
+
+
+def test_multipart_by_url(signer: Any, s3: Any, bucket: str) -> None:
+    upload = {"Bucket": bucket, "Key": "k"}
+    upload["UploadId"] = s3.create_multipart_upload(**upload)["UploadId"]
+    url = signer.generate_presigned_url("upload_part", Params={**upload, "PartNumber": 1})
+    status, _, headers = ask("PUT", url, b"part")
+    assert status == 200
+    s3.complete_multipart_upload(
+        **upload, MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": headers["etag"]}]}
+    )
+    assert s3.get_object(Bucket=bucket, Key="k")["Body"].read() == b"part"
+
+
+def test_listings_by_url(signer: Any, s3: Any, bucket: str) -> None:
+    s3.put_object(Bucket=bucket, Key="p/1", Body=b"")
+    url = signer.generate_presigned_url("list_objects_v2", Params={"Bucket": bucket, "Prefix": "p/"})
+    status, body, _ = ask("GET", url)
+    assert status == 200
+    assert b"<Key>p/1</Key>" in body
+
+
+def test_expired(daemon: Daemon, bucket: str) -> None:
+    client = daemon.client(config=Config())
+    url = client.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": "k"}, ExpiresIn=-1)
+    status, body, _ = ask("GET", url)
+    assert (status, b"Request has expired" in body) == (403, True)
+    client.close()
+
+
+def test_the_command_line(daemon: Daemon, s3: Any, bucket: str) -> None:
+    s3.put_object(Bucket=bucket, Key="k", Body=b"by awscli")
+    environment = os.environ | {
+        "AWS_ACCESS_KEY_ID": daemon.access_key,
+        "AWS_SECRET_ACCESS_KEY": daemon.secret_key,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": daemon.endpoint,
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    }
+    command = [sys.executable, "-m", "awscli", "s3", "presign", f"s3://{bucket}/k", "--expires-in", "60"]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert ask("GET", said.stdout.strip())[:2] == (200, b"by awscli")
+
+
+def test_version_2_can_be_forbidden() -> None:
+    with Daemon.start(args=["--sigv2", "off"]) as daemon:
+        old, new = (daemon.client(config=Config(signature_version=version)) for version in VERSIONS)
+        old.create_bucket(Bucket="bucket")
+        params = {"Bucket": "bucket", "Key": "k"}
+        status, body, _ = ask("GET", old.generate_presigned_url("get_object", Params=params))
+        assert status == 400
+        assert b"AWS4-HMAC-SHA256" in body
+        status, body, _ = ask("GET", new.generate_presigned_url("get_object", Params=params))
+        assert (status, b"NoSuchKey" in body) == (404, True)
+        old.close()
+        new.close()
