@@ -116,12 +116,13 @@ def test_a_full_house_makes_room() -> None:
             assert turned_away(daemon, "idle") >= 30
             busy = [wire.connect() for _ in range(30)]
             for number, sock in enumerate(busy):
-                headers = {"content-length": "10"}
-                sock.sendall(wire.head("PUT", f"/crowd/{number}", headers=headers) + b"12345")
+                headers = {"content-length": "10", "expect": "100-continue"}
+                sock.sendall(wire.head("PUT", f"/crowd/{number}", headers=headers))
+                assert sock.recv(1024).startswith(b"HTTP/1.1 100")  # now it is being answered
             for answer in [read_answer(wire.connect()) for _ in range(2)]:
                 assert (answer.status, answer.code) == (503, "ServiceUnavailable")
             for sock in busy:
-                sock.sendall(b"67890")
+                sock.sendall(b"1234567890")
             assert {read_answer(sock).status for sock in busy} == {200}
 
 
