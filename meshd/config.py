@@ -109,6 +109,8 @@ class NodeSettings:
     """HTTP processes on the one port. Default: min(4, cores). With 1, the steward lives in the worker."""
     users_file: Path | None = None
     """YAML list of users; read at start and on SIGHUP."""
+    hang_timeout: float = 60.0
+    """Seconds after which a process whose event loop stands still is killed and replaced."""
     region: str = "us-east-1"
     """What GetBucketLocation answers, and the region new buckets get."""
     log_format: LogFormat = "text"
@@ -250,6 +252,7 @@ OPTIONS: Mapping[str, Option] = {
         Option("max-connections", _positive, lambda: 16_384),
         Option("drain-timeout", _seconds, lambda: 30.0),
         Option("sigv2", _switch, lambda: True),
+        Option("hang-timeout", _seconds, lambda: 60.0),
         Option("workers", _positive, lambda: min(4, cores())),
         Option("transforms", _positive, cores),
         Option("frame-cache", _at_least(1 << 20), lambda: 1 << 30),
@@ -355,6 +358,7 @@ def _assemble(values: Mapping[str, object]) -> NodeSettings:
         workers=value["workers"],
         users_file=value["users"],
         region=value["region"],
+        hang_timeout=value["hang-timeout"],
         log_format=value["log-format"],
         log_level=value["log-level"],
     )

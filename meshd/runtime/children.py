@@ -38,6 +38,10 @@ class Reporter:
         """The child does its work from now on."""
         self._write({"state": "ready"})
 
+    def alive(self) -> None:
+        """Sent every few seconds by children with an event loop: it still turns."""
+        self._write({"state": "alive"})
+
     def failed(self, reason: str) -> None:
         """Why the child cannot do its work; it ends after this."""
         self._write({"state": "failed", "reason": reason[:2000]})
@@ -74,6 +78,8 @@ class Child:
     due: float = 0.0
     reason: str = ""
     deaths: Deaths = field(default_factory=Deaths)
+    heard: float = 0.0
+    """When it last said that its loop turns; 0 for a child that never does."""
     unread: bytearray = field(default_factory=bytearray)
 
     def reports(self) -> list[dict[str, str]]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from meshd.kit.clock import Clock
     from meshd.kit.tasks import Tasks
+    from meshd.runtime.children import Reporter
     from meshd.runtime.node import Node
     from meshd.store.store import Store
 
@@ -42,13 +43,16 @@ def start_chores(chores: list[Chore], tasks: Tasks) -> None:
         tasks.spawn(_repeat(chore), chore.name)
 
 
-def process_chores(node: Node) -> list[Chore]:
+def process_chores(node: Node, reporter: Reporter) -> list[Chore]:
     """What every process with a store has to do."""
 
     async def tidy() -> None:
         node.store.tidy()
 
-    return [Chore("tidy", 10.0, tidy)]
+    async def beat() -> None:
+        reporter.alive()
+
+    return [Chore("tidy", 10.0, tidy), Chore("heartbeat", node.settings.hang_timeout / 10, beat)]
 
 
 def node_chores(node: Node) -> list[Chore]:

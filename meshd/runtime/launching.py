@@ -81,6 +81,7 @@ def _supervise(settings: NodeSettings, doors: Doors, people: _People, say: Calla
         clock=SystemClock(),
         hooks=Hooks(ready=lambda: say(ready), draining=doors.close_http, hangup=people.reload),
         held=doors.fds,
+        hang_timeout=settings.hang_timeout,
     )
     gc.collect()
     gc.freeze()  # keeps the collector of a child from touching, and so copying, what all share

@@ -47,7 +47,7 @@ async def _until_told(node: Node, listener: socket.socket, reporter: Reporter) -
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     chores = Tasks("chores")
     async with steward(node, listener):
-        start_chores(process_chores(node), chores)
+        start_chores(process_chores(node, reporter), chores)
         reporter.ready()
         await stop.wait()
     await chores.aclose()

@@ -52,7 +52,8 @@ class Stage:
 
 
 class Supervisor:
-    """Runs children until SIGTERM or SIGINT. `held`: descriptors that only children naming them inherit."""
+    """Runs children until SIGTERM or SIGINT. `held`: descriptors that only children naming them inherit;
+    `hang_timeout`: seconds of silence after which a child that used to be heard is killed."""
 
     def __init__(
         self,
@@ -63,10 +64,12 @@ class Supervisor:
         clock: Clock,
         hooks: Hooks,
         held: Callable[[], Iterable[int]],
+        hang_timeout: float = 60.0,
     ) -> None:
         self._children = [Child(spec) for spec in specs]
         self._stages = list(stages)
         self._board, self._clock, self._hooks, self._held = board, clock, hooks, held
+        self._hang_timeout = hang_timeout
         self._selector = selectors.DefaultSelector()
         self._deadline = 0.0
         self._draining = False
@@ -97,6 +100,7 @@ class Supervisor:
         self._selector.select(self._patience())
         for child in self._running():
             self._listen(child)
+        self._end_hung()
         for number in self._signals():
             self._on_signal(number)
         return False
@@ -110,6 +114,7 @@ class Supervisor:
         if self._draining:
             return max(self._deadline - now, 0.0)
         due = [child.due for child in self._children if not child.pid]
+        due += [child.heard + self._hang_timeout for child in self._running() if child.heard]
         return max(min(due) - now, 0.0) if due else None
 
     # starting and dying
@@ -123,19 +128,30 @@ class Supervisor:
     def _start(self, child: Child, now: float) -> None:
         pipes = [other.pipe for other in self._running()]
         close = [*pipes, *self._held(), self._wakeups.fileno(), self._selector.fileno()]
-        child.reason, child.started = "", now
+        child.reason, child.started, child.heard = "", now, 0.0
         self._board[child.spec.name] = Phase.STARTING
         child.pid, child.pipe = fork(child.spec, close)
         self._selector.register(child.pipe, selectors.EVENT_READ)
 
     def _listen(self, child: Child) -> None:
         for report in child.reports():
-            if report["state"] == "ready":
+            if report["state"] == "alive":
+                child.heard = self._clock.monotonic()
+            elif report["state"] == "ready":
                 child.deaths = child.deaths.ready()
                 self._board[child.spec.name] = Phase.READY
                 self._count(child.spec.role)
             else:
                 child.reason = report["reason"]
+
+    def _end_hung(self) -> None:
+        """A child whose loop has stood still for too long answers nobody: it is killed, and replaced."""
+        now = self._clock.monotonic()
+        for child in self._running():
+            if child.heard and now - child.heard >= self._hang_timeout:
+                _log.error("%s hangs; killing it", child.spec.name, extra={"silent": now - child.heard})
+                child.heard, child.reason = 0.0, "its event loop stood still"
+                os.kill(child.pid, signal.SIGKILL)
 
     def _reap(self) -> None:
         for child in self._running():

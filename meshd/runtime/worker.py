@@ -50,7 +50,7 @@ def run_worker(
 async def _work(node: Node, index: int, doors: Doors, trouble: Callable[[], str], reporter: Reporter) -> None:
     deps, chores = web_deps(node), Tasks("chores")
     async with _frame_source(node, doors) as frames:
-        start_chores(process_chores(node), chores)
+        start_chores(process_chores(node, reporter), chores)
         routes = [*ops_routes(trouble), *native_routes(node, deps.access, frames)]
         await _serve(node.settings.http, deps, routes, doors.http[index], reporter)
         await chores.aclose()

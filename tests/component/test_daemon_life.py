@@ -333,3 +333,15 @@ def test_requests_beyond_the_drain_timeout_are_cut() -> None:
                     pass
         assert "did not end in time" not in daemon.output()
         assert "Traceback" not in daemon.output()
+
+
+def test_a_worker_whose_loop_stands_still_is_replaced() -> None:
+    with Daemon.start(workers=2, env={"MESHD_HANG_TIMEOUT": "1"}) as daemon:
+        client = daemon.client()
+        client.create_bucket(Bucket="still")
+        hung = daemon.signal_child("worker-0", signal.SIGSTOP)
+        wait_until(lambda: daemon.children().get("worker-0", hung) != hung)
+        assert gone(hung)
+        wait_until(lambda: get(daemon, "/-/ready")[0] == 200)
+        assert "worker-0 hangs" in daemon.output()
+        client.put_object(Bucket="still", Key="k", Body=b"served again")
