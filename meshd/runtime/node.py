@@ -15,6 +15,7 @@ from meshd.control.embedded import EmbeddedControl
 from meshd.control.identities import IdentityTable
 from meshd.kit.clock import SystemClock
 from meshd.service.access import Access
+from meshd.service.acls import AclService
 from meshd.service.batches import BatchService
 from meshd.service.buckets import BucketService
 from meshd.service.datasets import DatasetService
@@ -64,13 +65,15 @@ def open_node(settings: NodeSettings, writer: str) -> Iterator[Node]:
 def web_deps(node: Node) -> WebDeps:
     """The services of the S3 endpoint."""
     objects = ObjectService(node.store, node.buckets)
+    acls = AclService(node.buckets, node.identities)
     return WebDeps(
         access=Access(node.identities, node.buckets),
         buckets=BucketService(node.buckets, node.store, node.clock, node.settings.region),
         objects=objects,
         uploads=UploadService(node.store, objects),
         listings=ListingService(node.store, node.identities),
-        settings=SettingService(node.buckets),
+        settings=SettingService(node.buckets, acls),
+        acls=acls,
         clock=node.clock,
         http=node.settings.http,
     )

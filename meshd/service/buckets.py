@@ -43,7 +43,14 @@ class BucketService:
     ) -> BucketCreated:
         """One's own bucket again is a success, as S3 has it in us-east-1. Raises S3Error
         BucketAlreadyExists."""
-        bucket = Bucket(operation.bucket, identity.user_id, self._clock.now_ms(), location or self._region)
+        bucket = Bucket(
+            operation.bucket,
+            identity.user_id,
+            self._clock.now_ms(),
+            location or self._region,
+            acl=operation.acl,
+            ownership=operation.ownership or "",
+        )
         try:
             await self._table.create(bucket)
         except BucketExistsError as error:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from meshd.service.acls import ENFORCED, check_acl, kept_on_bucket
 from meshwire.s3 import settingdocuments as docs
+from meshwire.s3.acls import grants_of
 from meshwire.s3.errors import S3Error
 from meshwire.s3.results import SettingDocument, SettingStored
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from meshd.control.buckets import Bucket, BucketTable
+    from meshd.service.acls import AclService
     from meshwire.s3.operations import DeleteBucketSetting, GetBucketSetting, PutBucketSetting
     from meshwire.s3.settings import BucketSetting
 
@@ -27,38 +30,57 @@ if TYPE_CHECKING:
 class SettingService:
     """The use cases of bucket settings. One per process."""
 
-    def __init__(self, table: BucketTable) -> None:
-        self._table = table
+    def __init__(self, table: BucketTable, acls: AclService) -> None:
+        self._table, self._acls = table, acls
 
     def get(self, operation: GetBucketSetting) -> SettingDocument:
         """Raises S3Error: S3's own code for a setting that was never made."""
-        bucket = self._table.get(operation.bucket)
-        if bucket is None:
-            raise _no_bucket(operation.bucket)
+        bucket = self._existing(operation.bucket)
+        if operation.setting == "acl":
+            return SettingDocument(self._acls.bucket_document(bucket).encode())
         reader = _READERS.get(operation.setting)
-        if reader is None:
-            return SettingDocument(docs.never_set(operation.setting))
-        return reader(bucket)
+        return SettingDocument(docs.never_set(operation.setting)) if reader is None else reader(bucket)
 
     async def put(self, operation: PutBucketSetting, body: bytes) -> SettingStored:
         """Durable when it returns. Raises S3Error."""
-        await self._change(operation.bucket, _WRITERS[operation.setting](body))
+        if operation.setting == "acl":
+            change = self._put_acl(operation, body)
+        else:
+            change = _WRITERS[operation.setting](body)
+        await self._change(operation.bucket, change)
         return SettingStored()
 
     async def delete(self, operation: DeleteBucketSetting) -> SettingStored:
         """What was never set is a success."""
-        change = _REMOVERS.get(operation.setting)
-        if change is not None:
-            await self._change(operation.bucket, change)
+        change = _REMOVERS.get(operation.setting, _unchanged)
+        await self._change(operation.bucket, change)
         return SettingStored()
+
+    def _put_acl(self, operation: PutBucketSetting, body: bytes) -> Change:
+        acl = self._acls.requested(operation.acl, body, self._existing(operation.bucket).owner)
+
+        def change(bucket: Bucket) -> Bucket:
+            check_acl(acl, bucket)
+            return replace(bucket, acl=kept_on_bucket(acl))
+
+        return change
+
+    def _existing(self, name: str) -> Bucket:
+        bucket = self._table.get(name)
+        if bucket is None:
+            raise S3Error("NoSuchBucket", extra={"BucketName": name})
+        return bucket
 
     async def _change(self, name: str, change: Change) -> None:
         if await self._table.update(name, change) is None:
-            raise _no_bucket(name)
+            raise S3Error("NoSuchBucket", extra={"BucketName": name})
 
 
-def _no_bucket(name: str) -> S3Error:
-    return S3Error("NoSuchBucket", extra={"BucketName": name})
+def _unchanged(bucket: Bucket) -> Bucket:
+    return bucket
+
+
+# --- versioning -----------------------------------------------------------------------------------------
 
 
 def _get_versioning(bucket: Bucket) -> SettingDocument:
@@ -70,6 +92,67 @@ def _put_versioning(body: bytes) -> Change:
     return lambda bucket: replace(bucket, versioning=status)
 
 
-_READERS: Mapping[BucketSetting, Callable[[Bucket], SettingDocument]] = {"versioning": _get_versioning}
-_WRITERS: Mapping[BucketSetting, Callable[[bytes], Change]] = {"versioning": _put_versioning}
-_REMOVERS: Mapping[BucketSetting, Change] = {}
+# --- CORS -------------------------------------------------------------------------------------------------
+
+
+def _get_cors(bucket: Bucket) -> SettingDocument:
+    if not bucket.cors:
+        raise S3Error("NoSuchCORSConfiguration", extra={"BucketName": bucket.name})
+    return SettingDocument(docs.cors(bucket.cors))
+
+
+def _put_cors(body: bytes) -> Change:
+    rules = docs.parse_cors(body)
+    return lambda bucket: replace(bucket, cors=rules)
+
+
+# --- access -----------------------------------------------------------------------------------------------
+
+
+def _get_public_access(bucket: Bucket) -> SettingDocument:
+    if bucket.public_access is None:
+        raise S3Error("NoSuchPublicAccessBlockConfiguration", extra={"BucketName": bucket.name})
+    return SettingDocument(docs.public_access(bucket.public_access))
+
+
+def _put_public_access(body: bytes) -> Change:
+    block = docs.parse_public_access(body)
+    return lambda bucket: replace(bucket, public_access=block)
+
+
+def _get_ownership(bucket: Bucket) -> SettingDocument:
+    if not bucket.ownership:
+        raise S3Error("OwnershipControlsNotFoundError", extra={"BucketName": bucket.name})
+    return SettingDocument(docs.ownership(bucket.ownership))
+
+
+def _put_ownership(body: bytes) -> Change:
+    value = docs.parse_ownership(body)
+
+    def change(bucket: Bucket) -> Bucket:
+        """ACLs are not switched off while one gives others something: they would lose it unseen."""
+        others = [g for g in grants_of(bucket.acl, bucket.owner) if g.grantee != bucket.owner]
+        if value == ENFORCED and others:
+            raise S3Error("InvalidBucketAclWithObjectOwnership")
+        return replace(bucket, ownership=value)
+
+    return change
+
+
+_READERS: Mapping[BucketSetting, Callable[[Bucket], SettingDocument]] = {
+    "cors": _get_cors,
+    "ownershipControls": _get_ownership,
+    "publicAccessBlock": _get_public_access,
+    "versioning": _get_versioning,
+}
+_WRITERS: Mapping[BucketSetting, Callable[[bytes], Change]] = {
+    "cors": _put_cors,
+    "ownershipControls": _put_ownership,
+    "publicAccessBlock": _put_public_access,
+    "versioning": _put_versioning,
+}
+_REMOVERS: Mapping[BucketSetting, Change] = {
+    "cors": lambda bucket: replace(bucket, cors=()),
+    "ownershipControls": lambda bucket: replace(bucket, ownership=""),
+    "publicAccessBlock": lambda bucket: replace(bucket, public_access=None),
+}

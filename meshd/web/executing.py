@@ -81,6 +81,7 @@ class Executor:
 
     async def __call__(self, call: Call) -> Result:
         """The operation's result. Raises S3Error."""
+        call.operation = self._deps.acls.admitted(call.operation)
         carry_out = self._table.get(type(call.operation))
         if carry_out is None or _asks_more(call.operation):
             raise S3Error("NotImplemented", f"{ops.operation_name(call.operation)} is not implemented so.")

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from meshd.kit.clock import Clock
     from meshd.service.access import Access
+    from meshd.service.acls import AclService
     from meshd.service.buckets import BucketService
     from meshd.service.listings import ListingService
     from meshd.service.objects import ObjectService
@@ -63,6 +64,7 @@ class WebDeps:
     uploads: UploadService
     listings: ListingService
     settings: SettingService
+    acls: AclService
     clock: Clock
     http: HttpSettings = field(default_factory=HttpSettings)
 

@@ -118,3 +118,52 @@ def test_setting_what_is_never_set_is_not_implemented(wire: Wire, s3: Any, bucke
     answer = wire.call("PUT", f"/{bucket}?{setting}", b"<Any/>")
     assert (answer.status, answer.code) == (501, "NotImplemented")
     s3.head_bucket(Bucket=bucket)
+
+
+# --- CORS -------------------------------------------------------------------------------------------------
+
+
+def test_cors(s3: Any, bucket: str) -> None:
+    missing = (404, "NoSuchCORSConfiguration")
+    assert refusal(lambda: s3.get_bucket_cors(Bucket=bucket)) == missing
+    rules = [
+        {
+            "ID": "uploads",
+            "AllowedMethods": ["PUT", "POST"],
+            "AllowedOrigins": ["https://*.example.org", "http://localhost:8080"],
+            "AllowedHeaders": ["Content-Type", "x-amz-*"],
+            "ExposeHeaders": ["ETag", "x-amz-request-id"],
+            "MaxAgeSeconds": 3000,
+        },
+        {"AllowedMethods": ["GET"], "AllowedOrigins": ["*"]},
+    ]
+    s3.put_bucket_cors(Bucket=bucket, CORSConfiguration={"CORSRules": rules})
+    assert s3.get_bucket_cors(Bucket=bucket)["CORSRules"] == rules
+    s3.delete_bucket_cors(Bucket=bucket)
+    assert refusal(lambda: s3.get_bucket_cors(Bucket=bucket)) == missing
+    s3.delete_bucket_cors(Bucket=bucket)
+
+
+@pytest.mark.parametrize(
+    ("rule", "code"),
+    [
+        ({"AllowedMethods": ["PATCH"], "AllowedOrigins": ["*"]}, "InvalidRequest"),
+        ({"AllowedMethods": ["GET"], "AllowedOrigins": ["http://*.*"]}, "InvalidRequest"),
+        ({"AllowedMethods": ["GET"], "AllowedOrigins": ["*"], "AllowedHeaders": ["*-*"]}, "InvalidRequest"),
+        ({"AllowedMethods": ["GET"], "AllowedOrigins": ["*"], "ExposeHeaders": ["*"]}, "InvalidRequest"),
+        ({"AllowedMethods": ["GET"], "AllowedOrigins": ["*"], "ExposeHeaders": ["a b"]}, "InvalidRequest"),
+        ({"AllowedMethods": ["GET"], "AllowedOrigins": ["*"], "MaxAgeSeconds": -1}, "MalformedXML"),
+        ({"AllowedMethods": ["GET"], "AllowedOrigins": []}, "MalformedXML"),
+    ],
+)
+def test_cors_rules_that_are_refused(s3: Any, bucket: str, rule: dict[str, Any], code: str) -> None:
+    refused = refusal(lambda: s3.put_bucket_cors(Bucket=bucket, CORSConfiguration={"CORSRules": [rule]}))
+    assert refused == (400, code)
+
+
+def test_a_hundred_cors_rules_are_the_limit(s3: Any, bucket: str) -> None:
+    rules = [{"AllowedMethods": ["GET"], "AllowedOrigins": [f"http://{n}"]} for n in range(101)]
+    s3.put_bucket_cors(Bucket=bucket, CORSConfiguration={"CORSRules": rules[:100]})
+    assert len(s3.get_bucket_cors(Bucket=bucket)["CORSRules"]) == 100
+    more = refusal(lambda: s3.put_bucket_cors(Bucket=bucket, CORSConfiguration={"CORSRules": rules}))
+    assert more == (400, "MalformedXML")

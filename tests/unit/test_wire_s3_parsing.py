@@ -79,7 +79,6 @@ def test_operations(method: str, target: str, operation: ops.Operation) -> None:
 @pytest.mark.parametrize(
     ("method", "target", "code"),
     [
-        ("PUT", "/photos?acl", "NotImplemented"),
         ("PUT", "/photos?policy", "NotImplemented"),
         ("GET", "/photos?versions&version-id-marker=v", "InvalidArgument"),
         ("GET", "/photos?versions&key-marker=k&version-id-marker=%C3%A9", "InvalidArgument"),
@@ -157,7 +156,6 @@ def test_refusals(method: str, target: str, code: str) -> None:
         ({"x_amz_meta_é": "v"}, "InvalidArgument"),
         ({"x_amz_meta_a": "a\x01b"}, "InvalidArgument"),
         ({"x_amz_storage_class": "CHEAP"}, "InvalidStorageClass"),
-        ({"x_amz_acl": "public-read"}, "NotImplemented"),
         ({"x_amz_tagging": "a=b&a=c"}, "InvalidArgument"),
         ({"x_amz_tagging": "a=%ff"}, "InvalidArgument"),
         ({"x_amz_tagging": "a=%"}, "InvalidArgument"),
@@ -168,6 +166,11 @@ def test_refusals(method: str, target: str, code: str) -> None:
         ({"x_amz_tagging": "aws:k=v"}, "InvalidTag"),
         ({"x_amz_tagging": "&".join(f"k{i}=v" for i in range(11))}, "BadRequest"),
         ({"x_amz_copy_source": "photos/k", "x_amz_tagging_directive": "MERGE"}, "InvalidArgument"),
+        ({"x_amz_acl": "aws-exec-read"}, "NotImplemented"),
+        ({"x_amz_acl": "public"}, "InvalidArgument"),
+        ({"x_amz_acl": "private", "x_amz_grant_read": 'id="ann"'}, "InvalidRequest"),
+        ({"x_amz_grant_read": "ann"}, "InvalidArgument"),
+        ({"x_amz_grant_read": 'uri="http://example.org/all"'}, "InvalidArgument"),
         ({"x_amz_server_side_encryption": "AES256"}, "NotImplemented"),
         ({"x_amz_copy_source": "nokey"}, "InvalidArgument"),
         ({"x_amz_copy_source": "/photos/%ff"}, "InvalidArgument"),

@@ -146,6 +146,11 @@ _TABLE = (
         400,
         "The versioning configuration specified in the request is not valid.",
     ),
+    (
+        "InvalidBucketAclWithObjectOwnership",
+        400,
+        "Bucket cannot have ACLs set with ObjectOwnership's BucketOwnerEnforced setting",
+    ),
     ("InvalidBucketState", 409, "The request is not valid for the current state of the bucket."),
     (
         "InvalidPolicyDocument",
@@ -159,6 +164,7 @@ _TABLE = (
     ),
     ("MalformedPOSTRequest", 400, "The body of your POST request is not well-formed multipart/form-data."),
     ("MalformedPolicy", 400, "This policy contains invalid JSON or does not follow the policy grammar."),
+    ("MissingSecurityHeader", 400, "Your request was missing a required header"),
     ("NoSuchBucketPolicy", 404, "The bucket policy does not exist"),
     ("NoSuchCORSConfiguration", 404, "The CORS configuration does not exist"),
     ("NoSuchLifecycleConfiguration", 404, "The lifecycle configuration does not exist"),
@@ -167,12 +173,14 @@ _TABLE = (
     ("NoSuchWebsiteConfiguration", 404, "The specified bucket does not have a website configuration"),
     ("ObjectLockConfigurationNotFoundError", 404, "Object Lock configuration does not exist for this bucket"),
     ("OwnershipControlsNotFoundError", 404, "The bucket ownership controls were not found"),
+    ("PolicyTooLarge", 400, "Policy exceeds the maximum allowed document size."),
     ("ReplicationConfigurationNotFoundError", 404, "The replication configuration was not found"),
     (
         "ServerSideEncryptionConfigurationNotFoundError",
         404,
         "The server side encryption configuration was not found",
     ),
+    ("UnexpectedContent", 400, "This request does not support content"),
     (
         "UnresolvableGrantByEmailAddress",
         400,

@@ -1,6 +1,6 @@
 """The headers of an S3 request, read into the values operations carry.
 
-Law: a header that asks for something this server does not do (encryption, locks, grants) is refused,
+Law: a header that asks for something this server does not do (encryption, locks) is refused,
 never dropped: the client would believe it was done. Invariant: no value that leaves here has control
 characters.
 """
@@ -17,6 +17,7 @@ from meshwire.conditions import Conditions
 from meshwire.s3.errors import S3Error
 from meshwire.s3.operations import CopySource, ObjectHeaders
 from meshwire.s3.queries import HOISTED_V2, check_version, invalid, is_presigned_v2, key_too_long
+from meshwire.s3.settings import OWNERSHIPS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,7 +75,6 @@ _AUTHENTICATION = frozenset(
 _NONE: frozenset[str] = frozenset()
 _UNBUILT: Mapping[str, frozenset[str]] = MappingProxyType(
     {
-        "x-amz-acl": frozenset({"private", "bucket-owner-full-control", "bucket-owner-read"}),
         "x-amz-bucket-object-lock-enabled": frozenset({"false", "False"}),
         "x-amz-object-lock-legal-hold": frozenset({"OFF"}),
         "x-amz-server-side-encryption-bucket-key-enabled": frozenset({"false", "False"}),
@@ -83,11 +83,6 @@ _UNBUILT: Mapping[str, frozenset[str]] = MappingProxyType(
         (
             "x-amz-copy-source-server-side-encryption-customer-algorithm",
             "x-amz-expected-bucket-owner",
-            "x-amz-grant-full-control",
-            "x-amz-grant-read",
-            "x-amz-grant-read-acp",
-            "x-amz-grant-write",
-            "x-amz-grant-write-acp",
             "x-amz-if-match-last-modified-time",
             "x-amz-if-match-size",
             "x-amz-object-lock-mode",
@@ -301,6 +296,14 @@ def replaces_metadata(headers: Mapping[str, str]) -> bool:
     if directive not in {"COPY", "REPLACE"}:
         raise invalid("x-amz-metadata-directive", directive, "Unknown metadata directive.")
     return directive == "REPLACE"
+
+
+def ownership(headers: Mapping[str, str]) -> str | None:
+    """x-amz-object-ownership of a new bucket."""
+    value = headers.get("x-amz-object-ownership")
+    if value is not None and value not in OWNERSHIPS:
+        raise invalid("x-amz-object-ownership", value, "Invalid x-amz-object-ownership header: " + value[:64])
+    return value
 
 
 def part_number(query: Query) -> int | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from meshwire import names, percents
 from meshwire.ranges import parse_range
-from meshwire.s3 import attributes, digests, fields, operations, tagging, tokens, versionlistings
+from meshwire.s3 import acls, attributes, digests, fields, operations, tagging, tokens, versionlistings
 from meshwire.s3.errors import S3Error
 from meshwire.s3.queries import invalid, read_query
 
@@ -99,8 +99,9 @@ def _list_buckets(bucket: str, key: str, query: Query, headers: Headers) -> Oper
 def _put_bucket(bucket: str, key: str, query: Query, headers: Headers) -> Operation:
     setting = query.setting()
     if setting is not None:
-        return operations.PutBucketSetting(bucket, setting, digests.read_digests(headers))
-    return operations.CreateBucket(bucket)
+        acl = acls.read_acl(headers) if setting == "acl" else None
+        return operations.PutBucketSetting(bucket, setting, digests.read_digests(headers), acl)
+    return operations.CreateBucket(bucket, acls.read_acl(headers), fields.ownership(headers))
 
 
 def _head_bucket(bucket: str, key: str, query: Query, headers: Headers) -> Operation:
@@ -244,6 +245,7 @@ def _put_object(bucket: str, key: str, query: Query, headers: Headers) -> Operat
         digests.read_digests(headers),
         fields.conditions(headers),
         tagging.read_header(headers),
+        acl=acls.read_acl(headers),
     )
 
 
@@ -259,6 +261,7 @@ def _copy_object(bucket: str, key: str, headers: Headers) -> Operation:
         digests.checksum_algorithm(headers),
         tagging.read_header(headers) if tagging.replaces_tags(headers) else None,
         reclass="x-amz-storage-class" in headers,
+        acl=acls.read_acl(headers),
     )
 
 
@@ -305,6 +308,7 @@ def _post_object(bucket: str, key: str, query: Query, headers: Headers) -> Opera
             algorithm,
             checksum_type,
             tagging.read_header(headers),
+            acl=acls.read_acl(headers),
         )
     if "uploadId" in query.values:
         return operations.CompleteMultipartUpload(

@@ -24,7 +24,7 @@ MAX_VERSION = 1024
 
 _LISTING = frozenset({"prefix", "delimiter", "encoding-type"})
 # What can be set on a bucket, and what S3 can set and this server cannot: that is told truthfully.
-SETTINGS = frozenset({"versioning"})
+SETTINGS = frozenset({"acl", "cors", "ownershipControls", "publicAccessBlock", "versioning"})
 _NEVER_SET = frozenset(
     {
         "accelerate",
@@ -78,7 +78,6 @@ _UNBUILT = frozenset(
         "acl",
         "analytics",
         "append",
-        "cors",
         "encryption",
         "intelligent-tiering",
         "inventory",
@@ -92,10 +91,8 @@ _UNBUILT = frozenset(
         "metrics",
         "notification",
         "object-lock",
-        "ownershipControls",
         "policy",
         "policyStatus",
-        "publicAccessBlock",
         "renameObject",
         "replication",
         "requestPayment",

@@ -39,6 +39,7 @@ CannedAcl = Literal[
     "bucket-owner-full-control",
 ]
 Permission = Literal["FULL_CONTROL", "READ", "WRITE", "READ_ACP", "WRITE_ACP"]
+OWNERSHIPS = frozenset({"BucketOwnerEnforced", "BucketOwnerPreferred", "ObjectWriter"})
 ALL_USERS = "http://acs.amazonaws.com/groups/global/AllUsers"
 AUTHENTICATED_USERS = "http://acs.amazonaws.com/groups/global/AuthenticatedUsers"
 
@@ -69,7 +70,8 @@ class PublicAccessBlock:
 
 @dataclass(frozen=True)
 class CorsRule:
-    """Origins and headers may hold one `*` each; header names are lower-case."""
+    """Origins and headers may hold one `*` each. `headers` are lower-case, to be compared; `spelled` are the
+    same as they were put, to be read back."""
 
     origins: tuple[str, ...]
     methods: tuple[str, ...]
@@ -77,6 +79,7 @@ class CorsRule:
     exposed: tuple[str, ...] = ()
     max_age: int | None = None
     id: str = ""
+    spelled: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
