@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from meshwire.policies import Question, decide
 from meshwire.s3.errors import S3Error
 from meshwire.s3.operations import CopyObject, CreateBucket, ListBuckets, UploadPartCopy
 
@@ -17,17 +18,24 @@ if TYPE_CHECKING:
 
     from meshd.control.buckets import Bucket, BucketTable
     from meshd.control.identities import IdentityTable, Signer
+    from meshwire.policies import Policy
     from meshwire.s3.operations import Operation
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who signed the request. Carries no secret."""
+    """Who signed the request. Carries no secret.
+
+    `policies` are the user's: they add rights to those of ownership, and may deny. `bounds` are the key's and
+    the temporary credential's: each of them must allow what is done.
+    """
 
     user_id: str
     display_name: str
     access_key: str
     root: bool = False
+    policies: tuple[Policy, ...] = ()
+    bounds: tuple[Policy, ...] = ()
 
     @classmethod
     def of(cls, signer: Signer) -> Identity:
@@ -75,6 +83,29 @@ class Access:
         self.admit_bucket(identity, operation.bucket)
         if isinstance(operation, CopyObject | UploadPartCopy) and operation.source.bucket != operation.bucket:
             self.admit_bucket(identity, operation.source.bucket)
+
+    def allows(
+        self,
+        identity: Identity,
+        action: str,
+        bucket: str,
+        key: str = "",
+        context: RequestContext = _NO_CONTEXT,
+        extra: Mapping[str, str] | None = None,
+    ) -> bool:
+        """Whether `identity` may do `action` (`s3:GetObject`) to a bucket or a key of it. `extra` are facts
+        by the lower-case name of their condition key."""
+        resource = f"arn:aws:s3:::{bucket}/{key}" if key else f"arn:aws:s3:::{bucket}"
+        question = Question(action, resource, identity.user_id, extra or {})
+        if any(decide((bound,), question) != "allow" for bound in identity.bounds):
+            return False
+        found = self._buckets.get(bucket)
+        if identity.root or found is None:
+            return identity.root
+        verdict = decide(identity.policies, question)
+        if verdict == "deny":
+            return False
+        return verdict == "allow" or (identity is not ANYONE and identity.user_id == found.owner)
 
     def admit_bucket(self, identity: Identity, name: str) -> Bucket:
         """The bucket, if `identity` may use it. Raises S3Error NoSuchBucket, AccessDenied."""
