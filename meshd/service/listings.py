@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meshd.service.translation import store_errors
-from meshwire.s3.results import ObjectEntry, ObjectListing, Owner, UploadEntry, UploadListing
+from meshwire.s3.results import ObjectListing, Owner, UploadEntry, UploadListing
 
 if TYPE_CHECKING:
     from meshd.control.identities import IdentityTable
     from meshd.store.interface import ObjectStore
-    from meshd.store.records import Record, Upload
+    from meshd.store.records import Upload
     from meshwire.s3.operations import ListMultipartUploads, ListObjects
 
 PAGE_LIMIT = 1000
@@ -31,15 +31,20 @@ class ListingService:
         if operation.max_keys <= 0:
             return ObjectListing()
         with store_errors():
-            page = self._store.list(
+            page = self._store.list_entries(
                 operation.bucket,
                 prefix=operation.prefix,
                 delimiter=operation.delimiter,
                 after=operation.after,
                 limit=min(operation.max_keys, PAGE_LIMIT),
             )
-        owners = self._owners() if operation.version == 1 or operation.fetch_owner else None
-        entries = tuple(_entry(key, record, owners) for key, record in page.entries)
+        entries = page.entries
+        if operation.version == 1 or operation.fetch_owner:
+            owners = self._owners()
+            entries = tuple(
+                entry._replace(owner=owners.get(owner) or Owner(owner))
+                for entry, owner in zip(entries, page.owners, strict=True)
+            )
         return ObjectListing(entries, page.prefixes, page.truncated, page.next_after)
 
     def list_uploads(self, operation: ListMultipartUploads) -> UploadListing:
@@ -67,18 +72,6 @@ class ListingService:
     def _owners(self) -> dict[str, Owner]:
         users = self._identities.users()
         return {name: Owner(name, user.display_name) for name, user in users.items()}
-
-
-def _entry(key: str, record: Record, owners: dict[str, Owner] | None) -> ObjectEntry:
-    return ObjectEntry(
-        key,
-        record.size,
-        record.etag,
-        record.modified,
-        None if owners is None else owners.get(record.owner, Owner(record.owner)),
-        checksum_algorithm=next(iter(record.checksums), ""),
-        checksum_type=record.checksum_type,
-    )
 
 
 def _upload_entry(upload: Upload, owners: dict[str, Owner]) -> UploadEntry:

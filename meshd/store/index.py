@@ -14,7 +14,7 @@ import msgspec
 
 from meshd.store.errors import DiskFullError, FormatError
 from meshd.store.layout import FORMAT
-from meshd.store.listing import Query, list_page
+from meshd.store.listing import Query, entry_page, list_page
 from meshd.store.ordered import OrderedTable
 from meshd.store.records import DataFile, Record, Upload, UploadedPart
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from meshd.config import StoreSettings
-    from meshd.store.records import Page
+    from meshd.store.records import EntryPage, Page
 
 _encode = msgspec.msgpack.Encoder().encode
 _record = msgspec.msgpack.Decoder(Record).decode
@@ -153,6 +153,13 @@ class Index:
         query = Query(base, prefix.encode(), delimiter.encode(), after.encode(), limit)
         with self.reading() as txn, self.objects.walk(txn, query.start()) as walk:
             return list_page(walk, query, _record)
+
+    def list_entries(self, bucket: str, prefix: str, delimiter: str, after: str, limit: int) -> EntryPage:
+        """One page, see ObjectStore.list_entries."""
+        base = bucket.encode() + b"\0"
+        query = Query(base, prefix.encode(), delimiter.encode(), after.encode(), limit)
+        with self._begin() as txn, self.objects.runs(txn, query.start()) as runs:
+            return entry_page(runs, query)
 
     def is_empty(self, bucket: str) -> bool:
         base = bucket.encode() + b"\0"

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from meshd.store.records import (
+        EntryPage,
         Location,
         Meta,
         Page,
@@ -75,6 +76,13 @@ class ObjectStore(Protocol):
 
         A common prefix is given once, and only when it sorts after `after`.
         """
+        ...
+
+    def list_entries(
+        self, bucket: str, *, prefix: str = "", delimiter: str = "", after: str = "", limit: int = 1000
+    ) -> EntryPage:
+        """The same page as `list`, as S3 shows it: for listings of a thousand keys at several times the
+        speed."""
         ...
 
     def is_empty(self, bucket: str) -> bool:

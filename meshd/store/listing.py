@@ -6,16 +6,28 @@ Invariant: work is proportional to what is returned: past a prefix the walk seek
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from meshd.store.records import Page
+import msgspec
+
+from meshd.store.records import Brief, EntryPage, Page
+from meshwire.s3.results import ObjectEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from meshd.store.ordered import Walk
+    from meshd.store.ordered import Runs, Walk
     from meshd.store.records import Record
+
+_brief = msgspec.msgpack.Decoder(Brief).decode
+_entry = partial(tuple.__new__, ObjectEntry)  # ObjectEntry's own constructor is a function of Python
+
+# Pairs are read by the run. A run is short enough for the rare records of many parts (a megabyte each) to do
+# no harm, and shorter among common prefixes, where all but its first pairs are read for nothing.
+_RUN, _SHORTEST = 64, 4
 
 
 def successor(prefix: bytes) -> bytes:
@@ -74,3 +86,97 @@ def list_page(walk: Walk, query: Query, decode: Callable[[Any], Record]) -> Page
             last = rolled
             walk.seek(query.base + successor(rolled))
     return Page(tuple(entries), tuple(prefixes))
+
+
+@dataclass(slots=True)
+class _Collected:
+    """A page in the making; `room`: how many entries or prefixes may still come."""
+
+    query: Query
+    room: int
+    entries: list[ObjectEntry] = field(default_factory=list)
+    owners: list[str] = field(default_factory=list)
+    prefixes: list[str] = field(default_factory=list)
+    last: bytes = b""
+
+    def add(self, pairs: Sequence[tuple[bytes, bytes]]) -> None:
+        skip = len(self.query.base)
+        briefs = [_brief(value) for _, value in pairs]
+        self.owners += [brief.owner for brief in briefs]
+        self.entries += [
+            _entry(
+                (
+                    key[skip:].decode(),
+                    brief.size,
+                    brief.etag,
+                    brief.modified,
+                    None,
+                    "STANDARD",
+                    next(iter(brief.checksums), ""),
+                    brief.checksum_type,
+                )
+            )
+            for (key, _), brief in zip(pairs, briefs, strict=True)
+        ]
+        if pairs:
+            self.last = pairs[-1][0][skip:]
+            self.room -= len(pairs)
+
+    def roll(self, prefix: bytes) -> None:
+        self.prefixes.append(prefix.decode())
+        self.last = prefix
+        self.room -= 1
+
+    def page(self, *, truncated: bool) -> EntryPage:
+        more = truncated and self.query.limit > 0
+        return EntryPage(
+            tuple(self.entries),
+            tuple(self.owners),
+            tuple(self.prefixes),
+            more,
+            self.last.decode() if more else "",
+        )
+
+
+def entry_page(runs: Runs, query: Query) -> EntryPage:
+    """The page as S3 shows it; `runs` must stand at `query.start()`."""
+    made = _Collected(query, query.limit)
+    whole = query.base + query.prefix
+    length = _SHORTEST if query.delimiter else _RUN
+    while True:
+        wanted = min(length, made.room + 1)
+        run = _inside(runs.take(wanted), whole)
+        at, rolled = _first_rolled(run, query)
+        if at > made.room:
+            made.add(run[: made.room])
+            return made.page(truncated=True)
+        made.add(run[:at])
+        if rolled is None:
+            if len(run) < wanted:
+                return made.page(truncated=False)
+            length = min(2 * length, _RUN)
+            continue
+        if rolled > query.after:
+            if made.room == 0:
+                return made.page(truncated=True)
+            made.roll(rolled)
+        runs.seek(query.base + successor(rolled))
+        length = max(_SHORTEST, min(2 * at, _RUN))
+
+
+def _inside(run: list[tuple[bytes, bytes]], whole: bytes) -> list[tuple[bytes, bytes]]:
+    """The run up to where its keys leave the prefix."""
+    if not run or run[-1][0].startswith(whole):
+        return run
+    return list(takewhile(lambda pair: pair[0].startswith(whole), run))
+
+
+def _first_rolled(run: Sequence[tuple[bytes, bytes]], query: Query) -> tuple[int, bytes | None]:
+    """(index, common prefix) of the first key that is rolled up; (length of the run, None) without one."""
+    if query.delimiter:
+        begin = len(query.base)
+        for at, (key, _) in enumerate(run):
+            rolled = common_prefix(key[begin:], query.prefix, query.delimiter)
+            if rolled is not None:
+                return at, rolled
+    return len(run), None

@@ -25,6 +25,7 @@ from meshd.store.errors import (
     StoreClosedError,
 )
 from meshd.store.records import (
+    EntryPage,
     Extent,
     Location,
     Page,
@@ -38,6 +39,7 @@ from meshd.store.records import (
     UploadPage,
 )
 from meshwire.conditions import Conditions, judge_write
+from meshwire.s3.results import ObjectEntry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -163,6 +165,14 @@ class MemoryStore:
             truncated,
             page[-1] if truncated else "",
         )
+
+    def list_entries(
+        self, bucket: str, *, prefix: str = "", delimiter: str = "", after: str = "", limit: int = 1000
+    ) -> EntryPage:
+        page = self.list(bucket, prefix=prefix, delimiter=delimiter, after=after, limit=limit)
+        owners = tuple(record.owner for _, record in page.entries)
+        entries = tuple(_entry(key, record) for key, record in page.entries)
+        return EntryPage(entries, owners, page.prefixes, page.truncated, page.next_after)
 
     def is_empty(self, bucket: str) -> bool:
         return not any(owner == bucket for owner, _ in self._objects) and not any(
@@ -330,3 +340,15 @@ if TYPE_CHECKING:
 
     def _same_interface(store: Store, memory: MemoryStore) -> tuple[ObjectStore, ObjectStore]:
         return store, memory  # mypy says so when one of them drifts
+
+
+def _entry(key: str, record: Record) -> ObjectEntry:
+    algorithm = next(iter(record.checksums), "")
+    return ObjectEntry(
+        key,
+        record.size,
+        record.etag,
+        record.modified,
+        checksum_algorithm=algorithm,
+        checksum_type=record.checksum_type,
+    )

@@ -7,10 +7,16 @@ decode.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from meshwire.s3.settings import Acl  # noqa: TC001  msgspec reads the annotations
+
+if TYPE_CHECKING:
+    from meshwire.s3.results import ObjectEntry
+
+_NOTHING = msgspec.Raw(b"\x80")
 
 
 class Extent(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -54,6 +60,22 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     marker: bool = False  # a delete marker: no bytes, no ETag
     tags: dict[str, str] = {}
     acl: Acl | None = None  # None is `private`
+
+
+class Brief(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The beginning of a Record as a listing reads it: fields that it does not show are passed over."""
+
+    size: int
+    etag: str
+    stamp: int
+    modified: int
+    extents: msgspec.Raw
+    headers: msgspec.Raw = _NOTHING
+    metadata: msgspec.Raw = _NOTHING
+    checksums: dict[str, str] = {}
+    checksum_type: str = ""
+    parts: msgspec.Raw = _NOTHING
+    owner: str = ""
 
 
 class Upload(msgspec.Struct, frozen=True, array_like=True):
@@ -131,6 +153,17 @@ class Page:
     """
 
     entries: tuple[tuple[str, Record], ...] = ()
+    prefixes: tuple[str, ...] = ()
+    truncated: bool = False
+    next_after: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EntryPage:
+    """A `Page` of what S3's listings show, without the records; `owners` has the owner's id of each entry."""
+
+    entries: tuple[ObjectEntry, ...] = ()
+    owners: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
     truncated: bool = False
     next_after: str = ""

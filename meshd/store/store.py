@@ -29,7 +29,17 @@ if TYPE_CHECKING:
 
     from meshd.config import StoreSettings
     from meshd.kit.clock import Clock
-    from meshd.store.records import Extent, Location, Meta, Page, Record, Span, UploadedPart, UploadPage
+    from meshd.store.records import (
+        EntryPage,
+        Extent,
+        Location,
+        Meta,
+        Page,
+        Record,
+        Span,
+        UploadedPart,
+        UploadPage,
+    )
     from meshwire.conditions import Conditions
 
 _IO_THREADS = 8
@@ -97,6 +107,11 @@ class Store:
         self, bucket: str, *, prefix: str = "", delimiter: str = "", after: str = "", limit: int = 1000
     ) -> Page:
         return self._index.list(bucket, prefix, delimiter, after, limit)
+
+    def list_entries(
+        self, bucket: str, *, prefix: str = "", delimiter: str = "", after: str = "", limit: int = 1000
+    ) -> EntryPage:
+        return self._index.list_entries(bucket, prefix, delimiter, after, limit)
 
     def is_empty(self, bucket: str) -> bool:
         return self._index.is_empty(bucket)

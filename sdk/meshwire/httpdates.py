@@ -9,6 +9,10 @@ import re
 from calendar import timegm
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -69,6 +73,21 @@ def format_iso(milliseconds: int) -> str:
     """The form of S3's XML, e.g. `2011-02-26T01:56:20.000Z`."""
     seconds, rest = divmod(milliseconds, 1000)
     return f"{_iso_seconds(seconds)}.{rest:03}Z"
+
+
+_MILLISECONDS = tuple(f".{number:03}Z" for number in range(1000))
+
+
+def format_isos(times: Iterable[int]) -> list[str]:
+    """`format_iso` of each; neighbours within a second share most of the work."""
+    found = []
+    latest, written = None, ""
+    for milliseconds in times:
+        seconds = milliseconds // 1000
+        if seconds != latest:
+            latest, written = seconds, _iso_seconds(seconds)
+        found.append(written + _MILLISECONDS[milliseconds % 1000])
+    return found
 
 
 @lru_cache(maxsize=4096)

@@ -159,14 +159,25 @@ class Twins(RuleBasedStateMachine):
         limit=st.sampled_from([0, 1, 2, 1000]),
     )
     def list(self, prefix: str, delimiter: str, after: str, limit: int) -> None:
+        stores: tuple[ObjectStore, ...] = (self.disk, self.memory)
         pages = [
-            store.list("b", prefix=prefix, delimiter=delimiter, after=after, limit=limit)
-            for store in (self.disk, self.memory)
+            store.list("b", prefix=prefix, delimiter=delimiter, after=after, limit=limit) for store in stores
         ]
         left, right = ([(key, _facts(record)) for key, record in page.entries] for page in pages)
         assert left == right
         assert pages[0].prefixes == pages[1].prefixes
         assert (pages[0].truncated, pages[0].next_after) == (pages[1].truncated, pages[1].next_after)
+        for store, page in zip(stores, pages, strict=True):
+            shown = store.list_entries("b", prefix=prefix, delimiter=delimiter, after=after, limit=limit)
+            assert [entry[:4] for entry in shown.entries] == [
+                (key, record.size, record.etag, record.modified) for key, record in page.entries
+            ]
+            assert shown.owners == tuple(record.owner for _, record in page.entries)
+            assert (shown.prefixes, shown.truncated, shown.next_after) == (
+                page.prefixes,
+                page.truncated,
+                page.next_after,
+            )
         uploads = [
             store.list_uploads("b", prefix=prefix, delimiter=delimiter, key_marker=after, limit=limit)
             for store in (self.disk, self.memory)

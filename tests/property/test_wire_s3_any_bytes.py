@@ -242,7 +242,9 @@ entries = st.builds(
     hexes,
     times,
     st.none() | owners,
+    storage_class=st.just("STANDARD"),
     checksum_algorithm=st.sampled_from(["", "crc32c"]),
+    checksum_type=st.just(""),
 )
 
 

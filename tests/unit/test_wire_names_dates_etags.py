@@ -84,6 +84,8 @@ def test_http_dates(text: str, seconds: int | None) -> None:
 def test_dates_written() -> None:
     assert httpdates.format_http(784111777) == "Sun, 06 Nov 1994 08:49:37 GMT"
     assert httpdates.format_iso(784111777007) == "1994-11-06T08:49:37.007Z"
+    times = [784111777007, 784111777999, 0, 784111777000, 1]
+    assert httpdates.format_isos(times) == [httpdates.format_iso(each) for each in times]
     assert httpdates.format_amz(784111777) == "19941106T084937Z"
     assert httpdates.parse_amz("19941306T084937Z") is None
     assert httpdates.parse_iso("1994-11-06T08:49:37.1234567Z") == 784111777123

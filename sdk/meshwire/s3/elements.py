@@ -109,6 +109,11 @@ def is_plain(text: str) -> bool:
     return _ILLEGAL.search(text) is None
 
 
+def needs_escape(text: str) -> bool:
+    """Whether `escape` would change `text`."""
+    return _SPECIAL.search(text) is not None
+
+
 def escape(text: str) -> str:
     """`text` as character data; what XML 1.0 cannot carry becomes U+FFFD."""
     if _SPECIAL.search(text) is None:

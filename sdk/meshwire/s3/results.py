@@ -8,7 +8,7 @@ epoch, sizes bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,9 +66,11 @@ class BucketLocation:
     region: str = "us-east-1"
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectEntry:
-    """One object of a listing. `checksum_algorithm` in S3's spelling is made from the lower-case name."""
+class ObjectEntry(NamedTuple):
+    """One object of a listing. `checksum_algorithm` in S3's spelling is made from the lower-case name.
+
+    A tuple because pages have a thousand of them: a frozen dataclass takes four times as long to make.
+    """
 
     key: str
     size: int
