@@ -7,6 +7,7 @@ Invariant: a key signs while it is enabled and its user is there; every process 
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast
 
@@ -14,6 +15,8 @@ import msgspec
 
 from meshd.control.documents import Documents
 from meshd.control.interface import VersionConflictError
+from meshd.telemetry import logs
+from meshwire.policies import Policy, PolicyError, parse_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from meshd.control.interface import ControlStore
 
 TOPIC = "access"
+_log = logging.getLogger("meshd.control")
 Origin = Literal["root", "file", "admin"]
 
 
@@ -42,7 +46,7 @@ class User(Entry, frozen=True, tag="user"):
 
 
 class Key(Entry, frozen=True, tag="key"):
-    """A key pair of a user. `policies` are names; each of them must allow what the key is used for."""
+    """A key pair of a user. `policies` are names; with any, the key may do what one of them allows."""
 
     access_key: str
     user_id: str
@@ -72,10 +76,13 @@ class Account(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Signer:
-    """Who signs with a key that may sign."""
+    """Who signs with a key that may sign. `policies` are the user's; `bounds` is empty or what the key's
+    policies, taken together, make of one."""
 
     user: User
     key: Key
+    policies: tuple[Policy, ...] = ()
+    bounds: tuple[Policy, ...] = ()
 
 
 E = TypeVar("E", bound=Entry)
@@ -87,14 +94,14 @@ class IdentityTable:
     def __init__(self, control: ControlStore) -> None:
         kinds = cast("type[Entry]", User | Key | NamedPolicy)
         self._documents: Documents[Entry] = Documents(control, TOPIC, kinds)
-        self._view = _View({})
+        self._view = _View({}, None)
 
     def __repr__(self) -> str:
         return f"<IdentityTable {len(self._view.users)} users, {len(self._view.keys)} keys>"
 
     def find(self, access_key: str) -> Signer | None:
         """Who signs with a key; None when it is unknown or disabled or its user gone. About a microsecond."""
-        return self._now().signers.get(access_key)
+        return self._now().signer(access_key)
 
     def by_id(self, user_id: str) -> User | None:
         """The user of an id (an owner of a bucket, say), or None."""
@@ -162,26 +169,71 @@ class IdentityTable:
     def _now(self) -> _View:
         entries = self._documents.current()
         if entries is not self._view.entries:
-            self._view = _View(entries)
+            self._view = _View(entries, self._view)
+            logs.scrubber.hide(self._view.news)
         return self._view
 
 
 class _View:
-    """The entries of one moment, by kind."""
+    """The entries of one moment, by kind. `news`: secrets that the view before did not have."""
 
-    __slots__ = ("entries", "keys", "policies", "signers", "users")
+    __slots__ = ("_signers", "entries", "keys", "news", "parsed", "policies", "users")
 
-    def __init__(self, entries: Mapping[str, Entry]) -> None:
+    def __init__(self, entries: Mapping[str, Entry], before: _View | None) -> None:
         self.entries = entries
         ordered = [entries[place] for place in sorted(entries)]
         self.users = {entry.user_id: entry for entry in ordered if isinstance(entry, User)}
         self.keys = {entry.access_key: entry for entry in ordered if isinstance(entry, Key)}
         self.policies = {entry.name: entry for entry in ordered if isinstance(entry, NamedPolicy)}
-        self.signers = {
-            name: Signer(self.users[key.user_id], key)
-            for name, key in self.keys.items()
-            if key.enabled and key.user_id in self.users
+        self._signers: dict[str, Signer] = {}
+        known = before.policies if before else {}
+        self.parsed: dict[str, Policy] = {
+            name: before.parsed[name] if before and known.get(name) is policy else _parse(policy)
+            for name, policy in self.policies.items()
         }
+        old = before.keys if before else {}
+        self.news = [key.secret_key for name, key in self.keys.items() if old.get(name) is not key]
+
+    def signer(self, access_key: str) -> Signer | None:
+        """Who signs with a key; made when it is first asked for."""
+        found = self._signers.get(access_key)
+        if found is None:
+            key = self.keys.get(access_key)
+            user = self.users.get(key.user_id) if key is not None and key.enabled else None
+            if key is None or user is None:
+                return None
+            policies = tuple(self._policy(name) for name in user.policies)
+            bounds = (_joined([self._policy(name) for name in key.policies]),) if key.policies else ()
+            found = self._signers[access_key] = Signer(user, key, policies, bounds)
+        return found
+
+    def _policy(self, name: str) -> Policy:
+        return self.parsed.get(name, _NOTHING)
+
+
+# In the place of a policy that is missing or cannot be read: whatever it said, nothing more is allowed.
+_NOTHING = parse_policy(
+    '{"Version": "2012-10-17", "Statement": {"Effect": "Deny", "Action": "*", "Resource": "*"}}',
+    kind="identity",
+)
+
+
+def _parse(policy: NamedPolicy) -> Policy:
+    try:
+        return parse_policy(policy.text, kind="identity")
+    except PolicyError as error:
+        _log.error(
+            "a policy cannot be read and refuses everything", extra={"policy": policy.name, "why": error}
+        )
+        return _NOTHING
+
+
+def _joined(policies: list[Policy]) -> Policy:
+    """One policy that says what these say together."""
+    if len(policies) == 1:
+        return policies[0]
+    statements = tuple(statement for policy in policies for statement in policy.statements)
+    return Policy(statements, frozenset().union(*(policy.keys for policy in policies)))
 
 
 def _place(kind: type[Entry], name: str) -> str:

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import secrets
-import string
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from meshd.config import ConfigError
 from meshd.control.identities import Account, Key, User
+from meshd.control.keypairs import check_keys, new_access_key, new_secret_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,14 +51,6 @@ def root_credentials(data_dir: Path, env: Mapping[str, str]) -> RootCredentials:
     return _read(path) if path.exists() else _make(path)
 
 
-def check_keys(access_key: str, secret_key: str) -> None:
-    """Raise ValueError, which does not show the secret, unless the pair can sign requests."""
-    if not re.fullmatch(r"[\w.@=+-]{3,128}", access_key, re.ASCII):
-        raise ValueError("an access key has 3 to 128 letters, digits or _.@=+-")
-    if not re.fullmatch(r"[\x21-\x7e]{8,128}", secret_key):
-        raise ValueError("a secret key has 8 to 128 printable characters without spaces")
-
-
 def _from_environment(access_key: str, secret_key: str) -> RootCredentials:
     try:
         check_keys(access_key, secret_key)
@@ -82,9 +72,7 @@ def _read(path: Path) -> RootCredentials:
 
 
 def _make(path: Path) -> RootCredentials:
-    letters = string.ascii_uppercase + string.digits
-    access_key = "MESH" + "".join(secrets.choice(letters) for _ in range(16))
-    pair = RootCredentials(access_key, secrets.token_urlsafe(30), made=True)
+    pair = RootCredentials(new_access_key(), new_secret_key(), made=True)
     text = json.dumps({"access_key": pair.access_key, "secret_key": pair.secret_key}) + "\n"
     new = path.with_suffix(".new")
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

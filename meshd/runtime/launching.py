@@ -19,6 +19,7 @@ from meshd.config import ConfigError
 from meshd.control.earlier import bring_forward
 from meshd.control.embedded import EmbeddedControl
 from meshd.control.identities import IdentityTable
+from meshd.control.nodesecret import NodeSecret
 from meshd.errors import MeshdError, StartupError
 from meshd.kit.clock import SystemClock
 from meshd.runtime.board import Board
@@ -163,6 +164,7 @@ class _People:
         control.close()
 
     async def _store(self, control: ControlStore, now_ms: int) -> None:
+        await NodeSecret(control).ensure()
         await bring_forward(control, now_ms)
         accounts = (self._root, *self._users)
         await IdentityTable(control).replace(frozenset({"root", "file"}), accounts, now_ms)

@@ -13,6 +13,7 @@ from meshd.assembly.catalog import Catalog
 from meshd.control.buckets import BucketTable
 from meshd.control.embedded import EmbeddedControl
 from meshd.control.identities import IdentityTable
+from meshd.control.nodesecret import NodeSecret
 from meshd.kit.clock import SystemClock
 from meshd.service.access import Access
 from meshd.service.acls import AclService
@@ -20,13 +21,18 @@ from meshd.service.batches import BatchService
 from meshd.service.buckets import BucketService
 from meshd.service.datasets import DatasetService
 from meshd.service.gathers import GatherService
+from meshd.service.grants import PolicyAdmin
+from meshd.service.identities import IdentityAdmin
 from meshd.service.listings import ListingService
 from meshd.service.objects import ObjectService
 from meshd.service.settings import SettingService
+from meshd.service.temporary import Sessions
 from meshd.service.uploads import UploadService
 from meshd.store.store import Store
+from meshd.web.admin import AdminEndpoint
 from meshd.web.native import build_native
 from meshd.web.server import WebDeps
+from meshd.web.sessions import SessionEndpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,6 +74,7 @@ def web_deps(node: Node) -> WebDeps:
     acls = AclService(node.buckets, node.identities)
     return WebDeps(
         access=Access(node.identities, node.buckets),
+        sessions=Sessions(node.identities, NodeSecret(node.control), node.clock),
         buckets=BucketService(node.buckets, node.store, node.clock, node.settings.region),
         objects=objects,
         uploads=UploadService(node.store, objects),
@@ -77,6 +84,13 @@ def web_deps(node: Node) -> WebDeps:
         clock=node.clock,
         http=node.settings.http,
     )
+
+
+def admin_routes(node: Node, sessions: Sessions) -> list[NativeRoute]:
+    """The admin API, temporary credentials, whoami."""
+    identities = IdentityAdmin(node.identities, node.buckets, node.clock)
+    admin = AdminEndpoint(identities, PolicyAdmin(node.identities, node.clock), node.clock)
+    return [*admin.routes(), *SessionEndpoint(sessions, node.clock).routes()]
 
 
 def native_routes(node: Node, access: Access, frames: FrameSource) -> list[NativeRoute]:

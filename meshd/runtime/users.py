@@ -12,7 +12,8 @@ import yaml
 
 from meshd.config import ConfigError
 from meshd.control.identities import Account, Key, User
-from meshd.runtime.credentials import ROOT, check_keys
+from meshd.control.keypairs import check_keys
+from meshd.runtime.credentials import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

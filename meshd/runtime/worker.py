@@ -16,7 +16,7 @@ import uvloop
 from meshd.assembly.remote import RemoteAssembler
 from meshd.kit.tasks import Tasks
 from meshd.runtime.chores import process_chores, start_chores
-from meshd.runtime.node import native_routes, open_node, web_deps
+from meshd.runtime.node import admin_routes, native_routes, open_node, web_deps
 from meshd.runtime.steward import steward
 from meshd.telemetry import logs
 from meshd.web.draining import drain
@@ -52,6 +52,7 @@ async def _work(node: Node, index: int, doors: Doors, trouble: Callable[[], str]
     async with _frame_source(node, doors) as frames:
         start_chores(process_chores(node, reporter), chores)
         routes = [*ops_routes(trouble), *native_routes(node, deps.access, frames)]
+        routes += admin_routes(node, deps.sessions)
         await _serve(node.settings.http, deps, routes, doors.http[index], reporter)
         await chores.aclose()
 

@@ -6,10 +6,10 @@ is admitted only if the bucket exists.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from meshwire.policies import Question, decide
+from meshwire.policies import Question, decide, parse_policy
 from meshwire.s3.errors import S3Error
 from meshwire.s3.operations import CopyObject, CreateBucket, ListBuckets, UploadPartCopy
 
@@ -20,6 +20,23 @@ if TYPE_CHECKING:
     from meshd.control.identities import IdentityTable, Signer
     from meshwire.policies import Policy
     from meshwire.s3.operations import Operation
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What makes an identity temporary: the key it was made with, when it ends (seconds since 1970), its name
+    and its policies as text."""
+
+    parent: str
+    expires: int
+    name: str = ""
+    policies: tuple[str, ...] = ()
+
+
+EVERYTHING: Final = parse_policy(
+    '{"Version": "2012-10-17", "Statement": {"Effect": "Allow", "Action": "*", "Resource": "*"}}',
+    kind="identity",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +53,26 @@ class Identity:
     root: bool = False
     policies: tuple[Policy, ...] = ()
     bounds: tuple[Policy, ...] = ()
+    session: Session | None = None
 
     @classmethod
     def of(cls, signer: Signer) -> Identity:
-        user = signer.user
-        return cls(user.user_id, user.display_name, signer.key.access_key, user.root)
+        """The identity of a permanent key."""
+        user, key = signer.user, signer.key
+        full = cls(user.user_id, user.display_name, key.access_key, user.root, signer.policies)
+        return full.bound(signer.bounds)
+
+    def bound(self, bounds: tuple[Policy, ...]) -> Identity:
+        """This identity within more bounds. Root within bounds is no longer root, but may do whatever these
+        allow."""
+        if not bounds:
+            return self
+        policies = (*self.policies, EVERYTHING) if self.root else self.policies
+        return replace(self, root=False, policies=policies, bounds=self.bounds + bounds)
+
+    def during(self, session: Session, access_key: str, bounds: tuple[Policy, ...]) -> Identity:
+        """The identity of temporary credentials made with this one's key."""
+        return replace(self.bound(bounds), access_key=access_key, session=session)
 
 
 ANYONE: Final = Identity("", "anonymous", "")

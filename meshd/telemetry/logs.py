@@ -29,6 +29,8 @@ _SIGNATURES = re.compile(
     (?P<gap> ["']? \s* [=:] \s* ["']? )
     (?P<value> [^\s"'&,;<>]{4,} )"""
 )
+# Secret keys and session tokens that this node made.
+_MADE = re.compile(r"mss-[\w-]{40}|mesht1\.[\w-]{16,}")
 _MASK = "***"
 _MAX = 8192
 
@@ -41,8 +43,12 @@ class Scrubber:
         self._secrets: set[str] = set()
 
     def hide(self, secrets: Iterable[str]) -> None:
-        """Never show these again. Short ones are left alone: they would mask ordinary words."""
-        self._secrets.update(secret for secret in secrets if len(secret) >= 6)
+        """Never show these again. Short ones are left alone, for they would mask ordinary words, and those
+        that are masked by their shape."""
+        new = {secret for secret in secrets if len(secret) >= 6 and not _MADE.fullmatch(secret)}
+        if new <= self._secrets:
+            return
+        self._secrets |= new
         ordered = sorted(self._secrets, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
@@ -50,6 +56,7 @@ class Scrubber:
         """`text` with secrets masked, on one line, of bounded length."""
         if self._known is not None:
             text = self._known.sub(_MASK, text)
+        text = _MADE.sub(_MASK, text)
         text = _SIGNATURES.sub(rf"\g<name>\g<gap>{_MASK}", text)
         if len(text) > _MAX:
             text = text[:_MAX] + "…"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from meshd.service.access import ANYONE, Identity, RequestContext
+from meshd.service.access import ANYONE, RequestContext
 from meshwire.s3.errors import S3Error
 from meshwire.s3.parsing import RequestHead
 from meshwire.sigv2 import OldClaim, read_old_claim, verify_old
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from meshd.kit.clock import Clock
-    from meshd.service.access import Access
+    from meshd.service.access import Identity
+    from meshd.service.temporary import Sessions
     from meshwire.sigv4 import Claim, Verified
 
 
@@ -66,8 +67,8 @@ def request_context(request: web.BaseRequest, head: RequestHead, signer: Authent
 class Authenticator:
     """Verifies signatures; `sigv2` is whether presigned URLs of version 2 are taken. One per process."""
 
-    def __init__(self, access: Access, clock: Clock, *, sigv2: bool = True) -> None:
-        self._access, self._clock, self._sigv2 = access, clock, sigv2
+    def __init__(self, sessions: Sessions, clock: Clock, *, sigv2: bool = True) -> None:
+        self._sessions, self._clock, self._sigv2 = sessions, clock, sigv2
 
     def authenticate(self, head: RequestHead) -> Authenticated:
         """Who signed `head`. Raises S3Error for everything that is not a valid signature or no signature at
@@ -75,16 +76,12 @@ class Authenticator:
         claim = read_claim(head) or self._read_old(head)
         if claim is None:
             return ANONYMOUS
-        signer = self._access.signer(claim.access_key)
-        if claim.session_token is not None:
-            raise S3Error(
-                "InvalidToken", "This server issues no session tokens; sign with an access key alone."
-            )
+        identity, secret_key = self._sessions.find(claim.access_key, claim.session_token)
         now = self._clock.now_ms() // 1000
         if isinstance(claim, OldClaim):
-            verify_old(claim, head, signer.key.secret_key, now)
-            return Authenticated(Identity.of(signer), claim, None)
-        return Authenticated(Identity.of(signer), claim, verify(claim, head, signer.key.secret_key, now))
+            verify_old(claim, head, secret_key, now)
+            return Authenticated(identity, claim, None)
+        return Authenticated(identity, claim, verify(claim, head, secret_key, now))
 
     def _read_old(self, head: RequestHead) -> OldClaim | None:
         claim = read_old_claim(head) if head.raw_query else None

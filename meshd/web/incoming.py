@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from aiohttp.streams import StreamReader
     from aiohttp.web_protocol import RequestHandler
 
+    from meshd.web.authentication import Authenticated
+
 
 class MeshRequest(web.BaseRequest):
     """`truncated`: the client ended its side before the body was whole. `continued`: it was told `100
@@ -26,13 +28,15 @@ class MeshRequest(web.BaseRequest):
     `pressed`: answers should not be kept in memory for slow clients just now.
 
     `verified_body`: a small body that was read and compared with its signed digest before the handler was
-    called.
+    called. `signer`: who signed a native request, `request_id`: what its answer is called.
     """
 
-    ATTRS = web.BaseRequest.ATTRS | frozenset({"continued", "verified_body"})
+    ATTRS = web.BaseRequest.ATTRS | frozenset({"continued", "verified_body", "signer", "request_id"})
 
     continued: bool = False
     verified_body: bytes | None = None
+    signer: Authenticated | None = None
+    request_id: str = ""
 
     @property
     def truncated(self) -> bool:

@@ -39,13 +39,14 @@ if TYPE_CHECKING:
     from meshd.service.listings import ListingService
     from meshd.service.objects import ObjectService
     from meshd.service.settings import SettingService
+    from meshd.service.temporary import Sessions
     from meshd.service.uploads import UploadService
     from meshd.web.incoming import MeshRequest
 
 log = logging.getLogger(__name__)
 
-NativeHandler = Callable[[web.BaseRequest, Identity], Awaitable[web.StreamResponse]]
-OpenHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+NativeHandler = Callable[["MeshRequest", Identity], Awaitable[web.StreamResponse]]
+OpenHandler = Callable[["MeshRequest"], Awaitable[web.StreamResponse]]
 
 # One header or request line may hold a long key or token; together they are capped by max_header_bytes.
 _MAX_FIELD = 16 << 10
@@ -59,6 +60,7 @@ class WebDeps:
     """What the endpoints are made of; sizes and timeouts come with `http`."""
 
     access: Access
+    sessions: Sessions
     buckets: BucketService
     objects: ObjectService
     uploads: UploadService
@@ -96,7 +98,7 @@ def build_server(deps: WebDeps, native: Sequence[NativeRoute] = ()) -> MeshServe
     Stop with `server.pre_shutdown()` and `await server.shutdown(timeout)`, after the listening socket is
     closed.
     """
-    authenticator = Authenticator(deps.access, deps.clock, sigv2=deps.http.sigv2)
+    authenticator = Authenticator(deps.sessions, deps.clock, sigv2=deps.http.sigv2)
     dispatcher = Dispatcher(deps, authenticator, native)
     return MeshServer(
         dispatcher.handle,
@@ -135,6 +137,7 @@ class Dispatcher:
 
     async def _handle_native(self, request: MeshRequest, path: str) -> web.StreamResponse:
         trace = Trace(self._deps.clock.monotonic())
+        request.request_id = trace.request_id
         try:
             response = await self._call_native(request, path, trace)
         except S3Error as error:
@@ -165,7 +168,7 @@ class Dispatcher:
         """Who signed; the body is read and compared with its signed digest."""
         http = self._deps.http
         head = request_head(request, http.max_header_bytes)
-        signer = self._authenticator.authenticate(head)
+        request.signer = signer = self._authenticator.authenticate(head)
         if signer.identity is ANYONE:
             raise S3Error("AccessDenied", "Sign this request with AWS Signature Version 4 (service s3).")
         if request.body_exists:

@@ -10,14 +10,18 @@ import pytest
 from msgspec.structs import replace
 
 from meshd.control.earlier import bring_forward
-from meshd.control.identities import Account, IdentityTable, Key, User
+from meshd.control.identities import Account, IdentityTable, Key, NamedPolicy, User
+from meshd.control.keypairs import new_secret_key
 from meshd.control.memory import MemoryControl
 from meshd.kit.clock import ManualClock
+from meshd.telemetry import logs
+from meshwire.policies import Question, decide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from meshd.control.identities import Origin
+    from meshwire.policies import Policy
 
 BOTH: frozenset[Origin] = frozenset({"root", "file"})
 
@@ -157,3 +161,81 @@ def test_bringing_forward_again_after_an_interruption_changes_nothing(
         amend(table, User, "ann", policies=("readers",))
     assert table.users()["ann"].policies == ("readers",)
     assert table.users()["ann"].created_ms == 7
+
+
+READ = (
+    '{"Version": "2012-10-17", "Statement": {"Effect": "Allow", "Action": "s3:GetObject", "Resource": "*"}}'
+)
+WRITE = READ.replace("Get", "Put")
+
+
+def put_policy(table: IdentityTable, name: str, text: str) -> None:
+    run(table.change(NamedPolicy, name, lambda _: NamedPolicy(name=name, text=text)))
+
+
+def allowed(policies: tuple[Policy, ...]) -> set[str]:
+    """Which of two actions every policy allows."""
+    actions = ("s3:GetObject", "s3:PutObject")
+    return {
+        action
+        for action in actions
+        if all(decide((policy,), Question(action, "arn:aws:s3:::b/k")) == "allow" for policy in policies)
+    }
+
+
+def test_a_key_may_do_what_one_of_its_policies_allows(table: IdentityTable) -> None:
+    load(table, account("ann", "A1"))
+    put_policy(table, "read", READ)
+    put_policy(table, "write", WRITE)
+    amend(table, Key, "A1", policies=("read",))
+    amend(table, User, "ann", policies=("write", "read"))
+    signer = table.find("A1")
+    assert signer is not None
+    assert allowed(signer.bounds) == {"s3:GetObject"}
+    assert [allowed((policy,)) for policy in signer.policies] == [{"s3:PutObject"}, {"s3:GetObject"}]
+    amend(table, Key, "A1", policies=("read", "write"))
+    signer = table.find("A1")
+    assert signer is not None
+    assert allowed(signer.bounds) == {"s3:GetObject", "s3:PutObject"}
+
+
+@pytest.mark.parametrize("text", [None, "{}", "no json"])
+def test_a_policy_that_is_missing_or_unreadable_refuses_everything(
+    table: IdentityTable, text: str | None
+) -> None:
+    load(table, account("ann", "A1"))
+    put_policy(table, "read", READ)
+    if text is not None:
+        put_policy(table, "gone", text)
+    amend(table, Key, "A1", policies=("read", "gone"))
+    amend(table, User, "ann", policies=("read", "gone"))
+    signer = table.find("A1")
+    assert signer is not None
+    assert allowed(signer.bounds) == set()
+    assert decide(signer.policies, Question("s3:GetObject", "arn:aws:s3:::b/k")) == "deny"
+
+
+def test_a_changed_policy_counts_at_once_and_one_that_stays_is_not_read_again(table: IdentityTable) -> None:
+    load(table, account("ann", "A1"))
+    put_policy(table, "read", READ)
+    amend(table, Key, "A1", policies=("read",))
+    before = table.find("A1")
+    put_policy(table, "other", READ)
+    after = table.find("A1")
+    assert before is not None
+    assert after is not None
+    assert after.bounds[0] is before.bounds[0]
+    put_policy(table, "read", WRITE)
+    changed = table.find("A1")
+    assert changed is not None
+    assert allowed(changed.bounds) == {"s3:PutObject"}
+
+
+def test_secrets_of_keys_are_hidden_from_logs_as_soon_as_they_are_known(
+    table: IdentityTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "scrubber", logs.Scrubber())
+    load(table, account("ann", "A1", secret="chosen-by-ann"))
+    assert table.find("A1") is not None
+    made = new_secret_key()
+    assert logs.scrubber.clean(f"chosen-by-ann {made} mesht1.{'x' * 40}") == "*** *** ***"

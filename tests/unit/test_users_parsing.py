@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from meshd.config import ConfigError
-from meshd.runtime.credentials import RootCredentials, check_keys
+from meshd.control.keypairs import check_keys
+from meshd.runtime.credentials import RootCredentials
 from meshd.runtime.users import parse_users
 
 GOOD = b"""

@@ -1,0 +1,218 @@
+"""Temporary credentials: never more and never longer than what they were made with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from meshd.control.identities import IdentityTable, Key, NamedPolicy, User
+from meshd.control.memory import MemoryControl
+from meshd.control.nodesecret import NodeSecret
+from meshd.kit.clock import ManualClock
+from meshd.service.adminerrors import AdminError
+from meshd.service.temporary import SessionRequest, Sessions
+from meshwire.policies import Question, decide
+from meshwire.s3.errors import S3Error
+
+if TYPE_CHECKING:
+    from meshd.service.temporary import SessionDocument
+
+
+def document(action: str, resource: str) -> str:
+    statement = {"Effect": "Allow", "Action": action, "Resource": resource}
+    return json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+
+
+READ_A = document("s3:GetObject", "arn:aws:s3:::b/a/*")
+READ_ALL = document("s3:GetObject", "*")
+
+
+@dataclass
+class Node:
+    table: IdentityTable
+    sessions: Sessions
+    clock: ManualClock
+
+    def change(self, kind: type[Any], name: str, **changes: Any) -> None:
+        asyncio.run(self.table.change(kind, name, lambda old: replace(old, **changes) if old else None))
+
+    def remove(self, kind: type[Any], name: str) -> None:
+        asyncio.run(self.table.change(kind, name, lambda _: None))
+
+    def make(self, access_key: str, token: str | None = None, **fields: Any) -> SessionDocument:
+        wanted = msgspec.json.decode(json.dumps(fields), type=SessionRequest)
+        return self.sessions.make(self.sessions.find(access_key, token).identity, wanted)
+
+    def refusal(self, access_key: str, token: str | None) -> str:
+        try:
+            self.sessions.find(access_key, token)
+        except S3Error as error:
+            return error.code
+        return ""
+
+    def may(self, made: SessionDocument, action: str, resource: str) -> bool:
+        """Whether every bound allows it."""
+        identity = self.sessions.find(made.access_key_id, made.session_token).identity
+        question = Question(action, resource, identity.user_id)
+        return all(decide((bound,), question) == "allow" for bound in identity.bounds)
+
+
+@pytest.fixture
+def node() -> Node:
+    clock = ManualClock()
+    control = MemoryControl(clock)
+    table, secret = IdentityTable(control), NodeSecret(control)
+    entries: list[Any] = [
+        User(user_id="ann", display_name="Ann"),
+        Key(access_key="A1", user_id="ann", secret_key="secret-of-a1"),
+        Key(access_key="A2", user_id="ann", secret_key="secret-of-a2"),
+        User(user_id="root", display_name="root", root=True, origin="root"),
+        Key(access_key="AKROOT", user_id="root", secret_key="secret-of-root", origin="root"),
+        NamedPolicy(name="read-a", text=READ_A),
+    ]
+
+    async def fill() -> None:
+        await secret.ensure()
+        for entry in entries:
+            name = next(
+                getattr(entry, field) for field in ("access_key", "user_id", "name") if hasattr(entry, field)
+            )
+            await table.change(type(entry), name, lambda _, entry=entry: entry)  # type: ignore[misc]
+
+    asyncio.run(fill())
+    return Node(table, Sessions(table, secret, clock), clock)
+
+
+def test_they_stand_for_the_user_until_they_end(node: Node) -> None:
+    made = node.make("A1", duration_seconds=900, name="pod-7")
+    known = node.sessions.find(made.access_key_id, made.session_token)
+    assert known.secret_key == made.secret_access_key
+    assert (known.identity.user_id, known.identity.access_key) == ("ann", made.access_key_id)
+    assert known.identity.session is not None
+    assert (known.identity.session.name, known.identity.session.parent) == ("pod-7", "A1")
+    node.clock.advance(899)
+    assert node.refusal(made.access_key_id, made.session_token) == ""
+    node.clock.advance(1)
+    assert node.refusal(made.access_key_id, made.session_token) == "ExpiredToken"
+
+
+def test_the_answer_is_what_botocore_expects_of_a_process(node: Node) -> None:
+    made = json.loads(msgspec.json.encode(node.make("A1")))
+    assert set(made) == {"Version", "AccessKeyId", "SecretAccessKey", "SessionToken", "Expiration"}
+    assert made["Version"] == 1
+    assert made["Expiration"] == "2023-11-14T23:13:20Z"
+
+
+def test_a_token_goes_with_its_own_key_only(node: Node) -> None:
+    first, second = node.make("A1"), node.make("A1")
+    assert first.access_key_id != second.access_key_id
+    assert first.secret_access_key != second.secret_access_key
+    for access_key in (second.access_key_id, "A1", "AKROOT", ""):
+        assert node.refusal(access_key, first.session_token) == "InvalidToken"
+    assert node.refusal(first.access_key_id, None) == "InvalidAccessKeyId"
+    assert node.refusal(first.access_key_id, "") == "InvalidToken"
+
+
+def test_they_end_with_their_key_and_their_user(node: Node) -> None:
+    made = node.make("A1")
+    node.change(Key, "A1", enabled=False)
+    assert node.refusal(made.access_key_id, made.session_token) == "InvalidToken"
+    node.change(Key, "A1", enabled=True)
+    assert node.refusal(made.access_key_id, made.session_token) == ""
+    node.change(Key, "A1", secret_key="another-secret")  # a new key under the old name
+    assert node.refusal(made.access_key_id, made.session_token) == "InvalidToken"
+    other = node.make("A2")
+    node.remove(User, "ann")
+    assert node.refusal(other.access_key_id, other.session_token) == "InvalidToken"
+
+
+def test_a_key_given_to_another_user_takes_its_sessions_with_it_to_nobody(node: Node) -> None:
+    made = node.make("A1")
+    node.change(Key, "A1", user_id="root")
+    assert node.refusal(made.access_key_id, made.session_token) == "InvalidToken"
+
+
+def test_a_policy_narrows(node: Node) -> None:
+    made = node.make("A1", policy=json.loads(READ_A))
+    assert node.may(made, "s3:GetObject", "arn:aws:s3:::b/a/1")
+    assert not node.may(made, "s3:GetObject", "arn:aws:s3:::b/c")
+    assert not node.may(made, "s3:PutObject", "arn:aws:s3:::b/a/1")
+    assert node.may(node.make("A1", policy=READ_A), "s3:GetObject", "arn:aws:s3:::b/a/1")  # as text, too
+
+
+def test_the_bounds_of_the_key_hold_on_and_are_those_of_now(node: Node) -> None:
+    made = node.make("A1", policy=json.loads(READ_ALL))
+    assert node.may(made, "s3:GetObject", "arn:aws:s3:::b/c")
+    node.change(Key, "A1", policies=("read-a",))
+    assert node.may(made, "s3:GetObject", "arn:aws:s3:::b/a/1")
+    assert not node.may(made, "s3:GetObject", "arn:aws:s3:::b/c")
+    node.remove(NamedPolicy, "read-a")
+    assert not node.may(made, "s3:GetObject", "arn:aws:s3:::b/a/1")
+
+
+def test_temporary_ones_make_no_wider_and_no_longer_ones(node: Node) -> None:
+    first = node.make("A1", policy=json.loads(READ_A), duration_seconds=1000)
+    node.clock.advance(600)
+    second = node.make(first.access_key_id, first.session_token, policy=json.loads(READ_ALL))
+    assert second.expiration == first.expiration
+    assert node.may(second, "s3:GetObject", "arn:aws:s3:::b/a/1")
+    assert not node.may(second, "s3:GetObject", "arn:aws:s3:::b/c")
+    third = node.make(second.access_key_id, second.session_token)
+    assert not node.may(third, "s3:GetObject", "arn:aws:s3:::b/c")
+    node.clock.advance(400)
+    for made in (first, second, third):
+        assert node.refusal(made.access_key_id, made.session_token) == "ExpiredToken"
+
+
+def test_root_within_a_policy_is_root_no_more(node: Node) -> None:
+    free = node.make("AKROOT")
+    assert node.sessions.find(free.access_key_id, free.session_token).identity.root
+    bound = node.make("AKROOT", policy=json.loads(READ_A))
+    identity = node.sessions.find(bound.access_key_id, bound.session_token).identity
+    assert not identity.root
+    assert decide(identity.policies, Question("s3:GetObject", "arn:aws:s3:::b/a/1")) == "allow"
+    assert not node.may(bound, "s3:GetObject", "arn:aws:s3:::b/c")
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "complaint"),
+    [
+        ({"duration_seconds": 899}, "BadRequest", "from 900"),
+        ({"duration_seconds": 36 * 3600 + 1}, "BadRequest", "to 129600"),
+        ({"duration_seconds": -1}, "BadRequest", "duration_seconds"),
+        ({"name": "a b"}, "BadRequest", "name has"),
+        ({"name": "x" * 65}, "BadRequest", "name has"),
+        ({"policy": {}}, "InvalidPolicy", "Statement"),
+        ({"policy": "no json"}, "InvalidPolicy", "JSON"),
+        ({"policy": ""}, "InvalidPolicy", "JSON"),
+        ({"policy": 7}, "InvalidPolicy", "object"),
+        ({"policy": "x" * 5000}, "InvalidPolicy", "4,096 are allowed"),
+    ],
+)
+def test_refusals(node: Node, fields: dict[str, Any], code: str, complaint: str) -> None:
+    with pytest.raises(AdminError, match=complaint) as refusal:
+        node.make("A1", **fields)
+    assert refusal.value.code == code
+
+
+def test_a_chain_of_policies_ends_where_headers_end(node: Node) -> None:
+    long = document("s3:GetObject", "arn:aws:s3:::b/" + "x" * 3900)
+    made = node.make("A1", policy=long)
+    made = node.make(made.access_key_id, made.session_token, policy=long)
+    with pytest.raises(AdminError, match="12,000 are allowed") as refusal:
+        node.make(made.access_key_id, made.session_token, policy=long)
+    assert refusal.value.code == "InvalidPolicy"
+
+
+def test_no_secret_in_any_repr(node: Node) -> None:
+    made = node.make("A1")
+    known = node.sessions.find(made.access_key_id, made.session_token)
+    shown = repr((made, known, known.identity, node.sessions))
+    assert made.secret_access_key not in shown
+    assert made.session_token not in shown
