@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test check bench format clean
+.PHONY: help demo test check compat bench format clean
 help:            ## what each verb does
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -28,6 +28,9 @@ check: $(STAMP)  ## lint, types, architecture
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
+compat: $(STAMP) ## fifteen unmodified S3 clients over HTTP and TLS, a matrix; writes docs/compatibility.md
+	@$(BIN)/python -m tests.compat
+
 bench: $(STAMP)  ## side by side with SeaweedFS, nginx and the peer loaders; writes docs/benchmarks.md
 	@$(BIN)/python -m pip install --quiet --group bench
 	@$(BIN)/python -m bench
@@ -37,4 +40,4 @@ format: $(STAMP) ## apply the formatter
 	@$(BIN)/ruff check --fix .
 
 clean:           ## remove environments and scratch data
-	rm -rf $(VENV) .demo .bench
+	rm -rf $(VENV) .venv-compat .demo .bench

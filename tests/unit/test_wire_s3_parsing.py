@@ -79,9 +79,7 @@ def test_operations(method: str, target: str, operation: ops.Operation) -> None:
 @pytest.mark.parametrize(
     ("method", "target", "code"),
     [
-        ("PUT", "/photos?policyStatus", "MethodNotAllowed"),
-        ("DELETE", "/photos?acl", "MethodNotAllowed"),
-        ("DELETE", "/photos/k?acl", "MethodNotAllowed"),
+        ("PUT", "/photos?policy", "NotImplemented"),
         ("GET", "/photos?versions&version-id-marker=v", "InvalidArgument"),
         ("GET", "/photos?versions&key-marker=k&version-id-marker=%C3%A9", "InvalidArgument"),
         ("PUT", "/photos?versions", "MethodNotAllowed"),
@@ -95,6 +93,7 @@ def test_operations(method: str, target: str, operation: ops.Operation) -> None:
         ("PUT", "/photos?tomorrow", "NotImplemented"),
         ("PUT", "/photos?tomorrow=1", "NotImplemented"),
         ("GET", "/photos?tomorrow", "NotImplemented"),
+        ("PUT", "/photos/k?acl", "NotImplemented"),
         ("GET", "/photos/k?attributes", "InvalidArgument"),
         ("PUT", "/photos/k?versionId=null", "InvalidArgument"),
         ("POST", "/photos/k?restore", "NotImplemented"),

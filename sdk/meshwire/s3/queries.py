@@ -24,11 +24,7 @@ MAX_VERSION = 1024
 
 _LISTING = frozenset({"prefix", "delimiter", "encoding-type"})
 # What can be set on a bucket, and what S3 can set and this server cannot: that is told truthfully.
-SETTINGS = frozenset({"acl", "cors", "lifecycle", "ownershipControls", "policy", "policyStatus"}) | {
-    "publicAccessBlock",
-    "tagging",
-    "versioning",
-}
+SETTINGS = frozenset({"acl", "cors", "ownershipControls", "publicAccessBlock", "versioning"})
 _NEVER_SET = frozenset(
     {
         "accelerate",
@@ -60,13 +56,12 @@ _PARAMETERS: Mapping[tuple[str, str], frozenset[str]] = MappingProxyType(
                 "part-number-marker",
                 "partNumber",
                 "versionId",
-                "acl",
                 "attributes",
                 "tagging",
             }
         ),
         ("object", "HEAD"): frozenset({"partNumber", "versionId"}),
-        ("object", "PUT"): frozenset({"acl", "uploadId", "partNumber", "tagging", "versionId"}),
+        ("object", "PUT"): frozenset({"uploadId", "partNumber", "tagging", "versionId"}),
         ("object", "POST"): frozenset({"uploads", "uploadId"}),
         ("object", "DELETE"): frozenset({"uploadId", "versionId", "tagging"}),
     }
@@ -80,12 +75,14 @@ _UNBUILT = frozenset(
     [
         "abac",
         "accelerate",
+        "acl",
         "analytics",
         "append",
         "encryption",
         "intelligent-tiering",
         "inventory",
         "legal-hold",
+        "lifecycle",
         "logging",
         "metadataConfiguration",
         "metadataInventoryTable",
@@ -94,6 +91,8 @@ _UNBUILT = frozenset(
         "metrics",
         "notification",
         "object-lock",
+        "policy",
+        "policyStatus",
         "renameObject",
         "replication",
         "requestPayment",

@@ -217,13 +217,12 @@ class ObjectTagged:
 
 @dataclass(frozen=True, slots=True)
 class ObjectAcl:
-    """Answer to GetObjectAcl; `names` are the display names of user ids."""
+    """Answer to GetObjectAcl."""
 
     owner: Owner
     acl: Acl
     bucket_owner: Owner
     version: str = ""
-    names: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

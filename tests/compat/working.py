@@ -1,0 +1,147 @@
+"""Where clients work: their environments, the server's side, and one job run to its end.
+
+Law: the only place that knows how a driver is started. Invariant: nothing of the developer's AWS settings
+reaches a client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import shutil
+import sys
+import traceback
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from tests.compat.clients import DEV
+from tests.compat.jobs import JOBS, MANY, Work
+from tests.compat.talking import DRIVERS, CannotError, ClientFailedError, Conversation
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Iterator
+
+    from meshd.testing.daemons import Daemon
+    from tests.compat.clients import Client
+
+ROOT = Path(__file__).resolve().parents[2]
+HOMES_AT = ROOT / ".venv-compat"
+REGION = "us-east-1"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`verdict`: "ok", "cannot" (no such call) or "failed"; `why` for those two, else a note."""
+
+    verdict: str
+    why: str = ""
+
+
+def command(client: Client) -> list[str]:
+    """How the client's driver is started."""
+    driver = str(DRIVERS / client.driver)
+    if client.driver.endswith(".mjs"):
+        return [node(), driver]
+    python = sys.executable if client.home == DEV else str(HOMES_AT / client.home / "bin" / "python")
+    return [python, "-W", "ignore", driver]
+
+
+def node() -> str:
+    """Node.js of this machine, or the one `make compat` installed."""
+    return shutil.which("node") or str(HOMES_AT / "node" / "bin" / "node")
+
+
+@contextlib.contextmanager
+def conversation(client: Client, daemon: Daemon, scratch: Path, ca: str = "") -> Iterator[Conversation]:
+    """The client's driver, running, in an empty folder of its own."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(scratch),
+        "LANG": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "COMPAT_NODE_HOME": str(HOMES_AT / "node"),
+    }
+    if ca:
+        # The names under which programs look for certificate authorities; each takes the one it knows.
+        environment |= dict.fromkeys(("SSL_CERT_FILE", "AWS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"), ca)
+    where = {
+        "url": daemon.endpoint,
+        "access_key": daemon.access_key,
+        "secret_key": daemon.secret_key,
+        "region": REGION,
+        "ca": ca,
+        "scratch": str(scratch),
+    }
+    with Conversation(command(client), where, environment, scratch.parent / f"{scratch.name}.log") as talk:
+        yield talk
+
+
+def run_job(
+    name: str, talk: Conversation, s3: Any, many: str, folder: Path, trust: ssl.SSLContext | None = None
+) -> Outcome:
+    """One job in a bucket of its own. What the client cannot do is an outcome; a wrong byte is an
+    AssertionError."""
+    bucket = f"compat-{uuid.uuid4().hex[:16]}"
+    s3.create_bucket(Bucket=bucket)
+    folder.mkdir(parents=True, exist_ok=True)
+    work = Work(talk, bucket, s3, many, folder, trust)
+    try:
+        JOBS[name](work)
+    except CannotError as error:
+        return Outcome("cannot", str(error))
+    finally:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(folder)
+    return Outcome("ok", "; ".join(work.notes))
+
+
+def judged(
+    name: str, talk: Conversation, s3: Any, many: str, folder: Path, trust: ssl.SSLContext | None = None
+) -> Outcome:
+    """`run_job`, with a failure as an outcome, too."""
+    try:
+        return run_job(name, talk, s3, many, folder, trust)
+    except (AssertionError, ClientFailedError, OSError) as error:
+        return Outcome("failed", f"{error or type(error).__name__} ({_line(error)})")
+    except Exception as error:
+        return Outcome("failed", f"{type(error).__name__}: {error} ({_line(error)})")
+
+
+def _line(error: BaseException) -> str:
+    """The line of the job that failed."""
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith("jobs.py")
+    ]
+    return f"jobs.py:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
+
+
+def fill(daemon: Daemon, s3: Any) -> str:
+    """A bucket of MANY small objects; its name. Signed URLs over a few connections: an SDK is slower."""
+    bucket = f"compat-many-{uuid.uuid4().hex[:8]}"
+    s3.create_bucket(Bucket=bucket)
+    names = [f"many/{number:05}" for number in range(MANY)]
+    where = urlsplit(daemon.endpoint)
+
+    def put(some: list[str]) -> None:
+        connection = http.client.HTTPConnection(str(where.hostname), where.port, timeout=60)
+        with contextlib.closing(connection):
+            for name in some:
+                url = urlsplit(
+                    s3.generate_presigned_url("put_object", Params={"Bucket": bucket, "Key": name})
+                )
+                connection.request("PUT", f"{url.path}?{url.query}", b"x")
+                answer = connection.getresponse()
+                answer.read()
+                assert answer.status == 200, answer.status
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(put, [names[start::8] for start in range(8)]))
+    return bucket
