@@ -62,9 +62,13 @@ class HttpSettings:
     """The S3 and native endpoint. Times in seconds, sizes in bytes."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. Loopback by default: the daemon speaks plain HTTP."""
+    """Address to listen on. Loopback by default: without `tls_cert` the daemon speaks plain HTTP."""
     port: int = 9000
     """TCP port; 0 takes a free one and says which in the ready line."""
+    tls_cert: Path | None = None
+    """PEM file: the server's certificate, then those that vouch for it. With it the endpoint is https."""
+    tls_key: Path | None = None
+    """PEM file: its private key, without a password. Both files are read again when they change."""
     max_header_bytes: int = 64 << 10
     """Request line and headers together; S3 itself allows about 8 KiB of headers."""
     max_xml_bytes: int = 2 << 20
@@ -246,6 +250,8 @@ OPTIONS: Mapping[str, Option] = {
         Option("segment-size", _at_least(1 << 20), lambda: 256 << 20),
         Option("index-map", _at_least(16 << 20), lambda: 64 << 30),
         Option("listen", parse_listen, lambda: ("127.0.0.1", 9000)),
+        Option("tls-cert", _path, lambda: None),
+        Option("tls-key", _path, lambda: None),
         Option("body-timeout", _seconds, lambda: 120.0),
         Option("idle-timeout", _seconds, lambda: 75.0),
         Option("head-timeout", _seconds, lambda: 20.0),
@@ -329,6 +335,9 @@ def _assemble(values: Mapping[str, object]) -> NodeSettings:
     value = cast("Mapping[str, Any]", values)
     if value["data-dir"] is None:
         raise ConfigError("data-dir is required: say where the node keeps its data, as in --data-dir ./data")
+    if (value["tls-cert"] is None) != (value["tls-key"] is None):
+        given, missing = ("tls-key", "tls-cert") if value["tls-cert"] is None else ("tls-cert", "tls-key")
+        raise ConfigError(f"{given} needs {missing}: give the certificate and its private key, or neither")
     host, port = value["listen"]
     data_dir: Path = value["data-dir"]
     store = StoreSettings(
@@ -343,6 +352,8 @@ def _assemble(values: Mapping[str, object]) -> NodeSettings:
     http = HttpSettings(
         host=host,
         port=port,
+        tls_cert=value["tls-cert"],
+        tls_key=value["tls-key"],
         body_timeout=value["body-timeout"],
         idle_timeout=value["idle-timeout"],
         head_timeout=value["head-timeout"],

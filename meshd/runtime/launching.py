@@ -71,9 +71,7 @@ def launch(settings: NodeSettings, env: Mapping[str, str], say: Callable[[str], 
 
 
 def _supervise(settings: NodeSettings, doors: Doors, people: _People, say: Callable[[str], None]) -> None:
-    ready = (
-        f"meshd ready endpoint={endpoint(doors.http)} node={settings.node_id} data={settings.store.data_dir}"
-    )
+    ready = f"meshd ready endpoint={endpoint(doors)} node={settings.node_id} data={settings.store.data_dir}"
     board = Board(_names(settings))
     supervisor = Supervisor(
         _specs(settings, doors, board),

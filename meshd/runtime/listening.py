@@ -11,21 +11,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from meshd.config import ConfigError
+from meshd.kit.clock import SystemClock
 from meshd.net.unixmessages import listen
+from meshd.web.tls import Tls, TlsFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from meshd.config import HttpSettings, NodeSettings
 
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """Every listening socket of a node."""
+    """Every listening socket of a node, and what is spoken on those of HTTP."""
 
     http: tuple[socket.socket, ...]
     steward: socket.socket
     transforms: tuple[socket.socket, ...]
+    tls: Tls | None = None
 
     def fds(self) -> list[int]:
         """Descriptors of those still open here."""
@@ -44,14 +45,23 @@ class Doors:
 
 
 def open_doors(settings: NodeSettings) -> Doors:
-    """Bind everything. Raises ConfigError when the address is taken or not this machine's."""
+    """Bind everything. Raises ConfigError when the address is taken or not this machine's, or when the TLS
+    pair cannot be used."""
+    tls = _tls(settings.http)
     return Doors(
         http=bind_http(settings.http, settings.workers),
         steward=listen(settings.steward_socket),
         transforms=tuple(
             listen(settings.transform_socket(index)) for index in range(settings.transform.processes)
         ),
+        tls=tls,
     )
+
+
+def _tls(http: HttpSettings) -> Tls | None:
+    if http.tls_cert is None or http.tls_key is None:
+        return None
+    return Tls(TlsFiles(http.tls_cert, http.tls_key), SystemClock())
 
 
 def bind_http(http: HttpSettings, count: int) -> tuple[socket.socket, ...]:
@@ -71,11 +81,12 @@ def bind_http(http: HttpSettings, count: int) -> tuple[socket.socket, ...]:
     return tuple(sockets)
 
 
-def endpoint(sockets: Sequence[socket.socket]) -> str:
+def endpoint(doors: Doors) -> str:
     """The URL under which a client on this machine reaches the port."""
-    host, port = sockets[0].getsockname()[:2]
+    scheme = "http" if doors.tls is None else "https"
+    host, port = doors.http[0].getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:

@@ -15,24 +15,25 @@ import uvloop
 
 from meshd.assembly.remote import RemoteAssembler
 from meshd.kit.tasks import Tasks
-from meshd.runtime.chores import process_chores, start_chores
+from meshd.runtime.chores import Chore, process_chores, start_chores
 from meshd.runtime.node import admin_routes, native_routes, open_node, web_deps
 from meshd.runtime.steward import steward
 from meshd.telemetry import logs
 from meshd.web.draining import drain
 from meshd.web.ops import ops_routes
 from meshd.web.server import build_server
+from meshd.web.tls import listening_options
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import AsyncIterator, Callable
 
     from meshd.assembly.addressing import FrameSource
-    from meshd.config import HttpSettings, NodeSettings
+    from meshd.config import NodeSettings
     from meshd.runtime.children import Reporter
     from meshd.runtime.listening import Doors
     from meshd.runtime.node import Node
     from meshd.web.server import NativeRoute, WebDeps
+    from meshd.web.tls import Tls
 
 
 def run_worker(
@@ -53,7 +54,9 @@ async def _work(node: Node, index: int, doors: Doors, trouble: Callable[[], str]
         start_chores(process_chores(node, reporter), chores)
         routes = [*ops_routes(trouble), *native_routes(node, deps.access, frames)]
         routes += admin_routes(node, deps.sessions)
-        await _serve(node.settings.http, deps, routes, doors.http[index], reporter)
+        if doors.tls is not None:
+            start_chores([_tls_chore(doors.tls)], chores)
+        await _serve(deps, routes, doors, index, reporter)
         await chores.aclose()
 
 
@@ -70,13 +73,19 @@ async def _frame_source(node: Node, doors: Doors) -> AsyncIterator[FrameSource]:
         await remote.aclose()
 
 
+def _tls_chore(tls: Tls) -> Chore:
+    return Chore("tls", 1.0, lambda: asyncio.to_thread(tls.refresh))
+
+
 async def _serve(
-    http: HttpSettings, deps: WebDeps, routes: list[NativeRoute], sock: socket.socket, reporter: Reporter
+    deps: WebDeps, routes: list[NativeRoute], doors: Doors, index: int, reporter: Reporter
 ) -> None:
+    http = deps.http
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     server = build_server(deps, routes)
-    listener = await loop.create_server(server, sock=sock, backlog=http.backlog)
+    options = listening_options(doors.tls, http.head_timeout)
+    listener = await loop.create_server(server, sock=doors.http[index], backlog=http.backlog, **options)
     reporter.ready()
     await stop.wait()
     listener.close()

@@ -14,6 +14,7 @@ import secrets
 import select
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,8 @@ from meshwire.sigv4 import Credential, sign
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
+
+    from meshd.testing.certificates import Authority
 
 _READY = re.compile(r"^meshd ready endpoint=(\S+)", re.MULTILINE)
 _clock = SystemClock()
@@ -51,7 +54,8 @@ class Daemon:
     """`with Daemon.start() as daemon: daemon.client().create_bucket(Bucket="b")`.
 
     Without `data_dir`, a temporary one is used and removed at the end. `args` are more flags of `meshd serve`
-    (a later one wins), `env` more environment. Root keys are `access_key` and `secret_key`.
+    (a later one wins), `env` more environment. Root keys are `access_key` and `secret_key`. With `tls` it
+    speaks https with a certificate of an `authority` of its own, which its clients here trust.
     """
 
     def __init__(
@@ -60,12 +64,16 @@ class Daemon:
         args: Sequence[str],
         env: Mapping[str, str],
         workers: int,
+        *,
+        tls: bool = False,
     ) -> None:
         self._scratch = Path(tempfile.mkdtemp(prefix="meshd-"))
         self.data_dir = Path(data_dir) if data_dir is not None else self._scratch / "data"
         self.args, self.env, self.workers = tuple(args), dict(env), workers
         self.access_key = self.env.setdefault("MESHD_ROOT_ACCESS_KEY", "MESHROOT" + secrets.token_hex(4))
         self.secret_key = self.env.setdefault("MESHD_ROOT_SECRET_KEY", secrets.token_urlsafe(24))
+        self.authority = _authority(self._scratch / "tls") if tls else None
+        self.pair = self.authority.issue() if self.authority else None
         self.endpoint = ""
         self._stdout = ""
         self._process: subprocess.Popen[bytes] | None = None
@@ -82,9 +90,10 @@ class Daemon:
         env: Mapping[str, str] | None = None,
         workers: int = 1,
         timeout: float = 60.0,
+        tls: bool = False,
     ) -> Self:
         """Start one and wait until it is ready. Raises DaemonFailedError with its output."""
-        daemon = cls(data_dir, args, env or {}, workers)
+        daemon = cls(data_dir, args, env or {}, workers, tls=tls)
         try:
             daemon.up(timeout)
         except BaseException:
@@ -96,9 +105,12 @@ class Daemon:
 
     def up(self, timeout: float = 60.0) -> None:
         """Start the process (again); a restart keeps the port."""
-        listen = self.endpoint.removeprefix("http://") or "127.0.0.1:0"
+        listen = urlsplit(self.endpoint).netloc or "127.0.0.1:0"
         command = [sys.executable, "-m", "meshd", "serve", "--data-dir", str(self.data_dir)]
-        command += ["--listen", listen, "--workers", str(self.workers), "--transforms", "1", *self.args]
+        command += ["--listen", listen, "--workers", str(self.workers), "--transforms", "1"]
+        if self.pair is not None:
+            command += ["--tls-cert", str(self.pair.cert), "--tls-key", str(self.pair.key)]
+        command += self.args
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("MESHD_")}
         with self.stderr_path.open("ab") as stderr:
             self._process = subprocess.Popen(
@@ -188,6 +200,11 @@ class Daemon:
 
     # talking to it
 
+    @property
+    def ca_cert(self) -> str:
+        """Path of what its clients must trust; empty without TLS."""
+        return str(self.authority.cert) if self.authority else ""
+
     def client(self, **changes: Any) -> Any:
         """A boto3 S3 client with the root keys; `changes` go to `boto3.client` (config, say)."""
         import boto3
@@ -206,8 +223,17 @@ class Daemon:
             "aws_secret_access_key": self.secret_key,
             "region_name": "us-east-1",
             "config": config,
+            "verify": self.ca_cert or None,
         }
         return boto3.session.Session().client("s3", **(options | changes))
+
+    def connect(self) -> http.client.HTTPConnection:
+        """A connection to it, not yet open."""
+        where = urlsplit(self.endpoint)
+        if where.scheme == "http":
+            return http.client.HTTPConnection(str(where.hostname), where.port, timeout=60)
+        context = ssl.create_default_context(cafile=self.ca_cert)
+        return http.client.HTTPSConnection(str(where.hostname), where.port, timeout=60, context=context)
 
     def request(self, method: str, target: str, body: bytes = b"") -> Answer:
         """One request signed with the root keys, over a connection of its own. `target` is path and query."""
@@ -222,7 +248,7 @@ class Daemon:
             timestamp=_clock.now_ms() // 1000,
             payload_hash=digest,
         )
-        connection = http.client.HTTPConnection(str(where.hostname), where.port, timeout=60)
+        connection = self.connect()
         with contextlib.closing(connection):
             connection.request(method, target, body, headers)
             answer = connection.getresponse()
@@ -263,3 +289,9 @@ class Daemon:
                 pass
             self._process.stdout.close()
         self._process = None
+
+
+def _authority(folder: Path) -> Authority:
+    from meshd.testing.certificates import Authority  # only tests with TLS need the cryptography package
+
+    return Authority(folder)

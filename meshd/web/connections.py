@@ -8,13 +8,14 @@ which name its version, never go out.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import BadStatusLine, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
 from meshd.telemetry import metrics
+from meshd.web.encrypting import is_encrypted
 from meshd.web.replies import Reply, head_bytes, new_request_id
 from meshwire.s3.errors import S3Error
 from meshwire.s3.rendering import render_error
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_ENCRYPTED_BACKLOG = 128 << 10  # bytes kept for a slow client before they are encrypted
 _TOO_LARGE = 431  # RFC 6585 §5; S3's own table has 400 for the code
 
 
@@ -37,6 +39,7 @@ class Connection(RequestHandler):
     handler."""
 
     __slots__ = (
+        "_encrypted",
         "_guard",
         "_half_closed",
         "_latest_body",
@@ -50,6 +53,7 @@ class Connection(RequestHandler):
     def __init__(self, guard: Guard, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._guard = guard
+        self._encrypted = False
         self.touched = 0.0
         """When the client last sent something, on the loop's clock."""
         self.head_since = 0.0
@@ -64,6 +68,9 @@ class Connection(RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         metrics.http_connections.inc()
+        if is_encrypted(transport):
+            self._encrypted = True
+            cast("asyncio.Transport", transport).set_write_buffer_limits(high=_ENCRYPTED_BACKLOG)
         self.touched = self._loop.time()
         if not self._guard.entered(self):
             self._say("ServiceUnavailable", "This node has too many connections; try again later.")
@@ -142,7 +149,10 @@ class Connection(RequestHandler):
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # asyncio takes a bool
         """A client that ends its side still gets its answers: IncompleteBody if it ended in the middle of a
-        body. For that the other side stays open until they are written (`settle` closes it)."""
+        body. For that the other side stays open until they are written (`settle` closes it). Over TLS, where
+        there is no half of a connection, it is gone."""
+        if self._encrypted:
+            return None
         body, idle = self._latest_body, self._waiter is not None and not self._waiter.done()
         if body is None or (idle and not self._messages):
             return None

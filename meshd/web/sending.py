@@ -12,6 +12,7 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from meshd.web.encrypting import is_encrypted, write_spans
 from meshd.web.replies import connection_word, head_bytes
 
 if TYPE_CHECKING:
@@ -41,6 +42,13 @@ async def send_spans(
     transport = request.transport
     if transport is None or transport.is_closing():
         raise ConnectionResetError("the client closed the connection")
+    if is_encrypted(transport):
+        try:
+            await write_spans(request, head, spans, _resident)
+        except BaseException:
+            transport.abort()
+            raise
+        return keep_alive
     await _drain(request, transport)
     pump = _Pump(transport, head, spans)
     try:

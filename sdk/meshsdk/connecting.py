@@ -15,9 +15,13 @@ def connect(
     region: str | None = None,
     timeout: float = 60.0,
     deadline: float = 60.0,
+    ca_cert: str | None = None,
 ) -> Client:
     """A client of an endpoint. What is left out comes from MESH_ENDPOINT (or AWS_ENDPOINT_URL_S3,
     AWS_ENDPOINT_URL), AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and AWS_REGION.
+
+    `ca_cert` is a PEM file of the authorities to believe over https, else MESH_CA_BUNDLE or AWS_CA_BUNDLE,
+    else the system's.
 
     `timeout` seconds of silence end one attempt; an unavailable server is asked again for `deadline`
     seconds. No request is made here. Raises ConfigurationError naming what is missing.
@@ -30,5 +34,6 @@ def connect(
         region=region,
         timeout=timeout,
         deadline=deadline,
+        ca_cert=ca_cert,
     )
     return Client(settings)

@@ -17,6 +17,7 @@ from collections import deque
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from meshsdk.encrypting import wants_more, wrap_tls
 from meshsdk.errors import ConnectError
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Connection:
         self._cut = False
         self._pid = os.getpid()
         self._tls = endpoint.scheme == "https"
+        self._timeout = timeout
         self._flags = 0 if self._tls else socket.MSG_WAITALL
         self._ahead = bytearray(_READ_AHEAD)
         self._start = self._end = 0
@@ -79,7 +81,7 @@ class Connection:
             if size := _receive_buffer():
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
             if self._tls:
-                return _wrap_tls(sock, self.endpoint.host)
+                return wrap_tls(sock, self.endpoint)
             sock.settimeout(None)
             limit = struct.pack("ll", int(timeout), int(timeout % 1 * 1e6))
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
@@ -90,8 +92,25 @@ class Connection:
         return sock
 
     def fileno(self) -> int:
-        """The descriptor, for polling: readable once the response has begun (or the server hung up)."""
+        """The descriptor, for polling: readable once the response has begun (or the server hung up), and over
+        TLS now and then for no reason: ask `began` then."""
         return self._socket.fileno()
+
+    def began(self) -> bool:
+        """Whether a readable connection has something to `receive`: what TLS says on its own account is
+        taken in and does not count."""
+        if not self._tls or self._start != self._end:
+            return True
+        self._socket.settimeout(0)
+        try:
+            self._start, self._end = 0, self._socket.recv_into(self._ahead)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            return not wants_more(error)
+        finally:
+            self._socket.settimeout(self._timeout)
+        return True
 
     def send(self, pieces: Iterable[Buffer]) -> None:
         """Sends one whole request; raises ConnectError.
@@ -198,7 +217,7 @@ class Connection:
             return False
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
-        return not poll.poll(0)
+        return not poll.poll(0) or (self._tls and not self.began())
 
     def abort(self) -> None:
         """Wakes whoever blocks on it, with a ConnectError. For use from another thread."""
@@ -325,12 +344,6 @@ def parse_head(head: bytes) -> tuple[int, dict[str, str]]:
     if words[0] == "HTTP/1.0":
         headers.setdefault("connection", "close")  # its default (RFC 9112 §9.3)
     return int(words[1]), headers
-
-
-def _wrap_tls(sock: socket.socket, host: str) -> socket.socket:
-    import ssl  # a plain endpoint does not pay for it
-
-    return ssl.create_default_context().wrap_socket(sock, server_hostname=host)
 
 
 def _close_all(idle: deque[Connection]) -> None:

@@ -171,9 +171,9 @@ class _Reader:
         self.waker.drain()
         if not events:
             self._drop_silent()
-        return sorted(
-            (self.flights[fd] for fd, _ in events if fd in self.flights), key=lambda flight: flight.step
-        )
+        readable = [self.flights[fd] for fd, _ in events if fd in self.flights]
+        begun = [flight for flight in readable if flight.connection.began()]
+        return sorted(begun, key=lambda flight: flight.step)
 
     def _drop_silent(self) -> None:
         limit = time.monotonic() - self._transport.settings.timeout

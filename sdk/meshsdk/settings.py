@@ -16,15 +16,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ENDPOINT_VARIABLES = ("MESH_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+CA_VARIABLES = ("MESH_CA_BUNDLE", "AWS_CA_BUNDLE")
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A parsed `http(s)://host[:port]`."""
+    """A parsed `http(s)://host[:port]`. `ca_bundle`: PEM file of the authorities believed there; the system's
+    when empty."""
 
     scheme: str
     host: str
     port: int
+    ca_bundle: str = field(default="", repr=False)
 
     @property
     def authority(self) -> str:
@@ -37,7 +40,7 @@ class Endpoint:
         return f"{self.scheme}://{self.authority}"
 
 
-def parse_endpoint(text: str) -> Endpoint:
+def parse_endpoint(text: str, ca_bundle: str = "") -> Endpoint:
     """The endpoint of a URL; raises ConfigurationError for anything but http(s)://host[:port]."""
     url = urlsplit(text if "://" in text else f"http://{text}")
     try:
@@ -48,7 +51,7 @@ def parse_endpoint(text: str) -> Endpoint:
         raise ConfigurationError(f"the endpoint {text!r} is not http(s)://host[:port]")
     if url.path.strip("/") or url.query or url.username:
         raise ConfigurationError(f"the endpoint {text!r} must end after the port: no path, query or user")
-    return Endpoint(url.scheme, url.hostname, port or (443 if url.scheme == "https" else 80))
+    return Endpoint(url.scheme, url.hostname, port or (443 if url.scheme == "https" else 80), ca_bundle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ def load_settings(
     region: str | None = None,
     timeout: float = 60.0,
     deadline: float = 60.0,
+    ca_cert: str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Settings:
     """Settings from arguments, else from the environment; or a ConfigurationError naming what is missing."""
@@ -96,6 +100,7 @@ def load_settings(
             "or pass access_key= and secret_key="
         )
     region = region or env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or "us-east-1"
+    ca_cert = ca_cert or next((env[name] for name in CA_VARIABLES if env.get(name)), "")
     return Settings(
-        parse_endpoint(endpoint), access_key, secret_key, session_token, region, timeout, deadline
+        parse_endpoint(endpoint, ca_cert), access_key, secret_key, session_token, region, timeout, deadline
     )

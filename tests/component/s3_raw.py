@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import socket
+import ssl
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, BinaryIO
@@ -39,11 +40,12 @@ class Answer:
 
 @dataclass
 class Wire:
-    """A credential at an endpoint."""
+    """A credential at an endpoint; over https `ca_cert` is believed."""
 
     endpoint: str
     access_key: str
     secret_key: str
+    ca_cert: str = ""
     sockets: list[socket.socket] = field(default_factory=list)
 
     @property
@@ -58,6 +60,9 @@ class Wire:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         sock.settimeout(20)
         sock.connect((parts.hostname, parts.port))
+        if parts.scheme == "https":
+            context = ssl.create_default_context(cafile=self.ca_cert)
+            sock = context.wrap_socket(sock, server_hostname=parts.hostname)
         self.sockets.append(sock)
         return sock
 

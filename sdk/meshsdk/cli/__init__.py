@@ -33,7 +33,8 @@ Examples:
   mesh head s3://photos/train/             what a dataset of it would hold
   mesh bench s3://photos/train --op decode:image --op random_resized_crop:image:224
 \b
-Connects to MESH_ENDPOINT (or AWS_ENDPOINT_URL) with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
+Connects to MESH_ENDPOINT (or AWS_ENDPOINT_URL) with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY,
+over https with the authorities of MESH_CA_BUNDLE (or AWS_CA_BUNDLE), else the system's.
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage or configuration, 3 not there, 130 interrupted."""
 
 

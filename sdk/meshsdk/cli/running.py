@@ -35,12 +35,13 @@ class Session:
     endpoint: str | None
     as_json: bool
     quiet: bool
+    ca_cert: str | None = None
 
     def client(self) -> Client:
         """Raises ConfigurationError."""
         from meshsdk.connecting import connect
 
-        return connect(self.endpoint, deadline=_PATIENCE)
+        return connect(self.endpoint, deadline=_PATIENCE, ca_cert=self.ca_cert)
 
     def show(self, text: str, **record: Any) -> None:
         """Prints `text` for a person, or `record` for a program."""
@@ -62,18 +63,32 @@ class Session:
 
 
 def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds --endpoint-url, --json and --quiet, before or after the command's name, and passes a Session."""
+    """Adds --endpoint-url, --ca-cert, --json and --quiet, before or after the command's name, and passes a
+    Session."""
 
     @click.option("--endpoint-url", help="The store, as http://host:9000 [default: MESH_ENDPOINT].")
+    @click.option("--ca-cert", help="PEM authorities to believe over https [default: MESH_CA_BUNDLE].")
     @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
     @click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
     @click.pass_context
     @functools.wraps(command)
     def wrapped(
-        context: click.Context, /, *, endpoint_url: str | None, as_json: bool, quiet: bool, **rest: Any
+        context: click.Context,
+        /,
+        *,
+        endpoint_url: str | None,
+        ca_cert: str | None,
+        as_json: bool,
+        quiet: bool,
+        **rest: Any,
     ) -> Any:
         outer = context.find_object(Session) or Session(None, False, False)
-        session = Session(endpoint_url or outer.endpoint, as_json or outer.as_json, quiet or outer.quiet)
+        session = Session(
+            endpoint_url or outer.endpoint,
+            as_json or outer.as_json,
+            quiet or outer.quiet,
+            ca_cert or outer.ca_cert,
+        )
         context.obj = session
         return command(session, **rest)
 

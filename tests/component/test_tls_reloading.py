@@ -1,0 +1,145 @@
+"""A new certificate while requests run: nobody is interrupted, and a bad pair changes nothing."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import threading
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from meshd.config import ConfigError
+from meshd.kit.clock import ManualClock
+from meshd.testing.certificates import Authority
+from meshd.testing.daemons import Daemon
+from meshd.web.certificates import CertificateError, validity
+from meshd.web.tls import Tls, TlsFiles
+from tests.component.s3_raw import Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+MIB = 1 << 20
+BUCKET = "reloading"
+
+
+def wait_until(condition: Callable[[], Any], timeout: float = 20.0) -> None:
+    """Ask again and again: what is awaited happens in another process."""
+    pause = threading.Event()
+    for _ in range(int(timeout / 0.02)):
+        if condition():
+            return
+        pause.wait(0.02)
+    raise AssertionError("what was awaited did not happen")
+
+
+def served(daemon: Daemon) -> bytes:
+    """The certificate that a new handshake gets, in DER."""
+    where = urlsplit(daemon.endpoint)
+    context = ssl.create_default_context(cafile=daemon.ca_cert)
+    with (
+        socket.create_connection((where.hostname, where.port), timeout=20) as sock,
+        context.wrap_socket(sock, server_hostname=where.hostname) as secured,
+    ):
+        certificate = secured.getpeercert(binary_form=True)
+        assert certificate is not None
+        return certificate
+
+
+def test_a_new_pair_is_taken_and_nobody_is_interrupted() -> None:
+    with Daemon.start(tls=True, workers=2) as daemon:
+        assert daemon.authority is not None
+        client = daemon.client()
+        client.create_bucket(Bucket=BUCKET)
+        body = os.urandom(16 * MIB)
+        client.put_object(Bucket=BUCKET, Key="k", Body=body)
+        wire = Wire(daemon.endpoint, daemon.access_key, daemon.secret_key, daemon.ca_cert)
+        slow = wire.connect(receive_buffer=65536)
+        slow.sendall(wire.head("GET", f"/{BUCKET}/k"))
+        began = slow.recv(4096)
+        before = served(daemon)
+        daemon.authority.issue()  # over the files of the old one
+        wait_until(lambda: served(daemon) != before)
+        wait_until(lambda: daemon.output().count("TLS pair reloaded") == 2)
+        assert client.get_object(Bucket=BUCKET, Key="k")["Body"].read() == body  # on its old connection
+        while len(began) < len(body) or not began.endswith(body[-100:]):
+            piece = slow.recv(1 << 20)
+            assert piece
+            began += piece
+        assert began.endswith(body)
+        wire.close()
+        client.close()
+
+
+def test_a_bad_pair_is_logged_and_the_old_one_kept() -> None:
+    with Daemon.start(tls=True) as daemon:
+        assert daemon.pair is not None
+        before = served(daemon)
+        good = daemon.pair.key.read_bytes()
+        daemon.pair.key.write_text("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")
+        wait_until(lambda: "TLS pair not reloaded" in daemon.output())
+        assert served(daemon) == before
+        daemon.signal_child("worker-0")  # its successor finds the bad files, and still serves
+        wait_until(lambda: daemon.output().count("TLS pair not reloaded") == 2)
+        assert served(daemon) == before
+        daemon.pair.key.write_bytes(good)
+        wait_until(lambda: "TLS pair reloaded" in daemon.output())
+        assert served(daemon) == before
+
+
+def make(folder: Path) -> tuple[Authority, TlsFiles]:
+    authority = Authority(folder)
+    pair = authority.issue()
+    return authority, TlsFiles(pair.cert, pair.key)
+
+
+def test_what_counts_as_a_change(tmp_path: Path) -> None:
+    authority, files = make(tmp_path)
+    tls = Tls(files, ManualClock())
+    assert not tls.refresh()
+    authority.issue()
+    assert tls.refresh()
+    assert not tls.refresh()
+    moved = files.cert.rename(tmp_path / "moved")
+    assert not tls.refresh()  # gone for a moment, while it is replaced
+    os.symlink(moved, files.cert)
+    assert tls.refresh()  # back under its name, as a mounted secret changes
+    authority.issue("next")
+    os.unlink(files.cert)
+    os.symlink(tmp_path / "next.pem", files.cert)
+    assert not tls.refresh()  # the key of the new one is still to come
+    os.replace(tmp_path / "next.key", files.key)
+    assert tls.refresh()
+
+
+def test_a_key_with_a_password_is_no_question_on_the_terminal(tmp_path: Path) -> None:
+    _, files = make(tmp_path)
+    files.key.write_text(
+        "-----BEGIN ENCRYPTED PRIVATE KEY-----\n"
+        "MIHsMFcGCSqGSIb3DQEFDTBKMCkGCSqGSIb3DQEFDDAcBAgW9rT5TLgnPwICCAAw\n"
+        "-----END ENCRYPTED PRIVATE KEY-----\n"
+    )
+    with pytest.raises(ConfigError, match="tls"):
+        Tls(files, ManualClock())
+
+
+@pytest.mark.parametrize("days", [30, -3, 365 * 40])
+def test_validity(tmp_path: Path, days: int) -> None:
+    """UTCTime to 2049, GeneralizedTime from then on; Python's own reader is the oracle."""
+    pair = Authority(tmp_path).issue(days=days)
+    found = validity(ssl.PEM_cert_to_DER_cert(pair.cert.read_text()))
+    known = ssl._ssl._test_decode_cert(str(pair.cert))  # type: ignore[attr-defined]  # what getpeercert shows
+    assert found.until == ssl.cert_time_to_seconds(known["notAfter"])
+    assert found.since == ssl.cert_time_to_seconds(known["notBefore"])
+
+
+def test_what_is_no_certificate(tmp_path: Path) -> None:
+    pair = Authority(tmp_path).issue()
+    der = ssl.PEM_cert_to_DER_cert(pair.cert.read_text())
+    for broken in (b"", b"\x30", der[:40], b"\x31" + der[1:], bytes(200)):
+        with pytest.raises(CertificateError):
+            validity(broken)
