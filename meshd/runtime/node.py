@@ -20,11 +20,13 @@ from meshd.service.acls import AclService
 from meshd.service.batches import BatchService
 from meshd.service.buckets import BucketService
 from meshd.service.datasets import DatasetService
+from meshd.service.facts import finder
 from meshd.service.gathers import GatherService
 from meshd.service.grants import PolicyAdmin
 from meshd.service.identities import IdentityAdmin
 from meshd.service.listings import ListingService
 from meshd.service.objects import ObjectService
+from meshd.service.readers import Readers
 from meshd.service.settings import SettingService
 from meshd.service.temporary import Sessions
 from meshd.service.uploads import UploadService
@@ -73,7 +75,7 @@ def web_deps(node: Node) -> WebDeps:
     objects = ObjectService(node.store, node.buckets)
     acls = AclService(node.buckets, node.identities)
     return WebDeps(
-        access=Access(node.identities, node.buckets),
+        access=Access(node.identities, node.buckets, node.clock, finder(node.store)),
         sessions=Sessions(node.identities, NodeSecret(node.control), node.clock),
         buckets=BucketService(node.buckets, node.store, node.clock, node.settings.region),
         objects=objects,
@@ -96,6 +98,7 @@ def admin_routes(node: Node, sessions: Sessions) -> list[NativeRoute]:
 def native_routes(node: Node, access: Access, frames: FrameSource) -> list[NativeRoute]:
     """The native protocol; `frames` is the steward's assembler, here or behind its socket."""
     catalog = Catalog(node.store)
-    datasets = DatasetService(node.store, catalog, access)
-    batches = BatchService(node.store, catalog, datasets, access, frames)
-    return build_native(datasets, batches, GatherService(node.store, datasets, access), node.clock)
+    readers = Readers(access)
+    datasets = DatasetService(node.store, catalog, readers)
+    batches = BatchService(node.store, catalog, datasets, readers, frames)
+    return build_native(datasets, batches, GatherService(node.store, datasets, readers), node.clock)

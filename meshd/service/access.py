@@ -1,36 +1,50 @@
-"""Who may do what: root everything, a bucket's owner everything in it, nobody else anything.
+"""Who may do what: root everything, a bucket's owner everything in it, others what policies and ACLs say.
 
-Law: decides from tables alone, before a byte of a body is read. Invariant: an operation that names a bucket
-is admitted only if the bucket exists.
+Law: decides from tables alone, before a byte of a body is read; an object's record is looked up only when
+nothing else allows, or a policy asks for its tags. Invariant: an operation that names a bucket is admitted
+only if the bucket exists; a deny wins; what a key's bounds do not allow, its user cannot do with it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, get_args
 
-from meshwire.policies import Question, decide, parse_policy
+from meshd.kit.clock import SystemClock
+from meshd.service import granting
+from meshd.service.compiling import CompiledPolicies
+from meshd.service.facts import Facts
+from meshd.service.permissions import Need, copied_tags, deletion, needs, tag_facts
+from meshd.service.rights import Narrowed, Rights, depends_on_keys
+from meshwire.policies import Question, decide, is_public, parse_policy
+from meshwire.s3 import operations as ops
+from meshwire.s3.documents import DeleteKey
 from meshwire.s3.errors import S3Error
-from meshwire.s3.operations import CopyObject, CreateBucket, ListBuckets, UploadPartCopy
+from meshwire.s3.results import DeleteFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from meshd.control.buckets import Bucket, BucketTable
     from meshd.control.identities import IdentityTable, Signer
+    from meshd.kit.clock import Clock
+    from meshd.service.facts import Find
     from meshwire.policies import Policy
+    from meshwire.policies.statements import Values
     from meshwire.s3.operations import Operation
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What makes an identity temporary: the key it was made with, when it ends (seconds since 1970), its name
+    """What makes an identity temporary: the key it was made with, when it ends and when it
+    was issued (seconds since 1970), its name
     and its policies as text."""
 
     parent: str
     expires: int
     name: str = ""
     policies: tuple[str, ...] = ()
+    issued: int = 0
 
 
 EVERYTHING: Final = parse_policy(
@@ -81,23 +95,63 @@ ANYONE: Final = Identity("", "anonymous", "")
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """What policies may ask of a request beside its operation. `headers` are lower-case."""
+    """What policies may ask of a request beside its operation.
+
+    `headers` are lower-case, those hoisted into a presigned query included. `signature` names the algorithm
+    (empty: none), `signed` is its time in SigV4's form; `form`: the request is an HTML form's.
+    """
 
     source_ip: str = ""
     secure: bool = False
     presigned: bool = False
     headers: Mapping[str, str] = field(default_factory=dict)
+    signature: str = ""
+    signed: str = ""
+    form: bool = False
 
 
-_NO_CONTEXT: Final = RequestContext()
+NO_CONTEXT: Final = RequestContext()
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and how: what a use case needs that decides key by key."""
+
+    identity: Identity
+    context: RequestContext = NO_CONTEXT
+
+
+# A bucket's owner can always get at its policy, whatever that says.
+_RESCUE: Final = frozenset({"s3:GetBucketPolicy", "s3:PutBucketPolicy", "s3:DeleteBucketPolicy"})
+# Operations that are all about one bucket: for its owner and for root there is nothing to work out.
+_ONE_BUCKET: Final = frozenset(
+    kind
+    for kind in get_args(ops.Operation)
+    if kind not in {ops.ListBuckets, ops.CreateBucket, ops.CopyObject, ops.UploadPartCopy}
+)
+_HIDDEN: Final = frozenset({"NoSuchKey", "NoSuchVersion"})
+
+
+def _no_records(bucket: str, key: str, version: str | None) -> None:
+    return None
 
 
 class Access:
-    """Admits or refuses; about a microsecond a question."""
+    """Admits or refuses; about a microsecond a question where no policy is asked.
 
-    def __init__(self, identities: IdentityTable, buckets: BucketTable) -> None:
-        self._identities = identities
-        self._buckets = buckets
+    `find` gives an object's record, or that of a version, or None; without it no object has an ACL or tags.
+    """
+
+    def __init__(
+        self,
+        identities: IdentityTable,
+        buckets: BucketTable,
+        clock: Clock | None = None,
+        find: Find = _no_records,
+    ) -> None:
+        self._identities, self._buckets = identities, buckets
+        self._clock, self._find = clock or SystemClock(), find
+        self._policies = CompiledPolicies()
 
     def signer(self, access_key: str) -> Signer:
         """Who signs with an access key. Raises S3Error InvalidAccessKeyId, for a disabled one too."""
@@ -106,15 +160,107 @@ class Access:
             raise S3Error("InvalidAccessKeyId", extra={"AWSAccessKeyId": access_key[:128]})
         return signer
 
-    def admit(self, identity: Identity, operation: Operation, context: RequestContext = _NO_CONTEXT) -> None:
-        """Return if `identity` may run `operation`. Raises S3Error AccessDenied, NoSuchBucket."""
-        if isinstance(operation, ListBuckets | CreateBucket):
-            if identity is ANYONE:
-                raise S3Error("AccessDenied")
+    # --- whole operations -----------------------------------------------------------------------------
+
+    def admit(
+        self,
+        identity: Identity,
+        operation: Operation,
+        context: RequestContext = NO_CONTEXT,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        """Return if `identity` may run `operation`. Raises S3Error AccessDenied, NoSuchBucket.
+
+        `tags` are those of a PutObjectTagging's body. Without them, and where a policy asks for them, it is
+        admitted for now: whoever reads the body asks again.
+        """
+        if type(operation) in _ONE_BUCKET and not identity.bounds:
+            bucket = self._existing(operation.bucket)  # type: ignore[union-attr]  # ListBuckets is not of them
+            if identity.root:
+                return
+            own = identity.user_id == bucket.owner and identity.user_id != ""
+            if own and not bucket.policy and not identity.policies:
+                return
+        self._admit(identity, operation, context, tags)
+
+    def _admit(
+        self,
+        identity: Identity,
+        operation: Operation,
+        context: RequestContext,
+        tags: Mapping[str, str] | None,
+    ) -> None:
+        if not isinstance(operation, ops.ListBuckets | ops.CreateBucket):
+            self._existing(operation.bucket)
+        wanted = needs(operation)
+        if isinstance(operation, ops.PutObjectTagging):
+            if tags is None and self.asks_tags(identity, operation.bucket):
+                return
+            wanted = tuple(need._replace(facts=tag_facts(tags)) for need in wanted)
+        elif isinstance(operation, ops.CopyObject) and self._copies_tags(operation):
+            wanted += copied_tags(operation)
+        elif isinstance(operation, ops.DeleteObjects):
+            self._admit_deletions(identity, operation)
+        for need in wanted:
+            self.require(identity, need, context, creating=isinstance(operation, ops.CreateBucket))
+
+    def _copies_tags(self, operation: ops.CopyObject) -> bool:
+        """Whether tags go with the copy that the request does not name itself."""
+        source = operation.source
+        if operation.tags is not None:
+            return False
+        record = self._find(source.bucket, source.key, source.version)
+        return record is not None and bool(record.tags)
+
+    def _admit_deletions(self, identity: Identity, operation: ops.DeleteObjects) -> None:
+        """Each key is decided for itself once they are read; who has no right at all is refused before."""
+        bucket = self._existing(operation.bucket)
+        hopeful = identity.root or identity.bounds or identity.policies or bucket.policy
+        if hopeful or identity.user_id == bucket.owner:
             return
-        self.admit_bucket(identity, operation.bucket)
-        if isinstance(operation, CopyObject | UploadPartCopy) and operation.source.bucket != operation.bucket:
-            self.admit_bucket(identity, operation.source.bucket)
+        if not granting.bucket_grants(bucket, identity.user_id, "s3:DeleteObject"):
+            raise _refusal(identity, Need("s3:DeleteObject", bucket.name), "nothing allows it")
+
+    def sift(
+        self, identity: Identity, bucket: str, keys: Sequence[DeleteKey], context: RequestContext
+    ) -> tuple[tuple[DeleteKey, ...], tuple[DeleteFailure, ...]]:
+        """(what of a DeleteObjects `identity` may delete, the refusals of the rest)."""
+        if self.rights(identity, "s3:DeleteObject", bucket, context).everything:
+            return tuple(keys), ()
+        allowed, failures = list[DeleteKey](), list[DeleteFailure]()
+        for entry in keys:
+            try:
+                for need in deletion(bucket, entry.key, entry.version, compared=entry.etag is not None):
+                    self.require(identity, need, context)
+                allowed.append(entry)
+            except S3Error as error:
+                if error.code != "AccessDenied":
+                    raise
+                failures.append(DeleteFailure(entry.key, error.code, error.message, entry.version or ""))
+        return tuple(allowed), tuple(failures)
+
+    def require(
+        self,
+        identity: Identity,
+        need: Need,
+        context: RequestContext = NO_CONTEXT,
+        *,
+        creating: bool = False,
+    ) -> None:
+        """Return if `identity` has what is needed. Raises S3Error AccessDenied, NoSuchBucket (not while
+        `creating` it)."""
+        bucket = self._existing(need.bucket) if need.bucket and not creating else None
+        reason = self._judge(identity, need, bucket, context)
+        if reason:
+            raise _refusal(identity, need, reason)
+
+    def _existing(self, name: str) -> Bucket:
+        bucket = self._buckets.get(name)
+        if bucket is None:
+            raise S3Error("NoSuchBucket", extra={"BucketName": name})
+        return bucket
+
+    # --- one action -----------------------------------------------------------------------------------
 
     def allows(
         self,
@@ -122,28 +268,117 @@ class Access:
         action: str,
         bucket: str,
         key: str = "",
-        context: RequestContext = _NO_CONTEXT,
-        extra: Mapping[str, str] | None = None,
+        context: RequestContext = NO_CONTEXT,
+        extra: Mapping[str, Values] | None = None,
+        version: str | None = None,
     ) -> bool:
-        """Whether `identity` may do `action` (`s3:GetObject`) to a bucket or a key of it. `extra` are facts
-        by the lower-case name of their condition key."""
-        resource = f"arn:aws:s3:::{bucket}/{key}" if key else f"arn:aws:s3:::{bucket}"
-        question = Question(action, resource, identity.user_id, extra or {})
-        if any(decide((bound,), question) != "allow" for bound in identity.bounds):
-            return False
+        """Whether `identity` may do `action` (`s3:GetObject`) to a bucket or a key of it; False where there
+        is no such bucket. `extra` are facts by the lower-case name of their condition key."""
         found = self._buckets.get(bucket)
-        if identity.root or found is None:
-            return identity.root
-        verdict = decide(identity.policies, question)
-        if verdict == "deny":
+        if found is None:
             return False
-        return verdict == "allow" or (identity is not ANYONE and identity.user_id == found.owner)
+        return not self._judge(identity, Need(action, bucket, key, version, extra or {}), found, context)
 
-    def admit_bucket(self, identity: Identity, name: str) -> Bucket:
-        """The bucket, if `identity` may use it. Raises S3Error NoSuchBucket, AccessDenied."""
-        bucket = self._buckets.get(name)
+    def may_know(self, identity: Identity, bucket: str, key: str, context: RequestContext) -> bool:
+        """Whether `identity` may learn that there is no such key: whoever may list it."""
+        return self.allows(identity, "s3:ListBucket", bucket, context=context, extra={"s3:prefix": key})
+
+    def rights(
+        self, identity: Identity, action: str, name: str, context: RequestContext = NO_CONTEXT
+    ) -> Rights:
+        """What `identity` may do `action` to, for many keys of one bucket. Raises S3Error NoSuchBucket."""
+        bucket = self._existing(name)
+        policy = self._policies.of(bucket) if bucket.policy else None
+        owner = identity.user_id == bucket.owner and identity.user_id != ""
+        own = () if identity.root else identity.policies
+
+        def slow(key: str) -> bool:
+            return self.allows(identity, action, name, key, context)
+
+        if not identity.bounds and (identity.root or (owner and policy is None and not own)):
+            return Rights(slow, everything=True)
+        asked = (*identity.bounds, *own, *(() if policy is None else (policy,)))
+        if depends_on_keys(asked):
+            return Rights(slow)
+        need = Need(action, name)
+        facts = Facts(identity, need, bucket, context, self._clock.now_ms(), self._find)
+        fast = Narrowed(
+            Question(action, need.resource, identity.user_id, facts),
+            identity.bounds,
+            own,
+            policy,
+            owner=owner,
+            root=identity.root,
+            restricted=policy is not None and _is_restricted(bucket, policy),
+        )
+        return Rights(slow, fast=fast)
+
+    def veiled(
+        self, identity: Identity, operation: Operation, error: S3Error, context: RequestContext
+    ) -> S3Error:
+        """`error` as `identity` may see it: who may not list learns nothing of what is missing."""
+        if error.code not in _HIDDEN or isinstance(operation, ops.ListBuckets):
+            return error
+        place = operation.source if isinstance(operation, ops.CopyObject | ops.UploadPartCopy) else operation
+        key = getattr(place, "key", "")
+        if not key or self.may_know(identity, place.bucket, key, context):
+            return error
+        return _refusal(identity, Need("s3:ListBucket", place.bucket), "nothing allows it")
+
+    def asks_tags(self, identity: Identity, bucket: str) -> bool:
+        """Whether any policy that counts asks for the tags in a request."""
+        policies = [*identity.bounds, *identity.policies]
+        found = self._buckets.get(bucket)
+        if found is not None and found.policy:
+            policies.append(self._policies.of(found))
+        return any(policy.asks("s3:requestobjecttag") for policy in policies)
+
+    def _judge(self, identity: Identity, need: Need, bucket: Bucket | None, context: RequestContext) -> str:
+        """Why not; empty if `identity` may. `bucket` is None for what is about none, or not there yet."""
+        facts = Facts(identity, need, bucket, context, self._clock.now_ms(), self._find)
+        question = Question(need.action, need.resource, identity.user_id, facts)
+        for bound in identity.bounds:
+            if decide((bound,), question) != "allow":
+                return "the policies of the key it was signed with do not allow it"
+        if identity.root:
+            return ""
+        own = decide(identity.policies, question)
+        if own == "deny":
+            return "a policy of the user denies it"
         if bucket is None:
-            raise S3Error("NoSuchBucket", extra={"BucketName": name})
-        if identity is ANYONE or not (identity.root or identity.user_id == bucket.owner):
-            raise S3Error("AccessDenied")
-        return bucket
+            return "" if identity.user_id else "it must be signed"
+        owner = identity.user_id == bucket.owner and identity.user_id != ""
+        policy = self._policies.of(bucket) if bucket.policy else None
+        verdict = "none" if policy is None else decide((policy,), question)
+        if verdict == "deny" and not (owner and need.action in _RESCUE):
+            return "the bucket's policy denies it"
+        if owner or own == "allow":
+            return ""
+        if verdict == "allow" and policy is not None and not _is_restricted(bucket, policy):
+            return ""
+        return "" if self._granted(identity, need, bucket, context) else "nothing allows it"
+
+    def _granted(self, identity: Identity, need: Need, bucket: Bucket, context: RequestContext) -> bool:
+        """What ACLs say."""
+        if granting.bucket_grants(bucket, identity.user_id, need.action):
+            return True
+        if need.action not in granting.ON_OBJECT:
+            return False
+        record = self._find(need.bucket, need.key, need.version)
+        if record is not None:
+            return granting.object_grants(bucket, record, identity.user_id, need.action)
+        return need.action in granting.READING and self.may_know(identity, bucket.name, need.key, context)
+
+
+def _is_restricted(bucket: Bucket, policy: Policy) -> bool:
+    """Whether a public policy counts for the bucket's owner alone (RestrictPublicBuckets)."""
+    block = bucket.public_access
+    return block is not None and block.restrict_public_buckets and is_public(policy)
+
+
+def _refusal(identity: Identity, need: Need, reason: str) -> S3Error:
+    if not identity.user_id:
+        return S3Error("AccessDenied")
+    return S3Error(
+        "AccessDenied", f"{identity.user_id} may not do {need.action} on {need.resource}: {reason}."
+    )

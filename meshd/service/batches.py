@@ -1,7 +1,7 @@
 """Plans and batches: register a plan, hand out its frames, its samples as bytes, its ledger.
 
-Law: the caller must own the snapshot's bucket (or be root), at registration and at every read. A plan whose
-op versions this node lacks is refused, never approximated.
+Law: the caller must be allowed to read every object of the snapshot, at registration and at every read. A
+plan whose op versions this node lacks is refused, never approximated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from meshd.assembly.ledger import read_ledger
 from meshd.assembly.plans import Output, Plan
 from meshd.assembly.sources import PinnedObjects, bytes_columns
 from meshd.service.blobs import Blob, as_samples, as_tar
-from meshd.service.datasets import admit_bucket, invalid
+from meshd.service.datasets import invalid
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
 from meshd.transform.programs import compile_program, completed
 from meshwire.documents import MAX_INTEGER, PlanError, checked_integer, checked_object, read_json, required
@@ -38,9 +38,10 @@ if TYPE_CHECKING:
 
     from meshd.assembly.addressing import Address, Frame, FrameAddress, FrameSource
     from meshd.assembly.catalog import Catalog
-    from meshd.service.access import Access, Identity
+    from meshd.service.access import Caller
     from meshd.service.blobs import Outgoing
     from meshd.service.datasets import DatasetService
+    from meshd.service.readers import Readers
     from meshd.store.interface import ObjectStore
     from meshd.transform.fieldtypes import FieldType
     from meshwire.plans import PlanSpec, Slice
@@ -67,24 +68,24 @@ class BatchService:
         store: ObjectStore,
         catalog: Catalog,
         datasets: DatasetService,
-        access: Access,
+        readers: Readers,
         frames: FrameSource,
     ) -> None:
         self._store, self._catalog, self._datasets = store, catalog, datasets
-        self._access, self._frames = access, frames
+        self._readers, self._frames = readers, frames
         self._compiled: set[str] = set()
 
     def __repr__(self) -> str:
         return f"<BatchService, {len(self._compiled)} plans checked>"
 
-    async def create(self, identity: Identity, body: bytes) -> dict[str, Any]:
+    async def create(self, caller: Caller, body: bytes) -> dict[str, Any]:
         """Register a plan; what `POST /-/plans` answers. Idempotent.
 
         Raises BatchError InvalidPlan, UnknownOp, UnknownOpBuild, NoSuchSnapshot, AccessDenied,
         SnapshotChanged.
         """
         asked = _parse_registration(body)
-        snapshot = await self._datasets.snapshot(identity, asked.snapshot)
+        snapshot = await self._datasets.snapshot(caller, asked.snapshot)
         await self._check_objects(snapshot)
         plan = _compile(snapshot, asked.spec, partial(self._first, snapshot))
         await self._catalog.add_plan(plan)
@@ -110,22 +111,27 @@ class BatchService:
             if checked % 1000 == 999:
                 await asyncio.sleep(0)
 
-    async def plan(self, identity: Identity, digest: str) -> Plan:
+    async def _require(self, caller: Caller, plan: Plan) -> None:
+        """Raises BatchError AccessDenied, NoSuchBucket. The owner's snapshot need not be looked at."""
+        if not self._readers.reads_all(caller, plan.bucket):
+            await self._readers.require(caller, await self._catalog.snapshot(plan.snapshot))
+
+    async def plan(self, caller: Caller, digest: str) -> Plan:
         """A plan its caller may use, and this node can run. Raises BatchError."""
         plan = await self._catalog.plan(digest)
-        admit_bucket(self._access, identity, plan.bucket)
+        await self._require(caller, plan)
         if digest not in self._compiled:
             snapshot = await self._catalog.snapshot(plan.snapshot)
             _compile(snapshot, plan.spec, partial(self._first, snapshot))
             self._compiled.add(digest)
         return plan
 
-    async def frame(self, identity: Identity, address: Address) -> Frame:
+    async def frame(self, caller: Caller, address: Address) -> Frame:
         """A frame of tensors; the handle is the caller's to close. Raises BatchError."""
-        await self.plan(identity, address.plan)
+        await self.plan(caller, address.plan)
         return await self._frames.frame(address)
 
-    async def rows(self, identity: Identity, digest: str, epoch: int, body: bytes) -> Frame:
+    async def rows(self, caller: Caller, digest: str, epoch: int, body: bytes) -> Frame:
         """The frame of chosen samples, in the order asked for. Raises BatchError."""
         try:
             document = checked_object(read_json(body), "", ("samples",))
@@ -135,20 +141,20 @@ class BatchService:
             )
         except PlanError as error:
             raise invalid(error) from error
-        return await self.frame(identity, RowsAddress(digest, epoch, chosen))
+        return await self.frame(caller, RowsAddress(digest, epoch, chosen))
 
-    async def bad(self, identity: Identity, digest: str) -> list[dict[str, Any]]:
+    async def bad(self, caller: Caller, digest: str) -> list[dict[str, Any]]:
         """The plan's ledger of bad samples. Raises BatchError NoSuchPlan, AccessDenied."""
         plan = await self._catalog.plan(digest)
-        admit_bucket(self._access, identity, plan.bucket)
+        await self._require(caller, plan)
         return read_ledger(self._catalog, digest)
 
-    async def samples(self, identity: Identity, address: FrameAddress) -> Outgoing:
+    async def samples(self, caller: Caller, address: FrameAddress) -> Outgoing:
         """The rows' source bytes as a frame of samples, row by row, each field in order of name.
 
         Class labels are decimal text. Raises BatchError.
         """
-        snapshot, piece, blobs = await self._blobs(identity, address)
+        snapshot, piece, blobs = await self._blobs(caller, address)
         metadata = {
             "version": FRAME_VERSION,
             "fields": ",".join(sorted(snapshot.fields)),
@@ -156,17 +162,17 @@ class BatchService:
         }
         return as_samples(self._store, blobs, metadata, len(piece))
 
-    async def tar(self, identity: Identity, address: FrameAddress) -> Outgoing:
+    async def tar(self, caller: Caller, address: FrameAddress) -> Outgoing:
         """The rows' source bytes as a tar in WebDataset's naming. Pad rows are left out: a tar has no
         flags.
         """
-        _, piece, blobs = await self._blobs(identity, address)
+        _, piece, blobs = await self._blobs(caller, address)
         kept = [blob for blob in blobs if blob.status != Status.PAD]
         return as_tar(self._store, kept, int(np.count_nonzero(~piece.pad)))
 
-    async def _blobs(self, identity: Identity, address: FrameAddress) -> tuple[Snapshot, Slice, list[Blob]]:
+    async def _blobs(self, caller: Caller, address: FrameAddress) -> tuple[Snapshot, Slice, list[Blob]]:
         plan = await self._catalog.plan(address.plan)
-        admit_bucket(self._access, identity, plan.bucket)
+        await self._require(caller, plan)
         count_rows(address, plan)
         snapshot = await self._catalog.snapshot(plan.snapshot)
         piece = slice_of(plan, address)

@@ -1,7 +1,7 @@
 """Datasets: from a source and its fields to a pinned snapshot, of plain objects or of tar shards.
 
-Law: who may not read the bucket learns nothing of it. A tar is scanned once per content and its index kept;
-one that lies about itself is a clear error, never a partial dataset.
+Law: who may not read every object of a snapshot learns nothing of it. A tar is scanned once per content and
+its index kept; one that lies about itself is a clear error, never a partial dataset.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from meshd.kit.singleflight import SingleFlight
 from meshwire.columns import ColumnError
 from meshwire.documents import PlanError, checked_choice, checked_object, read_json, required
 from meshwire.fields import parse_fields, parse_source
-from meshwire.s3.errors import S3Error
 from meshwire.shardindex import ShardIndex, index_tar
 from meshwire.snapshots import EmptySnapshotError, build_from_objects, build_from_tars
 from meshwire.tars import TarError, scan
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from meshd.assembly.catalog import Catalog
-    from meshd.service.access import Access, Identity
+    from meshd.service.access import Caller
+    from meshd.service.readers import Readers
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record, Span
     from meshwire.fields import FieldSpec, Source
@@ -36,20 +36,6 @@ _READ_AHEAD = 64 << 10
 MAX_MEMBERS = 10_000_000
 
 
-def admit_bucket(access: Access, identity: Identity, bucket: str) -> None:
-    """Return if `identity` may read `bucket`. Raises BatchError NoSuchBucket, AccessDenied."""
-    try:
-        access.admit_bucket(identity, bucket)
-    except S3Error as error:
-        if error.code == "NoSuchBucket":
-            raise BatchError("NoSuchBucket", f"there is no bucket {bucket[:80]!r}") from error
-        raise BatchError(
-            "AccessDenied",
-            f"the bucket {bucket[:80]!r} is not yours",
-            help="use the access key of the bucket's owner",
-        ) from error
-
-
 def invalid(error: PlanError) -> BatchError:
     """A PlanError in the protocol's words."""
     return BatchError("InvalidPlan", str(error), detail={"path": error.path})
@@ -58,14 +44,14 @@ def invalid(error: PlanError) -> BatchError:
 class DatasetService:
     """Snapshots and shard indexes. One a worker."""
 
-    def __init__(self, store: ObjectStore, catalog: Catalog, access: Access) -> None:
-        self._store, self._catalog, self._access = store, catalog, access
+    def __init__(self, store: ObjectStore, catalog: Catalog, readers: Readers) -> None:
+        self._store, self._catalog, self._readers = store, catalog, readers
         self._indexing: SingleFlight[str, ShardIndex] = SingleFlight()
 
     def __repr__(self) -> str:
         return f"<DatasetService, {len(self._indexing)} shards being indexed>"
 
-    async def create(self, identity: Identity, body: bytes) -> dict[str, Any]:
+    async def create(self, caller: Caller, body: bytes) -> dict[str, Any]:
         """Make (or find) the snapshot of a source; what `POST /-/snapshots` answers.
 
         Raises BatchError: BadRequest, InvalidPlan, NoSuchBucket, AccessDenied, NoSuchKey (nothing there),
@@ -73,14 +59,15 @@ class DatasetService:
         """
         try:
             source, kind, fields = _parse(body)
-            admit_bucket(self._access, identity, source.bucket)
-            built = await self._build(source, kind, fields)
+            self._readers.require_listing(caller, source)
+            built = await self._build(caller, source, kind, fields)
         except EmptySnapshotError as error:
             raise BatchError(
                 "NoSuchKey", str(error), help="check the source's prefix and the fields' extensions"
             ) from error
         except PlanError as error:
             raise invalid(error) from error
+        await self._readers.require(caller, built.snapshot)
         await self._catalog.add_snapshot(built.snapshot)
         return {
             **built.snapshot.summary(),
@@ -89,22 +76,24 @@ class DatasetService:
             "examples": list(built.examples),
         }
 
-    async def document(self, identity: Identity, digest: str) -> bytes:
+    async def document(self, caller: Caller, digest: str) -> bytes:
         """A snapshot's document. Raises BatchError NoSuchSnapshot, AccessDenied."""
-        snapshot = await self._catalog.snapshot(digest)
-        admit_bucket(self._access, identity, snapshot.objects.bucket)
+        await self.snapshot(caller, digest)
         return self._catalog.snapshot_bytes(digest)
 
-    async def snapshot(self, identity: Identity, digest: str) -> Snapshot:
+    async def snapshot(self, caller: Caller, digest: str) -> Snapshot:
         """A snapshot its caller may read. Raises BatchError NoSuchSnapshot, AccessDenied."""
         snapshot = await self._catalog.snapshot(digest)
-        admit_bucket(self._access, identity, snapshot.objects.bucket)
+        await self._readers.require(caller, snapshot)
         return snapshot
 
-    async def _build(self, source: Source, kind: Kind, fields: Mapping[str, FieldSpec]) -> Built:
+    async def _build(
+        self, caller: Caller, source: Source, kind: Kind, fields: Mapping[str, FieldSpec]
+    ) -> Built:
         listing = await self._list(source)
         shards = [entry for entry in listing if entry[0].lower().endswith(".tar")]
         if kind == "tar" or (kind == "auto" and shards):
+            await self._readers.require_keys(caller, source.bucket, [key for key, _ in shards])
             indexed = [
                 (key, record.etag, record.size, await self.shard_index(source.bucket, key, record))
                 for key, record in shards

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from meshd.assembly.errors import BatchError
 from meshd.service.blobs import Blob, as_samples, as_tar
-from meshd.service.datasets import admit_bucket, invalid
+from meshd.service.datasets import invalid
 from meshwire.documents import (
     PlanError,
     checked_choice,
@@ -26,9 +26,11 @@ from meshwire.documents import (
 from meshwire.frames import FRAME_VERSION
 
 if TYPE_CHECKING:
-    from meshd.service.access import Access, Identity
+    from meshd.service.access import Caller
     from meshd.service.blobs import Outgoing
     from meshd.service.datasets import DatasetService
+    from meshd.service.readers import Readers
+    from meshd.service.rights import Rights
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
 
@@ -55,13 +57,13 @@ class Item:
 class GatherService:
     """One a worker."""
 
-    def __init__(self, store: ObjectStore, datasets: DatasetService, access: Access) -> None:
-        self._store, self._datasets, self._access = store, datasets, access
+    def __init__(self, store: ObjectStore, datasets: DatasetService, readers: Readers) -> None:
+        self._store, self._datasets, self._readers = store, datasets, readers
 
     def __repr__(self) -> str:
         return "<GatherService>"
 
-    async def gather(self, identity: Identity, body: bytes) -> Outgoing:
+    async def gather(self, caller: Caller, body: bytes) -> Outgoing:
         """The stream. Its metadata has `errors`, {item number: code}, and `tags`, as JSON.
 
         Raises BatchError InvalidPlan for a malformed request; items that fail are marked instead.
@@ -71,8 +73,9 @@ class GatherService:
         except PlanError as error:
             raise invalid(error) from error
         blobs = []
+        rights: dict[str, Rights] = {}  # by bucket
         for number, item in enumerate(items):
-            blobs.append(await self._resolve(identity, item))
+            blobs.append(await self._resolve(caller, item, rights))
             if number % 500 == 499:
                 await asyncio.sleep(0)  # other requests get their turn
         if form == "tar":
@@ -83,12 +86,15 @@ class GatherService:
             metadata["tags"] = json.dumps([item.tag for item in items])
         return as_samples(self._store, blobs, metadata, len(items))
 
-    async def _resolve(self, identity: Identity, item: Item) -> Blob:
+    async def _resolve(self, caller: Caller, item: Item, rights: dict[str, Rights]) -> Blob:
         try:
-            admit_bucket(self._access, identity, item.bucket)
+            if item.bucket not in rights:
+                rights[item.bucket] = self._readers.rights(caller, item.bucket)
+            if not rights[item.bucket].allows(item.key):
+                return Blob(item.name, 0, error="AccessDenied")
             record = self._store.get(item.bucket, item.key)
             if record is None:
-                return Blob(item.name, 0, error="NoSuchKey")
+                return Blob(item.name, 0, error=self._readers.missing(caller, item.bucket, item.key))
             offset, size = await self._place(item, record)
         except BatchError as error:
             return Blob(item.name, 0, error=error.code)

@@ -136,7 +136,7 @@ class Sessions:
         parent = self._table.find(claims.parent)
         if parent is None or parent.user.user_id != claims.user_id or self._mark(parent) != claims.mark:
             raise S3Error("InvalidToken", "The key these temporary credentials were made with is not valid.")
-        session = Session(claims.parent, claims.expires, claims.name, claims.policies)
+        session = Session(claims.parent, claims.expires, claims.name, claims.policies, claims.issued)
         identity = Identity.of(parent).during(session, access_key, opened.policies)
         return Known(identity, opened.secret_key)
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from meshd.service.access import ANYONE, RequestContext
 from meshwire.s3.errors import S3Error
+from meshwire.s3.fields import with_hoisted
 from meshwire.s3.parsing import RequestHead
+from meshwire.s3.queries import read_query
 from meshwire.sigv2 import OldClaim, read_old_claim, verify_old
 from meshwire.sigv4 import V4_ONLY, read_claim, verify
 
@@ -33,6 +35,7 @@ class Authenticated:
     verified: Verified | None
 
 
+_VERSION_2, _VERSION_4 = "AWS", "AWS4-HMAC-SHA256"  # as s3:signatureversion names them
 ANONYMOUS = Authenticated(ANYONE, None, None)
 
 
@@ -60,8 +63,13 @@ def _origin_form(target: str) -> str:
 
 def request_context(request: web.BaseRequest, head: RequestHead, signer: Authenticated) -> RequestContext:
     """What policies may ask about the connection and the headers."""
-    presigned = signer.claim is not None and signer.claim.presigned
-    return RequestContext(request.remote or "", request.secure, presigned, head.headers)
+    remote, claim = request.remote or "", signer.claim
+    if claim is None:
+        return RequestContext(remote, request.secure, headers=head.headers)
+    headers = with_hoisted(head.headers, read_query(head.raw_query)) if claim.presigned else head.headers
+    if isinstance(claim, OldClaim):
+        return RequestContext(remote, request.secure, claim.presigned, headers, _VERSION_2)
+    return RequestContext(remote, request.secure, claim.presigned, headers, _VERSION_4, claim.timestamp)
 
 
 class Authenticator:

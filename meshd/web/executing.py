@@ -6,6 +6,7 @@ bytes.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from meshwire.s3 import documents
@@ -15,7 +16,7 @@ from meshwire.s3.errors import S3Error
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from meshd.service.access import Identity
+    from meshd.service.access import Identity, RequestContext
     from meshd.web.server import WebDeps
     from meshd.web.streaming import RequestBody
     from meshwire.s3.parsing import RequestHead
@@ -27,12 +28,18 @@ _NO_DIGESTS = ops.BodyDigests()
 class Call:
     """One admitted request on its way: who asks for what, and the body still to be read."""
 
-    __slots__ = ("body", "head", "identity", "operation")
+    __slots__ = ("body", "context", "head", "identity", "operation")
 
     def __init__(
-        self, head: RequestHead, operation: ops.Operation, identity: Identity, body: RequestBody
+        self,
+        head: RequestHead,
+        operation: ops.Operation,
+        identity: Identity,
+        body: RequestBody,
+        context: RequestContext,
     ) -> None:
         self.head, self.operation, self.identity, self.body = head, operation, identity, body
+        self.context = context
 
     def __repr__(self) -> str:
         return f"<Call {type(self.operation).__name__} by {self.identity.user_id}>"
@@ -136,7 +143,10 @@ class Executor:
     async def _delete_many(self, call: Call) -> Result:
         operation = cast("ops.DeleteObjects", call.operation)
         document = await call.body.whole(operation.digests, self._deps.http.max_xml_bytes)
-        return await self._deps.objects.delete_many(operation, documents.parse_delete(document))
+        request = documents.parse_delete(document)
+        allowed, refused = self._deps.access.sift(call.identity, operation.bucket, request.keys, call.context)
+        done = await self._deps.objects.delete_many(operation, request._replace(keys=allowed))
+        return replace(done, failures=done.failures + refused)
 
     # --- multipart ----------------------------------------------------------------------------------
 

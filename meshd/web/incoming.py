@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from aiohttp.streams import StreamReader
     from aiohttp.web_protocol import RequestHandler
 
+    from meshd.service.access import RequestContext
     from meshd.web.authentication import Authenticated
 
 
@@ -28,15 +29,19 @@ class MeshRequest(web.BaseRequest):
     `pressed`: answers should not be kept in memory for slow clients just now.
 
     `verified_body`: a small body that was read and compared with its signed digest before the handler was
-    called. `signer`: who signed a native request, `request_id`: what its answer is called.
+    called. `signer`: who signed a native request, `request_id`: what its answer is called,
+    `context`: what policies may ask of it.
     """
 
-    ATTRS = web.BaseRequest.ATTRS | frozenset({"continued", "verified_body", "signer", "request_id"})
+    ATTRS = web.BaseRequest.ATTRS | frozenset(
+        {"context", "continued", "verified_body", "signer", "request_id"}
+    )
 
     continued: bool = False
     verified_body: bytes | None = None
     signer: Authenticated | None = None
     request_id: str = ""
+    context: RequestContext | None = None
 
     @property
     def truncated(self) -> bool:

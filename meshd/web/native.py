@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl
 
 from meshd.assembly.addressing import FrameAddress
 from meshd.assembly.errors import BatchError
+from meshd.service.access import NO_CONTEXT, Caller
 from meshd.service.blobs import UnreadableError
 from meshd.store.errors import CorruptExtentError, DiskFullError, StoreError
 from meshd.store.records import Span
@@ -125,24 +126,24 @@ class NativeEndpoint:
         return guard
 
     async def create_snapshot(self, request: web.BaseRequest, identity: Identity) -> web.StreamResponse:
-        return self._json(await self._datasets.create(identity, await request.read()))
+        return self._json(await self._datasets.create(_caller(request, identity), await request.read()))
 
     async def get_snapshot(self, request: web.BaseRequest, identity: Identity) -> web.StreamResponse:
         (digest,) = _path(request, "/-/snapshots/", 1)
-        document = await self._datasets.document(identity, digest)
+        document = await self._datasets.document(_caller(request, identity), digest)
         return self._reply(200, snapshots.CONTENT_TYPE, document)
 
     async def create_plan(self, request: web.BaseRequest, identity: Identity) -> web.StreamResponse:
-        return self._json(await self._batches.create(identity, await request.read()))
+        return self._json(await self._batches.create(_caller(request, identity), await request.read()))
 
     async def get_plan(self, request: web.BaseRequest, identity: Identity) -> web.StreamResponse:
         parts = _path(request, "/-/plans/", 1, 2, 3)
         if len(parts) == 1:
-            return self._json((await self._batches.plan(identity, parts[0])).describe())
+            return self._json((await self._batches.plan(_caller(request, identity), parts[0])).describe())
         if len(parts) == 2:
             if parts[1] != "bad":
                 raise BatchError("NoSuchKey", f"there is nothing at {request.path[:200]}")
-            return self._json(await self._batches.bad(identity, parts[0]))
+            return self._json(await self._batches.bad(_caller(request, identity), parts[0]))
         return await self._get_frame(request, identity, parts)
 
     async def _get_frame(
@@ -153,21 +154,25 @@ class NativeEndpoint:
         numbers = {name: _number(query.get(name, str(default)), name) for name, default in _NUMBERS.items()}
         address = FrameAddress(parts[0], _number(parts[1], "epoch"), _number(parts[2], "step"), **numbers)
         if form == "samples":
-            return await self._stream(request, await self._batches.samples(identity, address))
+            return await self._stream(
+                request, await self._batches.samples(_caller(request, identity), address)
+            )
         if form == "tar":
-            return await self._stream(request, await self._batches.tar(identity, address))
-        return await self._send_frame(request, await self._batches.frame(identity, address))
+            return await self._stream(request, await self._batches.tar(_caller(request, identity), address))
+        return await self._send_frame(request, await self._batches.frame(_caller(request, identity), address))
 
     async def post_rows(self, request: web.BaseRequest, identity: Identity) -> web.StreamResponse:
         digest, what = _path(request, "/-/plans/", 2)
         if what != "rows":
             raise BatchError("NoSuchKey", f"there is nothing at {request.path[:200]}")
         epoch = _number(_query(request, ("epoch",)).get("epoch", "0"), "epoch")
-        frame = await self._batches.rows(identity, digest, epoch, await request.read())
+        frame = await self._batches.rows(_caller(request, identity), digest, epoch, await request.read())
         return await self._send_frame(request, frame)
 
     async def gather(self, request: web.BaseRequest, identity: Identity) -> web.StreamResponse:
-        return await self._stream(request, await self._gathers.gather(identity, await request.read()))
+        return await self._stream(
+            request, await self._gathers.gather(_caller(request, identity), await request.read())
+        )
 
     async def _send_frame(self, request: web.BaseRequest, frame: Frame) -> web.StreamResponse:
         headers = [
@@ -227,6 +232,10 @@ class NativeEndpoint:
             more.append(("Retry-After", str(error.retry_after)))
         body = json.dumps({"error": document}).encode()
         return self._reply(_STATUS[error.code], "application/json", body, *more)
+
+
+def _caller(request: web.BaseRequest, identity: Identity) -> Caller:
+    return Caller(identity, getattr(request, "context", None) or NO_CONTEXT)
 
 
 async def _pump(request: web.BaseRequest, outgoing: Outgoing) -> None:

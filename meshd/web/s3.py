@@ -72,17 +72,25 @@ class S3Endpoint:
         operation = parse_request(head)
         trace.operation = ops.operation_name(operation)
         signer = self._authenticator.authenticate(head)
-        deps.access.admit(signer.identity, operation, request_context(request, head, signer))
-        if isinstance(operation, ops.GetObject):
-            return await self._get(request, operation, trace)
-        if request.pressed and isinstance(operation, _LONG_ANSWERS):
-            raise S3Error("SlowDown")
-        body = RequestBody(request, head, signer, deps.http.body_timeout)
+        context = request_context(request, head, signer)
+        deps.access.admit(signer.identity, operation, context)
         try:
-            result = await self._execute(Call(head, operation, signer.identity, body))
+            if isinstance(operation, ops.GetObject):
+                return await self._get(request, operation, trace)
+            body = RequestBody(request, head, signer, deps.http.body_timeout)
+            call = Call(head, operation, signer.identity, body, context)
+            return await self._carry_out(call, trace, pressed=request.pressed)
+        except S3Error as error:
+            raise deps.access.veiled(signer.identity, operation, error, context) from error
+
+    async def _carry_out(self, call: Call, trace: Trace, *, pressed: bool) -> Reply:
+        if pressed and isinstance(call.operation, _LONG_ANSWERS):
+            raise S3Error("SlowDown")
+        try:
+            result = await self._execute(call)
         finally:
-            trace.received += body.received
-        rendered = render(operation, result, trace.request_id)
+            trace.received += call.body.received
+        rendered = render(call.operation, result, trace.request_id)
         return Reply(rendered.status, rendered.headers, rendered.body, self._now())
 
     async def _get(self, request: MeshRequest, operation: ops.GetObject, trace: Trace) -> Reply:

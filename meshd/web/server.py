@@ -18,7 +18,7 @@ from aiohttp import web
 
 from meshd.config import HttpSettings
 from meshd.service.access import ANYONE, Identity
-from meshd.web.authentication import Authenticator, request_head
+from meshd.web.authentication import Authenticator, request_context, request_head
 from meshd.web.connections import MeshServer
 from meshd.web.guarding import Guard
 from meshd.web.incoming import request_factory
@@ -171,6 +171,7 @@ class Dispatcher:
         request.signer = signer = self._authenticator.authenticate(head)
         if signer.identity is ANYONE:
             raise S3Error("AccessDenied", "Sign this request with AWS Signature Version 4 (service s3).")
+        request.context = request_context(request, head, signer)
         if request.body_exists:
             body = RequestBody(request, head, signer, http.body_timeout)
             request.verified_body = await body.whole(BodyDigests(), http.max_xml_bytes)

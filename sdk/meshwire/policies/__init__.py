@@ -6,7 +6,7 @@ allows, in whatever order they stand.
 https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-logic.html
 """
 
-from meshwire.policies.deciding import Verdict, decide
+from meshwire.policies.deciding import Verdict, decide, narrow, weigh
 from meshwire.policies.errors import PolicyError
 from meshwire.policies.parsing import PolicyKind, parse_policy
 from meshwire.policies.publicity import is_public
@@ -21,5 +21,7 @@ __all__ = [
     "Verdict",
     "decide",
     "is_public",
+    "narrow",
     "parse_policy",
+    "weigh",
 ]

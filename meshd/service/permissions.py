@@ -1,0 +1,235 @@
+"""Which permissions an operation takes: the actions policies name, on what, and the facts that go with each.
+
+Law: one entry for every operation; all of an operation's needs must be admitted. An operation with several
+targets names each, and what a header asks for beside (tags, an ACL) is an action of its own.
+https://docs.aws.amazon.com/AmazonS3/latest/userguide/using-with-s3-policy-actions.html
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from meshwire.s3 import operations as ops
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from meshwire.policies.statements import Values
+    from meshwire.s3.operations import Operation
+    from meshwire.s3.settings import BucketSetting
+
+    Facts = Mapping[str, Values]
+
+_NO_FACTS: Final[dict[str, Any]] = {}
+
+
+class Need(NamedTuple):
+    """One action on one bucket (none of them for the service) or key. `facts` by lower-case condition key."""
+
+    action: str
+    bucket: str = ""
+    key: str = ""
+    version: str | None = None
+    facts: Facts = _NO_FACTS
+
+    @property
+    def resource(self) -> str:
+        """Its ARN."""
+        return f"arn:aws:s3:::{self.bucket}/{self.key}" if self.key else f"arn:aws:s3:::{self.bucket}"
+
+
+def needs(operation: Operation) -> tuple[Need, ...]:
+    """Everything `operation` must be admitted to. Empty where the body decides (DeleteObjects, PostObject) or
+    nothing does (a preflight)."""
+    return _TABLE[type(operation)](operation)
+
+
+def deletion(bucket: str, key: str, version: str | None, *, compared: bool = False) -> tuple[Need, ...]:
+    """What the removal of one key takes, or of one version; `compared`: if its ETag is a certain one."""
+    need = Need(_versioned("s3:Delete{}", version), bucket, key, version)
+    return (need, Need("s3:GetObject", bucket, key)) if compared else (need,)
+
+
+def tag_facts(tags: Mapping[str, str] | None) -> dict[str, Values]:
+    """What conditions may ask of tags in a request."""
+    if not tags:
+        return {}
+    facts: dict[str, Values] = {f"s3:requestobjecttag/{name.lower()}": value for name, value in tags.items()}
+    return facts | {"s3:requestobjecttagkeys": tuple(tags)}
+
+
+# --- service and buckets --------------------------------------------------------------------------------
+
+
+def _create_bucket(operation: ops.CreateBucket) -> tuple[Need, ...]:
+    asked = [("s3:CreateBucket", True)]
+    asked += [("s3:PutBucketAcl", operation.acl is not None)]
+    asked += [("s3:PutBucketOwnershipControls", operation.ownership is not None)]
+    return tuple(Need(action, operation.bucket) for action, needed in asked if needed)
+
+
+def _on_bucket(action: str) -> Callable[[Any], tuple[Need, ...]]:
+    return lambda operation: (Need(action, operation.bucket),)
+
+
+# What is behind a sub-resource in the names of actions.
+_SETTINGS: Final[Mapping[BucketSetting, str]] = {
+    "accelerate": "AccelerateConfiguration",
+    "acl": "BucketAcl",
+    "cors": "BucketCORS",
+    "encryption": "EncryptionConfiguration",
+    "lifecycle": "LifecycleConfiguration",
+    "logging": "BucketLogging",
+    "notification": "BucketNotification",
+    "object-lock": "BucketObjectLockConfiguration",
+    "ownershipControls": "BucketOwnershipControls",
+    "policy": "BucketPolicy",
+    "policyStatus": "BucketPolicyStatus",
+    "publicAccessBlock": "BucketPublicAccessBlock",
+    "replication": "ReplicationConfiguration",
+    "requestPayment": "BucketRequestPayment",
+    "tagging": "BucketTagging",
+    "versioning": "BucketVersioning",
+    "website": "BucketWebsite",
+}
+# The two that have an action of their own for removal; of the others, who may put may remove.
+_REMOVABLE: Final = frozenset({"policy", "website"})
+
+
+def _setting(verb: str) -> Callable[[Any], tuple[Need, ...]]:
+    def need(operation: Any) -> tuple[Need, ...]:
+        word = "Put" if verb == "Delete" and operation.setting not in _REMOVABLE else verb
+        return (Need(f"s3:{word}{_SETTINGS[operation.setting]}", operation.bucket),)
+
+    return need
+
+
+def _listing(action: str) -> Callable[[Any], tuple[Need, ...]]:
+    """A listing's prefix, delimiter and page size are facts; without a prefix it is the empty one."""
+
+    def need(operation: Any) -> tuple[Need, ...]:
+        facts: dict[str, Values] = {"s3:prefix": operation.prefix, "s3:delimiter": operation.delimiter}
+        if not isinstance(operation, ops.ListMultipartUploads):
+            facts["s3:max-keys"] = str(operation.max_keys)
+        return (Need(action, operation.bucket, facts=facts),)
+
+    return need
+
+
+# --- objects ----------------------------------------------------------------------------------------------
+
+
+def _versioned(template: str, version: str | None) -> str:
+    return template.format("Object" if version is None else "ObjectVersion")
+
+
+def _on_object(template: str) -> Callable[[Any], tuple[Need, ...]]:
+    """`template` has `{}` where actions on a version say `ObjectVersion`."""
+
+    def need(operation: Any) -> tuple[Need, ...]:
+        version = operation.version
+        return (Need(_versioned(template, version), operation.bucket, operation.key, version),)
+
+    return need
+
+
+def _delete(operation: ops.DeleteObject) -> tuple[Need, ...]:
+    return (*deletion(operation.bucket, operation.key, operation.version), *_comparison(operation))
+
+
+def _attributes(operation: ops.GetObjectAttributes) -> tuple[Need, ...]:
+    return _on_object("s3:Get{}")(operation) + _on_object("s3:Get{}Attributes")(operation)
+
+
+def _write(operation: Any, *, creates: bool = True, facts: Facts = _NO_FACTS) -> tuple[Need, ...]:
+    """PutObject, and what the request sets beside: `tags` and `acl`, where it has them."""
+    bucket, key = operation.bucket, operation.key
+    tags, acl = getattr(operation, "tags", None), getattr(operation, "acl", None)
+    known = {"s3:objectcreationoperation": "true" if creates else "false", **facts, **tag_facts(tags)}
+    found = [Need("s3:PutObject", bucket, key, facts=known)]
+    if tags:
+        found.append(Need("s3:PutObjectTagging", bucket, key, facts=known))
+    if acl is not None:
+        found.append(Need("s3:PutObjectAcl", bucket, key, facts=known))
+    return (*found, *_comparison(operation))
+
+
+def _comparison(operation: Any) -> tuple[Need, ...]:
+    """To compare an ETag is to read it."""
+    conditions = getattr(operation, "conditions", None)
+    if conditions is None or not conditions.if_match or conditions.if_match == ("*",):
+        return ()
+    return (Need("s3:GetObject", operation.bucket, operation.key),)
+
+
+def _read_source(operation: Any) -> Need:
+    source = operation.source
+    return Need(_versioned("s3:Get{}", source.version), source.bucket, source.key, source.version)
+
+
+def _copied(operation: Any) -> Facts:
+    return {"s3:x-amz-copy-source": f"{operation.source.bucket}/{operation.source.key}"}
+
+
+def _copy(operation: ops.CopyObject) -> tuple[Need, ...]:
+    return (_read_source(operation), *_write(operation, facts=_copied(operation)))
+
+
+def copied_tags(operation: ops.CopyObject) -> tuple[Need, ...]:
+    """What a copy takes besides when its source's tags go with it and there are any."""
+    source = operation.source
+    action = _versioned("s3:Get{}Tagging", source.version)
+    return (
+        Need(action, source.bucket, source.key, source.version),
+        Need("s3:PutObjectTagging", operation.bucket, operation.key, facts=_copied(operation)),
+    )
+
+
+def _copy_part(operation: ops.UploadPartCopy) -> tuple[Need, ...]:
+    return (_read_source(operation), *_write(operation, creates=False, facts=_copied(operation)))
+
+
+def _part(operation: Any) -> tuple[Need, ...]:
+    return _write(operation, creates=False)
+
+
+def _plain(action: str) -> Callable[[Any], tuple[Need, ...]]:
+    return lambda operation: (Need(action, operation.bucket, operation.key),)
+
+
+def _nothing(_: Operation) -> tuple[Need, ...]:
+    return ()
+
+
+_TABLE: Final[Mapping[type, Callable[[Any], tuple[Need, ...]]]] = {
+    ops.ListBuckets: lambda _: (Need("s3:ListAllMyBuckets"),),
+    ops.CreateBucket: _create_bucket,
+    ops.HeadBucket: _on_bucket("s3:ListBucket"),
+    ops.DeleteBucket: _on_bucket("s3:DeleteBucket"),
+    ops.GetBucketLocation: _on_bucket("s3:GetBucketLocation"),
+    ops.GetBucketSetting: _setting("Get"),
+    ops.PutBucketSetting: _setting("Put"),
+    ops.DeleteBucketSetting: _setting("Delete"),
+    ops.Preflight: _nothing,
+    ops.ListObjects: _listing("s3:ListBucket"),
+    ops.ListObjectVersions: _listing("s3:ListBucketVersions"),
+    ops.GetObject: _on_object("s3:Get{}"),
+    ops.PutObject: _write,
+    ops.CopyObject: _copy,
+    ops.DeleteObject: _delete,
+    ops.DeleteObjects: _nothing,
+    ops.PostObject: _nothing,
+    ops.GetObjectTagging: _on_object("s3:Get{}Tagging"),
+    ops.PutObjectTagging: _on_object("s3:Put{}Tagging"),
+    ops.DeleteObjectTagging: _on_object("s3:Delete{}Tagging"),
+    ops.GetObjectAcl: _on_object("s3:Get{}Acl"),
+    ops.PutObjectAcl: _on_object("s3:Put{}Acl"),
+    ops.GetObjectAttributes: _attributes,
+    ops.CreateMultipartUpload: _part,
+    ops.UploadPart: _part,
+    ops.UploadPartCopy: _copy_part,
+    ops.CompleteMultipartUpload: _write,
+    ops.AbortMultipartUpload: _plain("s3:AbortMultipartUpload"),
+    ops.ListParts: _plain("s3:ListMultipartUploadParts"),
+    ops.ListMultipartUploads: _listing("s3:ListBucketMultipartUploads"),
+}
