@@ -86,18 +86,16 @@ class AclService:
 
     # --- what is read back ----------------------------------------------------------------------------
 
-    def owner(self, user_id: str) -> Owner:
-        return Owner(user_id, self.name(user_id))
-
-    def name(self, user_id: str) -> str:
-        """The display name; empty for a user who is gone."""
-        user = self._identities.by_id(user_id)
-        return "" if user is None else user.display_name
+    def names(self) -> dict[str, str]:
+        """Display names by user id."""
+        return {user.user_id: user.display_name for user in self._identities.list_all()}
 
     def bucket_document(self, bucket: Bucket) -> str:
         """The ACL of a bucket; its owner's alone where ACLs are switched off."""
+        names = self.names()
         acl = None if bucket.ownership == ENFORCED else bucket.acl
-        return acls.write_acl(self.owner(bucket.owner), acls.grants_of(acl, bucket.owner), self.name)
+        owner = Owner(bucket.owner, names.get(bucket.owner, ""))
+        return acls.write_acl(owner, acls.grants_of(acl, bucket.owner), names)
 
 
 def check_acl(acl: Acl, bucket: Bucket) -> None:

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from meshd.service.acls import ENFORCED, check_acl, kept_on_bucket
+from meshwire.policies import PolicyError, is_public, parse_policy
+from meshwire.policies.parsing import MAX_POLICY_BYTES
+from meshwire.s3 import lifecycledocuments, listings, tagging
 from meshwire.s3 import settingdocuments as docs
 from meshwire.s3.acls import grants_of
 from meshwire.s3.errors import S3Error
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
     from meshd.control.buckets import Bucket, BucketTable
     from meshd.service.acls import AclService
+    from meshwire.policies import Policy
     from meshwire.s3.operations import DeleteBucketSetting, GetBucketSetting, PutBucketSetting
     from meshwire.s3.settings import BucketSetting
 
@@ -92,6 +96,36 @@ def _put_versioning(body: bytes) -> Change:
     return lambda bucket: replace(bucket, versioning=status)
 
 
+# --- tags -------------------------------------------------------------------------------------------------
+
+
+def _get_tagging(bucket: Bucket) -> SettingDocument:
+    if not bucket.tags:
+        raise S3Error("NoSuchTagSet", extra={"BucketName": bucket.name})
+    return SettingDocument(listings.root("Tagging", tagging.pieces(bucket.tags)).encode())
+
+
+def _put_tagging(body: bytes) -> Change:
+    if not body.strip():
+        raise S3Error("MissingRequestBodyError")
+    tags = tagging.parse_tagging(body, tagging.BUCKET_TAGS)
+    return lambda bucket: replace(bucket, tags=tags or None)
+
+
+# --- lifecycle --------------------------------------------------------------------------------------------
+
+
+def _get_lifecycle(bucket: Bucket) -> SettingDocument:
+    if not bucket.lifecycle:
+        raise S3Error("NoSuchLifecycleConfiguration", extra={"BucketName": bucket.name})
+    return SettingDocument(lifecycledocuments.lifecycle(bucket.lifecycle))
+
+
+def _put_lifecycle(body: bytes) -> Change:
+    rules = lifecycledocuments.parse_lifecycle(body)
+    return lambda bucket: replace(bucket, lifecycle=rules)
+
+
 # --- CORS -------------------------------------------------------------------------------------------------
 
 
@@ -104,6 +138,48 @@ def _get_cors(bucket: Bucket) -> SettingDocument:
 def _put_cors(body: bytes) -> Change:
     rules = docs.parse_cors(body)
     return lambda bucket: replace(bucket, cors=rules)
+
+
+# --- policies -----------------------------------------------------------------------------------------------
+
+
+def _get_policy(bucket: Bucket) -> SettingDocument:
+    return SettingDocument(_policy_text(bucket).encode(), "application/json")
+
+
+def _policy_text(bucket: Bucket) -> str:
+    if not bucket.policy:
+        raise S3Error("NoSuchBucketPolicy", extra={"BucketName": bucket.name})
+    return bucket.policy
+
+
+def _put_policy(body: bytes) -> Change:
+    """Kept as it was sent: clients compare what they read back."""
+    if not body.strip():
+        raise S3Error("MissingRequestBodyError")
+    if len(body) > MAX_POLICY_BYTES:
+        raise S3Error("PolicyTooLarge")
+
+    def change(bucket: Bucket) -> Bucket:
+        policy = _read_policy(body, bucket.name)
+        blocked = bucket.public_access is not None and bucket.public_access.block_public_policy
+        if blocked and is_public(policy):
+            raise S3Error("AccessDenied", "Public policies are blocked on this bucket (BlockPublicPolicy).")
+        return replace(bucket, policy=body.decode())
+
+    return change
+
+
+def _read_policy(text: str | bytes, bucket: str) -> Policy:
+    try:
+        return parse_policy(text, kind="bucket", bucket=bucket)
+    except PolicyError as error:
+        raise S3Error("MalformedPolicy", str(error)) from None
+
+
+def _get_policy_status(bucket: Bucket) -> SettingDocument:
+    policy = _read_policy(_policy_text(bucket), bucket.name)
+    return SettingDocument(docs.policy_status(public=is_public(policy)))
 
 
 # --- access -----------------------------------------------------------------------------------------------
@@ -141,18 +217,28 @@ def _put_ownership(body: bytes) -> Change:
 
 _READERS: Mapping[BucketSetting, Callable[[Bucket], SettingDocument]] = {
     "cors": _get_cors,
+    "lifecycle": _get_lifecycle,
     "ownershipControls": _get_ownership,
+    "policy": _get_policy,
+    "policyStatus": _get_policy_status,
     "publicAccessBlock": _get_public_access,
+    "tagging": _get_tagging,
     "versioning": _get_versioning,
 }
 _WRITERS: Mapping[BucketSetting, Callable[[bytes], Change]] = {
     "cors": _put_cors,
+    "lifecycle": _put_lifecycle,
     "ownershipControls": _put_ownership,
+    "policy": _put_policy,
     "publicAccessBlock": _put_public_access,
+    "tagging": _put_tagging,
     "versioning": _put_versioning,
 }
 _REMOVERS: Mapping[BucketSetting, Change] = {
     "cors": lambda bucket: replace(bucket, cors=()),
+    "lifecycle": lambda bucket: replace(bucket, lifecycle=()),
     "ownershipControls": lambda bucket: replace(bucket, ownership=""),
+    "policy": lambda bucket: replace(bucket, policy=""),
     "publicAccessBlock": lambda bucket: replace(bucket, public_access=None),
+    "tagging": lambda bucket: replace(bucket, tags=None),
 }

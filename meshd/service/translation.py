@@ -23,6 +23,7 @@ _CODES: dict[type[errors.StoreError], str] = {
     errors.DiskFullError: "InsufficientStorage",
     errors.DiskFailedError: "InternalError",
     errors.NoSuchUploadError: "NoSuchUpload",
+    errors.NoSuchVersionError: "NoSuchKey",
     errors.InvalidPartError: "InvalidPart",
     errors.SizeMismatchError: "IncompleteBody",
     errors.MetadataTooLargeError: "MetadataTooLarge",

@@ -42,6 +42,7 @@ class CheckReport:
     """What was looked at, what is wrong, and what the next start will clear away."""
 
     objects: int = 0
+    versions: int = 0
     files: int = 0
     bytes: int = 0
     problems: list[Problem] = field(default_factory=list)
@@ -82,6 +83,7 @@ class Checker:
     def run(self) -> CheckReport:
         with self._index.reading() as txn:
             claims = self._claims(txn)
+            self._order(txn)
             known = dict(self._index.all_files(txn))
             total, done = sum(info.end for info in known.values()), 0
             for file, info in known.items():
@@ -100,10 +102,9 @@ class Checker:
 
     def _claims(self, txn: Any) -> _Claims:
         claims = _Claims()
-        for _, _, record in self._index.all_objects(txn):
-            self.report.objects += 1
+        for name, record in self._index.all_records(txn):
             if sum(extent.length for extent in record.extents) != record.size:
-                self._tell("mismatch", "", "", f"a record of {record.size} bytes has other extents")
+                self._tell("mismatch", "", _named(name), f"a record of {record.size} bytes has other extents")
             for extent in used_extents(record):
                 claims.add(extent)
         for _, upload in self._index.all_uploads(txn):
@@ -154,10 +155,27 @@ class Checker:
 
     def _owner(self, txn: Any, extent: Extent) -> str:
         """Who uses an extent: a search through the index, for damaged files only."""
-        for bucket, key, record in self._index.all_objects(txn):
+        for name, record in self._index.all_records(txn):
             if extent in used_extents(record):
-                return f"{bucket}/{key}"
+                return _named(name)
         return ""
+
+    def _order(self, txn: Any) -> None:
+        """The newest version is the current one, unless it is a marker; and `nulls` is right."""
+        versions, last, nulls = self._index.versions, b"", 0
+        self.report.objects, self.report.versions = versions.objects.count(txn), versions.older.count(txn)
+        for name, record in versions.all_older(txn):
+            if not record.version:
+                nulls += 1
+                if versions.null(txn, name) != record:
+                    self._tell("mismatch", "", _named(name), "its null version is not where the index says")
+            if name == last:
+                continue
+            last, current = name, versions.current(txn, name)
+            if not record.marker if current is None else record.stamp >= current.stamp:
+                self._tell("mismatch", "", _named(name), "its newest version is not the current one")
+        if nulls != versions.nulls.count(txn):
+            self._tell("mismatch", "", "", "the index lists null versions that are not there")
 
     def _leftovers(self, known: dict[int, DataFile]) -> None:
         for disk, file, path in self._disks.files():
@@ -166,6 +184,11 @@ class Checker:
         self.report.leftovers += [
             entry.path for _, entry in self._disks.entries() if entry.name.endswith(".part")
         ]
+
+
+def _named(name: bytes) -> str:
+    """bucket/key."""
+    return name.decode().replace("\0", "/", 1)
 
 
 def check(settings: StoreSettings, progress: Progress = lambda done, total: None) -> CheckReport:

@@ -17,8 +17,9 @@ import msgspec
 
 from meshd.kit import failpoints
 from meshd.store.errors import CorruptExtentError
-from meshd.store.intents import Intent, enter, used_extents, write_manifest
-from meshd.store.members import undoes
+from meshd.store.index import object_key
+from meshd.store.intents import Intent, rewrite, used_extents, write_manifest
+from meshd.store.members import stamp_of, undoes
 from meshd.store.surveying import FileSurvey
 
 if TYPE_CHECKING:
@@ -71,12 +72,12 @@ class MoveMember(Intent):
 
     def _turn(self, work: Work, txn: Any, old: Extent, new: Extent) -> bool:
         member, index = self.piece.member, work.index
-        if member.kind == "object":
-            record = index.get_in(txn, member.bucket, member.key)
-            if record is None or record.extents != (old,) or record.manifest is not None:
+        if member.kind in ("object", "marker"):
+            record = _user(index, txn, member, old)
+            if record is None or record.manifest is not None:
                 return False
             moved = msgspec.structs.replace(record, extents=(new,), moves=member.moves + 1)
-            enter(work, txn, member.bucket, member.key, moved, record)
+            rewrite(work, txn, member.bucket, member.key, moved, record)
         elif member.kind == "part":
             part = index.get_part(txn, member.upload, member.part)
             if part is None or part.extents != (old,):
@@ -107,9 +108,8 @@ class MoveManifested(Intent):
         self.existing: Record | None = None
 
     def judge(self, work: Work, txn: Any) -> None:
-        member = self.piece.member
-        record = work.index.get_in(txn, member.bucket, member.key)
-        if record is not None and record.manifest is not None and self.piece.old in used_extents(record):
+        record = _user(work.index, txn, self.piece.member, self.piece.old)
+        if record is not None and record.manifest is not None:
             self.existing = record
 
     def place(self, work: Work, txn: Any | None) -> None:
@@ -127,9 +127,9 @@ class MoveManifested(Intent):
         self.record = write_manifest(work, piece.member.bucket, piece.member.key, moved, upload)
 
     def apply(self, work: Work, txn: Any) -> None:
-        if self.record is not None:
+        if self.record is not None and self.existing is not None:
             work.spare(self.piece.old.file)
-            enter(work, txn, self.piece.member.bucket, self.piece.member.key, self.record, self.existing)
+            rewrite(work, txn, self.piece.member.bucket, self.piece.member.key, self.record, self.existing)
 
 
 class KeepUndoing(Intent):
@@ -260,13 +260,14 @@ class Compactor:
     def _intent(self, survey: FileSurvey, found: Found, oldest: int) -> Intent | None:
         member, extent = found.member, found.extent
         with self._index.reading() as txn:
-            record = self._index.get_in(txn, member.bucket, member.key)
-            if record is not None and extent in used_extents(record):
+            record = _user(self._index, txn, member, extent)
+            if record is not None:
                 piece = _Piece(member, extent, _whole(survey, extent))
                 return MoveMember(piece) if record.manifest is None else MoveManifested(piece)
             if self._uses(txn, member, extent):
                 return MoveMember(_Piece(member, extent, _whole(survey, extent)))
-        return KeepUndoing(member) if _still_undoes(member, record, oldest) else None
+            needed = undoes(member) and self._still_undoes(txn, member, oldest)
+        return KeepUndoing(member) if needed else None
 
     def _uses(self, txn: Any, member: Member, extent: Extent) -> bool:
         """Whether an upload in progress uses this extent."""
@@ -278,6 +279,18 @@ class Compactor:
         )
         return upload is not None and upload.place == extent
 
+    def _still_undoes(self, txn: Any, member: Member, oldest: int) -> bool:
+        """Whether what this ended may come back without it. A newer null version stops older ones, too; a
+        version of its own is stopped by nothing else.
+        """
+        stamp = int(member.stamp)
+        if member.version and member.kind == "deleted":
+            return oldest <= (stamp_of(member.version) or 0)
+        if member.kind != "deleted":
+            return oldest < stamp
+        null = self._index.versions.null(txn, object_key(member.bucket, member.key))
+        return oldest < stamp and (null is None or null.stamp < stamp)
+
     def _oldest_buried(self, file: int) -> int:
         """The lowest stamp that a member undone by one of `file` may have, looking at all other files."""
         with self._index.reading() as txn:
@@ -285,11 +298,15 @@ class Compactor:
         return min((info.first_stamp for info in files), default=1 << 64)
 
 
-def _still_undoes(member: Member, record: Record | None, oldest: int) -> bool:
-    """Whether an older member may come back without this one; a newer version would stop it too."""
-    stamp = int(member.stamp)
-    newer = not member.upload and record is not None and record.stamp > stamp
-    return undoes(member) and not newer and oldest < stamp
+def _user(index: Index, txn: Any, member: Member, extent: Extent) -> Record | None:
+    """The version that uses this extent of `member`: its own, or for a part any one of its key."""
+    name = object_key(member.bucket, member.key)
+    if member.kind == "part":
+        return next(
+            (record for record in index.versions.of(txn, name) if extent in used_extents(record)), None
+        )
+    own = index.versions.at(txn, name, int(member.stamp))
+    return own if own is not None and extent in used_extents(own) else None
 
 
 def _sealed_segment(info: DataFile) -> bool:

@@ -36,6 +36,10 @@ class ExtentGoneError(StoreError):
     """The extents of a record were removed meanwhile: `get` the record again and retry once."""
 
 
+class NoSuchVersionError(StoreError):
+    """The object, or this version of it, is not there, or it is a delete marker."""
+
+
 class NoSuchUploadError(StoreError):
     """The multipart upload does not exist: completed, aborted or never made."""
 

@@ -1,4 +1,4 @@
-"""The LMDB index: objects, uploads, parts, data files, and what the store knows of itself.
+"""The LMDB index: objects and their versions, uploads, parts, data files, and what the store knows of itself.
 
 Law: reads open a short transaction and close it before anyone waits; writes happen inside `writing`, which
 LMDB serialises over all processes. Nothing here touches data files.
@@ -17,13 +17,15 @@ from meshd.store.layout import FORMAT
 from meshd.store.listing import Query, entry_page, list_page
 from meshd.store.ordered import OrderedTable
 from meshd.store.records import DataFile, Record, Upload, UploadedPart
+from meshd.store.versionlisting import VersionQuery, list_versions
+from meshd.store.versions import Versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from meshd.config import StoreSettings
-    from meshd.store.records import EntryPage, Page
+    from meshd.store.records import EntryPage, Page, VersionPage
 
 _encode = msgspec.msgpack.Encoder().encode
 _record = msgspec.msgpack.Decoder(Record).decode
@@ -59,7 +61,7 @@ class Index:
             self.env = lmdb.open(
                 str(path),
                 map_size=map_bytes,
-                max_dbs=8,
+                max_dbs=16,
                 max_readers=1024,
                 max_spare_txns=8,
                 sync=sync,
@@ -85,6 +87,9 @@ class Index:
                 f"the index at {self.path} has format {version}, this meshd knows {FORMAT}; upgrade meshd"
             )
         self.objects = OrderedTable(self.env.open_db(b"objects", create=create))
+        older = OrderedTable(self.env.open_db(b"versions", create=create))
+        nulls = OrderedTable(self.env.open_db(b"nulls", create=create))
+        self.versions = Versions(self.objects, older, nulls)
         self.uploads = OrderedTable(self.env.open_db(b"uploads", create=create))
         self.parts = self.env.open_db(b"parts", create=create)
         self.files = self.env.open_db(b"files", create=create)
@@ -141,11 +146,10 @@ class Index:
         raw = self.objects.get(txn, object_key(bucket, key))
         return None if raw is None else _record(raw)
 
-    def put_object(self, txn: Any, bucket: str, key: str, record: Record) -> None:
-        self.objects.put(txn, object_key(bucket, key), _encode(record))
-
-    def delete_object(self, txn: Any, bucket: str, key: str) -> None:
-        self.objects.delete(txn, object_key(bucket, key))
+    def find(self, bucket: str, key: str, version: str) -> Record | None:
+        """This very version, from the latest committed state."""
+        with self.reading() as txn:
+            return self.versions.find(txn, object_key(bucket, key), version)
 
     def list(self, bucket: str, prefix: str, delimiter: str, after: str, limit: int) -> Page:
         """One page, see ObjectStore.list."""
@@ -161,19 +165,30 @@ class Index:
         with self._begin() as txn, self.objects.runs(txn, query.start()) as runs:
             return entry_page(runs, query)
 
+    def list_versions(
+        self, bucket: str, prefix: str, delimiter: str, key_marker: str, version_marker: str, limit: int
+    ) -> VersionPage:
+        """One page, see ObjectStore.list_versions."""
+        base = bucket.encode() + b"\0"
+        query = VersionQuery(
+            base, prefix.encode(), delimiter.encode(), key_marker.encode(), version_marker, limit
+        )
+        with self.reading() as txn:
+            return list_versions(self.versions, txn, query)
+
     def is_empty(self, bucket: str) -> bool:
         base = bucket.encode() + b"\0"
         with self.reading() as txn:
             return not any(
                 next(table.items(txn, prefix=base), None) is not None
-                for table in (self.objects, self.uploads)
+                for table in (self.objects, self.versions.older, self.uploads)
             )
 
-    def all_objects(self, txn: Any) -> Iterator[tuple[str, str, Record]]:
-        """(bucket, key, record) of everything, in order."""
+    def all_records(self, txn: Any) -> Iterator[tuple[bytes, Record]]:
+        """(name, record) of every object and version; the current ones first, each half in order."""
         for name, raw in self.objects.items(txn):
-            bucket, _, key = name.decode().partition("\0")
-            yield bucket, key, _record(raw)
+            yield name, _record(raw)
+        yield from self.versions.all_older(txn)
 
     # uploads and parts ------------------------------------------------------------------------------------
 

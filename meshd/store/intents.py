@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from awscrt import checksums
 
-from meshd.kit import failpoints
 from meshd.store.errors import (
     ConditionFailedError,
     ConditionMissingError,
     ExtentGoneError,
 )
-from meshd.store.members import Member, stamp_text
+from meshd.store.index import object_key
+from meshd.store.members import Member, stamp_text, version_of
 from meshd.store.records import Record
 from meshwire.conditions import judge_write
 
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from meshd.store.ownfiles import OwnFile
-    from meshd.store.records import Extent, Meta
+    from meshd.store.records import Extent, Meta, Part
     from meshd.store.works import Placed, Work
     from meshwire.conditions import Conditions
+    from meshwire.s3.settings import Versioning
 
 
 def judge_conditions(conditions: Conditions | None, existing: Record | None) -> None:
@@ -67,13 +68,49 @@ class Intent:
         """Enters the request in the index; its result."""
 
 
-def enter(work: Work, txn: Any, bucket: str, key: str, record: Record, existing: Record | None) -> Record:
-    """Puts `record` where `existing` was, and keeps the accounts of both."""
-    if existing is not None:
-        work.release(used_extents(existing))
-    work.adopt(used_extents(record))
-    work.index.put_object(txn, bucket, key, record)
+def enter(
+    work: Work, txn: Any, bucket: str, key: str, record: Record, newest: Record | None
+) -> Record | None:
+    """Puts `record` on top of the versions of a key and keeps the accounts; the null version it replaced."""
+    replaced = work.index.versions.add(txn, object_key(bucket, key), record, newest)
+    work.exchange(used_extents(replaced) if replaced else (), used_extents(record))
+    return replaced
+
+
+def rewrite(work: Work, txn: Any, bucket: str, key: str, record: Record, existing: Record) -> Record:
+    """Puts `record` where `existing`, of the same stamp, was, and keeps the accounts of both."""
+    work.exchange(used_extents(existing), used_extents(record))
+    work.index.versions.replace(txn, object_key(bucket, key), record)
     return record
+
+
+def make_record(
+    meta: Meta,
+    versioning: Versioning,
+    *,
+    size: int,
+    stamp: int,
+    modified: int,
+    extents: tuple[Extent, ...],
+    parts: tuple[Part, ...] = (),
+) -> Record:
+    """A new version of an object."""
+    return Record(
+        size,
+        meta.etag,
+        stamp,
+        modified,
+        extents,
+        meta.headers,
+        meta.metadata,
+        meta.checksums,
+        meta.checksum_type,
+        parts,
+        meta.owner,
+        version=version_of(stamp) if versioning == "Enabled" else "",
+        tags=meta.tags,
+        acl=meta.acl,
+    )
 
 
 @dataclass(slots=True)
@@ -95,15 +132,16 @@ class PutObject(Intent):
     """A new version of an object."""
 
     def __init__(
-        self, bucket: str, key: str, meta: Meta, payload: Payload, conditions: Conditions | None
+        self,
+        bucket: str,
+        key: str,
+        meta: Meta,
+        payload: Payload,
+        conditions: Conditions | None,
+        versioning: Versioning,
     ) -> None:
-        self.bucket, self.key, self.meta, self.payload, self.conditions = (
-            bucket,
-            key,
-            meta,
-            payload,
-            conditions,
-        )
+        self.bucket, self.key, self.meta, self.payload = bucket, key, meta, payload
+        self.conditions, self.versioning = conditions, versioning
         self.exclusive = conditions is not None
         self.weight = 0 if payload.own else payload.size
         self.placed: Placed | None = None
@@ -128,63 +166,43 @@ class PutObject(Intent):
             meta.checksums,
             meta.checksum_type,
             meta.owner,
+            version=version_of(stamp) if self.versioning == "Enabled" else "",
+            tags=meta.tags,
+            acl=meta.acl,
         )
         self.placed = self.payload.lay(work, member, stamp)
 
     def apply(self, work: Work, txn: Any) -> Record:
-        existing = work.index.get_in(txn, self.bucket, self.key)
-        placed, meta = self.placed, self.meta
+        placed = self.placed
         assert placed is not None
-        stamp = work.overtake(placed, existing.stamp if existing else 0)
-        record = Record(
-            self.payload.size,
-            meta.etag,
-            stamp,
-            self.modified,
-            (placed.extent,),
-            meta.headers,
-            meta.metadata,
-            meta.checksums,
-            meta.checksum_type,
-            (),
-            meta.owner,
+        newest = work.index.versions.newest(txn, object_key(self.bucket, self.key))
+        record = make_record(
+            self.meta,
+            self.versioning,
+            size=self.payload.size,
+            stamp=work.overtake(placed, newest.stamp if newest else 0),
+            modified=self.modified,
+            extents=(placed.extent,),
         )
-        return enter(work, txn, self.bucket, self.key, record, existing)
-
-
-class DeleteObject(Intent):
-    """A deletion, remembered in the data files by a member without data."""
-
-    def __init__(self, bucket: str, key: str, conditions: Conditions | None) -> None:
-        self.bucket, self.key, self.conditions = bucket, key, conditions
-        self.exclusive = conditions is not None
-        self.placed: Placed | None = None
-
-    def judge(self, work: Work, txn: Any) -> None:
-        judge_conditions(self.conditions, work.index.get_in(txn, self.bucket, self.key))
-
-    def place(self, work: Work, txn: Any | None) -> None:
-        stamp = work.stamp()
-        member = Member(stamp_text(stamp), "deleted", self.bucket, self.key, modified=work.clock.now_ms())
-        self.placed = work.append(member, stamp, (), 0)
-        failpoints.hit("store.delete.placed")
-
-    def apply(self, work: Work, txn: Any) -> bool:
-        existing = work.index.get_in(txn, self.bucket, self.key)
-        if existing is None:
-            return False
-        assert self.placed is not None
-        work.overtake(self.placed, existing.stamp)
-        work.release(used_extents(existing))
-        work.index.delete_object(txn, self.bucket, self.key)
-        return True
+        enter(work, txn, self.bucket, self.key, record, newest)
+        return record
 
 
 def write_manifest(work: Work, bucket: str, key: str, record: Record, upload_id: str = "") -> Record:
     """Writes down in the data files which extents make `record`; the record with the manifest's place."""
     body = msgspec.json.encode(record)
     crc, stamp = checksums.crc32c(body), stamp_text(record.stamp)
-    member = Member(stamp, "manifest", bucket, key, crc, record.etag, record.modified, upload=upload_id)
+    member = Member(
+        stamp,
+        "manifest",
+        bucket,
+        key,
+        crc,
+        record.etag,
+        record.modified,
+        upload=upload_id,
+        version=record.version,
+    )
     placed = work.append(member, record.stamp, (body,), len(body))
     return msgspec.structs.replace(record, manifest=placed.extent)
 
@@ -202,9 +220,10 @@ class LinkObject(Intent):
         copied: dict[Extent, bytes],
         meta: Meta,
         conditions: Conditions | None,
+        versioning: Versioning,
     ) -> None:
         self.bucket, self.key, self.source, self.copied = bucket, key, source, copied
-        self.meta, self.conditions = meta, conditions
+        self.meta, self.conditions, self.versioning = meta, conditions, versioning
         self.weight = sum(map(len, copied.values()))
         self.record: Record | None = None
 
@@ -215,19 +234,14 @@ class LinkObject(Intent):
         judge_conditions(self.conditions, work.index.get_in(txn, self.bucket, self.key))
 
     def place(self, work: Work, txn: Any | None) -> None:
-        meta, source = self.meta, self.source
-        record = Record(
-            source.size,
-            meta.etag,
-            work.stamp(),
-            work.clock.now_ms(),
-            tuple(self._extent(work, extent) for extent in source.extents),
-            meta.headers,
-            meta.metadata,
-            meta.checksums,
-            meta.checksum_type,
-            source.parts,
-            meta.owner,
+        record = make_record(
+            self.meta,
+            self.versioning,
+            size=self.source.size,
+            stamp=work.stamp(),
+            modified=work.clock.now_ms(),
+            extents=tuple(self._extent(work, extent) for extent in self.source.extents),
+            parts=self.source.parts,
         )
         self.record = write_manifest(work, self.bucket, self.key, record)
 
@@ -241,8 +255,9 @@ class LinkObject(Intent):
 
     def apply(self, work: Work, txn: Any) -> Record:
         assert self.record is not None
-        existing = work.index.get_in(txn, self.bucket, self.key)
-        return enter(work, txn, self.bucket, self.key, self.record, existing)
+        newest = work.index.versions.newest(txn, object_key(self.bucket, self.key))
+        enter(work, txn, self.bucket, self.key, self.record, newest)
+        return self.record
 
 
 class Reserve(Intent):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from meshd.store.records import (
@@ -19,12 +19,15 @@ if TYPE_CHECKING:
         Page,
         PartPage,
         Record,
+        Removed,
         Span,
         StoreStats,
         Upload,
         UploadPage,
+        VersionPage,
     )
     from meshwire.conditions import Conditions
+    from meshwire.s3.settings import Acl, Versioning
 
 Buffer = bytes | bytearray | memoryview
 
@@ -42,9 +45,13 @@ class ObjectWriter(Protocol):
         """
         ...
 
-    async def commit(self, meta: Meta, *, conditions: Conditions | None = None) -> Record:
+    async def commit(
+        self, meta: Meta, *, conditions: Conditions | None = None, versioning: Versioning = ""
+    ) -> Record:
         """Makes the object visible and durable. When cancelled, the write may still take place.
 
+        `versioning`, as everywhere, is the bucket's present setting: a write replaces the null version, with
+        "Enabled" it replaces nothing. Conditions look at the current object; a delete marker is none.
         Raises ConditionFailedError, ConditionMissingError, NoSuchUploadError (parts), DiskFullError,
         DiskFailedError, SizeMismatchError, MetadataTooLargeError.
         """
@@ -56,9 +63,10 @@ class ObjectWriter(Protocol):
 
 
 class ObjectStore(Protocol):
-    """Objects by (bucket, key) and multipart uploads.
+    """Objects by (bucket, key), their versions, and multipart uploads.
 
-    Keys are str without surrogates, at most 1024 bytes of UTF-8.
+    Keys are str without surrogates and NUL, at most 1024 bytes of UTF-8. A version is named by its id, or
+    `null`.
     """
 
     def close(self) -> None:
@@ -66,7 +74,18 @@ class ObjectStore(Protocol):
         ...
 
     def get(self, bucket: str, key: str) -> Record | None:
-        """The object's record, or None. Microseconds: may be called on the event loop."""
+        """The current object's record; None when there is none or the newest version is a delete marker.
+
+        Microseconds: may be called on the event loop.
+        """
+        ...
+
+    def get_version(self, bucket: str, key: str, version: str) -> Record | None:
+        """Exactly this version, a delete marker too. None when there is none, whatever the text."""
+        ...
+
+    def newest(self, bucket: str, key: str) -> Record | None:
+        """The newest version, a delete marker too."""
         ...
 
     def list(
@@ -85,24 +104,84 @@ class ObjectStore(Protocol):
         speed."""
         ...
 
+    def list_versions(
+        self,
+        bucket: str,
+        *,
+        prefix: str = "",
+        delimiter: str = "",
+        key_marker: str = "",
+        version_marker: str = "",
+        limit: int = 1000,
+    ) -> VersionPage:
+        """Versions after (key_marker, version_marker); without the latter, after all of key_marker.
+
+        A marker that is gone keeps its place; only after a null version that is gone its key begins anew.
+        """
+        ...
+
     def is_empty(self, bucket: str) -> bool:
-        """True when the bucket has no object and no upload in progress."""
+        """True when the bucket has no object, no other version and no upload in progress."""
         ...
 
     def writer(self, bucket: str, key: str, *, size: int | None) -> ObjectWriter:
         """A writer for a new version; `size` in bytes when known (then exactly so many must be written)."""
         ...
 
-    async def delete(self, bucket: str, key: str, *, conditions: Conditions | None = None) -> bool:
-        """True when there was an object. Durable when it returns. Raises like `ObjectWriter.commit`."""
+    async def delete(
+        self,
+        bucket: str,
+        key: str,
+        *,
+        conditions: Conditions | None = None,
+        versioning: Versioning = "",
+    ) -> Removed:
+        """Deletes the object; with versioning a delete marker hides it, which "Suspended" puts in the place
+        of the null version. Where the setting is "" but the object has a version, "Suspended" is meant.
+
+        Durable when it returns. Raises like `ObjectWriter.commit`.
+        """
         ...
 
-    async def delete_many(self, bucket: str, keys: Iterable[str]) -> None:
+    async def delete_many(
+        self, bucket: str, keys: Iterable[str], *, versioning: Versioning = ""
+    ) -> Mapping[str, Removed]:
         """Deletes all these keys; missing ones are fine. Durable when it returns."""
         ...
 
+    async def delete_version(
+        self, bucket: str, key: str, version: str, *, conditions: Conditions | None = None
+    ) -> Removed:
+        """Removes this version for good; `record` is None when it was not there. Conditions judge it alone.
+
+        Under the newest one, the next becomes the current object unless it is a marker.
+        """
+        ...
+
+    async def amend(
+        self,
+        bucket: str,
+        key: str,
+        version: str | None,
+        *,
+        tags: dict[str, str] | None = None,
+        acl: Acl | None = None,
+    ) -> Record:
+        """Changes tags, ACL or both of the current object (None) or a version: same stamp, time and ETag.
+
+        Raises NoSuchVersionError when it is gone or a delete marker.
+        """
+        ...
+
     async def link(
-        self, bucket: str, key: str, source: Record, meta: Meta, conditions: Conditions | None = None
+        self,
+        bucket: str,
+        key: str,
+        source: Record,
+        meta: Meta,
+        conditions: Conditions | None = None,
+        *,
+        versioning: Versioning = "",
     ) -> Record:
         """A copy of `source` under (bucket, key) with `meta`.
 
@@ -132,6 +211,8 @@ class ObjectStore(Protocol):
         checksum_algorithm: str = "",
         checksum_type: str = "",
         owner: str = "",
+        tags: dict[str, str] | None = None,
+        acl: Acl | None = None,
     ) -> Upload:
         """Begins a multipart upload. Ids rise with time, so listings are ordered by start within a key."""
         ...
@@ -169,6 +250,7 @@ class ObjectStore(Protocol):
         conditions: Conditions | None = None,
         *,
         etags: Sequence[str] = (),
+        versioning: Versioning = "",
     ) -> Record:
         """Makes the object of these parts, in this order; copies nothing. The upload and other parts are gone
         after.

@@ -1,8 +1,8 @@
 """What the data files say about themselves: one pax record, SHARDMESH.member, a checksum and a JSON document.
 
 Law: pure; everything the index knows can be made again from these members alone.
-Invariant: of the members for one (bucket, key) the highest stamp holds; of copies that compaction
-made, the last.
+Invariant: of the members without a version for one (bucket, key) the highest stamp holds, of those of one
+version the last that was written again.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from awscrt import checksums
 
 from meshd.store.errors import MetadataTooLargeError
 from meshwire import tars
+from meshwire.s3.settings import Acl  # noqa: TC001  msgspec reads the annotations
 
 PAX_KEY = "SHARDMESH.member"
 RESERVE = 16 << 10  # header room of a file of its own: its data begins at this offset
 _MAX_PAX = RESERVE - 2 * tars.BLOCK - 64
 _STAMP_DIGITS = 20
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f]")
+_VERSION = re.compile(r"[0-9a-f]{16}")
 
-Kind = Literal["object", "part", "manifest", "deleted", "upload", "aborted"]
+Kind = Literal["object", "marker", "part", "manifest", "deleted", "upload", "aborted"]
 _SUFFIX: dict[str, str] = {
+    "marker": ".@marker",
     "manifest": ".@manifest",
     "deleted": ".@deleted",
     "upload": ".@upload",
@@ -36,7 +39,8 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
     `at` say where the member itself lies, which tells it from a copy inside somebody's data.
 
     `object` and `part`: the data are the bytes. `manifest`: the data are a Record in JSON. `upload`: the
-    data are an Upload in JSON. `deleted`, `aborted`: no data.
+    data are an Upload in JSON. `marker`, `deleted`, `aborted`: no data. `version`: the id of the version that
+    is made, or with `deleted` the one that goes; empty for the null version.
     """
 
     stamp: str
@@ -56,6 +60,9 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
     file: int = 0
     at: int = 0
     moves: int = 0
+    version: str = ""
+    tags: dict[str, str] = {}
+    acl: Acl | None = None
 
 
 _encoder = msgspec.json.Encoder()
@@ -70,6 +77,16 @@ def undoes(member: Member) -> bool:
 def stamp_text(stamp: int) -> str:
     """The fixed-width text of a stamp."""
     return f"{stamp:0{_STAMP_DIGITS}d}"
+
+
+def version_of(stamp: int) -> str:
+    """The id of the version with this stamp, of fixed width, too."""
+    return f"{stamp:016x}"
+
+
+def stamp_of(version: str) -> int | None:
+    """The stamp in a version's id, None when it is no such id."""
+    return int(version, 16) if _VERSION.fullmatch(version) else None
 
 
 def safe_name(bucket: str, key: str) -> str:

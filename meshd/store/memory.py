@@ -7,6 +7,7 @@ and
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -21,10 +22,13 @@ from meshd.store.errors import (
     ExtentGoneError,
     InvalidPartError,
     NoSuchUploadError,
+    NoSuchVersionError,
     SizeMismatchError,
     StoreClosedError,
 )
+from meshd.store.members import stamp_of, version_of
 from meshd.store.records import (
+    NULL,
     EntryPage,
     Extent,
     Location,
@@ -32,23 +36,26 @@ from meshd.store.records import (
     Part,
     PartPage,
     Record,
+    Removed,
     Span,
     StoreStats,
     Upload,
     UploadedPart,
     UploadPage,
+    VersionPage,
 )
 from meshwire.conditions import Conditions, judge_write
 from meshwire.s3.results import ObjectEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from meshd.kit.clock import Clock
     from meshd.store.interface import Buffer
     from meshd.store.records import (
         Meta,
     )
+    from meshwire.s3.settings import Acl, Versioning
 
 
 class MemoryWriter:
@@ -67,7 +74,9 @@ class MemoryWriter:
         if self._declared is not None and len(self._data) > self._declared:
             raise SizeMismatchError(f"more than the declared {self._declared} bytes were written")
 
-    async def commit(self, meta: Meta, *, conditions: Conditions | None = None) -> Record:
+    async def commit(
+        self, meta: Meta, *, conditions: Conditions | None = None, versioning: Versioning = ""
+    ) -> Record:
         self._expect_open()
         if self._declared is not None and len(self._data) != self._declared:
             raise SizeMismatchError(f"{len(self._data)} of the declared {self._declared} bytes were written")
@@ -75,7 +84,7 @@ class MemoryWriter:
         extent = self._store.keep(bytes(self._data))
         if self._part is not None:
             return self._store.enter_part(*self._part, meta, extent)
-        return self._store.enter(self._bucket, self._key, meta, (extent,), (), conditions)
+        return self._store.enter(self._bucket, self._key, meta, (extent,), (), conditions, versioning)
 
     async def abort(self) -> None:
         self._open = False
@@ -90,14 +99,14 @@ class MemoryStore:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._objects: dict[tuple[str, str], Record] = {}
+        self._versions: dict[tuple[str, str], list[Record]] = {}  # the newest last
         self._uploads: dict[str, Upload] = {}
         self._parts: dict[str, dict[int, UploadedPart]] = {}
         self._blobs: dict[int, int] = {}  # extent's file → memfd
         self._next = 0
 
     def __repr__(self) -> str:
-        return f"<MemoryStore objects={len(self._objects)} uploads={len(self._uploads)}>"
+        return f"<MemoryStore keys={len(self._versions)} uploads={len(self._uploads)}>"
 
     def close(self) -> None:
         blobs, self._blobs = self._blobs, {}
@@ -145,13 +154,26 @@ class MemoryStore:
     # objects --------------------------------------------------------------------------------------------
 
     def get(self, bucket: str, key: str) -> Record | None:
-        return self._objects.get((bucket, key))
+        newest = self.newest(bucket, key)
+        return None if newest is None or newest.marker else newest
+
+    def newest(self, bucket: str, key: str) -> Record | None:
+        return next(reversed(self._versions.get((bucket, key), ())), None)
+
+    def get_version(self, bucket: str, key: str, version: str) -> Record | None:
+        named = "" if version == NULL else version or NULL
+        return next((r for r in self._versions.get((bucket, key), ()) if r.version == named), None)
+
+    def _current(self) -> Iterator[tuple[str, str, Record]]:
+        for (bucket, key), versions in self._versions.items():
+            if not versions[-1].marker:
+                yield bucket, key, versions[-1]
 
     def list(
         self, bucket: str, *, prefix: str = "", delimiter: str = "", after: str = "", limit: int = 1000
     ) -> Page:
         found: dict[str, Record | None] = {}
-        for (owner, key), record in self._objects.items():
+        for owner, key, record in self._current():
             if owner == bucket and key.startswith(prefix):
                 rolled = _roll(key, prefix, delimiter)
                 if (rolled or key).encode() > after.encode():
@@ -174,8 +196,50 @@ class MemoryStore:
         entries = tuple(_entry(key, record) for key, record in page.entries)
         return EntryPage(entries, owners, page.prefixes, page.truncated, page.next_after)
 
+    def list_versions(
+        self,
+        bucket: str,
+        *,
+        prefix: str = "",
+        delimiter: str = "",
+        key_marker: str = "",
+        version_marker: str = "",
+        limit: int = 1000,
+    ) -> VersionPage:
+        found: dict[tuple[bytes, int], Record | None] = {}
+        marker = self._place(bucket, key_marker, version_marker)
+        for (owner, key), versions in self._versions.items():
+            if owner == bucket and key.startswith(prefix):
+                rolled = _roll(key, prefix, delimiter).encode()
+                if rolled and rolled > key_marker.encode():
+                    found[rolled, 0] = None
+                elif not rolled:
+                    places = {(key.encode(), -record.stamp): record for record in versions}
+                    found |= {place: record for place, record in places.items() if place > marker}
+        names = sorted(found)
+        page = names[:limit]
+        truncated = limit > 0 and len(names) > limit
+        entries = tuple((name.decode(), r) for name, at in page if (r := found[name, at]) is not None)
+        last = found[page[-1]] if truncated else None
+        return VersionPage(
+            entries,
+            tuple(record == self.newest(bucket, key) for key, record in entries),
+            tuple(name.decode() for name, at in page if found[name, at] is None),
+            truncated,
+            page[-1][0].decode() if truncated else "",
+            "" if last is None else last.version or NULL,
+        )
+
+    def _place(self, bucket: str, key: str, version: str) -> tuple[bytes, float]:
+        """Behind what a page of versions begins: keys in order, then the newest first."""
+        if version == NULL:
+            null = self.get_version(bucket, key, NULL)
+            return key.encode(), -math.inf if null is None else -null.stamp
+        stamp = stamp_of(version)
+        return key.encode(), (math.inf if not version else -math.inf) if stamp is None else -stamp
+
     def is_empty(self, bucket: str) -> bool:
-        return not any(owner == bucket for owner, _ in self._objects) and not any(
+        return not any(owner == bucket for owner, _ in self._versions) and not any(
             upload.bucket == bucket for upload in self._uploads.values()
         )
 
@@ -190,13 +254,15 @@ class MemoryStore:
         extents: tuple[Extent, ...],
         parts: tuple[Part, ...],
         conditions: Conditions | None,
+        versioning: Versioning,
     ) -> Record:
         """Judges and sets an object."""
-        self._judge(bucket, key, conditions)
-        record = self._objects[bucket, key] = Record(
+        _judge(conditions, self.get(bucket, key))
+        stamp = self._clock.stamp()
+        record = Record(
             sum(extent.length for extent in extents),
             meta.etag,
-            self._clock.stamp(),
+            stamp,
             self._clock.now_ms(),
             extents,
             meta.headers,
@@ -205,30 +271,91 @@ class MemoryStore:
             meta.checksum_type,
             parts,
             meta.owner,
+            version=version_of(stamp) if versioning == "Enabled" else "",
+            tags=meta.tags,
+            acl=meta.acl,
         )
+        self._add(bucket, key, record)
         return record
 
-    def _judge(self, bucket: str, key: str, conditions: Conditions | None) -> None:
-        existing = self._objects.get((bucket, key))
-        etag, modified = (existing.etag, existing.modified // 1000) if existing else (None, 0)
-        verdict = judge_write(conditions or Conditions(), etag, modified)
-        if verdict == "missing":
-            raise ConditionMissingError("If-Match was given, but there is no object with this key")
-        if verdict == "failed":
-            raise ConditionFailedError("the object changed meanwhile, or exists already")
+    def _add(self, bucket: str, key: str, record: Record) -> Record | None:
+        """A new version on top; the null version that it replaced."""
+        replaced = None if record.version else self._remove(bucket, key, NULL)
+        self._versions.setdefault((bucket, key), []).append(record)
+        return replaced
 
-    async def delete(self, bucket: str, key: str, *, conditions: Conditions | None = None) -> bool:
-        self._judge(bucket, key, conditions)
-        return self._objects.pop((bucket, key), None) is not None
+    def _remove(self, bucket: str, key: str, version: str) -> Record | None:
+        record = self.get_version(bucket, key, version)
+        if record is not None:
+            versions = self._versions[bucket, key]
+            versions.remove(record)
+            if not versions:
+                del self._versions[bucket, key]
+        return record
 
-    async def delete_many(self, bucket: str, keys: Iterable[str]) -> None:
-        for key in keys:
-            self._objects.pop((bucket, key), None)
+    async def delete(
+        self,
+        bucket: str,
+        key: str,
+        *,
+        conditions: Conditions | None = None,
+        versioning: Versioning = "",
+    ) -> Removed:
+        existing = self.get(bucket, key)
+        _judge(conditions, existing)
+        if versioning == "" and existing is None:
+            return Removed()
+        if versioning == "" and existing is not None and not existing.version:
+            return Removed(self._remove(bucket, key, NULL))
+        stamp = self._clock.stamp()
+        version = version_of(stamp) if versioning == "Enabled" else ""
+        marker = Record(0, "", stamp, self._clock.now_ms(), (), version=version, marker=True)
+        return Removed(self._add(bucket, key, marker), marker)
+
+    async def delete_many(
+        self, bucket: str, keys: Iterable[str], *, versioning: Versioning = ""
+    ) -> Mapping[str, Removed]:
+        return {key: await self.delete(bucket, key, versioning=versioning) for key in dict.fromkeys(keys)}
+
+    async def delete_version(
+        self, bucket: str, key: str, version: str, *, conditions: Conditions | None = None
+    ) -> Removed:
+        _judge(conditions, self.get_version(bucket, key, version))
+        return Removed(self._remove(bucket, key, version))
+
+    async def amend(
+        self,
+        bucket: str,
+        key: str,
+        version: str | None,
+        *,
+        tags: dict[str, str] | None = None,
+        acl: Acl | None = None,
+    ) -> Record:
+        found = self.get(bucket, key) if version is None else self.get_version(bucket, key, version)
+        if found is None or found.marker:
+            raise NoSuchVersionError("the object or this version of it was removed; list its versions")
+        amended = msgspec.structs.replace(
+            found,
+            tags=found.tags if tags is None else tags,
+            acl=found.acl if acl is None else acl,
+            moves=found.moves + 1,
+        )
+        versions = self._versions[bucket, key]
+        versions[versions.index(found)] = amended
+        return amended
 
     async def link(
-        self, bucket: str, key: str, source: Record, meta: Meta, conditions: Conditions | None = None
+        self,
+        bucket: str,
+        key: str,
+        source: Record,
+        meta: Meta,
+        conditions: Conditions | None = None,
+        *,
+        versioning: Versioning = "",
     ) -> Record:
-        return self.enter(bucket, key, meta, source.extents, source.parts, conditions)
+        return self.enter(bucket, key, meta, source.extents, source.parts, conditions, versioning)
 
     # uploads --------------------------------------------------------------------------------------------
 
@@ -306,6 +433,7 @@ class MemoryStore:
         conditions: Conditions | None = None,
         *,
         etags: Sequence[str] = (),
+        versioning: Versioning = "",
     ) -> Record:
         stored = self._running(upload)
         chosen = []
@@ -315,7 +443,7 @@ class MemoryStore:
             chosen.append(stored[number])
         extents = tuple(extent for part in chosen for extent in part.extents)
         listed = tuple(Part(part.size, part.etag, part.checksums) for part in chosen)
-        record = self.enter(upload.bucket, upload.key, meta, extents, listed, conditions)
+        record = self.enter(upload.bucket, upload.key, meta, extents, listed, conditions, versioning)
         await self.abort_upload(upload)
         return record
 
@@ -324,8 +452,22 @@ class MemoryStore:
         del self._uploads[upload.upload_id], self._parts[upload.upload_id]
 
     def stats(self) -> StoreStats:
-        live = sum(record.size for record in self._objects.values())
-        return StoreStats(objects=len(self._objects), uploads=len(self._uploads), live_bytes=live)
+        objects, versions = sum(1 for _ in self._current()), sum(map(len, self._versions.values()))
+        return StoreStats(
+            objects=objects,
+            uploads=len(self._uploads),
+            live_bytes=sum(record.size for kept in self._versions.values() for record in kept),
+            versions=versions - objects,
+        )
+
+
+def _judge(conditions: Conditions | None, existing: Record | None) -> None:
+    etag, modified = (existing.etag, existing.modified // 1000) if existing else (None, 0)
+    verdict = judge_write(conditions or Conditions(), etag, modified)
+    if verdict == "missing":
+        raise ConditionMissingError("If-Match was given, but there is no object with this key")
+    if verdict == "failed":
+        raise ConditionFailedError("the object changed meanwhile, or exists already")
 
 
 def _roll(key: str, prefix: str, delimiter: str) -> str:

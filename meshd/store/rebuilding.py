@@ -1,8 +1,9 @@
 """Making the index anew from the data files alone.
 
 Law: never writes to a data file. The new index is built beside the old one and takes its place in one rename.
-Invariant: the result does not depend on the order in which files are read: the highest stamp of a key holds,
-a deletion counts until a higher stamp, and what nothing refers to is left out.
+Invariant: the result does not depend on the order in which files are read: of a key's null versions the
+highest stamp holds, a deletion of them counts until a higher stamp, that of a version for good, and what
+nothing refers to is left out.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,25 +22,30 @@ from meshd.store.index import Index, object_key
 from meshd.store.intents import used_extents
 from meshd.store.layout import FORMAT, Disks, read_marker, sync_directory
 from meshd.store.locking import Locks
-from meshd.store.members import undoes
+from meshd.store.members import stamp_of, undoes
 from meshd.store.ordered import OrderedTable
 from meshd.store.records import DataFile, Record, Upload, UploadedPart
 from meshd.store.surveying import FileSurvey, is_own
+from meshd.store.versions import TAIL, decode, older_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from meshd.config import StoreSettings
     from meshd.store.records import Extent
     from meshd.store.surveying import Found, Progress
 
+_encode = msgspec.msgpack.Encoder().encode
+_BATCH = 10_000
+
 
 @dataclass(slots=True)
 class RebuildReport:
-    """What came back, and what could not be read."""
+    """What came back, and what could not be read; `versions`: older ones and delete markers."""
 
     objects: int = 0
+    versions: int = 0
     uploads: int = 0
     files: int = 0
     problems: list[str] = field(default_factory=list)
@@ -58,13 +65,17 @@ class _Account:
 
 
 class Rebuilder:
-    """Gathers members into a fresh index. Memory: one account a data file."""
+    """Gathers members into a fresh index, at first all null versions among the current ones.
+
+    Memory: one account a data file.
+    """
 
     def __init__(self, index: Index) -> None:
         self.index = index
         self.report = RebuildReport()
         self._accounts: dict[int, _Account] = {}
         self._voided = OrderedTable(index.env.open_db(b"voided"))
+        self._gone = OrderedTable(index.env.open_db(b"gone"))
         self._ended = index.env.open_db(b"ended")
 
     def take_file(self, disk: int, file: int, path: str) -> None:
@@ -97,15 +108,16 @@ class Rebuilder:
     def _take(self, txn: Any, survey: FileSurvey, found: Found) -> None:
         member = found.member
         stamp = int(member.stamp)
-        if member.kind == "object":
-            self._object(txn, found, _record(found))
+        name = object_key(member.bucket, member.key)
+        if member.kind in ("object", "marker"):
+            self._enter(txn, name, _record(found))
         elif member.kind == "manifest":
             record = msgspec.json.decode(survey.read(found.extent), type=Record)
-            self._object(txn, found, msgspec.structs.replace(record, stamp=stamp, manifest=found.extent))
+            self._enter(txn, name, msgspec.structs.replace(record, stamp=stamp, manifest=found.extent))
             if member.upload:
                 txn.put(member.upload.encode(), b"", db=self._ended)
         elif member.kind == "deleted":
-            self._void(txn, object_key(member.bucket, member.key), stamp)
+            self._remove(txn, name, member.version, stamp)
         elif member.kind == "upload":
             upload = msgspec.json.decode(survey.read(found.extent), type=Upload)
             self._upload(txn, msgspec.structs.replace(upload, place=found.extent, moves=member.moves))
@@ -114,24 +126,32 @@ class Rebuilder:
         elif member.upload:
             self._part(txn, found, stamp)
 
-    def _object(self, txn: Any, found: Found, record: Record) -> None:
-        member = found.member
-        name = object_key(member.bucket, member.key)
-        voided = self._voided.get(txn, name)
-        existing = self.index.get_in(txn, member.bucket, member.key)
-        if voided is not None and int.from_bytes(voided, "big") > record.stamp:
+    def _enter(self, txn: Any, name: bytes, record: Record) -> None:
+        if record.version:
+            table, place = self.index.versions.older, older_key(name, record.stamp)
+            gone = self._gone.get(txn, place) is not None
+        else:
+            table, place = self.index.objects, name
+            voided = self._voided.get(txn, name)
+            gone = voided is not None and int.from_bytes(voided, "big") > record.stamp
+        if gone:
             return
-        if existing is None or _rank(existing) < _rank(record):
-            self.index.put_object(txn, member.bucket, member.key, record)
+        existing = table.get(txn, place)
+        if existing is None or _rank(decode(existing)) < _rank(record):
+            table.put(txn, place, _encode(record))
 
-    def _void(self, txn: Any, name: bytes, stamp: int) -> None:
+    def _remove(self, txn: Any, name: bytes, version: str, stamp: int) -> None:
+        if version:
+            place = older_key(name, stamp_of(version) or 0)
+            self._gone.put(txn, place, b"")
+            self.index.versions.older.delete(txn, place)
+            return
         voided = self._voided.get(txn, name)
         if voided is None or int.from_bytes(voided, "big") < stamp:
             self._voided.put(txn, name, stamp.to_bytes(16, "big"))
-        bucket, _, key = name.decode().partition("\0")
-        existing = self.index.get_in(txn, bucket, key)
+        existing = self.index.versions.current(txn, name)
         if existing is not None and existing.stamp < stamp:
-            self.index.delete_object(txn, bucket, key)
+            self.index.objects.delete(txn, name)
 
     def _upload(self, txn: Any, upload: Upload) -> None:
         existing = self.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id)
@@ -161,6 +181,7 @@ class Rebuilder:
         with self.index.writing() as txn:
             self._drop_ended(txn)
             self._drop_lost(txn)
+            self._arrange(txn)
             for extent in self._used(txn):
                 account = self._accounts[extent.file]
                 account.live += extent.length
@@ -168,9 +189,11 @@ class Rebuilder:
             self._write_accounts(txn)
             for name, value in self._facts(store, disks).items():
                 self.index.put_meta(txn, name, value)
-            txn.drop(self._voided.db)
+            for table in (self._voided, self._gone):
+                txn.drop(table.db)
             txn.drop(self._ended)
             self.report.objects = self.index.objects.count(txn)
+            self.report.versions = self.index.versions.older.count(txn)
             self.report.uploads = self.index.uploads.count(txn)
 
     def _facts(self, store: str, disks: dict[int, Path]) -> dict[str, Any]:
@@ -196,17 +219,44 @@ class Rebuilder:
                 self.index.delete_part(txn, upload_id, part.number)
 
     def _drop_lost(self, txn: Any) -> None:
-        """An object whose extents are not there is left out, and told."""
+        """A version whose extents are not there is left out, and told."""
         lost = [
-            (bucket, key)
-            for bucket, key, record in self.index.all_objects(txn)
+            (name, record)
+            for name, record in self.index.all_records(txn)
             if not all(self._present(extent) for extent in record.extents)
         ]
-        for bucket, key in lost:
-            self.index.delete_object(txn, bucket, key)
+        for name, record in lost:
+            if record.version:
+                self.index.versions.older.delete(txn, older_key(name, record.stamp))
+            else:
+                self.index.objects.delete(txn, name)
+            told = f" (version {record.version})" if record.version else ""
             self.report.problems.append(
-                f"{bucket}/{key}: bytes it consists of are missing; the object is lost"
+                f"{name.decode().replace(chr(0), '/', 1)}{told}: bytes it consists of are missing; it is lost"
             )
+
+    def _arrange(self, txn: Any) -> None:
+        """Each key's newest version becomes the current one, its null version an older one if it is older."""
+        versions = self.index.versions
+        for batch in _batches(self.index.objects, txn):
+            for name, raw in batch:
+                record = decode(raw)
+                if record.marker:
+                    versions.objects.delete(txn, name)
+                    versions.keep(txn, name, record)
+        for batch in _batches(versions.older, txn):
+            for name in dict.fromkeys(key[:-TAIL] for key, _ in batch):
+                self._raise(txn, name)
+
+    def _raise(self, txn: Any, name: bytes) -> None:
+        versions = self.index.versions
+        current, older = versions.current(txn, name), next(versions.older_of(txn, name), None)
+        if older is None or (current is not None and current.stamp > older.stamp):
+            return
+        if current is not None:
+            versions.objects.delete(txn, name)
+            versions.keep(txn, name, current)
+        versions.raise_newest(txn, name)
 
     def _present(self, extent: Extent) -> bool:
         account = self._accounts.get(extent.file)
@@ -217,7 +267,7 @@ class Rebuilder:
         )
 
     def _used(self, txn: Any) -> Iterable[Extent]:
-        for _, _, record in self.index.all_objects(txn):
+        for _, record in self.index.all_records(txn):
             yield from used_extents(record)
         for _, upload in self.index.all_uploads(txn):
             if upload.place is not None:
@@ -262,12 +312,25 @@ def _record(found: Found) -> Record:
         (),
         member.owner,
         moves=member.moves,
+        version=member.version,
+        marker=member.kind == "marker",
+        tags=member.tags,
+        acl=member.acl,
     )
 
 
-def _rank(record: Record) -> tuple[int, int]:
-    """Highest holds: the stamp, then how often compaction has written it again with the same stamp."""
-    return record.stamp, record.moves
+def _rank(record: Record) -> tuple[int, int, bool]:
+    """Highest holds: the stamp, then how often it was written again with the same stamp. Compaction may have
+    left a copy that was overtaken by a manifest with new tags."""
+    return record.stamp, record.moves, record.manifest is not None
+
+
+def _batches(table: OrderedTable, txn: Any) -> Iterator[list[tuple[bytes, bytes]]]:
+    """All pairs of a table that may be changed meanwhile, up to where it was read."""
+    start = b""
+    while batch := [(key, bytes(raw)) for key, raw in islice(table.items(txn, start), _BATCH)]:
+        yield batch
+        start = batch[-1][0] + b"\0"
 
 
 def _span(stamps: list[int], stamp: int) -> list[int]:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 _NOTHING = msgspec.Raw(b"\x80")
 
+NULL = "null"
+"""What the version without an id is called in requests and pages; `Record.version` says it as ""."""
+
 
 class Extent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`length` bytes at `offset` of data file `file` on disk number `disk`; crc32c of exactly these bytes."""
@@ -252,3 +255,4 @@ class StoreStats:
     dead_bytes: int = 0
     index_bytes: int = 0
     disks: tuple[DiskStats, ...] = field(default=())
+    versions: int = 0  # older versions and delete markers: what is not a current object

@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from meshd.store.committer import Committer
 from meshd.store.compaction import Compactor
-from meshd.store.index import Index
-from meshd.store.intents import DeleteObject, LinkObject, judge_conditions
+from meshd.store.index import Index, object_key
+from meshd.store.intents import LinkObject, judge_conditions
 from meshd.store.locking import Locks
 from meshd.store.preparing import prepare, recover, sweep_drafts
 from meshd.store.reading import Reader
-from meshd.store.records import DiskStats, PartPage, StoreStats, Upload
+from meshd.store.records import NULL, DiskStats, PartPage, Removed, StoreStats, Upload
 from meshd.store.uploadintents import AbortUpload, CompleteUpload, CreateUpload
 from meshd.store.uploadlisting import list_uploads
+from meshd.store.versionintents import AmendVersion, PutMarker, RemoveVersion
 from meshd.store.writing import StoredWriter, WriteShop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from meshd.config import StoreSettings
@@ -39,8 +40,10 @@ if TYPE_CHECKING:
         Span,
         UploadedPart,
         UploadPage,
+        VersionPage,
     )
     from meshwire.conditions import Conditions
+    from meshwire.s3.settings import Acl, Versioning
 
 _IO_THREADS = 8
 
@@ -103,6 +106,14 @@ class Store:
     def get(self, bucket: str, key: str) -> Record | None:
         return self._index.get(bucket, key)
 
+    def get_version(self, bucket: str, key: str, version: str) -> Record | None:
+        with self._index.reading() as txn:
+            return self._index.versions.find(txn, object_key(bucket, key), version)
+
+    def newest(self, bucket: str, key: str) -> Record | None:
+        with self._index.reading() as txn:
+            return self._index.versions.newest(txn, object_key(bucket, key))
+
     def list(
         self, bucket: str, *, prefix: str = "", delimiter: str = "", after: str = "", limit: int = 1000
     ) -> Page:
@@ -113,29 +124,88 @@ class Store:
     ) -> EntryPage:
         return self._index.list_entries(bucket, prefix, delimiter, after, limit)
 
+    def list_versions(
+        self,
+        bucket: str,
+        *,
+        prefix: str = "",
+        delimiter: str = "",
+        key_marker: str = "",
+        version_marker: str = "",
+        limit: int = 1000,
+    ) -> VersionPage:
+        return self._index.list_versions(bucket, prefix, delimiter, key_marker, version_marker, limit)
+
     def is_empty(self, bucket: str) -> bool:
         return self._index.is_empty(bucket)
 
     def writer(self, bucket: str, key: str, *, size: int | None) -> StoredWriter:
         return StoredWriter(self._shop, bucket, key, size)
 
-    async def delete(self, bucket: str, key: str, *, conditions: Conditions | None = None) -> bool:
-        existing = self._index.get(bucket, key)
-        if existing is None:
-            judge_conditions(conditions, None)
-            return False
-        return bool(await self._submit(DeleteObject(bucket, key, conditions)))
+    async def delete(
+        self,
+        bucket: str,
+        key: str,
+        *,
+        conditions: Conditions | None = None,
+        versioning: Versioning = "",
+    ) -> Removed:
+        removed: Removed
+        if versioning == "":
+            existing = self._index.get(bucket, key)
+            if existing is None:
+                judge_conditions(conditions, None)
+                return Removed()
+            if not existing.version:
+                removed = await self._submit(RemoveVersion(bucket, key, NULL, conditions))
+                return removed
+            versioning = "Suspended"  # the setting changed meanwhile: a version is never lost for that
+        removed = await self._submit(PutMarker(bucket, key, conditions, versioning))
+        return removed
 
-    async def delete_many(self, bucket: str, keys: Iterable[str]) -> None:
-        present = [key for key in keys if self._index.get(bucket, key) is not None]
-        await asyncio.gather(*[self._submit(DeleteObject(bucket, key, None)) for key in present])
+    async def delete_many(
+        self, bucket: str, keys: Iterable[str], *, versioning: Versioning = ""
+    ) -> Mapping[str, Removed]:
+        unique = tuple(dict.fromkeys(keys))
+        removed = await asyncio.gather(*[self.delete(bucket, key, versioning=versioning) for key in unique])
+        return dict(zip(unique, removed, strict=True))
+
+    async def delete_version(
+        self, bucket: str, key: str, version: str, *, conditions: Conditions | None = None
+    ) -> Removed:
+        if self.get_version(bucket, key, version) is None:
+            judge_conditions(conditions, None)
+            return Removed()
+        removed: Removed = await self._submit(RemoveVersion(bucket, key, version, conditions))
+        return removed
+
+    async def amend(
+        self,
+        bucket: str,
+        key: str,
+        version: str | None,
+        *,
+        tags: dict[str, str] | None = None,
+        acl: Acl | None = None,
+    ) -> Record:
+        record: Record = await self._submit(AmendVersion(bucket, key, version, tags, acl))
+        return record
 
     async def link(
-        self, bucket: str, key: str, source: Record, meta: Meta, conditions: Conditions | None = None
+        self,
+        bucket: str,
+        key: str,
+        source: Record,
+        meta: Meta,
+        conditions: Conditions | None = None,
+        *,
+        versioning: Versioning = "",
     ) -> Record:
         """Shares the source's own files; bytes that lie in segments (small objects) are copied."""
         copied = await asyncio.get_running_loop().run_in_executor(self._pool, self._bytes_in_segments, source)
-        record: Record = await self._submit(LinkObject(bucket, key, source, copied, meta, conditions))
+        record: Record = await self._submit(
+            LinkObject(bucket, key, source, copied, meta, conditions, versioning)
+        )
         return record
 
     def _bytes_in_segments(self, source: Record) -> dict[Extent, bytes]:
@@ -166,9 +236,20 @@ class Store:
         checksum_algorithm: str = "",
         checksum_type: str = "",
         owner: str = "",
+        tags: dict[str, str] | None = None,
+        acl: Acl | None = None,
     ) -> Upload:
         upload = Upload(
-            "", bucket, key, headers or {}, metadata or {}, checksum_algorithm, checksum_type, owner
+            "",
+            bucket,
+            key,
+            headers or {},
+            metadata or {},
+            checksum_algorithm,
+            checksum_type,
+            owner,
+            tags=tags or {},
+            acl=acl,
         )
         created: Upload = await self._submit(CreateUpload(upload))
         return created
@@ -209,8 +290,11 @@ class Store:
         conditions: Conditions | None = None,
         *,
         etags: Sequence[str] = (),
+        versioning: Versioning = "",
     ) -> Record:
-        record: Record = await self._submit(CompleteUpload(upload, parts, etags, meta, conditions))
+        record: Record = await self._submit(
+            CompleteUpload(upload, parts, etags, meta, conditions, versioning)
+        )
         return record
 
     async def abort_upload(self, upload: Upload) -> None:
@@ -231,6 +315,7 @@ class Store:
                 dead_bytes=sum(info.dead for info in files),
                 index_bytes=self._index.size(),
                 disks=tuple(_room(str(root)) for root in self._disks.roots.values()),
+                versions=self._index.versions.older.count(txn),
             )
 
     def tidy(self) -> None:

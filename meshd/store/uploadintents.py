@@ -13,7 +13,8 @@ from awscrt import checksums
 
 from meshd.kit import failpoints
 from meshd.store.errors import InvalidPartError, NoSuchUploadError
-from meshd.store.intents import Intent, enter, judge_conditions, write_manifest
+from meshd.store.index import object_key
+from meshd.store.intents import Intent, enter, judge_conditions, make_record, write_manifest
 from meshd.store.members import Member, stamp_text
 from meshd.store.records import Part, Record, UploadedPart
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from meshd.store.records import Meta, Upload
     from meshd.store.works import Placed, Work
     from meshwire.conditions import Conditions
+    from meshwire.s3.settings import Versioning
 
 
 class CreateUpload(Intent):
@@ -118,9 +120,10 @@ class CompleteUpload(Intent):
         etags: Sequence[str],
         meta: Meta,
         conditions: Conditions | None,
+        versioning: Versioning,
     ) -> None:
         self.upload, self.numbers, self.etags = upload, tuple(numbers), tuple(etags)
-        self.meta, self.conditions = meta, conditions
+        self.meta, self.conditions, self.versioning = meta, conditions, versioning
         self.parts: list[UploadedPart] = []
         self.record: Record | None = None
 
@@ -135,30 +138,26 @@ class CompleteUpload(Intent):
         judge_conditions(self.conditions, work.index.get_in(txn, upload.bucket, upload.key))
 
     def place(self, work: Work, txn: Any | None) -> None:
-        meta = self.meta
-        record = Record(
-            sum(part.size for part in self.parts),
-            meta.etag,
-            work.stamp(),
-            work.clock.now_ms(),
-            tuple(extent for part in self.parts for extent in part.extents),
-            meta.headers,
-            meta.metadata,
-            meta.checksums,
-            meta.checksum_type,
-            tuple(Part(part.size, part.etag, part.checksums) for part in self.parts),
-            meta.owner,
+        record = make_record(
+            self.meta,
+            self.versioning,
+            size=sum(part.size for part in self.parts),
+            stamp=work.stamp(),
+            modified=work.clock.now_ms(),
+            extents=tuple(extent for part in self.parts for extent in part.extents),
+            parts=tuple(Part(part.size, part.etag, part.checksums) for part in self.parts),
         )
         self.record = write_manifest(work, self.upload.bucket, self.upload.key, record, self.upload.upload_id)
         failpoints.hit("store.complete.placed")
 
     def apply(self, work: Work, txn: Any) -> Record:
         assert self.record is not None
-        existing = work.index.get_in(txn, self.upload.bucket, self.upload.key)
-        record = enter(work, txn, self.upload.bucket, self.upload.key, self.record, existing)
+        bucket, key = self.upload.bucket, self.upload.key
+        newest = work.index.versions.newest(txn, object_key(bucket, key))
+        enter(work, txn, bucket, key, self.record, newest)
         _drop_upload(work, txn, self.upload)
         failpoints.hit("store.complete.applied")
-        return record
+        return self.record
 
 
 def _drop_upload(work: Work, txn: Any, upload: Upload) -> None:

@@ -8,6 +8,7 @@ Invariant: stamps of a key rise in commit order; a write overtaken by another pr
 from __future__ import annotations
 
 import os
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from meshd.kit import failpoints
-from meshd.store.members import RESERVE, render, stamp_text, undoes
+from meshd.store.members import RESERVE, render, stamp_text, undoes, version_of
 from meshd.store.records import DataFile, Extent
 
 if TYPE_CHECKING:
@@ -136,7 +137,8 @@ class Work:
             return placed.stamp
         self.last_stamp = max(self.last_stamp, existing)
         placed.stamp = self.stamp()
-        placed.patch(msgspec.structs.replace(placed.member, stamp=stamp_text(placed.stamp)))
+        version = version_of(placed.stamp) if placed.member.version else ""
+        placed.patch(msgspec.structs.replace(placed.member, stamp=stamp_text(placed.stamp), version=version))
         if not placed.durable:
             self.flush()
         return placed.stamp
@@ -156,6 +158,14 @@ class Work:
             change.dead += extent.length
             change.refs -= 1
             change.buried += 1
+
+    def exchange(self, old: Sequence[Extent], new: Sequence[Extent]) -> None:
+        """One record takes another's place; what both use stays in use."""
+        if old and not set(old).isdisjoint(new):
+            both = Counter(old) & Counter(new)
+            old, new = tuple((Counter(old) - both).elements()), tuple((Counter(new) - both).elements())
+        self.release(old)
+        self.adopt(new)
 
     def waste(self, placed: Placed) -> None:
         """A member was written that nothing will use."""

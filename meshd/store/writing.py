@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from meshd.store.layout import Disks
     from meshd.store.records import Meta, Record, Upload
     from meshwire.conditions import Conditions
+    from meshwire.s3.settings import Versioning
 
 _PIECE, _SMALLEST_PIECE = 1 << 20, 128 << 10
 _GATHERED = 32 << 20  # what the pieces of all writers of a process may add up to
@@ -118,12 +119,14 @@ class StoredWriter:
         if large and (self._gathered >= self._shop.piece() or len(self._chunks) >= _IOV_MAX):
             await self._flush()
 
-    async def commit(self, meta: Meta, *, conditions: Conditions | None = None) -> Record:
+    async def commit(
+        self, meta: Meta, *, conditions: Conditions | None = None, versioning: Versioning = ""
+    ) -> Record:
         self._expect_open()
         if self._declared is not None and self._total != self._declared:
             raise SizeMismatchError(f"{self._total} of the declared {self._declared} bytes were written")
         try:
-            intent = self._intent(meta, await self._payload(), conditions)
+            intent = self._intent(meta, await self._payload(), conditions, versioning)
             future = self._shop.committer.submit(intent)
         except BaseException:
             await self.abort()
@@ -170,10 +173,12 @@ class StoredWriter:
         self._state = state
         self._chunks = []
 
-    def _intent(self, meta: Meta, payload: Payload, conditions: Conditions | None) -> PutObject | PutPart:
+    def _intent(
+        self, meta: Meta, payload: Payload, conditions: Conditions | None, versioning: Versioning
+    ) -> PutObject | PutPart:
         if self._upload is not None:
             return PutPart(self._upload, self._number, meta, payload)
-        return PutObject(self._bucket, self._key, meta, payload, conditions)
+        return PutObject(self._bucket, self._key, meta, payload, conditions, versioning)
 
     async def _payload(self) -> Payload:
         """The bytes, ready to be committed: in memory, or all in their file and durable there."""

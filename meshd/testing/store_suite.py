@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from meshd.store.errors import (
     ConditionFailedError,
@@ -17,72 +17,21 @@ from meshd.store.errors import (
     SizeMismatchError,
     StoreClosedError,
 )
-from meshd.store.records import Meta
+from meshd.store.records import Meta, Removed
+from meshd.testing.store_writing import LARGE, bytes_at, etag_of, put, put_part, refused, spans
+from meshd.testing.version_suite import VersionSuite
 from meshwire.conditions import Conditions
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Callable, Coroutine
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from meshd.store.interface import ObjectStore
-    from meshd.store.records import Location, Record, Upload
-
-E = TypeVar("E", bound=BaseException)
-LARGE = 300_000
-"""More than the small-object limit that engines under test are opened with (64 KiB)."""
+    from meshd.store.records import Upload
 
 
-async def put(
-    store: ObjectStore,
-    key: str,
-    data: bytes = b"",
-    *,
-    bucket: str = "b",
-    conditions: Conditions | None = None,
-    size: int | None = None,
-    **about: Any,
-) -> Record:
-    """Writes one object in uneven pieces; its ETag is its length and first bytes."""
-    writer = store.writer(bucket, key, size=size)
-    for start in range(0, len(data), 70_001):
-        await writer.write(data[start : start + 70_001])
-    return await writer.commit(Meta(etag_of(data), **about), conditions=conditions)
-
-
-async def put_part(store: ObjectStore, upload: Upload, number: int, data: bytes) -> Record:
-    """Writes one part."""
-    writer = store.part_writer(upload, number, len(data))
-    await writer.write(data)
-    return await writer.commit(Meta(etag_of(data)))
-
-
-def etag_of(data: bytes) -> str:
-    """A stand-in for an MD5."""
-    return f"{len(data)}-{data[:8].hex()}"
-
-
-async def refused(kind: type[E], doing: Awaitable[Any]) -> E:
-    """The error of this kind that `doing` must raise."""
-    try:
-        await doing
-    except kind as error:
-        return error
-    raise AssertionError(f"{kind.__name__} was expected")
-
-
-def spans(store: ObjectStore, record: Record, offset: int, length: int) -> bytes:
-    """The bytes by way of descriptors."""
-    with store.reading(record, offset, length) as found:
-        return b"".join(os.pread(span.fd, span.length, span.offset) for span in found)
-
-
-def _at(location: Location) -> bytes:
-    with open(location.path, "rb") as file:
-        return os.pread(file.fileno(), location.length, location.offset)
-
-
-class StoreSuite:
+class StoreSuite(VersionSuite):
     """Give it a store; it says whether it keeps its promises."""
 
     place: Path
@@ -101,7 +50,7 @@ class StoreSuite:
     def test_a_missing_object_is_none(self) -> None:
         async def check(store: ObjectStore) -> None:
             assert store.get("b", "none") is None
-            assert not await store.delete("b", "none")
+            assert await store.delete("b", "none") == Removed()
             assert store.is_empty("b")
             assert store.list("b").entries == ()
 
@@ -162,7 +111,7 @@ class StoreSuite:
         async def check(store: ObjectStore) -> None:
             for data in (b"small", os.urandom(LARGE)):
                 record = await put(store, "k", data)
-                assert b"".join(map(_at, store.locate(record))) == data
+                assert b"".join(map(bytes_at, store.locate(record))) == data
 
         self._run(check)
 
@@ -253,7 +202,7 @@ class StoreSuite:
                 found = store.get("b", "k")
                 assert found is not None
                 assert store.read(found, 0, LARGE * 2) == data + b"3"
-                assert await store.delete("b", "k", conditions=Conditions(if_match=("*",)))
+                assert (await store.delete("b", "k", conditions=Conditions(if_match=("*",)))).record == found
 
         self._run(check)
 

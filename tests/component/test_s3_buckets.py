@@ -227,7 +227,6 @@ def test_wrong_keys(shared: Daemon) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda s3, b: s3.put_bucket_tagging(Bucket=b, Tagging={"TagSet": []}),
         lambda s3, b: s3.list_object_versions(Bucket=b),
         lambda s3, b: s3.get_object_tagging(Bucket=b, Key="k"),
         lambda s3, b: s3.get_object_attributes(Bucket=b, Key="k", ObjectAttributes=["ETag"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -118,6 +119,77 @@ def test_setting_what_is_never_set_is_not_implemented(wire: Wire, s3: Any, bucke
     answer = wire.call("PUT", f"/{bucket}?{setting}", b"<Any/>")
     assert (answer.status, answer.code) == (501, "NotImplemented")
     s3.head_bucket(Bucket=bucket)
+
+
+# --- tags -------------------------------------------------------------------------------------------------
+
+
+def test_tags(s3: Any, bucket: str) -> None:
+    missing = (404, "NoSuchTagSet")
+    assert refusal(lambda: s3.get_bucket_tagging(Bucket=bucket)) == missing
+    tags = [{"Key": f"key {n}", "Value": "é+-=._:/@"} for n in range(50)]
+    s3.put_bucket_tagging(Bucket=bucket, Tagging={"TagSet": tags})
+    assert s3.get_bucket_tagging(Bucket=bucket)["TagSet"] == tags
+    more = [*tags, {"Key": "one", "Value": "more"}]
+    refused = refusal(lambda: s3.put_bucket_tagging(Bucket=bucket, Tagging={"TagSet": more}))
+    assert refused == (400, "BadRequest")
+    s3.put_bucket_tagging(Bucket=bucket, Tagging={"TagSet": []})
+    assert refusal(lambda: s3.get_bucket_tagging(Bucket=bucket)) == missing
+    s3.put_bucket_tagging(Bucket=bucket, Tagging={"TagSet": tags[:1]})
+    s3.delete_bucket_tagging(Bucket=bucket)
+    assert refusal(lambda: s3.get_bucket_tagging(Bucket=bucket)) == missing
+
+
+# --- policies ---------------------------------------------------------------------------------------------
+
+
+def policy(bucket: str, principal: Any = "*", **condition: Any) -> str:
+    statement = {
+        "Effect": "Allow",
+        "Principal": principal,
+        "Action": "s3:GetObject",
+        "Resource": f"arn:aws:s3:::{bucket}/*",
+    }
+    return json.dumps({"Version": "2012-10-17", "Statement": [statement | condition]})
+
+
+def test_policy(s3: Any, bucket: str) -> None:
+    missing = (404, "NoSuchBucketPolicy")
+    assert refusal(lambda: s3.get_bucket_policy(Bucket=bucket)) == missing
+    assert refusal(lambda: s3.get_bucket_policy_status(Bucket=bucket)) == missing
+    text = policy(bucket)
+    s3.put_bucket_policy(Bucket=bucket, Policy=text)
+    assert s3.get_bucket_policy(Bucket=bucket)["Policy"] == text
+    assert s3.get_bucket_policy_status(Bucket=bucket)["PolicyStatus"] == {"IsPublic": True}
+    s3.put_bucket_policy(
+        Bucket=bucket, Policy=policy(bucket, Condition={"IpAddress": {"aws:SourceIp": "10.0.0.0/8"}})
+    )
+    assert s3.get_bucket_policy_status(Bucket=bucket)["PolicyStatus"] == {"IsPublic": False}
+    s3.delete_bucket_policy(Bucket=bucket)
+    assert refusal(lambda: s3.get_bucket_policy(Bucket=bucket)) == missing
+    s3.delete_bucket_policy(Bucket=bucket)
+
+
+def test_policies_that_are_refused(s3: Any, bucket: str) -> None:
+    for text, code in (
+        ("no json", "MalformedPolicy"),
+        ("{}", "MalformedPolicy"),
+        (policy("another-bucket"), "MalformedPolicy"),
+        (policy(bucket, Condition={"StringEquals": {"aws:NoSuchKey": "v"}}), "MalformedPolicy"),
+        (policy(bucket).replace("{", "{" + " " * (20 << 10), 1), "PolicyTooLarge"),
+    ):
+        refused = refusal(lambda text=text: s3.put_bucket_policy(Bucket=bucket, Policy=text))  # type: ignore[misc]
+        assert refused == (400, code)
+    assert refusal(lambda: s3.get_bucket_policy(Bucket=bucket)) == (404, "NoSuchBucketPolicy")
+
+
+def test_public_policies_are_blocked(s3: Any, bucket: str) -> None:
+    block = {"BlockPublicPolicy": True}
+    s3.put_public_access_block(Bucket=bucket, PublicAccessBlockConfiguration=block)
+    blocked = refusal(lambda: s3.put_bucket_policy(Bucket=bucket, Policy=policy(bucket)))
+    assert blocked == (403, "AccessDenied")
+    s3.delete_public_access_block(Bucket=bucket)
+    s3.put_bucket_policy(Bucket=bucket, Policy=policy(bucket))
 
 
 # --- CORS -------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from meshd.config import StoreSettings
 from meshd.kit.clock import ManualClock
 from meshd.store.errors import ConditionFailedError, StoreError
 from meshd.store.store import Store
-from meshd.testing.store_suite import put
+from meshd.testing.store_writing import put
 from meshwire.conditions import Conditions
 
 ROOT = Path(__file__).parents[2]

@@ -23,7 +23,7 @@ from meshd.store.index import Index
 from meshd.store.layout import Disks
 from meshd.store.rebuilding import rebuild
 from meshd.store.store import Store
-from meshd.testing.store_suite import LARGE, put
+from meshd.testing.store_writing import LARGE, put
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

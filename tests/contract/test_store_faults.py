@@ -29,7 +29,7 @@ from meshd.store.errors import (
 from meshd.store.rebuilding import rebuild
 from meshd.store.records import Meta
 from meshd.store.store import Store
-from meshd.testing.store_suite import LARGE, put, put_part, refused
+from meshd.testing.store_writing import LARGE, put, put_part, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator

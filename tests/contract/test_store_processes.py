@@ -11,7 +11,7 @@ from meshd.kit.clock import ManualClock
 from meshd.store.checking import check
 from meshd.store.rebuilding import rebuild
 from meshd.store.store import Store
-from meshd.testing.store_suite import LARGE, put
+from meshd.testing.store_writing import LARGE, put
 from tests.contract.store_neighbour import Neighbour, increment, settings_at
 
 if TYPE_CHECKING:

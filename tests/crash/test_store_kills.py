@@ -112,7 +112,7 @@ class Crashes:
             facts: list[Any] = [
                 (file, info.live, info.refs) for file, info in index.all_files(txn) if info.refs
             ]
-            facts += [*index.all_objects(txn), *index.all_uploads(txn), *index.all_parts(txn)]
+            facts += [*index.all_records(txn), *index.all_uploads(txn), *index.all_parts(txn)]
             return {repr(fact) for fact in facts}
 
 

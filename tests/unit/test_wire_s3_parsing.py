@@ -79,7 +79,9 @@ def test_operations(method: str, target: str, operation: ops.Operation) -> None:
 @pytest.mark.parametrize(
     ("method", "target", "code"),
     [
-        ("PUT", "/photos?policy", "NotImplemented"),
+        ("PUT", "/photos?policyStatus", "MethodNotAllowed"),
+        ("DELETE", "/photos?acl", "MethodNotAllowed"),
+        ("DELETE", "/photos/k?acl", "MethodNotAllowed"),
         ("GET", "/photos?versions&version-id-marker=v", "InvalidArgument"),
         ("GET", "/photos?versions&key-marker=k&version-id-marker=%C3%A9", "InvalidArgument"),
         ("PUT", "/photos?versions", "MethodNotAllowed"),
@@ -93,7 +95,6 @@ def test_operations(method: str, target: str, operation: ops.Operation) -> None:
         ("PUT", "/photos?tomorrow", "NotImplemented"),
         ("PUT", "/photos?tomorrow=1", "NotImplemented"),
         ("GET", "/photos?tomorrow", "NotImplemented"),
-        ("PUT", "/photos/k?acl", "NotImplemented"),
         ("GET", "/photos/k?attributes", "InvalidArgument"),
         ("PUT", "/photos/k?versionId=null", "InvalidArgument"),
         ("POST", "/photos/k?restore", "NotImplemented"),

@@ -17,7 +17,7 @@ from meshwire.s3.queries import invalid
 from meshwire.s3.settings import ALL_USERS, AUTHENTICATED_USERS, Acl, CannedAcl, Grant, Permission
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from meshwire.s3.elements import Element
     from meshwire.s3.results import Owner
@@ -164,9 +164,9 @@ def _parse_grant(element: Element) -> Grant:
     return Grant(_grantee(*named[0]), cast("Permission", permission))
 
 
-def write_acl(owner: Owner, grants: tuple[Grant, ...], name_of: Callable[[str], str]) -> str:
-    """The document of GetBucketAcl and GetObjectAcl; `name_of` gives the display name of a user id."""
-    listed = "".join(_grant(grant, name_of) for grant in grants)
+def write_acl(owner: Owner, grants: tuple[Grant, ...], names: Mapping[str, str]) -> str:
+    """The document of GetBucketAcl and GetObjectAcl; `names` are the display names of user ids."""
+    listed = "".join(_grant(grant, names) for grant in grants)
     return listings.root(
         "AccessControlPolicy",
         listings.owner("Owner", owner),
@@ -174,11 +174,11 @@ def write_acl(owner: Owner, grants: tuple[Grant, ...], name_of: Callable[[str], 
     )
 
 
-def _grant(grant: Grant, name_of: Callable[[str], str]) -> str:
+def _grant(grant: Grant, names: Mapping[str, str]) -> str:
     if grant.grantee in GROUPS:
         kind, inside = "Group", tag("URI", grant.grantee)
     else:
         kind = "CanonicalUser"
-        inside = tag("ID", grant.grantee) + tag("DisplayName", name_of(grant.grantee))
+        inside = tag("ID", grant.grantee) + tag("DisplayName", names.get(grant.grantee, ""))
     grantee = f'<Grantee{_XSI} xsi:type="{kind}">{inside}</Grantee>'
     return f"<Grant>{grantee}{tag('Permission', grant.permission)}</Grant>"

@@ -203,6 +203,8 @@ def _get_object(bucket: str, key: str, query: Query, headers: Headers) -> Operat
             max_parts=min(query.integer("max-parts", 1000), 1000),
             part_number_marker=query.integer("part-number-marker", 0),
         )
+    if "acl" in query.values:
+        return operations.GetObjectAcl(bucket, key, query.version())
     if "tagging" in query.values:
         return operations.GetObjectTagging(bucket, key, query.version())
     if "attributes" in query.values:
@@ -234,6 +236,9 @@ def _put_object(bucket: str, key: str, query: Query, headers: Headers) -> Operat
         return _put_part(bucket, key, query, headers)
     if "tagging" in query.values:
         return operations.PutObjectTagging(bucket, key, digests.read_digests(headers), query.version())
+    if "acl" in query.values:
+        given, acl = digests.read_digests(headers), acls.read_acl(headers)
+        return operations.PutObjectAcl(bucket, key, given, acl, query.version())
     if "versionId" in query.values:
         raise invalid("versionId", query.values["versionId"], "This operation does not accept a version-id.")
     if "x-amz-copy-source" in headers:

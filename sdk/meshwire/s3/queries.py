@@ -24,7 +24,11 @@ MAX_VERSION = 1024
 
 _LISTING = frozenset({"prefix", "delimiter", "encoding-type"})
 # What can be set on a bucket, and what S3 can set and this server cannot: that is told truthfully.
-SETTINGS = frozenset({"acl", "cors", "ownershipControls", "publicAccessBlock", "versioning"})
+SETTINGS = frozenset({"acl", "cors", "lifecycle", "ownershipControls", "policy", "policyStatus"}) | {
+    "publicAccessBlock",
+    "tagging",
+    "versioning",
+}
 _NEVER_SET = frozenset(
     {
         "accelerate",
@@ -56,12 +60,13 @@ _PARAMETERS: Mapping[tuple[str, str], frozenset[str]] = MappingProxyType(
                 "part-number-marker",
                 "partNumber",
                 "versionId",
+                "acl",
                 "attributes",
                 "tagging",
             }
         ),
         ("object", "HEAD"): frozenset({"partNumber", "versionId"}),
-        ("object", "PUT"): frozenset({"uploadId", "partNumber", "tagging", "versionId"}),
+        ("object", "PUT"): frozenset({"acl", "uploadId", "partNumber", "tagging", "versionId"}),
         ("object", "POST"): frozenset({"uploads", "uploadId"}),
         ("object", "DELETE"): frozenset({"uploadId", "versionId", "tagging"}),
     }
@@ -75,14 +80,12 @@ _UNBUILT = frozenset(
     [
         "abac",
         "accelerate",
-        "acl",
         "analytics",
         "append",
         "encryption",
         "intelligent-tiering",
         "inventory",
         "legal-hold",
-        "lifecycle",
         "logging",
         "metadataConfiguration",
         "metadataInventoryTable",
@@ -91,8 +94,6 @@ _UNBUILT = frozenset(
         "metrics",
         "notification",
         "object-lock",
-        "policy",
-        "policyStatus",
         "renameObject",
         "replication",
         "requestPayment",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshwire import etags, httpdates
 from meshwire.ranges import UnsatisfiableRangeError, resolve_range
-from meshwire.s3 import attributes, listings, tagging, versionlistings
+from meshwire.s3 import acls, attributes, listings, tagging, versionlistings
 from meshwire.s3 import operations as ops
 from meshwire.s3.elements import escape, optional, tag
 from meshwire.s3.errors import S3Error
@@ -195,6 +195,15 @@ def _object_tags(op: ops.GetObjectTagging, result: res.ObjectTags) -> Rendered:
     return _document(listings.root("Tagging", tagging.pieces(result.tags)), _version(result.version))
 
 
+def _object_acl(op: ops.GetObjectAcl, result: res.ObjectAcl) -> Rendered:
+    grants = acls.grants_of(result.acl, result.owner.id, result.bucket_owner.id)
+    return _document(acls.write_acl(result.owner, grants, result.names), _version(result.version))
+
+
+def _object_acl_stored(op: ops.PutObjectAcl, result: res.ObjectAclStored) -> Rendered:
+    return Rendered(200, _version(result.version))
+
+
 def _object_tagged(op: ops.PutObjectTagging | ops.DeleteObjectTagging, result: res.ObjectTagged) -> Rendered:
     return Rendered(200 if isinstance(op, ops.PutObjectTagging) else 204, _version(result.version))
 
@@ -314,6 +323,8 @@ _RENDERERS: Mapping[type, Callable[[Any, Any], Rendered]] = {
     ops.DeleteObject: _delete_object,
     ops.DeleteObjects: _delete_objects,
     ops.GetObjectTagging: _object_tags,
+    ops.GetObjectAcl: _object_acl,
+    ops.PutObjectAcl: _object_acl_stored,
     ops.PutObjectTagging: _object_tagged,
     ops.DeleteObjectTagging: _object_tagged,
     ops.GetObjectAttributes: _object_attributes,

@@ -217,12 +217,13 @@ class ObjectTagged:
 
 @dataclass(frozen=True, slots=True)
 class ObjectAcl:
-    """Answer to GetObjectAcl."""
+    """Answer to GetObjectAcl; `names` are the display names of user ids."""
 
     owner: Owner
     acl: Acl
     bucket_owner: Owner
     version: str = ""
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

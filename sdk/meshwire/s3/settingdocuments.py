@@ -93,7 +93,7 @@ def ownership(value: str) -> bytes:
 
 
 def policy_status(*, public: bool) -> bytes:
-    return listings.root("PolicyStatus", tag("IsPublic", str(public).upper())).encode()
+    return listings.root("PolicyStatus", tag("IsPublic", str(public).lower())).encode()
 
 
 # --- CORS ---------------------------------------------------------------------------------------------------

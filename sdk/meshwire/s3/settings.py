@@ -84,7 +84,11 @@ class CorsRule:
 
 @dataclass(frozen=True)
 class LifecycleRule:
-    """One rule. Ages in days, dates in seconds since the epoch (midnight UTC), sizes in bytes."""
+    """One rule. Ages in days, dates in seconds since the epoch (midnight UTC), sizes in bytes.
+
+    `form` is how the document said what it is about: `prefix` (the old form), `filter`, or an `empty` filter;
+    `keep_markers` that it said ExpiredObjectDeleteMarker false, which does nothing.
+    """
 
     id: str
     enabled: bool
@@ -98,3 +102,5 @@ class LifecycleRule:
     noncurrent_days: int | None = None
     noncurrent_keep: int | None = None
     abort_uploads_days: int | None = None
+    form: Literal["prefix", "filter", "empty"] = "filter"
+    keep_markers: bool = False

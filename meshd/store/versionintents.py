@@ -1,0 +1,137 @@
+"""The committer's intents that remove versions, hide them under a delete marker, or change them in place.
+
+Law: like `intents`. What is removed for good is remembered in the data files by a member without data.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from meshd.kit import failpoints
+from meshd.store.errors import NoSuchVersionError
+from meshd.store.index import object_key
+from meshd.store.intents import Intent, enter, judge_conditions, rewrite, used_extents, write_manifest
+from meshd.store.members import Member, stamp_text, version_of
+from meshd.store.records import NULL, Record, Removed
+
+if TYPE_CHECKING:
+    from meshd.store.works import Placed, Work
+    from meshwire.conditions import Conditions
+    from meshwire.s3.settings import Acl, Versioning
+
+
+class RemoveVersion(Intent):
+    """Removes one version for good; what is under it comes up."""
+
+    def __init__(self, bucket: str, key: str, version: str, conditions: Conditions | None) -> None:
+        self.bucket, self.key, self.version, self.conditions = bucket, key, version, conditions
+        self.exclusive = conditions is not None
+        self.placed: Placed | None = None
+
+    def _find(self, work: Work, txn: Any) -> Record | None:
+        return work.index.versions.find(txn, object_key(self.bucket, self.key), self.version)
+
+    def judge(self, work: Work, txn: Any) -> None:
+        judge_conditions(self.conditions, self._find(work, txn))
+
+    def place(self, work: Work, txn: Any | None) -> None:
+        stamp, version = work.stamp(), "" if self.version == NULL else self.version
+        member = Member(
+            stamp_text(stamp),
+            "deleted",
+            self.bucket,
+            self.key,
+            modified=work.clock.now_ms(),
+            version=version,
+        )
+        self.placed = work.append(member, stamp, (), 0)
+        failpoints.hit("store.delete.placed")
+
+    def apply(self, work: Work, txn: Any) -> Removed:
+        existing = self._find(work, txn)
+        if existing is None:
+            return Removed()
+        assert self.placed is not None
+        if not existing.version:  # this kind ends what is older than itself
+            work.overtake(self.placed, existing.stamp)
+        work.release(used_extents(existing))
+        work.index.versions.remove(txn, object_key(self.bucket, self.key), existing)
+        return Removed(existing)
+
+
+class PutMarker(Intent):
+    """Hides a key under a delete marker; while versioning is suspended the null version goes."""
+
+    def __init__(self, bucket: str, key: str, conditions: Conditions | None, versioning: Versioning) -> None:
+        self.bucket, self.key, self.conditions, self.versioning = bucket, key, conditions, versioning
+        self.exclusive = conditions is not None
+        self.placed: Placed | None = None
+        self.modified = 0
+
+    def judge(self, work: Work, txn: Any) -> None:
+        judge_conditions(self.conditions, work.index.get_in(txn, self.bucket, self.key))
+
+    def place(self, work: Work, txn: Any | None) -> None:
+        stamp = work.stamp()
+        self.modified = work.clock.now_ms()
+        member = Member(
+            stamp_text(stamp),
+            "marker",
+            self.bucket,
+            self.key,
+            modified=self.modified,
+            version=version_of(stamp) if self.versioning == "Enabled" else "",
+        )
+        self.placed = work.append(member, stamp, (), 0)
+        failpoints.hit("store.marker.placed")
+
+    def apply(self, work: Work, txn: Any) -> Removed:
+        placed = self.placed
+        assert placed is not None
+        newest = work.index.versions.newest(txn, object_key(self.bucket, self.key))
+        stamp = work.overtake(placed, newest.stamp if newest else 0)
+        version = version_of(stamp) if self.versioning == "Enabled" else ""
+        marker = Record(0, "", stamp, self.modified, (placed.extent,), version=version, marker=True)
+        return Removed(enter(work, txn, self.bucket, self.key, marker, newest), marker)
+
+
+class AmendVersion(Intent):
+    """Changes tags and ACL of the current or a given version, in a manifest of the same stamp."""
+
+    exclusive = True
+
+    def __init__(
+        self, bucket: str, key: str, version: str | None, tags: dict[str, str] | None, acl: Acl | None
+    ) -> None:
+        self.bucket, self.key, self.version, self.tags, self.acl = bucket, key, version, tags, acl
+        self.existing: Record | None = None
+        self.record: Record | None = None
+
+    def judge(self, work: Work, txn: Any) -> None:
+        name, versions = object_key(self.bucket, self.key), work.index.versions
+        found = (
+            versions.current(txn, name) if self.version is None else versions.find(txn, name, self.version)
+        )
+        if found is None or found.marker:
+            raise NoSuchVersionError("the object or this version of it was removed; list its versions")
+        self.existing = found
+
+    def place(self, work: Work, txn: Any | None) -> None:
+        existing = self.existing
+        assert existing is not None
+        amended = msgspec.structs.replace(
+            existing,
+            tags=existing.tags if self.tags is None else self.tags,
+            acl=existing.acl if self.acl is None else self.acl,
+            manifest=None,
+            moves=existing.moves + 1,
+        )
+        self.record = write_manifest(work, self.bucket, self.key, amended)
+        failpoints.hit("store.amend.placed")
+
+    def apply(self, work: Work, txn: Any) -> Record:
+        assert self.existing is not None
+        assert self.record is not None
+        return rewrite(work, txn, self.bucket, self.key, self.record, self.existing)
