@@ -93,9 +93,9 @@ class Connection(RequestHandler):
         transport = self.transport
         return 0 if transport is None else transport.get_write_buffer_size()
 
-    def wrote(self) -> None:
-        """An answer was queued on the transport."""
-        self._guard.wrote(self)
+    def wrote(self, size: int) -> None:
+        """An answer of `size` bytes was queued on the transport."""
+        self._guard.wrote(self, size)
 
     @property
     def pressed(self) -> bool:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 LEAST_RATE: Final = 100  # bytes a second, over `body_timeout`; a client that takes less is given up
 BACKLOGGED: Final = 256  # connections with unread answers; with more, answers are no longer buffered
+BURST_BYTES: Final = 16 << 20  # queued in one turn of the loop, before the kernel is asked to take any
 _EVICTED_SHARE = 64  # of the connections, how many go at once when there are too many
 
 
@@ -30,6 +31,7 @@ class Guard:
         self._connections: set[Connection] = set()
         self._unread: set[Connection] = set()
         self._pruned_at = 0.0
+        self._burst = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -38,6 +40,8 @@ class Guard:
     @property
     def pressed(self) -> bool:
         """Whether so many clients leave their answers unread that no more may be kept in memory for them."""
+        if self._burst > BURST_BYTES:
+            return True
         return len(self._unread) > BACKLOGGED and self._still_pressed()
 
     def start(self) -> None:
@@ -64,10 +68,16 @@ class Guard:
         self._connections.discard(connection)
         self._unread.discard(connection)
 
-    def wrote(self, connection: Connection) -> None:
-        """An answer was queued; remember who has not taken all of it."""
-        if connection.unread:
-            self._unread.add(connection)
+    def wrote(self, connection: Connection, size: int) -> None:
+        """An answer of `size` bytes was queued; remember who may not have taken all of it."""
+        self._unread.add(connection)
+        if not self._burst:
+            asyncio.get_running_loop().call_soon(self._flushed)
+        self._burst += size
+
+    def _flushed(self) -> None:
+        """What was queued in the last turn of the loop is with the kernel, or counts as unread now."""
+        self._burst = 0
 
     def _make_room(self) -> bool:
         """Close those that have been idle longest: they can connect again at no loss."""

@@ -125,4 +125,4 @@ def write_head(request: web.BaseRequest, head: bytes, body: bytes = b"") -> None
         transport.write(body)
     wrote = getattr(request.protocol, "wrote", None)
     if wrote is not None:
-        wrote()
+        wrote(len(head) + len(body))

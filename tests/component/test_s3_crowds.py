@@ -126,32 +126,38 @@ def test_a_full_house_makes_room() -> None:
             assert {read_answer(sock).status for sock in busy} == {200}
 
 
-def test_ten_thousand_idle_connections() -> None:
+@pytest.fixture
+def open_files() -> Iterator[int]:
+    """As many open files as the system allows; how many those are."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard < CROWD + 4_000:
-        pytest.skip(f"the system allows {hard} open files")
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    try:
-        with Daemon.start() as daemon:
-            client = daemon.client()
-            client.create_bucket(Bucket="crowd")
-            client.put_object(Bucket="crowd", Key="k", Body=b"here")
-            worker = psutil.Process(daemon.children()["worker-0"])
+    yield hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_ten_thousand_idle_connections(open_files: int) -> None:
+    if open_files < CROWD + 4_000:
+        pytest.skip(f"the system allows {open_files} open files")
+    with Daemon.start() as daemon:
+        client = daemon.client()
+        client.create_bucket(Bucket="crowd")
+        client.put_object(Bucket="crowd", Key="k", Body=b"here")
+        worker = psutil.Process(daemon.children()["worker-0"])
+        with closing(Wire(daemon.endpoint, daemon.access_key, daemon.secret_key)) as wire:
             before = worker.memory_info().rss
-            with closing(Wire(daemon.endpoint, daemon.access_key, daemon.secret_key)) as wire:
-                crowd = [wire.connect() for _ in range(CROWD)]
-                assert client.get_object(Bucket="crowd", Key="k")["Body"].read() == b"here"
-                assert worker.memory_info().rss - before < CROWD * 20 * KIB
-                for sock in crowd[:: CROWD // 20]:
-                    sock.sendall(wire.head("GET", "/crowd/k"))
-                    assert read_answer(sock).body == b"here"
-                assert client.get_object(Bucket="crowd", Key="k")["Body"].read() == b"here"
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            crowd = [wire.connect() for _ in range(CROWD)]
+            assert client.get_object(Bucket="crowd", Key="k")["Body"].read() == b"here"
+            assert worker.memory_info().rss - before < CROWD * 20 * KIB
+            for sock in crowd[:: CROWD // 20]:
+                sock.sendall(wire.head("GET", "/crowd/k"))
+                assert read_answer(sock).body == b"here"
+        assert client.get_object(Bucket="crowd", Key="k")["Body"].read() == b"here"
 
 
-def test_many_who_do_not_read_cost_no_memory() -> None:
-    clients, size = 600, 120 * KIB
+def test_many_who_do_not_read_cost_little_memory(open_files: int) -> None:
+    lazy, size = 2_400, 120 * KIB
+    if open_files < lazy + 1_000:
+        pytest.skip(f"the system allows {open_files} open files")
     with Daemon.start() as daemon:
         client = daemon.client()
         client.create_bucket(Bucket="crowd")
@@ -159,11 +165,10 @@ def test_many_who_do_not_read_cost_no_memory() -> None:
         worker = psutil.Process(daemon.children()["worker-0"])
         with closing(Wire(daemon.endpoint, daemon.access_key, daemon.secret_key)) as wire:
             before = worker.memory_info().rss
-            lazy = [wire.connect(receive_buffer=4096) for _ in range(clients)]
-            for _ in range(4):
-                for sock in lazy:
-                    sock.sendall(wire.head("GET", "/crowd/k") * 4)
+            sockets = [wire.connect(receive_buffer=4096) for _ in range(lazy)]
+            for sock in sockets:
+                sock.sendall(wire.head("GET", "/crowd/k") * 2)
             assert client.head_object(Bucket="crowd", Key="k")["ContentLength"] == size
-            assert worker.memory_info().rss - before < 100 * MIB  # four answers each would be 280 MiB
-            first = lazy[0]
-            assert read_answer(first).status == 200
+            assert worker.memory_info().rss - before < 150 * MIB  # a kept answer each would be 280 MiB
+            sockets[0].settimeout(60)
+            assert read_answer(sockets[0]).status == 200
