@@ -20,6 +20,7 @@ from meshd.service.acls import AclService
 from meshd.service.batches import BatchService
 from meshd.service.buckets import BucketService
 from meshd.service.datasets import DatasetService
+from meshd.service.deleting import Deleter
 from meshd.service.facts import finder
 from meshd.service.gathers import GatherService
 from meshd.service.grants import PolicyAdmin
@@ -28,8 +29,10 @@ from meshd.service.listings import ListingService
 from meshd.service.objects import ObjectService
 from meshd.service.readers import Readers
 from meshd.service.settings import SettingService
+from meshd.service.tagging import TaggingService
 from meshd.service.temporary import Sessions
 from meshd.service.uploads import UploadService
+from meshd.service.versions import Versions
 from meshd.store.store import Store
 from meshd.web.admin import AdminEndpoint
 from meshd.web.native import build_native
@@ -72,15 +75,19 @@ def open_node(settings: NodeSettings, writer: str) -> Iterator[Node]:
 
 def web_deps(node: Node) -> WebDeps:
     """The services of the S3 endpoint."""
-    objects = ObjectService(node.store, node.buckets)
+    versions = Versions(node.store, node.buckets)
+    objects = ObjectService(node.store, versions)
     acls = AclService(node.buckets, node.identities)
     return WebDeps(
         access=Access(node.identities, node.buckets, node.clock, finder(node.store)),
         sessions=Sessions(node.identities, NodeSecret(node.control), node.clock),
         buckets=BucketService(node.buckets, node.store, node.clock, node.settings.region),
         objects=objects,
-        uploads=UploadService(node.store, objects),
-        listings=ListingService(node.store, node.identities),
+        uploads=UploadService(node.store, objects, versions),
+        listings=ListingService(node.store, node.identities, node.buckets),
+        versions=versions,
+        deleter=Deleter(node.store, versions),
+        tagging=TaggingService(node.store, versions),
         settings=SettingService(node.buckets, acls),
         acls=acls,
         clock=node.clock,

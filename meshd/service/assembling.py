@@ -14,11 +14,11 @@ from meshwire import etags
 from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from meshd.store.records import Record, Upload
     from meshwire.s3.documents import CompletedPart
-    from meshwire.s3.operations import BodyDigests
+    from meshwire.s3.operations import CompleteMultipartUpload
     from meshwire.s3.results import PartEntry
 
 MIN_PART_BYTES = 5 << 20  # of every part but the last
@@ -52,15 +52,12 @@ def _matching(stored: PartEntry | None, named: CompletedPart) -> PartEntry:
     return stored
 
 
-def completed_meta(upload: Upload, parts: Sequence[PartEntry], declared: BodyDigests) -> Meta:
-    """ETag, checksums and headers of the object. Raises S3Error BadDigest when the client declared others."""
+def completed_meta(upload: Upload, parts: Sequence[PartEntry], operation: CompleteMultipartUpload) -> Meta:
+    """ETag, checksums and headers of the object. Raises S3Error BadDigest, InvalidRequest when the client
+    expects others."""
+    _check_size(parts, operation.object_size)
     checksums = _whole(upload, parts)
-    for algorithm, value in declared.checksums.items():
-        computed = checksums.get(algorithm)
-        if computed is not None and value not in (computed, computed.partition("-")[0]):
-            raise S3Error(
-                "BadDigest", f"The {algorithm.upper()} you specified did not match the calculated checksum."
-            )
+    _check_checksums(upload, checksums, operation)
     return Meta(
         etags.multipart(part.etag for part in parts),
         upload.headers,
@@ -68,7 +65,43 @@ def completed_meta(upload: Upload, parts: Sequence[PartEntry], declared: BodyDig
         checksums,
         upload.checksum_type if checksums else "",
         upload.owner,
+        upload.tags,
+        upload.acl,
     )
+
+
+def _check_size(parts: Sequence[PartEntry], expected: int | None) -> None:
+    size = sum(part.size for part in parts)
+    if expected is not None and expected != size:
+        raise S3Error(
+            "InvalidRequest",
+            f"The provided 'x-amz-mp-object-size' header value {expected} does not match what was computed: "
+            f"{size}",
+        )
+
+
+def _check_checksums(
+    upload: Upload, checksums: Mapping[str, str], operation: CompleteMultipartUpload
+) -> None:
+    kind = operation.checksum_type
+    if kind is not None and kind != upload.checksum_type:
+        raise S3Error(
+            "InvalidRequest",
+            f"The upload was created using the {upload.checksum_type} checksum mode. The complete request "
+            "must use the same checksum mode.",
+        )
+    for algorithm, value in operation.digests.checksums.items():
+        computed = checksums.get(algorithm)
+        if computed is None:
+            raise S3Error(
+                "InvalidRequest",
+                f"The upload was created using the {upload.checksum_algorithm.upper()} checksum; there is no "
+                f"{algorithm.upper()} to compare with.",
+            )
+        if value not in (computed, computed.partition("-")[0]):
+            raise S3Error(
+                "BadDigest", f"The {algorithm.upper()} you specified did not match the calculated checksum."
+            )
 
 
 def _whole(upload: Upload, parts: Sequence[PartEntry]) -> dict[str, str]:
@@ -82,12 +115,13 @@ def _whole(upload: Upload, parts: Sequence[PartEntry]) -> dict[str, str]:
     return {algorithm: sums.combine(algorithm, list(zip(values, sizes, strict=True)))}
 
 
-def has_become(record: Record | None, named: Sequence[CompletedPart]) -> Record:
+def has_become(records: Iterable[Record | None], named: Sequence[CompletedPart]) -> Record:
     """The object an upload became whose completion is asked for again. Raises S3Error NoSuchUpload."""
     try:
         etag = etags.multipart(part.etag for part in named)
     except ValueError:
         etag = ""
-    if record is None or record.etag != etag:
-        raise S3Error("NoSuchUpload")
-    return record
+    for record in records:
+        if record is not None and record.etag == etag:
+            return record
+    raise S3Error("NoSuchUpload")

@@ -102,7 +102,7 @@ class BucketService:
 
     def _require_empty(self, name: str) -> None:
         with store_errors():
-            if self._store.list(name, limit=1).entries:
+            if self._store.list_versions(name, limit=1).entries:
                 raise S3Error("BucketNotEmpty", extra={"BucketName": name})
 
     async def _drop_uploads(self, name: str) -> None:

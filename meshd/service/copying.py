@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING
+from contextlib import aclosing
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
 
 from meshd.service.translation import store_errors
+from meshd.store.errors import ExtentGoneError
 from meshd.store.records import Meta
 from meshwire import checksums as sums
 from meshwire.conditions import judge_read
 from meshwire.s3.errors import S3Error
+from meshwire.s3.operations import BodyDigests
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record, Span
@@ -25,6 +30,9 @@ if TYPE_CHECKING:
     from meshwire.s3.operations import CopyObject
 
 PIECE = 1 << 20
+_ATTEMPTS = 5
+_REDIRECT = "x-amz-website-redirect-location"
+_T = TypeVar("_T")
 
 _UNCHANGED = (
     "This copy request is illegal because it is trying to copy an object to itself without changing the "
@@ -32,8 +40,11 @@ _UNCHANGED = (
 )
 
 
-def checked_source(source: Record, operation: CopyObject, max_bytes: int) -> None:
-    """Raise S3Error unless `source` may be copied as `operation` asks."""
+def checked_source(source: Record, operation: CopyObject, max_bytes: int, *, versioned: bool) -> None:
+    """Raise S3Error unless `source` may be copied as `operation` asks.
+
+    A copy onto itself must change something, unless it brings back a version (`versioned` buckets).
+    """
     judge_source(operation.source_conditions, source)
     if source.size > max_bytes:
         raise S3Error(
@@ -42,7 +53,9 @@ def checked_source(source: Record, operation: CopyObject, max_bytes: int) -> Non
             f"{max_bytes}",
         )
     same = (operation.source.bucket, operation.source.key) == (operation.bucket, operation.key)
-    if same and not operation.replace:
+    restores = versioned and operation.source.version is not None
+    changes = operation.replace or operation.reclass or _REDIRECT in operation.headers.system
+    if same and not (changes or restores):
         raise S3Error("InvalidRequest", _UNCHANGED)
 
 
@@ -54,33 +67,68 @@ def judge_source(conditions: Conditions | None, source: Record) -> None:
         raise S3Error("PreconditionFailed")
 
 
-def copied_meta(
-    source: Record, operation: CopyObject, owner: str, checksums: Mapping[str, str], checksum_type: str
-) -> Meta:
-    """What the copy is called: the source's headers, or with REPLACE those of the request."""
-    headers = operation.headers.system if operation.replace else source.headers
-    metadata = operation.headers.metadata if operation.replace else source.metadata
-    return Meta(source.etag, dict(headers), dict(metadata), dict(checksums), checksum_type, owner)
+def copied_meta(source: Record, operation: CopyObject, owner: str) -> Meta:
+    """What the copy is called: the source's headers and tags, or what replaces them. A redirection is never
+    the source's, and neither is its ACL."""
+    asked = operation.headers
+    if operation.replace:
+        headers, metadata = dict(asked.system), dict(asked.metadata)
+    else:
+        headers, metadata = dict(source.headers), dict(source.metadata)
+        headers.pop(_REDIRECT, None)
+        headers |= {_REDIRECT: asked.system[_REDIRECT]} if _REDIRECT in asked.system else {}
+    return Meta(
+        source.etag,
+        headers,
+        metadata,
+        dict(source.checksums),
+        source.checksum_type,
+        owner,
+        dict(source.tags if operation.tags is None else operation.tags),
+        operation.acl,
+    )
 
 
-async def checksums_of(
-    store: ObjectStore, source: Record, algorithm: str | None
-) -> tuple[Mapping[str, str], str]:
-    """(checksums, type) of the copy: the source's, unless `algorithm` asks for another of the whole."""
+async def rehash(store: ObjectStore, source: Record, algorithm: str | None) -> Record:
+    """`source` with the checksum asked for, of the whole object. If that is not known the bytes are read, and
+    the ETag becomes their MD5: the copy is one piece then, whatever the source was made of."""
     known = source.checksum_type != "COMPOSITE" and algorithm in source.checksums
     if algorithm is None or known:
-        return source.checksums, source.checksum_type
-    hasher = sums.new(algorithm)
-    async for piece in read_pieces(store, source, 0, source.size):
-        await asyncio.to_thread(hasher.update, piece)
-    return {algorithm: hasher.base64()}, "FULL_OBJECT"
+        return source
+    verifier = sums.BodyVerifier(BodyDigests(), extra=(algorithm,))
+    async with aclosing(read_pieces(store, source, 0, source.size)) as pieces:
+        async for piece in pieces:
+            await asyncio.to_thread(verifier.update, piece)
+    digest = verifier.finish()
+    return msgspec.structs.replace(
+        source,
+        etag=digest.md5_hex,
+        checksums=dict(digest.checksums),
+        checksum_type="FULL_OBJECT",
+        parts=(),
+    )
+
+
+async def again_if_gone(attempt: Callable[[], Awaitable[_T]]) -> _T:
+    """What `attempt` gives; it is made again when the source was replaced or moved under it, as often as
+    compaction or a crowd of writers may do that. Raises S3Error."""
+    for _ in range(_ATTEMPTS):
+        with store_errors():
+            try:
+                return await attempt()
+            except ExtentGoneError:
+                continue
+    raise S3Error("SlowDown", "The source changes faster than it can be copied. Please try again.")
 
 
 async def read_pieces(
     store: ObjectStore, record: Record, offset: int, length: int
 ) -> AsyncGenerator[bytes, None]:
-    """The bytes of a stored object in pieces of at most a MiB. Close it when it is left early."""
-    with store_errors(), store.reading(record, offset, length) as spans:
+    """The bytes of a stored object in pieces of at most a MiB. Close it when it is left early.
+
+    Raises StoreError, ExtentGoneError only before the first piece.
+    """
+    with store.reading(record, offset, length) as spans:
         for span in spans:
             at, end = span.offset, span.offset + span.length
             while at < end:

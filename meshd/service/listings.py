@@ -1,4 +1,4 @@
-"""Listings of objects and of uploads in progress.
+"""Listings of objects, of their versions, and of uploads in progress.
 
 Law: a page costs what it returns; pages are cut by the store, never here.
 """
@@ -8,13 +8,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meshd.service.translation import store_errors
-from meshwire.s3.results import ObjectListing, Owner, UploadEntry, UploadListing
+from meshd.store.records import NULL
+from meshwire.s3.results import (
+    ObjectListing,
+    Owner,
+    UploadEntry,
+    UploadListing,
+    VersionEntry,
+    VersionListing,
+)
 
 if TYPE_CHECKING:
+    from meshd.control.buckets import BucketTable
     from meshd.control.identities import IdentityTable
     from meshd.store.interface import ObjectStore
-    from meshd.store.records import Upload
-    from meshwire.s3.operations import ListMultipartUploads, ListObjects
+    from meshd.store.records import Record, Upload
+    from meshwire.s3.operations import ListMultipartUploads, ListObjects, ListObjectVersions
 
 PAGE_LIMIT = 1000
 
@@ -22,8 +31,8 @@ PAGE_LIMIT = 1000
 class ListingService:
     """Pages of at most 1,000 entries, whatever is asked for."""
 
-    def __init__(self, store: ObjectStore, identities: IdentityTable) -> None:
-        self._store, self._identities = store, identities
+    def __init__(self, store: ObjectStore, identities: IdentityTable, buckets: BucketTable) -> None:
+        self._store, self._identities, self._buckets = store, identities, buckets
 
     def list_objects(self, operation: ListObjects) -> ObjectListing:
         """A page of either version. An owner is told where S3 tells it: always in version 1, on demand in
@@ -46,6 +55,27 @@ class ListingService:
                 for entry, owner in zip(entries, page.owners, strict=True)
             )
         return ObjectListing(entries, page.prefixes, page.truncated, page.next_after)
+
+    def list_versions(self, operation: ListObjectVersions) -> VersionListing:
+        """A page of versions and delete markers. A marker belongs to the bucket's owner."""
+        if operation.max_keys <= 0:
+            return VersionListing()
+        with store_errors():
+            page = self._store.list_versions(
+                operation.bucket,
+                prefix=operation.prefix,
+                delimiter=operation.delimiter,
+                key_marker=operation.key_marker,
+                version_marker=operation.version_marker,
+                limit=min(operation.max_keys, PAGE_LIMIT),
+            )
+        owners, bucket = self._owners(), self._buckets.get(operation.bucket)
+        landlord = "" if bucket is None else bucket.owner
+        entries = tuple(
+            _version_entry(key, record, latest, owners, landlord)
+            for (key, record), latest in zip(page.entries, page.latest, strict=True)
+        )
+        return VersionListing(entries, page.prefixes, page.truncated, page.next_key, page.next_version)
 
     def list_uploads(self, operation: ListMultipartUploads) -> UploadListing:
         """A page of uploads in progress, by key, then by start."""
@@ -72,6 +102,24 @@ class ListingService:
     def _owners(self) -> dict[str, Owner]:
         users = self._identities.users()
         return {name: Owner(name, user.display_name) for name, user in users.items()}
+
+
+def _version_entry(
+    key: str, record: Record, latest: bool, owners: dict[str, Owner], landlord: str
+) -> VersionEntry:
+    owner = record.owner or landlord
+    return VersionEntry(
+        key,
+        record.version or NULL,
+        latest,
+        record.modified,
+        owners.get(owner, Owner(owner)),
+        record.marker,
+        record.size,
+        record.etag,
+        next(iter(record.checksums), ""),
+        record.checksum_type,
+    )
 
 
 def _upload_entry(upload: Upload, owners: dict[str, Owner]) -> UploadEntry:

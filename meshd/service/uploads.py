@@ -11,9 +11,10 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from meshd.service.assembling import check_parts, completed_meta, has_become
-from meshd.service.copying import judge_source, read_pieces
+from meshd.service.copying import again_if_gone, judge_source, read_pieces
 from meshd.service.objects import MAX_PUT_BYTES, check_size
 from meshd.service.translation import store_errors
+from meshd.store.errors import NoSuchUploadError
 from meshd.store.records import Meta
 from meshwire import checksums as sums
 from meshwire.s3.errors import S3Error
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from meshd.service.access import Identity
     from meshd.service.bodies import Body
     from meshd.service.objects import ObjectService
+    from meshd.service.versions import Versions
     from meshd.store.interface import ObjectStore, ObjectWriter
     from meshd.store.records import Record, Upload
     from meshwire.s3.documents import CompletedPart
@@ -56,8 +58,8 @@ _COMBINABLE = ("crc32", "crc32c", "crc64nvme")
 class UploadService:
     """The use cases of multipart uploads. One per process."""
 
-    def __init__(self, store: ObjectStore, objects: ObjectService) -> None:
-        self._store, self._objects = store, objects
+    def __init__(self, store: ObjectStore, objects: ObjectService, versions: Versions) -> None:
+        self._store, self._objects, self._versions = store, objects, versions
 
     async def create(self, operation: CreateMultipartUpload, identity: Identity) -> UploadCreated:
         """Raises S3Error InvalidRequest when the algorithm cannot give the type of checksum asked for."""
@@ -71,8 +73,10 @@ class UploadService:
                 checksum_algorithm=algorithm,
                 checksum_type=kind,
                 owner=identity.user_id,
+                tags=dict(operation.tags),
+                acl=operation.acl,
             )
-            if not self._objects.has_bucket(operation.bucket):  # deleted meanwhile
+            if not self._versions.has_bucket(operation.bucket):  # deleted meanwhile
                 await self._store.abort_upload(upload)
                 raise S3Error("NoSuchBucket", extra={"BucketName": operation.bucket})
         told = algorithm if operation.checksum_algorithm else ""
@@ -98,7 +102,12 @@ class UploadService:
     async def copy_part(self, operation: UploadPartCopy) -> CopyResult:
         """A part made of (a range of) a stored object. Raises S3Error NoSuchKey, InvalidArgument."""
         upload = self.existing(operation.bucket, operation.key, operation.upload_id)
-        source = self._objects.record(operation.source.bucket, operation.source.key)
+        source, record = await again_if_gone(lambda: self._copy_part(operation, upload))
+        version = self._versions.name(operation.source.bucket, source)
+        return CopyResult(record.etag, record.modified, record.checksums, "", "", version)
+
+    async def _copy_part(self, operation: UploadPartCopy, upload: Upload) -> tuple[Record, Record]:
+        source = self._versions.source(operation.source)
         judge_source(operation.source_conditions, source)
         first, last = operation.range or (0, source.size - 1)
         if operation.range is not None and not first <= last < source.size:
@@ -108,14 +117,13 @@ class UploadService:
                 extra={"ArgumentName": "x-amz-copy-source-range"},
             )
         check_size(last - first + 1)
-        with store_errors():
-            writer = self._store.part_writer(upload, operation.part_number, last - first + 1)
-            try:
-                record = await self._fill(writer, upload, source, first, last - first + 1)
-            except BaseException:
-                await writer.abort()
-                raise
-        return CopyResult(record.etag, record.modified, record.checksums, record.checksum_type)
+        writer = self._store.part_writer(upload, operation.part_number, last - first + 1)
+        try:
+            record = await self._fill(writer, upload, source, first, last - first + 1)
+        except BaseException:
+            await writer.abort()
+            raise
+        return source, record
 
     async def _fill(
         self, writer: ObjectWriter, upload: Upload, source: Record, offset: int, length: int
@@ -134,25 +142,42 @@ class UploadService:
     ) -> CompleteResult:
         """Make the object. Completing again what is already complete is a success, as clients retry.
 
-        Raises S3Error NoSuchUpload, InvalidPart, InvalidPartOrder, EntityTooSmall, BadDigest,
+        Raises S3Error NoSuchUpload, InvalidPart, InvalidPartOrder, EntityTooSmall, BadDigest, InvalidRequest,
         PreconditionFailed.
         """
-        bucket, key = operation.bucket, operation.key
         with store_errors():
-            upload = self._store.get_upload(bucket, key, operation.upload_id)
+            upload = self._store.get_upload(operation.bucket, operation.key, operation.upload_id)
             if upload is None:
-                return _completed(bucket, key, has_become(self._store.get(bucket, key), parts))
+                return self._completed(operation, self._become(operation, parts))
             stored = check_parts(self._all_parts(upload), parts)
-            meta = completed_meta(upload, stored, operation.digests)
-            record = await self._store.complete_upload(
-                upload,
-                [part.number for part in stored],
-                meta,
-                operation.conditions,
-                etags=[part.etag for part in stored],
-            )
-        await self._objects.settle(bucket, key, record)
-        return _completed(bucket, key, record)
+            meta = completed_meta(upload, stored, operation)
+            try:
+                record = await self._store.complete_upload(
+                    upload,
+                    [part.number for part in stored],
+                    meta,
+                    operation.conditions,
+                    etags=[part.etag for part in stored],
+                    versioning=self._versions.setting(operation.bucket),
+                )
+            except NoSuchUploadError:  # completed by somebody else meanwhile, or aborted
+                return self._completed(operation, self._become(operation, parts))
+        await self._objects.settle(operation.bucket, operation.key, record)
+        return self._completed(operation, record)
+
+    def _become(self, operation: CompleteMultipartUpload, parts: Sequence[CompletedPart]) -> Record:
+        """The object that the upload became: the newest of its key's versions with that ETag."""
+        bucket, key = operation.bucket, operation.key
+        if not self._versions.setting(bucket):
+            return has_become([self._store.get(bucket, key)], parts)
+        page = self._store.list_versions(bucket, prefix=key, limit=PAGE_LIMIT)
+        return has_become([record for name, record in page.entries if name == key], parts)
+
+    def _completed(self, operation: CompleteMultipartUpload, record: Record) -> CompleteResult:
+        bucket, version = operation.bucket, self._versions.name(operation.bucket, record)
+        return CompleteResult(
+            bucket, operation.key, record.etag, "", record.checksums, record.checksum_type, version
+        )
 
     async def abort(self, operation: AbortMultipartUpload) -> UploadAborted:
         upload = self.existing(operation.bucket, operation.key, operation.upload_id)
@@ -229,7 +254,3 @@ def _check_algorithm(upload: Upload, digests: BodyDigests) -> None:
             f"Checksum Type mismatch occurred, expected checksum Type: {upload.checksum_algorithm}, "
             f"actual checksum Type: {sorted(given)[0]}",
         )
-
-
-def _completed(bucket: str, key: str, record: Record) -> CompleteResult:
-    return CompleteResult(bucket, key, record.etag, "", record.checksums, record.checksum_type)

@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from meshd.service.attributes import attributes
 from meshwire.s3 import documents
 from meshwire.s3 import operations as ops
 from meshwire.s3.errors import S3Error
+from meshwire.s3.tagging import parse_tagging
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -45,19 +47,6 @@ class Call:
         return f"<Call {type(self.operation).__name__} by {self.identity.user_id}>"
 
 
-def _asks_more(operation: ops.Operation) -> bool:
-    """Versions and tags, which the store does not keep yet."""
-    match operation:
-        case ops.DeleteObject():
-            return operation.version not in (None, "null")
-        case ops.CopyObject() | ops.UploadPartCopy():
-            tags = isinstance(operation, ops.CopyObject) and operation.tags
-            return bool(tags) or operation.source.version not in (None, "null")
-        case ops.PutObject() | ops.CreateMultipartUpload():
-            return bool(operation.tags)
-    return False
-
-
 class Executor:
     """Carries out operations. One per process; holds no state of its own."""
 
@@ -73,10 +62,15 @@ class Executor:
             ops.PutBucketSetting: self._put_setting,
             ops.DeleteBucketSetting: self._delete_setting,
             ops.ListObjects: self._list_objects,
+            ops.ListObjectVersions: self._list_versions,
             ops.PutObject: self._put,
             ops.CopyObject: self._copy,
             ops.DeleteObject: self._delete,
             ops.DeleteObjects: self._delete_many,
+            ops.GetObjectTagging: self._get_tags,
+            ops.PutObjectTagging: self._put_tags,
+            ops.DeleteObjectTagging: self._delete_tags,
+            ops.GetObjectAttributes: self._attributes,
             ops.CreateMultipartUpload: self._create_upload,
             ops.UploadPart: self._put_part,
             ops.UploadPartCopy: self._copy_part,
@@ -90,8 +84,8 @@ class Executor:
         """The operation's result. Raises S3Error."""
         call.operation = self._deps.acls.admitted(call.operation)
         carry_out = self._table.get(type(call.operation))
-        if carry_out is None or _asks_more(call.operation):
-            raise S3Error("NotImplemented", f"{ops.operation_name(call.operation)} is not implemented so.")
+        if carry_out is None:
+            raise S3Error("NotImplemented", f"{ops.operation_name(call.operation)} is not implemented.")
         return await carry_out(call)
 
     # --- buckets ------------------------------------------------------------------------------------
@@ -128,6 +122,9 @@ class Executor:
     async def _list_objects(self, call: Call) -> Result:
         return self._deps.listings.list_objects(cast("ops.ListObjects", call.operation))
 
+    async def _list_versions(self, call: Call) -> Result:
+        return self._deps.listings.list_versions(cast("ops.ListObjectVersions", call.operation))
+
     # --- objects ------------------------------------------------------------------------------------
 
     async def _put(self, call: Call) -> Result:
@@ -138,15 +135,29 @@ class Executor:
         return await self._deps.objects.copy(cast("ops.CopyObject", call.operation), call.identity)
 
     async def _delete(self, call: Call) -> Result:
-        return await self._deps.objects.delete(cast("ops.DeleteObject", call.operation))
+        return await self._deps.deleter.delete(cast("ops.DeleteObject", call.operation))
 
     async def _delete_many(self, call: Call) -> Result:
         operation = cast("ops.DeleteObjects", call.operation)
         document = await call.body.whole(operation.digests, self._deps.http.max_xml_bytes)
         request = documents.parse_delete(document)
         allowed, refused = self._deps.access.sift(call.identity, operation.bucket, request.keys, call.context)
-        done = await self._deps.objects.delete_many(operation, request._replace(keys=allowed))
+        done = await self._deps.deleter.delete_many(operation, request._replace(keys=allowed))
         return replace(done, failures=done.failures + refused)
+
+    async def _get_tags(self, call: Call) -> Result:
+        return self._deps.tagging.get(cast("ops.GetObjectTagging", call.operation))
+
+    async def _put_tags(self, call: Call) -> Result:
+        operation = cast("ops.PutObjectTagging", call.operation)
+        document = await call.body.whole(operation.digests, self._deps.http.max_xml_bytes)
+        return await self._deps.tagging.put(operation, parse_tagging(document))
+
+    async def _delete_tags(self, call: Call) -> Result:
+        return await self._deps.tagging.delete(cast("ops.DeleteObjectTagging", call.operation))
+
+    async def _attributes(self, call: Call) -> Result:
+        return attributes(self._deps.versions, cast("ops.GetObjectAttributes", call.operation))
 
     # --- multipart ----------------------------------------------------------------------------------
 

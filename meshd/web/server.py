@@ -36,11 +36,14 @@ if TYPE_CHECKING:
     from meshd.service.access import Access
     from meshd.service.acls import AclService
     from meshd.service.buckets import BucketService
+    from meshd.service.deleting import Deleter
     from meshd.service.listings import ListingService
     from meshd.service.objects import ObjectService
     from meshd.service.settings import SettingService
+    from meshd.service.tagging import TaggingService
     from meshd.service.temporary import Sessions
     from meshd.service.uploads import UploadService
+    from meshd.service.versions import Versions
     from meshd.web.incoming import MeshRequest
 
 log = logging.getLogger(__name__)
@@ -67,6 +70,9 @@ class WebDeps:
     listings: ListingService
     settings: SettingService
     acls: AclService
+    versions: Versions
+    deleter: Deleter
+    tagging: TaggingService
     clock: Clock
     http: HttpSettings = field(default_factory=HttpSettings)
 

@@ -1,0 +1,92 @@
+"""Which version of an object a request means, and what S3 calls it.
+
+Law: everybody who takes a version id looks it up here. Invariant: what `find` gives is readable; a delete
+marker is an error that says so in its headers.
+https://docs.aws.amazon.com/AmazonS3/latest/userguide/DeleteMarker.html
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from meshd.service.translation import store_errors
+from meshwire import httpdates
+from meshwire.s3.errors import S3Error
+
+if TYPE_CHECKING:
+    from meshd.control.buckets import BucketTable
+    from meshd.store.interface import ObjectStore
+    from meshd.store.records import Record
+    from meshwire.s3.operations import CopySource
+    from meshwire.s3.settings import Versioning
+
+
+class Versions:
+    """Looks versions up. Holds no state of its own; every question costs microseconds."""
+
+    def __init__(self, store: ObjectStore, buckets: BucketTable) -> None:
+        self._store, self._buckets = store, buckets
+
+    def has_bucket(self, name: str) -> bool:
+        """Whether the bucket is (still) there."""
+        return self._buckets.get(name) is not None
+
+    def setting(self, bucket: str) -> Versioning:
+        """The bucket's versioning now."""
+        found = self._buckets.get(bucket)
+        return "" if found is None else found.versioning
+
+    def name(self, bucket: str, record: Record) -> str:
+        """What x-amz-version-id says: the id, `null`, or nothing where the bucket never had versioning."""
+        return record.version or ("null" if self.setting(bucket) else "")
+
+    def find(self, bucket: str, key: str, version: str | None = None) -> Record:
+        """The version named, or the current one. Raises S3Error NoSuchKey, NoSuchVersion, MethodNotAllowed
+        (a delete marker asked for by its id)."""
+        with store_errors():
+            record = (
+                self._store.get(bucket, key)
+                if version is None
+                else self._store.get_version(bucket, key, version)
+            )
+        if record is None:
+            raise self._missing(bucket, key, version)
+        if record.marker:
+            raise _unreadable(record)
+        return record
+
+    def source(self, source: CopySource) -> Record:
+        """What a copy reads. Raises S3Error NoSuchKey, NoSuchVersion, InvalidRequest (a delete marker)."""
+        try:
+            return self.find(source.bucket, source.key, source.version)
+        except S3Error as error:
+            if error.code != "MethodNotAllowed":
+                raise
+            raise S3Error(
+                "InvalidRequest",
+                "The source of a copy request may not specifically refer to a delete marker by version id.",
+            ) from error
+
+    def _missing(self, bucket: str, key: str, version: str | None) -> S3Error:
+        if version is not None:
+            return S3Error("NoSuchVersion", extra={"Key": key, "VersionId": version})
+        headers = {}
+        if self.setting(bucket):
+            with store_errors():
+                newest = self._store.newest(bucket, key)
+            if newest is not None and newest.marker:
+                headers = _marker_headers(newest)
+        return S3Error("NoSuchKey", headers=headers, extra={"Key": key})
+
+
+def _unreadable(marker: Record) -> S3Error:
+    modified = httpdates.format_http(marker.modified // 1000)
+    return S3Error(
+        "MethodNotAllowed",
+        headers={**_marker_headers(marker), "allow": "DELETE", "last-modified": modified},
+        extra={"Method": "GET", "ResourceType": "DeleteMarker"},
+    )
+
+
+def _marker_headers(marker: Record) -> dict[str, str]:
+    return {"x-amz-delete-marker": "true", "x-amz-version-id": marker.version or "null"}
