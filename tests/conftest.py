@@ -41,8 +41,9 @@ def bucket(s3: Any) -> Iterator[str]:
     yield name
     for upload in s3.list_multipart_uploads(Bucket=name).get("Uploads", []):
         s3.abort_multipart_upload(Bucket=name, Key=upload["Key"], UploadId=upload["UploadId"])
-    for page in s3.get_paginator("list_objects_v2").paginate(Bucket=name):
-        keys = [{"Key": entry["Key"]} for entry in page.get("Contents", [])]
+    for page in s3.get_paginator("list_object_versions").paginate(Bucket=name):
+        found = page.get("Versions", []) + page.get("DeleteMarkers", [])
+        keys = [{"Key": entry["Key"], "VersionId": entry["VersionId"]} for entry in found]
         if keys:
             s3.delete_objects(Bucket=name, Delete={"Objects": keys, "Quiet": True})
     s3.delete_bucket(Bucket=name)
