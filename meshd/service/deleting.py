@@ -17,7 +17,7 @@ from meshwire.s3.errors import S3Error
 from meshwire.s3.results import DeletedKey, DeleteFailure, DeleteResult, ObjectDeleted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from meshd.service.versions import Versions
     from meshd.store.interface import ObjectStore
@@ -47,15 +47,13 @@ class Deleter:
             return ObjectDeleted()
         return ObjectDeleted(removed.marker.version or "null", marker=True)
 
-    async def delete_many(
-        self, operation: DeleteObjects, request: DeleteRequest, permits: Callable[[DeleteKey], bool]
-    ) -> DeleteResult:
+    async def delete_many(self, operation: DeleteObjects, request: DeleteRequest) -> DeleteResult:
         """Every key is answered for itself, in the order asked; missing ones are successes."""
         bucket = operation.bucket
         answers: dict[int, DeletedKey | DeleteFailure] = {}
         plain, single = [], []
         for number, entry in enumerate(request.keys):
-            refusal = _refuse(entry, permits)
+            refusal = _refuse(entry)
             if refusal is not None:
                 answers[number] = refusal
             elif entry.version is None and entry.etag is None:
@@ -105,14 +103,11 @@ class Deleter:
         raise S3Error("NoSuchBucket", extra={"BucketName": bucket})
 
 
-def _refuse(entry: DeleteKey, permits: Callable[[DeleteKey], bool]) -> DeleteFailure | None:
-    version = entry.version or ""
+def _refuse(entry: DeleteKey) -> DeleteFailure | None:
     try:
         check_key(entry.key)
     except KeyNameError as error:
-        return DeleteFailure(entry.key, "InvalidArgument", str(error), version)
-    if not permits(entry):
-        return DeleteFailure(entry.key, "AccessDenied", "Access Denied", version)
+        return DeleteFailure(entry.key, "InvalidArgument", str(error), entry.version or "")
     return None
 
 

@@ -92,10 +92,9 @@ class Desk:
     def delete(self, key: str, version: str | None = None, **options: Any) -> res.ObjectDeleted:
         return run(self.deleter.delete(ops.DeleteObject("b", key, version=version, **options)))
 
-    def delete_many(self, *keys: DeleteKey, quiet: bool = False, forbidden: str = "") -> res.DeleteResult:
+    def delete_many(self, *keys: DeleteKey, quiet: bool = False) -> res.DeleteResult:
         operation = ops.DeleteObjects("b", ops.BodyDigests())
-        request = DeleteRequest(keys, quiet)
-        return run(self.deleter.delete_many(operation, request, lambda entry: entry.key != forbidden))
+        return run(self.deleter.delete_many(operation, DeleteRequest(keys, quiet)))
 
     def copy(self, source: str, key: str, version: str | None = None, **options: Any) -> res.CopyResult:
         options = {"replace": False, "headers": ops.ObjectHeaders(), **options}
