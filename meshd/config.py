@@ -115,6 +115,10 @@ class NodeSettings:
     """YAML list of users; read at start and on SIGHUP."""
     hang_timeout: float = 60.0
     """Seconds after which a process whose event loop stands still is killed and replaced."""
+    lifecycle_interval: float = 900.0
+    """Seconds from one look for what lifecycle rules remove to the next."""
+    stale_upload_days: int = 7
+    """A multipart upload this old is aborted where no lifecycle rule is about it; 0: never."""
     region: str = "us-east-1"
     """What GetBucketLocation answers, and the region new buckets get."""
     log_format: LogFormat = "text"
@@ -179,6 +183,13 @@ def _seconds(text: object) -> float:
     value = float(str(text))
     if not 0 < value < 1e7:
         raise ValueError("expected a number of seconds above 0")
+    return value
+
+
+def _days(text: object) -> int:
+    value = int(str(text))
+    if not 0 <= value <= 36_500:
+        raise ValueError("expected a whole number of days, or 0 for never")
     return value
 
 
@@ -262,6 +273,8 @@ OPTIONS: Mapping[str, Option] = {
         Option("workers", _positive, lambda: min(4, cores())),
         Option("transforms", _positive, cores),
         Option("frame-cache", _at_least(1 << 20), lambda: 1 << 30),
+        Option("lifecycle-interval", _seconds, lambda: 900.0),
+        Option("stale-uploads", _days, lambda: 7),
         Option("users", _path, lambda: None),
         Option("node-id", _name, lambda: _name(socket.gethostname())),
         Option("region", _name, lambda: "us-east-1"),
@@ -368,6 +381,8 @@ def _assemble(values: Mapping[str, object]) -> NodeSettings:
         transform=TransformSettings(value["transforms"], value["frame-cache"]),
         workers=value["workers"],
         users_file=value["users"],
+        lifecycle_interval=value["lifecycle-interval"],
+        stale_upload_days=value["stale-uploads"],
         region=value["region"],
         hang_timeout=value["hang-timeout"],
         log_format=value["log-format"],

@@ -42,6 +42,8 @@ SIGTERM stops after running requests are done; SIGHUP reads the users file again
 @click.option("--transforms", metavar="N", help="Processes that decode and augment.  [cores]")
 @click.option("--frame-cache", metavar="SIZE", help="Memory for finished batches.  [1GiB]")
 @click.option("--durability", metavar="MODE", help="commit, or relaxed for caches.  [commit]")
+@click.option("--lifecycle-interval", metavar="SECONDS", help="Between looks for what expires.  [900]")
+@click.option("--stale-uploads", metavar="DAYS", help="Abort uploads this old; 0 never.  [7]")
 @click.option("--users", metavar="FILE", help="YAML list of users.")
 @click.option("--config", metavar="FILE", help="YAML file with any of these settings.")
 @click.option("--sigv2", metavar="on|off", help="Presigned URLs of signature version 2.  [on]")

@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from meshd.service.lifecycle import Lifecycle
 from meshd.store.errors import StoreError
 from meshd.telemetry import metrics
 
@@ -57,7 +58,10 @@ def process_chores(node: Node, reporter: Reporter) -> list[Chore]:
 
 def node_chores(node: Node) -> list[Chore]:
     """What is done once a node: the steward's."""
+    settings = node.settings
+    lifecycle = Lifecycle(node.store, node.buckets, node.control, node.clock, settings.stale_upload_days)
     return [
+        Chore("lifecycle", settings.lifecycle_interval, lifecycle.sweep),
         Chore("measure", 15.0, lambda: asyncio.to_thread(measure, node)),
         Chore("compact", 60.0, lambda: compact(node.store, node.clock)),
     ]

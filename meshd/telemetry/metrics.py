@@ -53,6 +53,9 @@ store_live_bytes = _gauge("meshd_store_live_bytes", "Bytes of those objects.", m
 store_dead_bytes = _gauge("meshd_store_dead_bytes", "Bytes that compaction will win.", mode="mostrecent")
 store_disk_free_bytes = _gauge("meshd_store_disk_free_bytes", "Free bytes.", "disk", mode="mostrecent")
 
+# lifecycle; action is expire (a current object), noncurrent, marker or upload
+lifecycle_expired = _counter("meshd_lifecycle_expired_total", "What lifecycle rules removed.", "action")
+
 # processes; role is worker, steward or transform
 process_restarts = _counter("meshd_process_restarts_total", "Children that died and were replaced.", "role")
 processes_up = _gauge("meshd_processes_up", "Children that are ready.", "role", mode="mostrecent")

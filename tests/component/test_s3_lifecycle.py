@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
 
+import pytest
+
+from meshd.testing.daemons import Daemon
 from tests.component.test_s3_settings import refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 RULES: list[dict[str, Any]] = [
     {"ID": "old", "Prefix": "tmp/", "Status": "Enabled", "Expiration": {"Days": 1}},
@@ -53,3 +62,41 @@ def test_a_bad_configuration_changes_nothing(s3: Any, bucket: str) -> None:
     put = refusal(lambda: s3.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration=bad))
     assert put == (501, "NotImplemented")
     assert s3.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"] == RULES
+
+
+@pytest.fixture(scope="module")
+def eager() -> Iterator[Daemon]:
+    """A daemon that looks for what expires all the time."""
+    with Daemon.start(args=("--lifecycle-interval", "0.2")) as daemon:
+        yield daemon
+
+
+def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
+    """Wait for the steward's next look."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def past(prefix: str, **more: Any) -> dict[str, Any]:
+    """A rule whose day has come."""
+    rule = {"ID": "past", "Filter": {"Prefix": prefix}, "Status": "Enabled"}
+    return {"Rules": [rule | {"Expiration": {"Date": datetime(2020, 1, 1, tzinfo=UTC)}} | more]}
+
+
+def listed(client: Any, bucket: str) -> list[str]:
+    return [entry["Key"] for entry in client.list_objects_v2(Bucket=bucket).get("Contents", [])]
+
+
+def test_the_steward_removes_what_is_due(eager: Daemon) -> None:
+    client = eager.client()
+    client.create_bucket(Bucket="plain")
+    for key in ("tmp/a", "tmp/b", "kept"):
+        client.put_object(Bucket="plain", Key=key, Body=b"x")
+    client.put_bucket_lifecycle_configuration(Bucket="plain", LifecycleConfiguration=past("tmp/"))
+    until(lambda: listed(client, "plain") == ["kept"])
+    assert client.get_object(Bucket="plain", Key="kept")["Body"].read() == b"x"
+    text = urlopen(f"{eager.endpoint}/metrics").read().decode()
+    assert 'meshd_lifecycle_expired_total{action="expire"} 2.0' in text
+    client.close()
