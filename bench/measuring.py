@@ -17,7 +17,8 @@ from bench.generating import available
 from bench.processes import ChildError, Children
 from bench.results import Figure
 from bench.rows import store_rows
-from bench.servers import SERVERS, binary
+from bench.servers import SERVERS, binary, new_account
+from bench.signing import Account
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +41,7 @@ class Bench:
     scale: Scale
     say: Callable[[str], None]
     servers: dict[str, Server] = field(default_factory=dict)
+    kept: dict[str, Server] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
     _stack: ExitStack = field(default_factory=ExitStack)
     _children: Children | None = None
@@ -54,19 +56,31 @@ class Bench:
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
 
-    def server(self, name: str) -> Server | None:
-        """The running server, started if need be; None, with a reason in `absent`, when it cannot be had."""
-        if name not in self.servers and name not in self.absent and self._children is not None:
+    def server(self, name: str, *, kept: bool = False) -> Server | None:
+        """The running server, started if need be; None, with a reason in `absent`, when it cannot be had.
+
+        `kept`: the one whose data outlives the run.
+        """
+        running = self.kept if kept else self.servers
+        if name not in running and name not in self.absent and self._children is not None:
             self.say(f"starting {SERVERS[name].title}")
             reason = SERVERS[name].missing()
             try:
                 if not reason:
-                    self.servers[name] = SERVERS[name].start(self._children, self.scratch / "run" / name)
+                    running[name] = self._start(self._children, name, kept=kept)
             except ChildError as error:
                 reason = str(error)
             if reason:
                 self.absent[name] = reason
-        return self.servers.get(name)
+        return running.get(name)
+
+    def _start(self, children: Children, name: str, *, kept: bool) -> Server:
+        if not kept:
+            return SERVERS[name].start(children, self.scratch / "run" / name, new_account())
+        # the key pair stays the same, for the server keeps it with its data
+        return SERVERS[name].start(
+            children, self.scratch / "kept" / name, Account("bench", "kept-secret-key")
+        )
 
     def run(self, name: str) -> Outcome:
         """(title, figures, why contenders are absent) of the row."""
@@ -81,7 +95,7 @@ class Bench:
     def _store(self, row: Row) -> Outcome:
         if not available():
             return row.title, (), dict.fromkeys(row.servers, NO_WRK)
-        running = {name: server for name in row.servers if (server := self.server(name))}
+        running = {name: server for name in row.servers if (server := self.server(name, kept=row.kept))}
         figures = tuple(storing.measure(row, running, self.scale, self.scratch / "run", self.say))
         return row.title, figures, {name: self.absent[name] for name in row.servers if name in self.absent}
 
@@ -121,13 +135,23 @@ class Bench:
         title = f"Memory under {self.scale.memory_connections} large bodies"
         if server is None:
             return title, (), dict(self.absent)
+        figures = [self._idle()]
         residency.prepare(server, self.scale)
-        figures = []
         for direction in residency.DIRECTIONS:
             self.say(f"memory: {direction}")
             self._await_space(self.scale.memory_bytes * self.scale.memory_connections)
             figures.append(residency.measure(server, direction, self.scale))
         return title, tuple(figures), {}
+
+    def _idle(self) -> Figure:
+        """A node of its own that nobody has asked for anything."""
+        assert self._children is not None
+        server = SERVERS["meshd"].start(self._children, self.scratch / "run" / "idle", new_account())
+        time.sleep(self.scale.seconds)  # what the start has left behind is let go by then
+        try:
+            return residency.idle(server)
+        finally:
+            server.child.stop()
 
     def _await_space(self, wanted: int) -> None:
         """Uploads that ended half way give their reserved space back a moment later."""

@@ -28,7 +28,7 @@ medians of interleaved rounds. Absolute numbers move with the machine."""
 STORE_TEXT = """wrk replays requests signed beforehand (SigV4, by botocore) over kept connections: 16, 8 or 4,
 as the row says. Small PUTs sign their payload's hash, large ones say UNSIGNED-PAYLOAD. Before a row is
 timed the server must give the right bytes, and refuse an unsigned request with 403. A row with any failed
-request has no figure."""
+request has no figure. Listings are of buckets of their own, filled once and kept for later runs."""
 LOADER_TEXT = """{photographs:,} photographs of about 500×375 (70 KB on average), uint8 batches of {batch}
 at 224×224 with a random crop and a flip; the peers with two worker processes, the server on the same two
 cores. The peers crop with Pillow as torchvision does on PIL images (`Image.resize(box=…)` in place of crop
@@ -47,6 +47,7 @@ LOADER_HEAD = (
     "next epoch",
     "first batch, s",
 )
+BARS_HEAD = ("", "figure", "bar")
 COMMANDS = """<!-- not run: takes about half an hour -->
 ```bash
 make bench                                  # everything; about half an hour
@@ -56,7 +57,8 @@ make bench                                  # everything; about half an hour
 ```
 
 The raw figures of every round are in `.bench/results.json`."""
-SPEEDUP_BAR, CPU_BAR, AGAIN_BAR, MEMORY_BAR = 1.5, 0.1, 5.0, 300
+SPEEDUP_BAR, CPU_BAR, AGAIN_BAR, MEMORY_BAR, IDLE_BAR = 1.5, 0.1, 5.0, 300, 250
+FLAT_BAR = 0.8  # of the rate with a thousand keys must be left with a million
 OURS = "meshsdk from meshd"
 
 
@@ -71,7 +73,7 @@ def store_line(row: Row, result: RowResult) -> list[str]:
     ratio = result.ratio("meshd", "seaweedfs", metric)
     figures = [number(result.value(name, metric), places, unit) for name in SERVERS]
     tails = " / ".join(number(result.value(name, "p99_ms"), 1) for name in ("seaweedfs", "meshd"))
-    return [row.title, *figures, number(ratio, 2, "×"), verdict(ratio, row.bar), tails]
+    return [row.title, *figures, number(ratio, 2, "×"), tails]
 
 
 def store_section(rows: Mapping[str, RowResult], scale: Scale) -> list[str]:
@@ -80,7 +82,7 @@ def store_section(rows: Mapping[str, RowResult], scale: Scale) -> list[str]:
     if not lines:
         return []
     titles = [kind.title for kind in SERVERS.values()]
-    head = ["", *titles, "meshd ÷ SeaweedFS", "bar", "p99 ms, SeaweedFS / meshd"]
+    head = ["", *titles, "meshd ÷ SeaweedFS", "p99 ms, SeaweedFS / meshd"]
     notes = [f"- **{kind.title}**: {kind.note}." for kind in SERVERS.values()]
     title = "## The store, beside SeaweedFS"
     return [
@@ -88,9 +90,35 @@ def store_section(rows: Mapping[str, RowResult], scale: Scale) -> list[str]:
         STORE_TEXT,
         table(head, lines),
         "\n".join(notes),
+        "Each row's bars, and whether this run holds them:",
+        table(BARS_HEAD, [line for row in store_rows(scale) for line in bar_lines(row, rows)]),
         *store_problems(rows),
         *store_limits(rows, scale),
     ]
+
+
+def bar_lines(row: Row, rows: Mapping[str, RowResult]) -> list[list[str]]:
+    """What the project asks of the row: its ratios, its p99, and that a listing costs the same anywhere."""
+    result = rows.get(row.name)
+    if result is None:
+        return []
+    titles = {name: kind.title for name, kind in SERVERS.items()}
+    lines = []
+    for bar in row.bars:
+        ratio = result.ratio(bar.mine, bar.peer, metric_of(row)[0])
+        names = f"{titles[bar.mine]} ÷ {titles[bar.peer]}"
+        lines.append([f"{row.title}: {names}", number(ratio, 2, "×"), verdict(ratio, bar.least)])
+    tail = result.ratio("meshd", "seaweedfs", "p99_ms")
+    lines.append(
+        [f"{row.title}: p99 against SeaweedFS's", number(tail, 2, "×"), verdict(tail, 1, at_most=True)]
+    )
+    few = rows.get("list-few")
+    if row.name == "list" and few is not None:
+        here, there = result.value("meshd", "rate"), few.value("meshd", "rate")
+        flat = here / there if here is not None and there else None
+        title = f"{row.title}: against the bucket of 1,000"
+        lines.append([title, number(flat, 2, "×"), verdict(flat, FLAT_BAR)])
+    return lines
 
 
 def store_problems(rows: Mapping[str, RowResult]) -> list[str]:
@@ -188,13 +216,25 @@ def memory_section(rows: Mapping[str, RowResult]) -> list[str]:
         return []
     text = MEMORY_TEXT.format(mebibytes=result.setup["memory_bytes"] / (1 << 20), **result.setup)
     lines = []
-    for name in result.contenders():
+    for name in (name for name in result.contenders() if name != "idle"):
         worst = result.value(name, "worst")
         figures = [number(result.value(name, key), 0) for key in ("before", "worst")]
         bar = result.problem(name) or verdict(worst, MEMORY_BAR, at_most=True)
         lines.append([name, *figures, number(result.value(name, "moved"), 2), bar])
     head = ["", "before, MiB", "highest, MiB", "GB/s meanwhile", "bar, MiB"]
-    return ["## Memory under many large bodies", text, table(head, lines)]
+    return ["## Memory under many large bodies", text, table(head, lines), *idle_memory(result)]
+
+
+def idle_memory(result: RowResult) -> list[str]:
+    """One sentence and its bar."""
+    whole = result.value("idle", "whole")
+    if whole is None:
+        return []
+    bar = verdict(whole, IDLE_BAR, at_most=True)
+    return [
+        f"A node that nobody asks for anything holds {whole:,.0f} MiB, all its processes together and what "
+        f"they share counted once (bar, MiB: {bar})."
+    ]
 
 
 def behind_section(rows: Mapping[str, RowResult], scale: Scale) -> list[str]:

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from bench.servers import Server
 
 CHUNK = MIB = 1 << 20
-Direction = Literal["GET", "PUT", "mixed"]
-DIRECTIONS: tuple[Direction, ...] = ("GET", "PUT", "mixed")
+Direction = Literal["GET", "PUT", "mixed", "slow readers"]
+DIRECTIONS: tuple[Direction, ...] = ("GET", "PUT", "mixed", "slow readers")
+_SIP, _PAUSE = 64 << 10, 0.2
 
 
 @dataclass(slots=True)
@@ -40,8 +41,11 @@ class Traffic:
     problems: list[str] = field(default_factory=list)
 
 
-def _pull(server: Server, sock: socket.socket, key: str, traffic: Traffic, number: int) -> None:
-    """GET over and over: the kernel drops the bytes (MSG_TRUNC), so that the client costs next to nothing."""
+def _pull(
+    server: Server, sock: socket.socket, key: str, traffic: Traffic, number: int, sip: int = CHUNK
+) -> None:
+    """GET over and over: the kernel drops the bytes (MSG_TRUNC), so that the client costs next to nothing.
+    With a smaller `sip` it pauses after each: a slow reader."""
     sink = bytearray(CHUNK)
     while not traffic.stop.is_set():
         sock.sendall(head(Request("GET", shelving.path_of(key)), server.host, server.account))
@@ -54,11 +58,13 @@ def _pull(server: Server, sock: socket.socket, key: str, traffic: Traffic, numbe
         )
         left = length - len(rest)
         while left and not traffic.stop.is_set():
-            got = sock.recv_into(sink, min(left, CHUNK), socket.MSG_TRUNC)
+            got = sock.recv_into(sink, min(left, sip), socket.MSG_TRUNC)
             if not got:
                 raise shelving.AnswerError("the server closed in the middle of a body")
             left -= got
             traffic.moved[number] += got
+            if sip < CHUNK:
+                traffic.stop.wait(_PAUSE)
 
 
 def _push(server: Server, sock: socket.socket, key: str, size: int, traffic: Traffic, number: int) -> None:
@@ -81,6 +87,8 @@ def _run_client(server: Server, verb: str, size: int, traffic: Traffic, number: 
         with socket.create_connection(("127.0.0.1", server.port), timeout=60) as sock:
             if verb == "GET":
                 _pull(server, sock, "memory/source", traffic, number)
+            elif verb == "slow":
+                _pull(server, sock, "memory/source", traffic, number, _SIP)
             else:
                 _push(server, sock, f"memory/target-{number:03d}", size, traffic, number)
     except (OSError, shelving.AnswerError) as error:
@@ -91,7 +99,7 @@ def _run_client(server: Server, verb: str, size: int, traffic: Traffic, number: 
 def _verbs(direction: Direction, connections: int) -> list[str]:
     if direction == "mixed":
         return ["GET" if number % 2 else "PUT" for number in range(connections)]
-    return [direction] * connections
+    return ["slow" if direction == "slow readers" else direction] * connections
 
 
 def name_of(process: psutil.Process) -> str:
@@ -104,6 +112,16 @@ def sizes(pid: int) -> Iterator[tuple[str, int]]:
     for process in family(pid):
         with contextlib.suppress(psutil.Error):
             yield name_of(process), int(process.memory_info().rss)
+
+
+def idle(server: Server) -> Figure:
+    """What a node with nothing to do holds: `whole` in MiB, shared pages divided among those that share them
+    (proportional set size); `worst` is the largest process as `ps` shows it."""
+    shares, largest = 0, 0
+    for process in family(server.child.process.pid):
+        memory = process.memory_full_info()
+        shares, largest = shares + int(memory.pss), max(largest, int(memory.rss))
+    return Figure("idle", 0, {"whole": shares / MIB, "worst": largest / MIB})
 
 
 def _watch(server: Server, traffic: Traffic, connections: int, seconds: float) -> dict[str, int]:

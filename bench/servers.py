@@ -62,7 +62,7 @@ class Kind:
     name: str
     title: str
     note: str
-    start: Callable[[Children, Path], Server]
+    start: Callable[[Children, Path, Account], Server]
     missing: Callable[[], str]
 
 
@@ -72,9 +72,13 @@ def binary(name: str) -> str | None:
     return shutil.which(name, path=os.pathsep.join(places))
 
 
-def _start_weed(children: Children, root: Path) -> Server:
-    account = Account("bench", secrets.token_hex(16))
-    root.mkdir(parents=True)
+def new_account() -> Account:
+    """A key pair for servers that begin empty."""
+    return Account("bench", secrets.token_hex(16))
+
+
+def _start_weed(children: Children, root: Path, account: Account) -> Server:
+    root.mkdir(parents=True, exist_ok=True)
     identities = root / "identities.json"
     grant = {"credentials": [{"accessKey": account.access_key, "secretKey": account.secret_key}]}
     actions = ["Admin", "Read", "Write", "List", "Tagging"]
@@ -102,7 +106,7 @@ def _start_weed(children: Children, root: Path) -> Server:
     return Server("seaweedfs", ports["s3"], account, child)
 
 
-def _start_nginx(children: Children, root: Path) -> Server:
+def _start_nginx(children: Children, root: Path, _: Account) -> Server:
     (root / "files").mkdir(parents=True)
     [port] = free_ports(1)
     config = root / "nginx.conf"
@@ -115,9 +119,8 @@ def _start_nginx(children: Children, root: Path) -> Server:
     return Server("nginx", port, None, child, root / "files")
 
 
-def _start_meshd(name: str, *flags: str) -> Callable[[Children, Path], Server]:
-    def start(children: Children, root: Path) -> Server:
-        account = Account("bench", secrets.token_hex(16))
+def _start_meshd(name: str, *flags: str) -> Callable[[Children, Path, Account], Server]:
+    def start(children: Children, root: Path, account: Account) -> Server:
         [port] = free_ports(1)
         root.parent.mkdir(parents=True, exist_ok=True)
         argv = [sys.executable, "-m", "meshd", "serve", "--data-dir", str(root)]

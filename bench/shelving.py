@@ -69,12 +69,12 @@ def put_request(key: str, body: bytes, *, signed_body: bool = True) -> Request:
     return Request("PUT", path_of(key), length=len(body), payload_hash=payload)
 
 
-def make_bucket(server: Server) -> None:
+def make_bucket(server: Server, bucket: str = BUCKET) -> None:
     """The bench's bucket, or the directory for a server of plain files."""
     if server.files is not None:
-        (server.files / BUCKET).mkdir(exist_ok=True)
+        (server.files / bucket).mkdir(exist_ok=True)
         return
-    answer = ask(server, Request("PUT", f"/{BUCKET}", length=0), b"")
+    answer = ask(server, Request("PUT", f"/{bucket}", length=0), b"")
     if answer.status not in (200, 409):
         raise AnswerError(f"{server.name}: PUT bucket answered {answer.status}: {answer.body[:200]!r}")
 

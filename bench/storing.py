@@ -13,6 +13,7 @@ from bench import shelving
 from bench.generating import Load, run
 from bench.results import Figure
 from bench.signing import Request
+from bench.stocking import stock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +30,11 @@ def keys_of(row: Row) -> list[str]:
     return [f"{row.name}/{number:08d}" for number in range(row.keys)]
 
 
+def bucket_of(row: Row) -> str:
+    """Listed keys lie in a bucket of their own: the row is about how many it has."""
+    return f"listed-{row.keys}" if row.verb == "LIST" else shelving.BUCKET
+
+
 def _get_requests(row: Row) -> tuple[Request, ...]:
     return tuple(Request("GET", shelving.path_of(key)) for key in keys_of(row))
 
@@ -42,13 +48,22 @@ def _put_requests(row: Row, body: bytes) -> tuple[Request, ...]:
 def _list_requests(row: Row) -> tuple[Request, ...]:
     """Pages of 1,000 that begin at many places of the bucket."""
     step = max(1, row.keys // LIST_PAGES)
-    query = (("list-type", "2"), ("max-keys", "1000"), ("prefix", f"{row.name}/"))
+    query = (("list-type", "2"), ("max-keys", "1000"))
     starts = range(0, max(1, row.keys - 1000), step)
     # the canonical query is sorted by name, and so is this one
     return tuple(
-        Request("GET", f"/{shelving.BUCKET}", (*query, ("start-after", f"{row.name}/{start:08d}")))
-        for start in starts
+        Request("GET", f"/{bucket_of(row)}", (*query, ("start-after", key_before(start)))) for start in starts
     )
+
+
+def key_of(number: int) -> str:
+    """A listed key."""
+    return f"photos/{number:08d}.jpg"
+
+
+def key_before(number: int) -> str:
+    """What sorts just before the listed key of that number."""
+    return f"{key_of(number)[:-4]}."
 
 
 def requests_of(row: Row, body: bytes) -> tuple[Request, ...]:
@@ -58,27 +73,38 @@ def requests_of(row: Row, body: bytes) -> tuple[Request, ...]:
     return _put_requests(row, body) if row.verb == "PUT" else _get_requests(row)
 
 
-def prepare(row: Row, server: Server, body: bytes) -> None:
+def prepare(row: Row, server: Server, body: bytes, say: Callable[[str], None]) -> None:
     """Fill and look: raises AnswerError when the server does not do what the row times."""
-    shelving.make_bucket(server)
+    shelving.make_bucket(server, bucket_of(row))
+    if row.verb == "LIST":
+        _prepare_listed(row, server, say)
+        return
     if row.verb == "PUT":
         shelving.check_put(server, f"{row.name}/00000000", body, signed_body=not row.by_bytes)
         return
-    shelving.fill(server, keys_of(row), body if row.verb == "GET" else pattern_of_listed())
-    if row.verb == "GET":
-        shelving.check_get(server, keys_of(row)[-1], body)
-        shelving.check_refusal(server, keys_of(row)[-1])
-        return
-    answer = shelving.ask(server, requests_of(row, body)[0])
-    if answer.status != 200 or answer.body.count(b"<Contents>") != 1000:
-        raise shelving.AnswerError(
-            f"{server.name}: LIST gave {answer.status}, {answer.body.count(b'<Contents>')} keys"
-        )
+    shelving.fill(server, keys_of(row), body)
+    shelving.check_get(server, keys_of(row)[-1], body)
+    shelving.check_refusal(server, keys_of(row)[-1])
 
 
-def pattern_of_listed() -> bytes:
-    """A small body: the row is about keys."""
-    return shelving.pattern(100)
+def _prepare_listed(row: Row, server: Server, say: Callable[[str], None]) -> None:
+    """Fill the bucket unless an earlier run did; the first and the last page must be as they should."""
+    requests = _list_requests(row)
+    whole = min(1000, row.keys)
+    answer = shelving.ask(server, Request("GET", f"/{bucket_of(row)}", _last_page(row)))
+    if answer.body.count(b"<Contents>") != whole:
+        paths = [f"/{bucket_of(row)}/{key_of(number)}" for number in range(row.keys)]
+        stock(server, paths, lambda done: say(f"{row.title}: {done:,} keys put into {server.name}"))
+    for request in (requests[0], Request("GET", f"/{bucket_of(row)}", _last_page(row))):
+        answer = shelving.ask(server, request)
+        count = answer.body.count(b"<Contents>")
+        if answer.status != 200 or count != whole:
+            raise shelving.AnswerError(f"{server.name}: LIST gave {answer.status}, {count} keys")
+
+
+def _last_page(row: Row) -> tuple[tuple[str, str], ...]:
+    before = key_before(max(0, row.keys - 1000))
+    return (("list-type", "2"), ("max-keys", "1000"), ("start-after", before))
 
 
 def take(row: Row, server: Server, load: Load, scratch: Path, number: int) -> Figure:
@@ -108,7 +134,7 @@ def measure(
     for name in (name for name in row.servers if name in servers):
         say(f"{row.title}: filling {name}")
         try:
-            prepare(row, servers[name], body)
+            prepare(row, servers[name], body, say)
         except (OSError, shelving.AnswerError) as error:
             yield Figure(name, 0, {}, str(error))
         else:

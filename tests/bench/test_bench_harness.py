@@ -94,7 +94,7 @@ def test_report_says_where_a_peer_is_ahead(tmp_path: Path) -> None:
     rows = {"get-10k": row(*(Figure(name, 0, {"rate": rate}) for name, rate in rates.items()))}
     text = reporting.render(rows, QUICK, tmp_path / "none")
     assert "GET 10 KiB × 16: 0.80× SeaweedFS" in text
-    assert "≥ 1 **missed**" in text
+    assert "≥ 1.5 **missed**" in text
 
 
 def test_bars_both_ways() -> None:
