@@ -86,7 +86,7 @@ def version_of(stamp: int) -> str:
 
 def stamp_of(version: str) -> int | None:
     """The stamp in a version's id, None when it is no such id."""
-    return int(version, 16) if _VERSION.fullmatch(version) else None
+    return int(version, 16) or None if _VERSION.fullmatch(version) else None
 
 
 def safe_name(bucket: str, key: str) -> str:

@@ -337,7 +337,7 @@ def _span(stamps: list[int], stamp: int) -> list[int]:
     return [min(stamps[0], stamp), max(stamps[1], stamp)] if stamps else [stamp, stamp]
 
 
-def _find_disks(settings: StoreSettings) -> tuple[str, dict[int, Path]]:
+def find_disks(settings: StoreSettings) -> tuple[str, dict[int, Path]]:
     """The store's name and its disks by number, from their markers. Raises FormatError."""
     stores, disks, count = set(), {}, 0
     for root in settings.disks:
@@ -366,7 +366,7 @@ def rebuild(settings: StoreSettings, progress: Progress = lambda done, total: No
     if not settings.data_dir.is_dir():
         raise FormatError(f"{settings.data_dir} is not a directory; give the node's --data-dir")
     with Locks.alone(settings.data_dir):
-        store, roots = _find_disks(settings)
+        store, roots = find_disks(settings)
         beside = settings.index_dir / "rebuild"
         shutil.rmtree(beside, ignore_errors=True)
         index = Index(beside, map_bytes=settings.index_map_bytes, sync=False)

@@ -23,9 +23,11 @@ from meshd.store.errors import ConditionFailedError
 from meshd.store.records import Meta
 from meshd.store.store import Store
 from meshwire.conditions import Conditions
+from tests.crash.version_load import VersionLoad
 
 SMALL = 8 << 10
 TASKS = 8
+VERSION_TASKS = 4
 
 
 def store_settings(place: Path) -> StoreSettings:
@@ -50,7 +52,10 @@ class Load:
 
     async def run(self) -> None:
         compacting = asyncio.create_task(self.compact())
-        await asyncio.gather(*[self.task(number) for number in range(TASKS)])
+        await asyncio.gather(
+            *[self.task(number) for number in range(TASKS)],
+            *[self.versions(number) for number in range(VERSION_TASKS)],
+        )
         compacting.cancel()
 
     async def compact(self) -> None:
@@ -65,6 +70,15 @@ class Load:
             key, version = f"t{number}/k{chance.randrange(3)}", f"{self.seed}.{number}.{step}"
             act = chance.choice([self.put, self.put, self.put_if_same, self.delete, self.upload, self.copy])
             await act(key, version)
+
+    async def versions(self, number: int) -> None:
+        chance, load = (
+            random.Random(self.seed * 1000 + 500 + number),
+            VersionLoad(self.store, self.note, content),
+        )
+        for step in range(self.operations):
+            key = f"v{number}/k{chance.randrange(3)}"
+            await load.act(chance, key, f"{self.seed}.v{number}.{step}")
 
     async def put(self, key: str, version: str, conditions: Conditions | None = None) -> None:
         data = content(version)

@@ -21,6 +21,7 @@ from meshd.store.layout import Disks
 from meshd.store.rebuilding import rebuild
 from meshd.store.store import Store
 from tests.crash.store_load import expected, store_settings
+from tests.crash.version_load import BUCKET, history, versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,6 +43,8 @@ FAILPOINTS = [
     "store.complete.placed",
     "store.complete.applied",
     "store.delete.placed",
+    "store.marker.placed",
+    "store.amend.placed",
     "store.compact.placed",
     "store.compact.retired",
 ]
@@ -57,6 +60,7 @@ class Crashes:
         self._starter, self._place = starter, place
         self._seeds = itertools.count(1)
         self.allowed: dict[str, set[str | None]] = {}
+        self.histories: dict[str, set[str]] = {}
         Store.recover(self.settings)
 
     def crash(self, *, failpoints: str = "", kill_after: float = 30.0, operations: int = 5000) -> int:
@@ -83,7 +87,10 @@ class Crashes:
             return
         for line in self.log.read_bytes().splitlines():
             event, key, version = json.loads(line)
-            if event == "begin":
+            if key.startswith("v"):
+                known = self.histories.setdefault(key, {"[]"})
+                self.histories[key] = {version} if event == "done" else known | {version}
+            elif event == "begin":
                 self.allowed.setdefault(key, {None}).add(version)
             else:
                 self.allowed[key] = {version}
@@ -105,6 +112,19 @@ class Crashes:
                 self.allowed[key] = {version}
                 if record is not None and version is not None:
                     assert store.read(record, 0, record.size) == expected(version)
+            self._verify_versions(store)
+
+    def _verify_versions(self, store: Store) -> None:
+        assert {key for key, _ in store.list_versions(BUCKET).entries} <= set(self.histories)
+        for key, allowed in self.histories.items():
+            found = versions(store, key)
+            assert history(found) in allowed, (key, history(found), allowed)
+            self.histories[key] = {history(found)}
+            newest = found[0] if found and not found[0].marker else None
+            assert store.get(BUCKET, key) == newest
+            for record in found:
+                if not record.marker:
+                    assert store.read(record, 0, record.size) == expected(record.etag)
 
     def contents(self) -> set[str]:
         """The index as facts that can be compared one by one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +17,21 @@ from meshd.config import StoreSettings
 from meshd.kit.clock import ManualClock
 from meshd.store.checking import check
 from meshd.store.errors import StoreError
+from meshd.store.index import Index
+from meshd.store.layout import Disks
 from meshd.store.memory import MemoryStore
-from meshd.store.rebuilding import rebuild
-from meshd.store.records import Meta
+from meshd.store.rebuilding import Rebuilder, find_disks, rebuild
+from meshd.store.records import NULL, Meta
 from meshd.store.store import Store
 from meshwire.conditions import Conditions
+from meshwire.s3.settings import Acl, Grant
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from meshd.store.interface import ObjectStore
-    from meshd.store.records import Record, Upload
+    from meshd.store.records import Record, Removed, Upload
+    from meshwire.s3.settings import Versioning
 
 _KEYS = ["a", "a/", "a/b", "a/b/c", "a0", "b", "é/ü", "x" * 439, "x" * 440, "x" * 441 + "/", "x" * 900 + "/y"]
 KEYS = st.sampled_from(_KEYS)
@@ -45,10 +50,32 @@ CONDITIONS = st.sampled_from(
 )
 
 
+VERSIONING: st.SearchStrategy[Versioning] = st.sampled_from(["", "Enabled", "Enabled", "Suspended"])
+TAGS = st.sampled_from([None, {}, {"a": "1"}, {"ä": "x" * 250}])
+ACLS = st.sampled_from([None, Acl("public-read"), Acl("", (Grant("me", "READ"),))])
+
+
 def _facts(record: Record | None) -> Any:
     if record is None:
         return None
-    return record.size, record.etag, record.headers, [(part.size, part.etag) for part in record.parts]
+    parts = [(part.size, part.etag) for part in record.parts]
+    told = (record.size, record.etag, record.headers, record.tags, record.acl, parts)
+    return bool(record.version), record.marker, *told
+
+
+def _removed(removed: Removed) -> Any:
+    return _facts(removed.record), _facts(removed.marker)
+
+
+def _versions(store: ObjectStore, key: str) -> list[Record]:
+    """All versions of a key, the newest first."""
+    return [record for name, record in store.list_versions("b", prefix=key).entries if name == key]
+
+
+def _version(store: ObjectStore, key: str, number: int) -> str:
+    """The id of one of the key's versions, or one that no version has."""
+    ids = [record.version or NULL for record in _versions(store, key)]
+    return [*ids, "0" * 16][number % (len(ids) + 1)]
 
 
 class Twins(RuleBasedStateMachine):
@@ -95,31 +122,66 @@ class Twins(RuleBasedStateMachine):
             assert type(left) is type(right), results
         return left, right
 
-    @rule(key=KEYS, data=DATA, conditions=CONDITIONS)
-    def put(self, key: str, data: bytes, conditions: Conditions | None) -> None:
+    @rule(key=KEYS, data=DATA, conditions=CONDITIONS, versioning=VERSIONING, tags=TAGS)
+    def put(
+        self,
+        key: str,
+        data: bytes,
+        conditions: Conditions | None,
+        versioning: Versioning,
+        tags: dict[str, str] | None,
+    ) -> None:
         async def doing(store: ObjectStore, _: int) -> Record:
             writer = store.writer("b", key, size=None)
             await writer.write(data)
-            return await writer.commit(Meta(f"{len(data)}-", {"k": key[:4]}), conditions=conditions)
+            meta = Meta(f"{len(data)}-", {"k": key[:4]}, tags=tags or {})
+            return await writer.commit(meta, conditions=conditions, versioning=versioning)
 
         left, right = self.both(doing)
         if not isinstance(left, StoreError):
             assert _facts(left) == _facts(right)
 
-    @rule(key=KEYS, conditions=CONDITIONS)
-    def delete(self, key: str, conditions: Conditions | None) -> None:
-        left, right = self.both(lambda store, _: store.delete("b", key, conditions=conditions))
-        assert isinstance(left, StoreError) or _facts(left.record) == _facts(right.record)
+    @rule(key=KEYS, conditions=CONDITIONS, versioning=VERSIONING)
+    def delete(self, key: str, conditions: Conditions | None, versioning: Versioning) -> None:
+        left, right = self.both(
+            lambda store, _: store.delete("b", key, conditions=conditions, versioning=versioning)
+        )
+        assert isinstance(left, StoreError) or _removed(left) == _removed(right)
 
-    @rule(keys=st.lists(KEYS, max_size=3))
-    def delete_many(self, keys: list[str]) -> None:
-        self.both(lambda store, _: store.delete_many("b", keys))
+    @rule(keys=st.lists(KEYS, max_size=3), versioning=VERSIONING)
+    def delete_many(self, keys: list[str], versioning: Versioning) -> None:
+        left, right = self.both(lambda store, _: store.delete_many("b", keys, versioning=versioning))
+        assert {key: _removed(one) for key, one in left.items()} == {
+            key: _removed(one) for key, one in right.items()
+        }
 
-    @rule(source=KEYS, key=KEYS, conditions=CONDITIONS)
-    def link(self, source: str, key: str, conditions: Conditions | None) -> None:
+    @rule(key=KEYS, number=st.integers(0, 5), conditions=CONDITIONS)
+    def delete_version(self, key: str, number: int, conditions: Conditions | None) -> None:
+        left, right = self.both(
+            lambda store, _: store.delete_version(
+                "b", key, _version(store, key, number), conditions=conditions
+            )
+        )
+        assert isinstance(left, StoreError) or _removed(left) == _removed(right)
+
+    @rule(key=KEYS, number=st.integers(-1, 5), tags=TAGS, acl=ACLS)
+    def amend(self, key: str, number: int, tags: dict[str, str] | None, acl: Acl | None) -> None:
+        async def doing(store: ObjectStore, _: int) -> Record:
+            version = None if number < 0 else _version(store, key, number)
+            return await store.amend("b", key, version, tags=tags, acl=acl)
+
+        left, right = self.both(doing)
+        assert isinstance(left, StoreError) or _facts(left) == _facts(right)
+
+    @rule(source=KEYS, number=st.integers(0, 3), key=KEYS, conditions=CONDITIONS, versioning=VERSIONING)
+    def link(
+        self, source: str, number: int, key: str, conditions: Conditions | None, versioning: Versioning
+    ) -> None:
         async def doing(store: ObjectStore, _: int) -> Record | None:
-            found = store.get("b", source)
-            return found and await store.link("b", key, found, Meta("linked"), conditions)
+            found = store.get_version("b", source, _version(store, source, number))
+            if found is None or found.marker:
+                return None
+            return await store.link("b", key, found, Meta("linked"), conditions, versioning=versioning)
 
         self.both(doing)
 
@@ -140,12 +202,19 @@ class Twins(RuleBasedStateMachine):
         upload=uploads,
         numbers=st.lists(st.integers(1, 4), min_size=1, max_size=3, unique=True),
         conditions=CONDITIONS,
+        versioning=VERSIONING,
     )
     def complete(
-        self, upload: tuple[Upload, Upload], numbers: list[int], conditions: Conditions | None
+        self,
+        upload: tuple[Upload, Upload],
+        numbers: list[int],
+        conditions: Conditions | None,
+        versioning: Versioning,
     ) -> None:
         self.both(
-            lambda store, i: store.complete_upload(upload[i], sorted(numbers), Meta("done"), conditions)
+            lambda store, i: store.complete_upload(
+                upload[i], sorted(numbers), Meta("done"), conditions, versioning=versioning
+            )
         )
 
     @rule(upload=uploads)
@@ -186,6 +255,35 @@ class Twins(RuleBasedStateMachine):
         assert uploads[0].prefixes == uploads[1].prefixes
         assert uploads[0].truncated == uploads[1].truncated
 
+    @rule(
+        prefix=st.sampled_from(["", "a", "a/", "x" * 440, "é"]),
+        delimiter=st.sampled_from(["", "/", "b/"]),
+        marker=st.sampled_from(["", *_KEYS]),
+        number=st.integers(-1, 3),
+        limit=st.sampled_from([0, 1, 2, 5, 1000]),
+    )
+    def list_versions(self, prefix: str, delimiter: str, marker: str, number: int, limit: int) -> None:
+        left, right = (
+            store.list_versions(
+                "b",
+                prefix=prefix,
+                delimiter=delimiter,
+                key_marker=marker,
+                version_marker="" if number < 0 or not marker else _version(store, marker, number),
+                limit=limit,
+            )
+            for store in (self.disk, self.memory)
+        )
+        assert [(key, _facts(one)) for key, one in left.entries] == [
+            (key, _facts(one)) for key, one in right.entries
+        ]
+        assert (left.latest, left.prefixes, left.truncated) == (right.latest, right.prefixes, right.truncated)
+        assert left.next_key == right.next_key
+        assert (len(left.next_version), left.next_version == NULL) == (
+            len(right.next_version),
+            right.next_version == NULL,
+        )
+
     @rule()
     def reopen(self) -> None:
         self.disk.close()
@@ -195,8 +293,11 @@ class Twins(RuleBasedStateMachine):
     @rule(target=uploads)
     def rebuild(self) -> Any:
         self.disk.close()
+        backwards = _rebuilt_backwards(self.settings)
         report = rebuild(self.settings)
         assert report.problems == []
+        with closing(Index.open(self.settings)) as index:
+            assert _everything(index) == backwards
         Store.recover(self.settings)
         self.disk = self.open()
         return multiple()
@@ -228,7 +329,34 @@ class Twins(RuleBasedStateMachine):
             if left is not None and right is not None:
                 assert self.disk.read(left, 0, 99_999) == self.memory.read(right, 0, 99_999)
                 assert self.disk.read(left, 700, 5000) == self.memory.read(right, 700, 5000)
+            self.same_versions(key)
         assert self.disk.is_empty("b") == self.memory.is_empty("b")
+        assert self.disk.stats().versions == self.memory.stats().versions
+
+    def same_versions(self, key: str) -> None:
+        pairs = zip(_versions(self.disk, key), _versions(self.memory, key), strict=True)
+        for left, right in pairs:
+            assert _facts(left) == _facts(right)
+            assert self.disk.read(left, 0, 99_999) == self.memory.read(right, 0, 99_999)
+
+
+def _everything(index: Index) -> Any:
+    with index.reading() as txn:
+        tables = [index.all_records(txn), index.all_uploads(txn), index.all_parts(txn), index.all_files(txn)]
+        return [list(table) for table in tables]
+
+
+def _rebuilt_backwards(settings: StoreSettings) -> Any:
+    """What the index would be if the files were read in the opposite order."""
+    with closing(Index(settings.data_dir / "backwards", map_bytes=1 << 26, sync=False)) as index:
+        rebuilder = Rebuilder(index)
+        store, roots = find_disks(settings)
+        for file in reversed(list(Disks(roots).files())):
+            rebuilder.take_file(*file)
+        rebuilder.finish(store, roots)
+        found = _everything(index)
+    shutil.rmtree(settings.data_dir / "backwards")
+    return found
 
 
 async def _awaited(doing: Awaitable[Any]) -> Any:
@@ -237,5 +365,5 @@ async def _awaited(doing: Awaitable[Any]) -> Any:
 
 TestTwins = Twins.TestCase
 TestTwins.settings = settings(
-    max_examples=15, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=20, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )
