@@ -77,7 +77,7 @@ class MoveMember(Intent):
             if record is None or record.manifest is not None:
                 return False
             moved = msgspec.structs.replace(record, extents=(new,), moves=member.moves + 1)
-            rewrite(work, txn, member.bucket, member.key, moved, record)
+            rewrite(work, txn, object_key(member.bucket, member.key), moved, record)
         elif member.kind == "part":
             part = index.get_part(txn, member.upload, member.part)
             if part is None or part.extents != (old,):
@@ -129,7 +129,8 @@ class MoveManifested(Intent):
     def apply(self, work: Work, txn: Any) -> None:
         if self.record is not None and self.existing is not None:
             work.spare(self.piece.old.file)
-            rewrite(work, txn, self.piece.member.bucket, self.piece.member.key, self.record, self.existing)
+            name = object_key(self.piece.member.bucket, self.piece.member.key)
+            rewrite(work, txn, name, self.record, self.existing)
 
 
 class KeepUndoing(Intent):

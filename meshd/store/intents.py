@@ -68,19 +68,17 @@ class Intent:
         """Enters the request in the index; its result."""
 
 
-def enter(
-    work: Work, txn: Any, bucket: str, key: str, record: Record, newest: Record | None
-) -> Record | None:
+def enter(work: Work, txn: Any, name: bytes, record: Record, newest: Record | None) -> Record | None:
     """Puts `record` on top of the versions of a key and keeps the accounts; the null version it replaced."""
-    replaced = work.index.versions.add(txn, object_key(bucket, key), record, newest)
+    replaced = work.index.versions.add(txn, name, record, newest)
     work.exchange(used_extents(replaced) if replaced else (), used_extents(record))
     return replaced
 
 
-def rewrite(work: Work, txn: Any, bucket: str, key: str, record: Record, existing: Record) -> Record:
+def rewrite(work: Work, txn: Any, name: bytes, record: Record, existing: Record) -> Record:
     """Puts `record` where `existing`, of the same stamp, was, and keeps the accounts of both."""
     work.exchange(used_extents(existing), used_extents(record))
-    work.index.versions.replace(txn, object_key(bucket, key), record)
+    work.index.versions.replace(txn, name, record)
     return record
 
 
@@ -175,7 +173,8 @@ class PutObject(Intent):
     def apply(self, work: Work, txn: Any) -> Record:
         placed = self.placed
         assert placed is not None
-        newest = work.index.versions.newest(txn, object_key(self.bucket, self.key))
+        name = object_key(self.bucket, self.key)
+        newest = work.index.versions.newest(txn, name)
         record = make_record(
             self.meta,
             self.versioning,
@@ -184,7 +183,7 @@ class PutObject(Intent):
             modified=self.modified,
             extents=(placed.extent,),
         )
-        enter(work, txn, self.bucket, self.key, record, newest)
+        enter(work, txn, name, record, newest)
         return record
 
 
@@ -255,8 +254,8 @@ class LinkObject(Intent):
 
     def apply(self, work: Work, txn: Any) -> Record:
         assert self.record is not None
-        newest = work.index.versions.newest(txn, object_key(self.bucket, self.key))
-        enter(work, txn, self.bucket, self.key, self.record, newest)
+        name = object_key(self.bucket, self.key)
+        enter(work, txn, name, self.record, work.index.versions.newest(txn, name))
         return self.record
 
 

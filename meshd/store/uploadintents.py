@@ -152,9 +152,8 @@ class CompleteUpload(Intent):
 
     def apply(self, work: Work, txn: Any) -> Record:
         assert self.record is not None
-        bucket, key = self.upload.bucket, self.upload.key
-        newest = work.index.versions.newest(txn, object_key(bucket, key))
-        enter(work, txn, bucket, key, self.record, newest)
+        name = object_key(self.upload.bucket, self.upload.key)
+        enter(work, txn, name, self.record, work.index.versions.newest(txn, name))
         _drop_upload(work, txn, self.upload)
         failpoints.hit("store.complete.applied")
         return self.record

@@ -30,11 +30,9 @@ class RemoveVersion(Intent):
         self.exclusive = conditions is not None
         self.placed: Placed | None = None
 
-    def _find(self, work: Work, txn: Any) -> Record | None:
-        return work.index.versions.find(txn, object_key(self.bucket, self.key), self.version)
-
     def judge(self, work: Work, txn: Any) -> None:
-        judge_conditions(self.conditions, self._find(work, txn))
+        existing = work.index.versions.find(txn, object_key(self.bucket, self.key), self.version)
+        judge_conditions(self.conditions, existing)
 
     def place(self, work: Work, txn: Any | None) -> None:
         stamp, version = work.stamp(), "" if self.version == NULL else self.version
@@ -50,14 +48,15 @@ class RemoveVersion(Intent):
         failpoints.hit("store.delete.placed")
 
     def apply(self, work: Work, txn: Any) -> Removed:
-        existing = self._find(work, txn)
+        name = object_key(self.bucket, self.key)
+        existing = work.index.versions.find(txn, name, self.version)
         if existing is None:
             return Removed()
         assert self.placed is not None
         if not existing.version:  # this kind ends what is older than itself
             work.overtake(self.placed, existing.stamp)
         work.release(used_extents(existing))
-        work.index.versions.remove(txn, object_key(self.bucket, self.key), existing)
+        work.index.versions.remove(txn, name, existing)
         return Removed(existing)
 
 
@@ -90,11 +89,12 @@ class PutMarker(Intent):
     def apply(self, work: Work, txn: Any) -> Removed:
         placed = self.placed
         assert placed is not None
-        newest = work.index.versions.newest(txn, object_key(self.bucket, self.key))
+        name = object_key(self.bucket, self.key)
+        newest = work.index.versions.newest(txn, name)
         stamp = work.overtake(placed, newest.stamp if newest else 0)
         version = version_of(stamp) if self.versioning == "Enabled" else ""
         marker = Record(0, "", stamp, self.modified, (placed.extent,), version=version, marker=True)
-        return Removed(enter(work, txn, self.bucket, self.key, marker, newest), marker)
+        return Removed(enter(work, txn, name, marker, newest), marker)
 
 
 class AmendVersion(Intent):
@@ -134,4 +134,4 @@ class AmendVersion(Intent):
     def apply(self, work: Work, txn: Any) -> Record:
         assert self.existing is not None
         assert self.record is not None
-        return rewrite(work, txn, self.bucket, self.key, self.record, self.existing)
+        return rewrite(work, txn, object_key(self.bucket, self.key), self.record, self.existing)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from meshd.store.members import stamp_of
+from meshd.store.ordered import LONG
 from meshd.store.records import NULL, Record
 
 if TYPE_CHECKING:
@@ -46,7 +47,14 @@ class Versions:
 
     def newest(self, txn: Any, name: bytes) -> Record | None:
         """The newest version, a marker too."""
-        return self.current(txn, name) or next(self.older_of(txn, name), None)
+        return self.current(txn, name) or self._newest_older(txn, name)
+
+    def _newest_older(self, txn: Any, name: bytes) -> Record | None:
+        if len(name) < LONG - TAIL:  # what most writes ask of an empty table
+            with txn.cursor(self.older.db) as cursor:
+                if not cursor.set_range(name + b"\0"):
+                    return None
+        return next(self.older_of(txn, name), None)
 
     def null(self, txn: Any, name: bytes) -> Record | None:
         """The null version, a marker too."""
@@ -137,7 +145,7 @@ class Versions:
 
     def raise_newest(self, txn: Any, name: bytes) -> None:
         """Makes the newest of the older versions the current one, when it can be read."""
-        newest = next(self.older_of(txn, name), None)
+        newest = self._newest_older(txn, name)
         if newest is not None and not newest.marker:
             self._forget(txn, name, newest)
             self.objects.put(txn, name, _encode(newest))

@@ -161,7 +161,7 @@ class Work:
 
     def exchange(self, old: Sequence[Extent], new: Sequence[Extent]) -> None:
         """One record takes another's place; what both use stays in use."""
-        if old and not set(old).isdisjoint(new):
+        if len(new) > 1 and old and not set(old).isdisjoint(new):  # a single one has just been written
             both = Counter(old) & Counter(new)
             old, new = tuple((Counter(old) - both).elements()), tuple((Counter(new) - both).elements())
         self.release(old)

@@ -72,10 +72,8 @@ class Load:
             await act(key, version)
 
     async def versions(self, number: int) -> None:
-        chance, load = (
-            random.Random(self.seed * 1000 + 500 + number),
-            VersionLoad(self.store, self.note, content),
-        )
+        chance = random.Random(self.seed * 1000 + 500 + number)
+        load = VersionLoad(self.store, self.note, content)
         for step in range(self.operations):
             key = f"v{number}/k{chance.randrange(3)}"
             await load.act(chance, key, f"{self.seed}.v{number}.{step}")
