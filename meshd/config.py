@@ -119,6 +119,8 @@ class NodeSettings:
     """Seconds from one look for what lifecycle rules remove to the next."""
     stale_upload_days: int = 7
     """A multipart upload this old is aborted where no lifecycle rule is about it; 0: never."""
+    audit_log: Path | None = None
+    """JSON lines, one a request; `-` is the standard output. Opened anew on SIGHUP."""
     region: str = "us-east-1"
     """What GetBucketLocation answers, and the region new buckets get."""
     log_format: LogFormat = "text"
@@ -221,6 +223,10 @@ def _path(text: object) -> Path:
     return Path(os.path.abspath(Path(text).expanduser()))
 
 
+def _audit(text: object) -> Path:
+    return Path("-") if text == "-" else _path(text)
+
+
 def _paths(value: object) -> tuple[Path, ...]:
     if isinstance(value, str):
         value = [item for item in value.split(os.pathsep) if item]
@@ -276,6 +282,7 @@ OPTIONS: Mapping[str, Option] = {
         Option("lifecycle-interval", _seconds, lambda: 900.0),
         Option("stale-uploads", _days, lambda: 7),
         Option("users", _path, lambda: None),
+        Option("audit-log", _audit, lambda: None),
         Option("node-id", _name, lambda: _name(socket.gethostname())),
         Option("region", _name, lambda: "us-east-1"),
         Option("log-format", _choice("text", "json"), lambda: "text"),
@@ -383,6 +390,7 @@ def _assemble(values: Mapping[str, object]) -> NodeSettings:
         users_file=value["users"],
         lifecycle_interval=value["lifecycle-interval"],
         stale_upload_days=value["stale-uploads"],
+        audit_log=value["audit-log"],
         region=value["region"],
         hang_timeout=value["hang-timeout"],
         log_format=value["log-format"],

@@ -27,7 +27,8 @@ Example:
 \b
 Every setting is also read from MESHD_<NAME> (MESHD_DATA_DIR, MESHD_LISTEN, …) and from the
 --config file (`data-dir: ./data`). A flag wins over the environment, that over the file.
-SIGTERM stops after running requests are done; SIGHUP reads the users file again.
+SIGTERM stops after running requests are done; SIGHUP reads the users file again
+and opens the audit log anew.
 """
 
 
@@ -45,6 +46,7 @@ SIGTERM stops after running requests are done; SIGHUP reads the users file again
 @click.option("--lifecycle-interval", metavar="SECONDS", help="Between looks for what expires.  [900]")
 @click.option("--stale-uploads", metavar="DAYS", help="Abort uploads this old; 0 never.  [7]")
 @click.option("--users", metavar="FILE", help="YAML list of users.")
+@click.option("--audit-log", metavar="FILE", help="One JSON line a request; - for stdout.")
 @click.option("--config", metavar="FILE", help="YAML file with any of these settings.")
 @click.option("--sigv2", metavar="on|off", help="Presigned URLs of signature version 2.  [on]")
 @click.option("--region", metavar="NAME", help="Region of new buckets.  [us-east-1]")

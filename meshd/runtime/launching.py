@@ -33,6 +33,7 @@ from meshd.runtime.users import read_users
 from meshd.runtime.worker import run_worker
 from meshd.store.preparing import recover
 from meshd.telemetry import logs
+from meshd.telemetry.audit import open_audit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -59,6 +60,7 @@ def launch(settings: NodeSettings, env: Mapping[str, str], say: Callable[[str], 
     root = root_credentials(settings.store.data_dir, env)
     people = _People(settings, root.account())
     people.read()
+    _check_audit(settings.audit_log)
     doors = open_doors(settings)
     if root.made:
         say(
@@ -128,6 +130,16 @@ def _set_limits() -> None:
 def _warn_if_open(data_dir: Path) -> None:
     if data_dir.stat().st_mode & 0o077:
         _log.warning("the data directory can be read by others; chmod 700 it", extra={"path": str(data_dir)})
+
+
+def _check_audit(path: Path | None) -> None:
+    """Raise ConfigError if lines could not be appended to the audit log."""
+    if path is None:
+        return
+    try:
+        os.close(open_audit(path))
+    except OSError as error:
+        raise ConfigError(f"audit-log: cannot append to {path}: {error.strerror}") from error
 
 
 class _People:

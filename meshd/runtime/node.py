@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from meshd.config import NodeSettings
     from meshd.control.interface import ControlStore
     from meshd.kit.clock import Clock
+    from meshd.telemetry.audit import AuditLog
     from meshd.web.server import NativeRoute
 
 
@@ -73,7 +74,7 @@ def open_node(settings: NodeSettings, writer: str) -> Iterator[Node]:
         yield Node(settings, clock, store, control, BucketTable(control), IdentityTable(control))
 
 
-def web_deps(node: Node) -> WebDeps:
+def web_deps(node: Node, audit: AuditLog | None = None) -> WebDeps:
     """The services of the S3 endpoint."""
     versions = Versions(node.store, node.buckets)
     objects = ObjectService(node.store, versions)
@@ -91,6 +92,7 @@ def web_deps(node: Node) -> WebDeps:
         settings=SettingService(node.buckets, acls),
         acls=acls,
         clock=node.clock,
+        audit=audit,
         http=node.settings.http,
     )
 

@@ -212,6 +212,8 @@ class Supervisor:
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGHUP:
             self._hooks.hangup()
+            for child in self._running():
+                os.kill(child.pid, signal.SIGHUP)  # ignored by those that have nothing to do
         elif number in (signal.SIGTERM, signal.SIGINT) and not self._draining:
             _log.info("stopping", extra={"signal": signal.Signals(number).name})
             self._drain()

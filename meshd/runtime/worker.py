@@ -19,6 +19,7 @@ from meshd.runtime.chores import Chore, process_chores, start_chores
 from meshd.runtime.node import admin_routes, native_routes, open_node, web_deps
 from meshd.runtime.steward import steward
 from meshd.telemetry import logs
+from meshd.telemetry.audit import AuditLog
 from meshd.web.draining import drain
 from meshd.web.ops import ops_routes
 from meshd.web.server import build_server
@@ -26,6 +27,7 @@ from meshd.web.tls import listening_options
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
 
     from meshd.assembly.addressing import FrameSource
     from meshd.config import NodeSettings
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from meshd.runtime.node import Node
     from meshd.web.server import NativeRoute, WebDeps
     from meshd.web.tls import Tls
+
+_AUDIT_PATIENCE = 2.0  # seconds for the last audit lines
 
 
 def run_worker(
@@ -49,8 +53,9 @@ def run_worker(
 
 
 async def _work(node: Node, index: int, doors: Doors, trouble: Callable[[], str], reporter: Reporter) -> None:
-    deps, chores = web_deps(node), Tasks("chores")
-    async with _frame_source(node, doors) as frames:
+    chores = Tasks("chores")
+    async with _frame_source(node, doors) as frames, _audit_log(node.settings.audit_log) as audit:
+        deps = web_deps(node, audit)
         start_chores(process_chores(node, reporter), chores)
         routes = [*ops_routes(trouble), *native_routes(node, deps.access, frames)]
         routes += admin_routes(node, deps.sessions)
@@ -71,6 +76,20 @@ async def _frame_source(node: Node, doors: Doors) -> AsyncIterator[FrameSource]:
         yield remote
     finally:
         await remote.aclose()
+
+
+@asynccontextmanager
+async def _audit_log(path: Path | None) -> AsyncIterator[AuditLog | None]:
+    """The audit log, if there is to be one; opened anew on SIGHUP."""
+    if path is None:
+        yield None
+        return
+    audit = AuditLog(path)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, audit.reopen)
+    try:
+        yield audit
+    finally:
+        audit.close(_AUDIT_PATIENCE)
 
 
 def _tls_chore(tls: Tls) -> Chore:

@@ -37,6 +37,7 @@ http_connections = _gauge("meshd_http_connections", "Open client connections.")
 http_turned_away = _counter(
     "meshd_http_turned_away_total", "Connections ended by the node: full, idle, slow head, stalled.", "why"
 )
+audit_dropped = _counter("meshd_audit_dropped_total", "Audit lines that could not be written.")
 
 # batches and transforms
 batch_rows_served = _counter("meshd_batch_rows_served_total", "Rows of batches sent to clients.")

@@ -218,10 +218,11 @@ def json_reply(status: int, document: object, now: int) -> Reply:
 
 def refusal(request: MeshRequest, error: AdminError, now: int) -> Reply:
     """`error` in the native protocol's shape."""
+    request.trace.code = error.code
     document = {
         "code": error.code,
         "message": error.message,
-        "request_id": request.request_id,
+        "request_id": request.trace.request_id,
         "detail": error.detail,
         "help": error.help,
     }

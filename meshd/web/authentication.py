@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from meshd.kit.clock import Clock
     from meshd.service.access import Identity
     from meshd.service.temporary import Sessions
+    from meshd.web.settling import Trace
     from meshwire.sigv4 import Claim, Verified
 
 
@@ -78,18 +79,22 @@ class Authenticator:
     def __init__(self, sessions: Sessions, clock: Clock, *, sigv2: bool = True) -> None:
         self._sessions, self._clock, self._sigv2 = sessions, clock, sigv2
 
-    def authenticate(self, head: RequestHead) -> Authenticated:
-        """Who signed `head`. Raises S3Error for everything that is not a valid signature or no signature at
-        all."""
+    def authenticate(self, head: RequestHead, trace: Trace) -> Authenticated:
+        """Who signed `head`; `trace` is told. Raises S3Error for everything that is not a valid signature or
+        no signature at all."""
         claim = read_claim(head) or self._read_old(head)
         if claim is None:
             return ANONYMOUS
+        trace.access_key = claim.access_key
         identity, secret_key = self._sessions.find(claim.access_key, claim.session_token)
         now = self._clock.now_ms() // 1000
         if isinstance(claim, OldClaim):
             verify_old(claim, head, secret_key, now)
-            return Authenticated(identity, claim, None)
-        return Authenticated(identity, claim, verify(claim, head, secret_key, now))
+            verified = None
+        else:
+            verified = verify(claim, head, secret_key, now)
+        trace.identity = identity
+        return Authenticated(identity, claim, verified)
 
     def _read_old(self, head: RequestHead) -> OldClaim | None:
         claim = read_old_claim(head) if head.raw_query else None

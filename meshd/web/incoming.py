@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from meshd.service.access import RequestContext
     from meshd.web.authentication import Authenticated
+    from meshd.web.settling import Trace
 
 
 class MeshRequest(web.BaseRequest):
@@ -29,19 +30,17 @@ class MeshRequest(web.BaseRequest):
     `pressed`: answers should not be kept in memory for slow clients just now.
 
     `verified_body`: a small body that was read and compared with its signed digest before the handler was
-    called. `signer`: who signed a native request, `request_id`: what its answer is called,
-    `context`: what policies may ask of it.
+    called. `trace`, `signer` (who signed) and `context` (what policies may ask) are there for native
+    requests.
     """
 
-    ATTRS = web.BaseRequest.ATTRS | frozenset(
-        {"context", "continued", "verified_body", "signer", "request_id"}
-    )
+    ATTRS = web.BaseRequest.ATTRS | frozenset({"context", "continued", "verified_body", "signer", "trace"})
 
     continued: bool = False
     verified_body: bytes | None = None
     signer: Authenticated | None = None
-    request_id: str = ""
     context: RequestContext | None = None
+    trace: Trace
 
     @property
     def truncated(self) -> bool:

@@ -10,6 +10,7 @@ import json
 import logging
 import re
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
@@ -20,14 +21,7 @@ from meshd.service.blobs import UnreadableError
 from meshd.store.errors import CorruptExtentError, DiskFullError, StoreError
 from meshd.store.records import Span
 from meshd.telemetry import metrics
-from meshd.web.replies import (
-    Reply,
-    SentReply,
-    connection_word,
-    head_bytes,
-    new_request_id,
-    write_head,
-)
+from meshd.web.replies import Reply, SentReply, connection_word, head_bytes, write_head
 from meshd.web.sending import send_spans
 from meshd.web.server import NativeRoute
 from meshwire import frames, snapshots
@@ -46,9 +40,9 @@ if TYPE_CHECKING:
     from meshd.service.blobs import Outgoing
     from meshd.service.datasets import DatasetService
     from meshd.service.gathers import GatherService
-    from meshd.web.replies import (
-        Header,
-    )
+    from meshd.web.incoming import MeshRequest
+    from meshd.web.replies import Header
+    from meshd.web.settling import Trace
 
 _log = logging.getLogger(__name__)
 _STATUS: Mapping[Code, int] = {
@@ -77,7 +71,7 @@ _FORMATS = ("tensors", "samples", "tar")
 _MAX_PARAMETERS = 64
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
-Handler = Callable[["web.BaseRequest", "Identity"], Awaitable["web.StreamResponse"]]
+Handler = Callable[["MeshRequest", "Identity"], Awaitable["web.StreamResponse"]]
 
 
 def build_native(
@@ -109,34 +103,35 @@ class NativeEndpoint:
     def guarded(self, handler: Handler) -> Handler:
         """`handler` with its errors turned into the protocol's documents."""
 
-        async def guard(request: web.BaseRequest, identity: Identity) -> web.StreamResponse:
+        async def guard(request: MeshRequest, identity: Identity) -> web.StreamResponse:
+            refuse = partial(self._refusal, request.trace)
             if request.method == "HEAD":
-                return self._refusal(BatchError("MethodNotAllowed", "there is no HEAD here; use GET"))
+                return refuse(BatchError("MethodNotAllowed", "there is no HEAD here; use GET"))
             try:
                 return await handler(request, identity)
             except BatchError as error:
-                return self._refusal(error)
+                return refuse(error)
             except PlanError as error:
-                return self._refusal(BatchError("BadRequest", str(error), detail={"path": error.path}))
+                return refuse(BatchError("BadRequest", str(error), detail={"path": error.path}))
             except frames.FrameError as error:
-                return self._refusal(BatchError("BadRequest", str(error)))
+                return refuse(BatchError("BadRequest", str(error)))
             except StoreError as error:
-                return self._refusal(_store_error(error))
+                return refuse(_store_error(error))
 
         return guard
 
-    async def create_snapshot(self, request: web.BaseRequest, identity: Identity) -> web.StreamResponse:
+    async def create_snapshot(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         return self._json(await self._datasets.create(_caller(request, identity), await request.read()))
 
-    async def get_snapshot(self, request: web.BaseRequest, identity: Identity) -> web.StreamResponse:
+    async def get_snapshot(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         (digest,) = _path(request, "/-/snapshots/", 1)
         document = await self._datasets.document(_caller(request, identity), digest)
         return self._reply(200, snapshots.CONTENT_TYPE, document)
 
-    async def create_plan(self, request: web.BaseRequest, identity: Identity) -> web.StreamResponse:
+    async def create_plan(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         return self._json(await self._batches.create(_caller(request, identity), await request.read()))
 
-    async def get_plan(self, request: web.BaseRequest, identity: Identity) -> web.StreamResponse:
+    async def get_plan(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         parts = _path(request, "/-/plans/", 1, 2, 3)
         if len(parts) == 1:
             return self._json((await self._batches.plan(_caller(request, identity), parts[0])).describe())
@@ -147,7 +142,7 @@ class NativeEndpoint:
         return await self._get_frame(request, identity, parts)
 
     async def _get_frame(
-        self, request: web.BaseRequest, identity: Identity, parts: tuple[str, ...]
+        self, request: MeshRequest, identity: Identity, parts: tuple[str, ...]
     ) -> web.StreamResponse:
         query = _query(request, _QUERY)
         form = checked_choice(query.get("format", "tensors"), "format", _FORMATS)
@@ -161,7 +156,7 @@ class NativeEndpoint:
             return await self._stream(request, await self._batches.tar(_caller(request, identity), address))
         return await self._send_frame(request, await self._batches.frame(_caller(request, identity), address))
 
-    async def post_rows(self, request: web.BaseRequest, identity: Identity) -> web.StreamResponse:
+    async def post_rows(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         digest, what = _path(request, "/-/plans/", 2)
         if what != "rows":
             raise BatchError("NoSuchKey", f"there is nothing at {request.path[:200]}")
@@ -169,12 +164,12 @@ class NativeEndpoint:
         frame = await self._batches.rows(_caller(request, identity), digest, epoch, await request.read())
         return await self._send_frame(request, frame)
 
-    async def gather(self, request: web.BaseRequest, identity: Identity) -> web.StreamResponse:
+    async def gather(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         return await self._stream(
             request, await self._gathers.gather(_caller(request, identity), await request.read())
         )
 
-    async def _send_frame(self, request: web.BaseRequest, frame: Frame) -> web.StreamResponse:
+    async def _send_frame(self, request: MeshRequest, frame: Frame) -> web.StreamResponse:
         headers = [
             *_headers(frames.CONTENT_TYPE, frame.size),
             ("x-mesh-rows", str(frame.rows)),
@@ -186,10 +181,10 @@ class NativeEndpoint:
         finally:
             frame.close()
         metrics.batch_rows_served.inc(frame.rows)
-        metrics.http_bytes.labels("out").inc(frame.size)
+        request.trace.sent += frame.size
         return SentReply(200, keep_alive=keep_alive)
 
-    async def _stream(self, request: web.BaseRequest, outgoing: Outgoing) -> web.StreamResponse:
+    async def _stream(self, request: MeshRequest, outgoing: Outgoing) -> web.StreamResponse:
         headers = [*_headers(outgoing.content_type, outgoing.size), ("x-mesh-rows", str(outgoing.rows))]
         keep_alive = bool(request.keep_alive)
         connection = connection_word(request, keep_alive)
@@ -204,7 +199,7 @@ class NativeEndpoint:
                 raise ConnectionAbortedError(str(error)) from error
             raise
         metrics.batch_rows_served.inc(outgoing.rows)
-        metrics.http_bytes.labels("out").inc(outgoing.size)
+        request.trace.sent += outgoing.size
         return SentReply(200, keep_alive=keep_alive)
 
     def _now(self) -> int:
@@ -216,8 +211,8 @@ class NativeEndpoint:
     def _reply(self, status: int, content_type: str, body: bytes, *more: Header) -> Reply:
         return Reply(status, [*_headers(content_type, len(body)), *more], body, self._now())
 
-    def _refusal(self, error: BatchError) -> Reply:
-        request_id = new_request_id()
+    def _refusal(self, trace: Trace, error: BatchError) -> Reply:
+        trace.code, request_id = error.code, trace.request_id
         document = {
             "code": error.code,
             "message": error.message,
@@ -234,11 +229,11 @@ class NativeEndpoint:
         return self._reply(_STATUS[error.code], "application/json", body, *more)
 
 
-def _caller(request: web.BaseRequest, identity: Identity) -> Caller:
+def _caller(request: MeshRequest, identity: Identity) -> Caller:
     return Caller(identity, getattr(request, "context", None) or NO_CONTEXT)
 
 
-async def _pump(request: web.BaseRequest, outgoing: Outgoing) -> None:
+async def _pump(request: MeshRequest, outgoing: Outgoing) -> None:
     """Every chunk, at the client's pace."""
     left = outgoing.size
     async for chunk in outgoing.chunks:
@@ -256,7 +251,7 @@ def _headers(content_type: str, size: int) -> list[Header]:
     return [("Content-Type", content_type), ("Content-Length", str(size))]
 
 
-def _path(request: web.BaseRequest, prefix: str, *counts: int) -> tuple[str, ...]:
+def _path(request: MeshRequest, prefix: str, *counts: int) -> tuple[str, ...]:
     """What follows `prefix`, cut at `/`; the first part is a hash. Raises BatchError NoSuchKey,
     BadRequest.
     """
@@ -268,7 +263,7 @@ def _path(request: web.BaseRequest, prefix: str, *counts: int) -> tuple[str, ...
     return parts
 
 
-def _query(request: web.BaseRequest, known: tuple[str, ...]) -> dict[str, str]:
+def _query(request: MeshRequest, known: tuple[str, ...]) -> dict[str, str]:
     raw = request.raw_path.partition("?")[2]
     if raw.count("&") > _MAX_PARAMETERS:
         raise BatchError("BadRequest", f"more than {_MAX_PARAMETERS} query parameters")

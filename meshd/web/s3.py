@@ -6,7 +6,6 @@ answer in S3's shape with a request id, or a closed connection if the answer was
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from meshd.web.authentication import request_context, request_head
 from meshd.web.executing import Call, Executor
 from meshd.web.replies import Reply, SentReply
 from meshd.web.sending import fetch_cold, send_spans
-from meshd.web.settling import Trace, settle
+from meshd.web.settling import CLIENT_GONE, Trace, settle
 from meshd.web.streaming import RequestBody
 from meshwire.s3 import operations as ops
 from meshwire.s3.errors import S3Error
@@ -36,7 +35,6 @@ log = logging.getLogger(__name__)
 
 # Up to here an answer is read and written in one piece; above, sendfile.
 SMALL_BYTES = 128 << 10
-_CLIENT_GONE = 499
 # Refused while too many clients leave their answers unread: these would have to be kept in memory.
 _LONG_ANSWERS = (ops.ListObjects, ops.ListObjectVersions, ops.ListMultipartUploads, ops.ListParts)
 
@@ -50,28 +48,35 @@ class S3Endpoint:
 
     async def handle(self, request: MeshRequest) -> web.StreamResponse:
         """One request, one answer."""
-        trace = Trace(self._deps.clock.monotonic())
+        trace = Trace(self._deps.clock, self._deps.audit, request.remote)
         try:
-            reply = await self._answer(request, trace)
+            reply = await self._reply(request, trace)
+            await settle(request, reply)
+        except BaseException:
+            trace.finish(CLIENT_GONE)
+            raise
+        trace.sent += reply.body_length
+        trace.finish(reply.status)
+        return reply
+
+    async def _reply(self, request: MeshRequest, trace: Trace) -> Reply:
+        """The answer, or the refusal. Raises ConnectionError and CancelledError only: the client is gone."""
+        try:
+            return await self._answer(request, trace)
         except S3Error as error:
-            reply = self._refuse(request, trace, error)
-        except (ConnectionError, asyncio.CancelledError):
-            trace.finish(_CLIENT_GONE, self._deps.clock.monotonic())
+            return self._refuse(request, trace, error)
+        except ConnectionError:
             raise
         except Exception:
             log.exception("request %s (%s) failed", trace.request_id, trace.operation)
-            reply = self._refuse(request, trace, S3Error("InternalError"))
-        await settle(request, reply)
-        trace.sent += reply.body_length
-        trace.finish(reply.status, self._deps.clock.monotonic())
-        return reply
+            return self._refuse(request, trace, S3Error("InternalError"))
 
     async def _answer(self, request: MeshRequest, trace: Trace) -> Reply:
         deps = self._deps
         head = request_head(request, deps.http.max_header_bytes)
         operation = parse_request(head)
-        trace.operation = ops.operation_name(operation)
-        signer = self._authenticator.authenticate(head)
+        trace.operation, trace.target = ops.operation_name(operation), operation
+        signer = self._authenticator.authenticate(head, trace)
         context = request_context(request, head, signer)
         deps.access.admit(signer.identity, operation, context)
         try:
@@ -113,6 +118,7 @@ class S3Endpoint:
         return SentReply(status, keep_alive=keep_alive)
 
     def _refuse(self, request: web.BaseRequest, trace: Trace, error: S3Error) -> Reply:
+        trace.code = error.code
         resource = request.raw_path.partition("?")[0]
         rendered = render_error(error, trace.request_id, resource, head=request.method == "HEAD")
         return Reply(rendered.status, rendered.headers, rendered.body, self._now())

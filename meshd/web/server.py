@@ -6,7 +6,6 @@ and an unsigned `/metrics` belong to a table of native routes, everything else i
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import resource
@@ -24,7 +23,7 @@ from meshd.web.guarding import Guard
 from meshd.web.incoming import request_factory
 from meshd.web.replies import Reply
 from meshd.web.s3 import S3Endpoint
-from meshd.web.settling import Trace, settle
+from meshd.web.settling import CLIENT_GONE, Trace, settle
 from meshd.web.streaming import RequestBody
 from meshwire.s3.errors import S3Error
 from meshwire.s3.operations import BodyDigests
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from meshd.service.temporary import Sessions
     from meshd.service.uploads import UploadService
     from meshd.service.versions import Versions
+    from meshd.telemetry.audit import AuditLog
     from meshd.web.incoming import MeshRequest
 
 log = logging.getLogger(__name__)
@@ -74,6 +74,7 @@ class WebDeps:
     deleter: Deleter
     tagging: TaggingService
     clock: Clock
+    audit: AuditLog | None = None
     http: HttpSettings = field(default_factory=HttpSettings)
 
 
@@ -142,29 +143,42 @@ class Dispatcher:
         return await self._s3.handle(request)
 
     async def _handle_native(self, request: MeshRequest, path: str) -> web.StreamResponse:
-        trace = Trace(self._deps.clock.monotonic())
-        request.request_id = trace.request_id
+        route = next((route for route in self._native if route.takes(request.method, path)), None)
+        audit = self._deps.audit if route is None or route.auth else None  # probes and scrapes are no news
+        request.trace = trace = Trace(self._deps.clock, audit, request.remote)
+        trace.target = path
         try:
-            response = await self._call_native(request, path, trace)
-        except S3Error as error:
-            response = refusal = self._refuse(error, trace)
-            await settle(request, refusal)
-        except (ConnectionError, asyncio.CancelledError):
-            trace.finish(499, self._deps.clock.monotonic())
+            response = await self._native_response(request, path, route)
+            if isinstance(response, Reply):
+                await settle(request, response)
+                trace.sent += response.body_length
+        except BaseException:
+            trace.finish(CLIENT_GONE)
             raise
-        except Exception:
-            log.exception("request %s (%s) failed", trace.request_id, trace.operation)
-            response = refusal = self._refuse(S3Error("InternalError"), trace)
-            await settle(request, refusal)
-        trace.finish(response.status, self._deps.clock.monotonic())
+        trace.finish(response.status)
         return response
 
-    async def _call_native(self, request: MeshRequest, path: str, trace: Trace) -> web.StreamResponse:
-        route = next((route for route in self._native if route.takes(request.method, path)), None)
+    async def _native_response(
+        self, request: MeshRequest, path: str, route: NativeRoute | None
+    ) -> web.StreamResponse:
+        """The answer, or the refusal. Raises ConnectionError and CancelledError only: the client is gone."""
+        try:
+            return await self._call_native(request, path, route)
+        except S3Error as error:
+            return self._refuse(error, request.trace)
+        except ConnectionError:
+            raise
+        except Exception:
+            log.exception("request %s (%s) failed", request.trace.request_id, request.trace.operation)
+            return self._refuse(S3Error("InternalError"), request.trace)
+
+    async def _call_native(
+        self, request: MeshRequest, path: str, route: NativeRoute | None
+    ) -> web.StreamResponse:
         if route is None:
             known = any(route.takes(route.method, path) for route in self._native)
             raise S3Error("MethodNotAllowed" if known else "NoSuchKey", f"There is nothing at {path[:200]}.")
-        trace.operation = f"{route.method} {route.prefix}"
+        request.trace.operation = f"{route.method} {route.prefix}"
         if not route.auth:
             return await cast("OpenHandler", route.handler)(request)
         identity = await self._verify(request)
@@ -174,16 +188,20 @@ class Dispatcher:
         """Who signed; the body is read and compared with its signed digest."""
         http = self._deps.http
         head = request_head(request, http.max_header_bytes)
-        request.signer = signer = self._authenticator.authenticate(head)
+        request.signer = signer = self._authenticator.authenticate(head, request.trace)
         if signer.identity is ANYONE:
             raise S3Error("AccessDenied", "Sign this request with AWS Signature Version 4 (service s3).")
         request.context = request_context(request, head, signer)
         if request.body_exists:
             body = RequestBody(request, head, signer, http.body_timeout)
-            request.verified_body = await body.whole(BodyDigests(), http.max_xml_bytes)
+            try:
+                request.verified_body = await body.whole(BodyDigests(), http.max_xml_bytes)
+            finally:
+                request.trace.received += body.received
         return signer.identity
 
     def _refuse(self, error: S3Error, trace: Trace) -> Reply:
+        trace.code = error.code
         document = {"error": {"code": error.code, "message": error.message, "request_id": trace.request_id}}
         body = json.dumps(document).encode()
         headers = [

@@ -9,15 +9,22 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from meshd.telemetry import metrics
+from meshd.service.access import ANYONE
+from meshd.telemetry import logs, metrics
+from meshd.telemetry.audit import AuditEntry, audit_time
 from meshd.web.replies import new_request_id
+from meshwire.s3.operations import CopySource
 
 if TYPE_CHECKING:
     from prometheus_client import Counter, Histogram
 
+    from meshd.kit.clock import Clock
+    from meshd.telemetry.audit import AuditLog
     from meshd.web.incoming import MeshRequest
     from meshd.web.replies import Reply
+    from meshwire.s3.operations import Operation
 
+CLIENT_GONE = 499
 # An unread body up to here is read and dropped to keep the connection; a larger one costs the connection.
 _DRAINABLE = 64 << 10
 
@@ -36,27 +43,87 @@ def _seconds(operation: str) -> Histogram:
 
 
 class Trace:
-    """What is known of one request for its metrics and logs. `started` in seconds of a steady clock."""
+    """What is known of one request for its metrics, its audit line and the log lines written meanwhile.
 
-    __slots__ = ("operation", "received", "request_id", "sent", "started")
+    Whoever learns something writes it here: the operation's name, `target` (the operation itself, or a native
+    request's path), the `access_key` that is claimed, the `identity` once it is proved, the error `code`.
+    """
 
-    def __init__(self, started: float) -> None:
-        self.started = started
+    __slots__ = (
+        "_audit",
+        "_clock",
+        "_started",
+        "access_key",
+        "code",
+        "identity",
+        "operation",
+        "received",
+        "remote",
+        "request_id",
+        "sent",
+        "target",
+    )
+
+    def __init__(self, clock: Clock, audit: AuditLog | None, remote: str | None) -> None:
+        self._clock, self._audit, self.remote = clock, audit, remote or ""
+        self._started = clock.monotonic()
         self.request_id = new_request_id()
         self.operation = "Unknown"
+        self.target: Operation | str | None = None
+        self.identity = ANYONE
+        self.access_key = self.code = ""
         self.received = self.sent = 0
+        logs.request_id.set(self.request_id)
 
     def __repr__(self) -> str:
         return f"<Trace {self.request_id} {self.operation}>"
 
-    def finish(self, status: int, now: float) -> None:
-        """Count the request; 499 stands for a client that went away."""
+    def finish(self, status: int) -> None:
+        """Count the request and write its audit line, once; CLIENT_GONE when nobody was there to read."""
+        seconds = self._clock.monotonic() - self._started
         _count(self.operation, status).inc()
-        _seconds(self.operation).observe(now - self.started)
+        _seconds(self.operation).observe(seconds)
         if self.received:
             _received.inc(self.received)
         if self.sent:
             _sent.inc(self.sent)
+        if self._audit is not None:
+            self._audit.write(self._entry(status, seconds))
+        logs.request_id.set("")
+
+    def _entry(self, status: int, seconds: float) -> AuditEntry:
+        entry = AuditEntry(
+            time=audit_time(self._clock.now_ms()),
+            request_id=self.request_id,
+            remote=self.remote,
+            operation=self.operation,
+            status=status,
+            ms=round(seconds * 1000, 3),
+            user=self.identity.user_id,
+            access_key=self.access_key,
+            code="ClientGone" if status == CLIENT_GONE else self.code,
+            bytes_in=self.received,
+            bytes_out=self.sent,
+        )
+        if self.identity.session is not None:
+            entry.session, entry.made_with = self.identity.session.name, self.identity.session.parent
+        if isinstance(self.target, str):
+            entry.path = self.target
+        elif self.target is not None:
+            _describe(entry, self.target)
+        return entry
+
+
+def _describe(entry: AuditEntry, operation: Operation) -> None:
+    """What an S3 operation is about."""
+    entry.bucket = getattr(operation, "bucket", "")
+    entry.key = getattr(operation, "key", "")
+    version = getattr(operation, "version", None)
+    if isinstance(version, str):
+        entry.version = version
+    source = getattr(operation, "source", None)
+    if isinstance(source, CopySource):
+        entry.source = f"{source.bucket}/{source.key}"
 
 
 async def settle(request: MeshRequest, reply: Reply) -> None:

@@ -1,0 +1,168 @@
+"""The audit log: one JSON line a request, of who did what to which object and how it went.
+
+Law: holds no secret, no signature, no query string. Writing never makes a request wait: lines go to a thread
+of their own, and when it cannot keep up they are dropped and counted. Invariant: a line is written whole,
+after those that came before it in the same process; after `reopen`, to the file that then has the name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import queue
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from meshd.telemetry import metrics
+
+STDOUT: Final = Path("-")
+_DELAY = 0.1  # seconds a line may wait for others to be written with it
+_MAX_BYTES = 16 << 20
+_log = logging.getLogger("meshd.audit")
+_encode = msgspec.json.Encoder().encode
+
+
+class AuditEntry(msgspec.Struct, omit_defaults=True):
+    """One line. Empty fields are left out; docs/access.md tells what each means."""
+
+    time: str
+    request_id: str
+    remote: str
+    operation: str
+    status: int
+    ms: float
+    user: str = ""
+    access_key: str = ""
+    session: str = ""
+    made_with: str = ""
+    bucket: str = ""
+    key: str = ""
+    version: str = ""
+    source: str = ""
+    path: str = ""
+    code: str = ""
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+class AuditLog:
+    """Appends to a file or, with STDOUT, to the standard output. Make it in a running loop; close it."""
+
+    def __init__(self, path: Path, *, max_bytes: int = _MAX_BYTES) -> None:
+        self._path, self._max = path, max_bytes
+        self._loop = asyncio.get_running_loop()
+        self._lines: list[bytes] = []
+        self._waiting: asyncio.TimerHandle | None = None
+        self._buffered = self._handed = self._done = 0  # bytes; the thread alone counts what is done
+        self._queue: queue.SimpleQueue[bytes | _Command] = queue.SimpleQueue()
+        self._file = _File(path)
+        self._thread = threading.Thread(target=self._work, name="audit", daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        return f"<AuditLog {self._path}, {self.pending} bytes to write>"
+
+    @property
+    def pending(self) -> int:
+        """Bytes that are not yet written."""
+        return self._buffered + self._handed - self._done
+
+    def write(self, entry: AuditEntry) -> None:
+        """Queue a line. Called in the loop; never waits."""
+        line = _encode(entry) + b"\n"
+        if self.pending + len(line) > self._max:
+            metrics.audit_dropped.inc()
+            return
+        self._lines.append(line)
+        self._buffered += len(line)
+        if self._waiting is None:
+            self._waiting = self._loop.call_later(_DELAY, self._hand_over)
+
+    def reopen(self) -> None:
+        """Write what comes after this to the file that has the name then: the old one was renamed."""
+        self._hand_over()
+        self._queue.put(_REOPEN)
+
+    def close(self, patience: float) -> None:
+        """Write what is left, waiting at most `patience` seconds for a disk or a reader."""
+        self._hand_over()
+        self._queue.put(_STOP)
+        self._thread.join(patience)
+        if self._thread.is_alive():
+            _log.warning("audit lines are lost", extra={"bytes": self.pending})
+
+    def _hand_over(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+        if self._lines:
+            batch = b"".join(self._lines)
+            self._lines.clear()
+            self._handed += len(batch)
+            self._buffered = 0
+            self._queue.put(batch)
+
+    def _work(self) -> None:
+        while (item := self._queue.get()) is not _STOP:
+            if isinstance(item, bytes):
+                self._file.append(item)
+                self._done += len(item)
+            else:
+                self._file.close()
+        self._file.close()
+
+
+class _Command:
+    pass
+
+
+_REOPEN, _STOP = _Command(), _Command()
+
+
+class _File:
+    """The file, opened when it is needed; used by one thread. Several processes append to the same one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = -1
+        self._failing = False
+
+    def append(self, batch: bytes) -> None:
+        """Write the lines; what cannot be written is counted as dropped."""
+        left = memoryview(batch)
+        try:
+            if self._fd < 0:
+                self._fd = open_audit(self._path)
+            while left:
+                left = left[os.write(self._fd, left) :]
+        except OSError as error:
+            metrics.audit_dropped.inc(bytes(left).count(b"\n"))
+            if not self._failing:
+                told = {"path": self._path, "why": error.strerror}
+                _log.error("the audit log cannot be written", extra=told)
+            self._failing = True
+            self.close()
+        else:
+            self._failing = False
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def open_audit(path: Path) -> int:
+    """A descriptor that appends. Raises OSError."""
+    if path == STDOUT:
+        return os.dup(1)
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def audit_time(ms: int) -> str:
+    """Milliseconds since 1970, as the lines have them."""
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
