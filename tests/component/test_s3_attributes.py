@@ -104,8 +104,9 @@ def test_a_checksum_of_one_piece(s3: Any, bucket: str, algorithm: str) -> None:
     assert refused(s3.put_object, Body=b"data", **where, **wrong) == (400, "BadDigest")
     stored = s3.put_object(Body=b"data", **where, **{name: value})
     assert (stored[name], stored["ChecksumType"]) == (value, "FULL_OBJECT")
-    for call in (s3.get_object, s3.head_object):
-        told = call(ChecksumMode="ENABLED", **where)
+    got = s3.get_object(ChecksumMode="ENABLED", **where)
+    assert got["Body"].read() == b"data"
+    for told in (got, s3.head_object(ChecksumMode="ENABLED", **where)):
         assert (told[name], told["ChecksumType"]) == (value, "FULL_OBJECT")
     entry = s3.list_objects_v2(Bucket=bucket)["Contents"][0]
     assert (entry["ChecksumAlgorithm"], entry["ChecksumType"]) == ([algorithm], "FULL_OBJECT")
@@ -144,6 +145,7 @@ def test_composite_checksums(s3: Any, bucket: str, algorithm: str) -> None:
     assert part[name] == checksum(algorithm, PIECES[2])
     assert part["Body"].read() == PIECES[2]
     ranged = s3.get_object(Bucket=bucket, Key="k", Range="bytes=0-9", ChecksumMode="ENABLED")
+    assert ranged["Body"].read() == SOURCE[:10]
     assert name not in ranged
     told = s3.get_object_attributes(Bucket=bucket, Key="k", ObjectAttributes=["Checksum"])
     assert told["Checksum"] == {name: expected, "ChecksumType": "COMPOSITE"}

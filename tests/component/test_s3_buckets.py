@@ -227,9 +227,9 @@ def test_wrong_keys(shared: Daemon) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda s3, b: s3.list_object_versions(Bucket=b),
-        lambda s3, b: s3.get_object_tagging(Bucket=b, Key="k"),
-        lambda s3, b: s3.get_object_attributes(Bucket=b, Key="k", ObjectAttributes=["ETag"]),
+        lambda s3, b: s3.get_object_torrent(Bucket=b, Key="k"),
+        lambda s3, b: s3.get_object_legal_hold(Bucket=b, Key="k"),
+        lambda s3, b: s3.restore_object(Bucket=b, Key="k"),
     ],
 )
 def test_what_is_not_built_says_so(s3: Any, bucket: str, call: Any) -> None:
