@@ -1,4 +1,4 @@
-"""Checksums of object bodies: the five algorithms of S3, their combination, and the verifier of an upload.
+"""Checksums of object bodies: the ten algorithms of S3, their combination, and the verifier of an upload.
 
 Law: pure over the bytes handed in; whole-object values only. Invariant: values are base64 of the big-endian
 digest. https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity.html
@@ -27,10 +27,22 @@ if TYPE_CHECKING:
 
     Buffer = bytes | bytearray | memoryview
 
-ALGORITHMS = ("crc32", "crc32c", "crc64nvme", "sha1", "sha256")
+ALGORITHMS = (
+    "crc32",
+    "crc32c",
+    "crc64nvme",
+    "sha1",
+    "sha256",
+    "sha512",
+    "md5",
+    "xxhash64",
+    "xxhash3",
+    "xxhash128",
+)
 DEFAULT_ALGORITHM = "crc64nvme"
 DIGEST_SIZES: Mapping[str, int] = MappingProxyType(
-    {"crc32": 4, "crc32c": 4, "crc64nvme": 8, "sha1": 20, "sha256": 32}
+    {"crc32": 4, "crc32c": 4, "crc64nvme": 8, "sha1": 20, "sha256": 32, "sha512": 64, "md5": 16}
+    | {"xxhash64": 8, "xxhash3": 8, "xxhash128": 16}
 )
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -74,16 +86,39 @@ class _Sha:
         return _base64(self.digest())
 
 
+class _Xxh:
+    __slots__ = ("_hash",)
+
+    def __init__(self, maker: str) -> None:
+        self._hash = getattr(crt.XXHash, maker)()
+
+    def update(self, data: Buffer, /) -> None:
+        self._hash.update(data)
+
+    def digest(self) -> bytes:
+        return bytes(self._hash.finalize())
+
+    def base64(self) -> str:
+        return _base64(self.digest())
+
+
 # zlib's crc32 is at least as fast as awscrt's, and lets other threads run meanwhile.
 _CRCS: Mapping[str, Callable[[Buffer, int], int]] = MappingProxyType(
     {"crc32": zlib.crc32, "crc32c": crt.crc32c, "crc64nvme": crt.crc64nvme}
+)
+# By name, because an awscrt older than 0.38 lacks them: the SDK alone, which needs none, works with it.
+_XXHS = MappingProxyType(
+    {"xxhash64": "new_xxhash64", "xxhash3": "new_xxhash3_64", "xxhash128": "new_xxhash3_128"}
 )
 
 
 def new(algorithm: str) -> Hasher:
     """An empty hasher; `algorithm` is one of ALGORITHMS."""
     crc = _CRCS.get(algorithm)
-    return _Sha(algorithm) if crc is None else _Crc(crc, DIGEST_SIZES[algorithm])
+    if crc is not None:
+        return _Crc(crc, DIGEST_SIZES[algorithm])
+    xxh = _XXHS.get(algorithm)
+    return _Sha(algorithm) if xxh is None else _Xxh(xxh)
 
 
 def _base64(digest: bytes) -> str:
@@ -119,7 +154,7 @@ def combine(algorithm: str, parts: Iterable[tuple[str, int]]) -> str:
     """The FULL_OBJECT checksum of parts (base64, size in bytes) of a crc32, crc32c or crc64nvme. No bytes are
     read.
 
-    Raises ValueError for sha1 and sha256, which cannot be combined.
+    Raises ValueError for all others, which cannot be combined.
     """
     if algorithm not in _POLYNOMIALS:
         raise ValueError(f"{algorithm} of a whole object does not follow from its parts; use COMPOSITE")

@@ -15,7 +15,7 @@ MIB = 1 << 20
 SOURCE = os.urandom(10 * MIB + 3)
 PIECES = (SOURCE[: 5 * MIB], SOURCE[5 * MIB : 10 * MIB], SOURCE[10 * MIB :])
 EVERYTHING = ["ETag", "Checksum", "ObjectParts", "StorageClass", "ObjectSize"]
-COMPOSITE = ["CRC32", "CRC32C", "SHA1", "SHA256"]
+COMPOSITE = ["CRC32", "CRC32C", "SHA1", "SHA256", "SHA512", "MD5", "XXHASH64", "XXHASH3", "XXHASH128"]
 FULL = ["CRC32", "CRC32C", "CRC64NVME"]
 
 
@@ -36,10 +36,10 @@ def multipart(s3: Any, bucket: str, **options: Any) -> tuple[dict[str, Any], lis
     """An upload with all its parts, not yet completed."""
     upload = s3.create_multipart_upload(Bucket=bucket, Key="k", **options)["UploadId"]
     where = {"Bucket": bucket, "Key": "k", "UploadId": upload}
-    algorithm = {"ChecksumAlgorithm": options["ChecksumAlgorithm"]} if "ChecksumAlgorithm" in options else {}
-    parts = []
+    algorithm, parts = options.get("ChecksumAlgorithm"), []
     for number, piece in enumerate(PIECES, 1):
-        answer = s3.upload_part(PartNumber=number, Body=piece, **where, **algorithm)
+        declared = {f"Checksum{algorithm}": checksum(algorithm, piece)} if algorithm else {}
+        answer = s3.upload_part(PartNumber=number, Body=piece, **where, **declared)
         kept = {name: value for name, value in answer.items() if name.startswith("Checksum")}
         parts.append({"PartNumber": number, "ETag": answer["ETag"], **kept})
     return where, parts

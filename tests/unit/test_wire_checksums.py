@@ -35,7 +35,23 @@ def test_check_values(algorithm: str) -> None:
     assert hasher.digest().hex() == CHECK[algorithm]
 
 
-@pytest.mark.parametrize("algorithm", ["sha1", "sha256"])
+@pytest.mark.parametrize(
+    ("algorithm", "digest"),
+    [
+        # With seed 0, in canonical (big-endian) form.
+        ("xxhash64", "ef46db3751d8e999"),
+        ("xxhash3", "2d06800538d394c2"),
+        ("xxhash128", "99aa06d3014798d86001c324468d497f"),
+    ],
+)
+def test_xxhashes_of_nothing(algorithm: str, digest: str) -> None:
+    hasher = checksums.new(algorithm)
+    assert hasher.digest().hex() == digest
+    hasher.update(b"123")
+    assert checksums.decode(algorithm, hasher.base64()) == hasher.digest() != bytes.fromhex(digest)
+
+
+@pytest.mark.parametrize("algorithm", ["sha1", "sha256", "sha512", "md5"])
 def test_hashes(algorithm: str) -> None:
     assert base64.b64decode(value(algorithm, DATA)) == hashlib.new(algorithm, DATA).digest()
 

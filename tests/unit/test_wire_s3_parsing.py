@@ -149,7 +149,8 @@ def test_refusals(method: str, target: str, code: str) -> None:
         ({"content_md5": "AAAA"}, "InvalidDigest"),
         ({"x_amz_checksum_crc32": "AAAA"}, "InvalidRequest"),
         ({"x_amz_checksum_crc32": "AAAAAA==", "x_amz_checksum_crc32c": "AAAAAA=="}, "InvalidRequest"),
-        ({"x_amz_checksum_sha512": "AAAAAA=="}, "NotImplemented"),
+        ({"x_amz_checksum_sha384": "AAAAAA=="}, "NotImplemented"),
+        ({"x_amz_checksum_sha512": "AAAAAA=="}, "InvalidRequest"),
         ({"x_amz_sdk_checksum_algorithm": "ROT13"}, "InvalidRequest"),
         ({"x_amz_sdk_checksum_algorithm": "SHA1", "x_amz_checksum_crc32": "AAAAAA=="}, "InvalidRequest"),
         ({"x_amz_trailer": "x-amz-meta-a"}, "InvalidRequest"),
@@ -278,7 +279,8 @@ def test_upload_creation() -> None:
         {"x_amz_checksum_type": "COMPOSITE"},
         {"x_amz_checksum_type": "FULL_OBJECT", "x_amz_checksum_algorithm": "SHA256"},
         {"x_amz_checksum_type": "COMPOSITE", "x_amz_checksum_algorithm": "CRC64NVME"},
-        {"x_amz_checksum_algorithm": "MD5"},
+        {"x_amz_checksum_algorithm": "MD4"},
+        {"x_amz_checksum_type": "FULL_OBJECT", "x_amz_checksum_algorithm": "XXHASH3"},
     ):
         assert refused("POST", "/photos/k?uploads", **headers).code == "InvalidRequest"
 

@@ -18,12 +18,11 @@ if TYPE_CHECKING:
 _PREFIX = "x-amz-checksum-"
 _NOT_VALUES = frozenset({"mode", "type", "algorithm"})
 _PARTS_SUFFIX = re.compile(r"-\d{1,5}\Z", re.A)
-_TYPES = {
+# Of an assembled upload; an object put at once always has the type FULL_OBJECT.
+_TYPES = dict.fromkeys(ALGORITHMS, ("COMPOSITE",)) | {
     "crc32": ("COMPOSITE", "FULL_OBJECT"),
     "crc32c": ("COMPOSITE", "FULL_OBJECT"),
     "crc64nvme": ("FULL_OBJECT",),
-    "sha1": ("COMPOSITE",),
-    "sha256": ("COMPOSITE",),
 }
 
 
@@ -111,6 +110,6 @@ def _known(value: str) -> str:
         raise S3Error(
             "InvalidRequest",
             "Checksum algorithm provided is unsupported. Please try again with any of the valid types: "
-            "[CRC32, CRC32C, CRC64NVME, SHA1, SHA256]",
+            f"[{', '.join(name.upper() for name in ALGORITHMS)}]",
         )
     return algorithm
