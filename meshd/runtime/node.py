@@ -26,6 +26,7 @@ from meshd.service.gathers import GatherService
 from meshd.service.grants import PolicyAdmin
 from meshd.service.identities import IdentityAdmin
 from meshd.service.listings import ListingService
+from meshd.service.objectacls import ObjectAclService
 from meshd.service.objects import ObjectService
 from meshd.service.readers import Readers
 from meshd.service.settings import SettingService
@@ -91,6 +92,7 @@ def web_deps(node: Node, audit: AuditLog | None = None) -> WebDeps:
         tagging=TaggingService(node.store, versions),
         settings=SettingService(node.buckets, acls),
         acls=acls,
+        object_acls=ObjectAclService(node.store, node.buckets, versions, acls),
         clock=node.clock,
         audit=audit,
         http=node.settings.http,

@@ -68,6 +68,8 @@ class Executor:
             ops.DeleteObject: self._delete,
             ops.DeleteObjects: self._delete_many,
             ops.GetObjectTagging: self._get_tags,
+            ops.GetObjectAcl: self._get_object_acl,
+            ops.PutObjectAcl: self._put_object_acl,
             ops.PutObjectTagging: self._put_tags,
             ops.DeleteObjectTagging: self._delete_tags,
             ops.GetObjectAttributes: self._attributes,
@@ -158,6 +160,14 @@ class Executor:
 
     async def _attributes(self, call: Call) -> Result:
         return attributes(self._deps.versions, cast("ops.GetObjectAttributes", call.operation))
+
+    async def _get_object_acl(self, call: Call) -> Result:
+        return self._deps.object_acls.get(cast("ops.GetObjectAcl", call.operation))
+
+    async def _put_object_acl(self, call: Call) -> Result:
+        operation = cast("ops.PutObjectAcl", call.operation)
+        document = await call.body.whole(operation.digests, self._deps.http.max_xml_bytes)
+        return await self._deps.object_acls.put(operation, document)
 
     # --- multipart ----------------------------------------------------------------------------------
 

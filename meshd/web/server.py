@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from meshd.service.buckets import BucketService
     from meshd.service.deleting import Deleter
     from meshd.service.listings import ListingService
+    from meshd.service.objectacls import ObjectAclService
     from meshd.service.objects import ObjectService
     from meshd.service.settings import SettingService
     from meshd.service.tagging import TaggingService
@@ -70,6 +71,7 @@ class WebDeps:
     listings: ListingService
     settings: SettingService
     acls: AclService
+    object_acls: ObjectAclService
     versions: Versions
     deleter: Deleter
     tagging: TaggingService

@@ -220,3 +220,111 @@ def test_a_bucket_is_created_with_ownership(alice: Any) -> None:
     alice.create_bucket(Bucket=name, ObjectOwnership="BucketOwnerPreferred")
     rules = alice.get_bucket_ownership_controls(Bucket=name)["OwnershipControls"]["Rules"]
     assert rules == [{"ObjectOwnership": "BucketOwnerPreferred"}]
+
+
+# --- objects ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("canned", "others"), CANNED)
+def test_grants_of_an_objects_canned_acl(
+    alice: Any, bucket: str, canned: str, others: list[dict[str, Any]]
+) -> None:
+    alice.put_object(Bucket=bucket, Key="k", Body=b"x", ACL=canned)
+    assert grants(alice.get_object_acl(Bucket=bucket, Key="k")) == [OWNERS, *others]
+    alice.copy_object(Bucket=bucket, Key="copy", CopySource=f"{bucket}/k", ACL=canned)
+    assert grants(alice.get_object_acl(Bucket=bucket, Key="copy")) == [OWNERS, *others]
+    alice.put_object_acl(Bucket=bucket, Key="copy", ACL="private")
+    assert grants(alice.get_object_acl(Bucket=bucket, Key="copy")) == [OWNERS]
+    alice.put_object_acl(Bucket=bucket, Key="copy", ACL=canned)
+    assert grants(alice.get_object_acl(Bucket=bucket, Key="copy")) == [OWNERS, *others]
+
+
+def test_a_copy_is_private_whatever_its_source_is(alice: Any, bucket: str) -> None:
+    alice.put_object(Bucket=bucket, Key="k", Body=b"x", ACL="public-read")
+    alice.copy_object(Bucket=bucket, Key="copy", CopySource=f"{bucket}/k")
+    assert grants(alice.get_object_acl(Bucket=bucket, Key="copy")) == [OWNERS]
+
+
+def test_an_upload_has_the_acl_it_began_with(alice: Any, bucket: str) -> None:
+    upload = alice.create_multipart_upload(Bucket=bucket, Key="k", ACL="public-read")["UploadId"]
+    part = alice.upload_part(Bucket=bucket, Key="k", UploadId=upload, PartNumber=1, Body=b"x")
+    parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
+    alice.complete_multipart_upload(Bucket=bucket, Key="k", UploadId=upload, MultipartUpload=parts)
+    assert len(grants(alice.get_object_acl(Bucket=bucket, Key="k"))) == 2
+
+
+def test_an_objects_grants_read_back(alice: Any, bucket: str) -> None:
+    alice.put_object(
+        Bucket=bucket, Key="k", Body=b"x", GrantFullControl="id=id-alice", GrantReadACP="id=id-bob"
+    )
+    answer = alice.get_object_acl(Bucket=bucket, Key="k")
+    assert grants(answer) == [OWNERS, {"Grantee": BOB, "Permission": "READ_ACP"}]
+    policy = {"Owner": answer["Owner"], "Grants": [OWNERS, {"Grantee": EVERYONE, "Permission": "READ"}]}
+    before = alice.head_object(Bucket=bucket, Key="k")
+    alice.put_object_acl(Bucket=bucket, Key="k", AccessControlPolicy=policy)
+    assert grants(alice.get_object_acl(Bucket=bucket, Key="k")) == policy["Grants"]
+    after = alice.head_object(Bucket=bucket, Key="k")
+    assert (after["ETag"], after["LastModified"]) == (before["ETag"], before["LastModified"])
+    policy["Owner"] = {"ID": "id-bob"}
+    thief = refusal(lambda: alice.put_object_acl(Bucket=bucket, Key="k", AccessControlPolicy=policy))
+    assert thief == (403, "AccessDenied")
+
+
+def test_the_acl_of_a_version(alice: Any, bucket: str) -> None:
+    alice.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    first = alice.put_object(Bucket=bucket, Key="k", Body=b"1")["VersionId"]
+    second = alice.put_object(Bucket=bucket, Key="k", Body=b"2")["VersionId"]
+    alice.put_object_acl(Bucket=bucket, Key="k", VersionId=first, ACL="public-read")
+    of_first = alice.get_object_acl(Bucket=bucket, Key="k", VersionId=first)
+    assert len(grants(of_first)) == 2
+    assert of_first["ResponseMetadata"]["HTTPHeaders"]["x-amz-version-id"] == first
+    of_second = alice.get_object_acl(Bucket=bucket, Key="k")
+    assert grants(of_second) == [OWNERS]
+    assert of_second["ResponseMetadata"]["HTTPHeaders"]["x-amz-version-id"] == second
+    marker = alice.delete_object(Bucket=bucket, Key="k")["VersionId"]
+    assert refusal(lambda: alice.get_object_acl(Bucket=bucket, Key="k")) == (404, "NoSuchKey")
+    of_marker = refusal(lambda: alice.get_object_acl(Bucket=bucket, Key="k", VersionId=marker))
+    assert of_marker == (405, "MethodNotAllowed")
+    put = refusal(lambda: alice.put_object_acl(Bucket=bucket, Key="k", VersionId=marker, ACL="private"))
+    assert put == (405, "MethodNotAllowed")
+    gone = refusal(lambda: alice.get_object_acl(Bucket=bucket, Key="k", VersionId="0" * 32))
+    assert gone == (404, "NoSuchVersion")
+
+
+def test_an_objects_acl_where_acls_are_switched_off_or_blocked(alice: Any, bucket: str) -> None:
+    alice.put_object(Bucket=bucket, Key="k", Body=b"x", ACL="public-read")
+    block = {"BlockPublicAcls": True}
+    alice.put_public_access_block(Bucket=bucket, PublicAccessBlockConfiguration=block)
+    public = refusal(lambda: alice.put_object_acl(Bucket=bucket, Key="k", ACL="public-read"))
+    assert public == (403, "AccessDenied")
+    everyone = {"Owner": {"ID": "id-alice"}, "Grants": [{"Grantee": EVERYONE, "Permission": "READ"}]}
+    document = refusal(lambda: alice.put_object_acl(Bucket=bucket, Key="k", AccessControlPolicy=everyone))
+    assert document == (403, "AccessDenied")
+    enforced = {"Rules": [{"ObjectOwnership": "BucketOwnerEnforced"}]}
+    alice.put_bucket_ownership_controls(Bucket=bucket, OwnershipControls=enforced)
+    assert grants(alice.get_object_acl(Bucket=bucket, Key="k")) == [OWNERS]
+    off = (400, "AccessControlListNotSupported")
+    assert refusal(lambda: alice.put_object_acl(Bucket=bucket, Key="k", ACL="public-read")) == off
+    assert refusal(lambda: alice.put_object_acl(Bucket=bucket, Key="k", AccessControlPolicy=everyone)) == off
+
+
+def test_objects_that_are_not_there(alice: Any, wire: Wire, bucket: str) -> None:
+    assert refusal(lambda: alice.get_object_acl(Bucket=bucket, Key="k")) == (404, "NoSuchKey")
+    assert refusal(lambda: alice.put_object_acl(Bucket=bucket, Key="k", ACL="private")) == (404, "NoSuchKey")
+    alice.put_object(Bucket=bucket, Key="k", Body=b"x")
+    assert wire.call("PUT", f"/{bucket}/k?acl").code == "MissingSecurityHeader"
+    assert wire.call("PUT", f"/{bucket}/k?acl", b"<Grant/>").code == "MalformedACLError"
+    assert wire.call("PUT", f"/{bucket}/k?acl", b"x", headers={"x-amz-acl": "private"}).code == (
+        "UnexpectedContent"
+    )
+    assert alice.get_object(Bucket=bucket, Key="k")["Body"].read() == b"x"
+
+
+def test_a_bucket_with_hidden_versions_is_not_empty(alice: Any, bucket: str) -> None:
+    alice.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    version = alice.put_object(Bucket=bucket, Key="k", Body=b"x")["VersionId"]
+    marker = alice.delete_object(Bucket=bucket, Key="k")["VersionId"]
+    for left in (version, marker):
+        assert refusal(lambda: alice.delete_bucket(Bucket=bucket)) == (409, "BucketNotEmpty")
+        alice.delete_object(Bucket=bucket, Key="k", VersionId=left)
+    alice.delete_bucket(Bucket=bucket)

@@ -100,3 +100,16 @@ def test_the_steward_removes_what_is_due(eager: Daemon) -> None:
     text = urlopen(f"{eager.endpoint}/metrics").read().decode()
     assert 'meshd_lifecycle_expired_total{action="expire"} 2.0' in text
     client.close()
+
+
+def test_in_a_bucket_with_versioning_a_marker_hides_it(eager: Daemon) -> None:
+    client = eager.client()
+    client.create_bucket(Bucket="versioned")
+    client.put_bucket_versioning(Bucket="versioned", VersioningConfiguration={"Status": "Enabled"})
+    client.put_object(Bucket="versioned", Key="k", Body=b"x")
+    client.put_bucket_lifecycle_configuration(Bucket="versioned", LifecycleConfiguration=past(""))
+    until(lambda: not listed(client, "versioned"))
+    found = client.list_object_versions(Bucket="versioned")
+    assert [marker["IsLatest"] for marker in found["DeleteMarkers"]] == [True]
+    assert len(found["Versions"]) == 1
+    client.close()
