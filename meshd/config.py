@@ -69,6 +69,8 @@ class HttpSettings:
     """PEM file: the server's certificate, then those that vouch for it. With it the endpoint is https."""
     tls_key: Path | None = None
     """PEM file: its private key, without a password. Both files are read again when they change."""
+    domains: tuple[str, ...] = ()
+    """Names of this endpoint whose subdomains are buckets: `s3.example.com` for `BUCKET.s3.example.com`."""
     max_header_bytes: int = 64 << 10
     """Request line and headers together; S3 itself allows about 8 KiB of headers."""
     max_xml_bytes: int = 2 << 20
@@ -235,6 +237,18 @@ def _paths(value: object) -> tuple[Path, ...]:
     return tuple(_path(item) for item in value)
 
 
+def _domains(value: object) -> tuple[str, ...]:
+    items = value.replace(",", " ").split() if isinstance(value, str) else value
+    if not isinstance(items, list | tuple):
+        raise ValueError("expected a domain or a list of domains")  # noqa: TRY004  reported as a bad setting
+    found = tuple(str(item).lower().strip(".") for item in items)
+    label = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
+    for name in found:
+        if len(name) > 180 or not re.fullmatch(rf"(?:{label}\.)*[a-z][a-z0-9-]*", name):
+            raise ValueError("expected a domain such as s3.example.com, without a port")
+    return found
+
+
 def parse_listen(text: object) -> tuple[str, int]:
     """`HOST:PORT`, `:PORT`, `[v6]:PORT` → (host, port). Raises ValueError."""
     match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^:\[\]]*)):(\d{1,5})", str(text))
@@ -269,6 +283,7 @@ OPTIONS: Mapping[str, Option] = {
         Option("listen", parse_listen, lambda: ("127.0.0.1", 9000)),
         Option("tls-cert", _path, lambda: None),
         Option("tls-key", _path, lambda: None),
+        Option("domain", _domains, tuple),
         Option("body-timeout", _seconds, lambda: 120.0),
         Option("idle-timeout", _seconds, lambda: 75.0),
         Option("head-timeout", _seconds, lambda: 20.0),
@@ -372,6 +387,7 @@ def _assemble(values: Mapping[str, object]) -> NodeSettings:
     http = HttpSettings(
         host=host,
         port=port,
+        domains=value["domain"],
         tls_cert=value["tls-cert"],
         tls_key=value["tls-key"],
         body_timeout=value["body-timeout"],

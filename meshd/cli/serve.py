@@ -37,6 +37,7 @@ and opens the audit log anew.
 @click.option("--disk", multiple=True, metavar="DIR", help="A disk's directory for data files; repeat it.")
 @click.option("--index-dir", metavar="DIR", help="The index; wants the fastest device.  [DATA_DIR/index]")
 @click.option("--listen", metavar="HOST:PORT", help="Port 0 takes a free one.  [127.0.0.1:9000]")
+@click.option("--domain", multiple=True, metavar="NAME", help="BUCKET.NAME is a bucket; repeat it.")
 @click.option("--tls-cert", metavar="FILE", help="PEM certificate (and its chain): serve https.")
 @click.option("--tls-key", metavar="FILE", help="Its private key. Both are read again when they change.")
 @click.option("--workers", metavar="N", help="HTTP processes.  [cores, at most 4]")

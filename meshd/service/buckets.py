@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from meshd.control.buckets import Bucket, BucketExistsError
 from meshd.service.translation import store_errors
 from meshd.store.errors import NoSuchUploadError
+from meshwire.s3.cors import find_rule, refused
 from meshwire.s3.errors import S3Error
 from meshwire.s3.results import (
     BucketCreated,
@@ -20,6 +21,7 @@ from meshwire.s3.results import (
     BucketListing,
     BucketLocation,
     Owner,
+    PreflightAllowed,
 )
 
 if TYPE_CHECKING:
@@ -27,7 +29,15 @@ if TYPE_CHECKING:
     from meshd.kit.clock import Clock
     from meshd.service.access import Identity
     from meshd.store.interface import ObjectStore
-    from meshwire.s3.operations import CreateBucket, DeleteBucket, GetBucketLocation, HeadBucket, ListBuckets
+    from meshwire.s3.operations import (
+        CreateBucket,
+        DeleteBucket,
+        GetBucketLocation,
+        HeadBucket,
+        ListBuckets,
+        Preflight,
+    )
+    from meshwire.s3.settings import CorsRule
 
 
 class BucketService:
@@ -60,6 +70,21 @@ class BucketService:
 
     def head(self, operation: HeadBucket) -> BucketFound:
         return BucketFound(self._existing(operation.bucket).region)
+
+    def cors_rules(self, name: str) -> tuple[CorsRule, ...]:
+        """The rules that pages' requests to a bucket fall under; none where there is no bucket."""
+        bucket = self._table.get(name)
+        return () if bucket is None else bucket.cors
+
+    def preflight(self, operation: Preflight) -> PreflightAllowed:
+        """Raises S3Error AccessForbidden."""
+        rules = self.cors_rules(operation.bucket)
+        if not rules:
+            raise S3Error("AccessForbidden")
+        rule = find_rule(rules, operation.origin, operation.method, operation.headers)
+        if rule is None:
+            raise refused()
+        return PreflightAllowed(operation.origin, rule)
 
     def location(self, operation: GetBucketLocation) -> BucketLocation:
         return BucketLocation(self._existing(operation.bucket).region)

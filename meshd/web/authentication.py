@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from meshd.service.access import ANYONE, RequestContext
+from meshd.web.hosts import Hosts
 from meshwire.s3.errors import S3Error
 from meshwire.s3.fields import with_hoisted
 from meshwire.s3.parsing import RequestHead
@@ -37,10 +38,11 @@ class Authenticated:
 
 
 _VERSION_2, _VERSION_4 = "AWS", "AWS4-HMAC-SHA256"  # as s3:signatureversion names them
+PATH_STYLE = Hosts()
 ANONYMOUS = Authenticated(ANYONE, None, None)
 
 
-def request_head(request: web.BaseRequest, max_bytes: int) -> RequestHead:
+def request_head(request: web.BaseRequest, max_bytes: int, hosts: Hosts = PATH_STYLE) -> RequestHead:
     """The head as `meshwire` reads it. Raises S3Error RequestHeaderSectionTooLarge above `max_bytes`."""
     raw_path, _, raw_query = _origin_form(request.raw_path).partition("?")
     headers: dict[str, str] = {}
@@ -51,7 +53,8 @@ def request_head(request: web.BaseRequest, max_bytes: int) -> RequestHead:
         headers[lower] = f"{headers[lower]},{value}" if lower in headers else value
     if size > max_bytes:
         raise S3Error("RequestHeaderSectionTooLarge")
-    return RequestHead(request.method, raw_path, raw_query, headers)
+    bucket = hosts.bucket_of(headers.get("host", ""))
+    return RequestHead(request.method, raw_path, raw_query, headers, bucket)
 
 
 def _origin_form(target: str) -> str:

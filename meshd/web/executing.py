@@ -61,6 +61,7 @@ class Executor:
             ops.GetBucketSetting: self._get_setting,
             ops.PutBucketSetting: self._put_setting,
             ops.DeleteBucketSetting: self._delete_setting,
+            ops.Preflight: self._preflight,
             ops.ListObjects: self._list_objects,
             ops.ListObjectVersions: self._list_versions,
             ops.PutObject: self._put,
@@ -120,6 +121,9 @@ class Executor:
 
     async def _delete_setting(self, call: Call) -> Result:
         return await self._deps.settings.delete(cast("ops.DeleteBucketSetting", call.operation))
+
+    async def _preflight(self, call: Call) -> Result:
+        return self._deps.buckets.preflight(cast("ops.Preflight", call.operation))
 
     async def _list_objects(self, call: Call) -> Result:
         return self._deps.listings.list_objects(cast("ops.ListObjects", call.operation))

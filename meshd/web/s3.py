@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 from meshd.service.translation import translate
 from meshd.store.errors import StoreError
-from meshd.web.authentication import request_context, request_head
+from meshd.web.authentication import ANONYMOUS, request_context, request_head
+from meshd.web.cors import cors_headers
 from meshd.web.executing import Call, Executor
+from meshd.web.hosts import Hosts
 from meshd.web.replies import Reply, SentReply
 from meshd.web.sending import fetch_cold, send_spans
 from meshd.web.settling import CLIENT_GONE, Trace, settle
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from meshd.web.incoming import MeshRequest
     from meshd.web.replies import Header
     from meshd.web.server import WebDeps
+    from meshwire.s3.parsing import RequestHead
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +48,7 @@ class S3Endpoint:
     def __init__(self, deps: WebDeps, authenticator: Authenticator) -> None:
         self._deps, self._authenticator = deps, authenticator
         self._execute = Executor(deps)
+        self._hosts = Hosts(deps.http.domains)
 
     async def handle(self, request: MeshRequest) -> web.StreamResponse:
         """One request, one answer."""
@@ -62,7 +66,9 @@ class S3Endpoint:
     async def _reply(self, request: MeshRequest, trace: Trace) -> Reply:
         """The answer, or the refusal. Raises ConnectionError and CancelledError only: the client is gone."""
         try:
-            return await self._answer(request, trace)
+            head = request_head(request, self._deps.http.max_header_bytes, self._hosts)
+            trace.also = cors_headers(self._deps.buckets, head)
+            return await self._answer(request, head, trace)
         except S3Error as error:
             return self._refuse(request, trace, error)
         except ConnectionError:
@@ -71,14 +77,16 @@ class S3Endpoint:
             log.exception("request %s (%s) failed", trace.request_id, trace.operation)
             return self._refuse(request, trace, S3Error("InternalError"))
 
-    async def _answer(self, request: MeshRequest, trace: Trace) -> Reply:
+    async def _answer(self, request: MeshRequest, head: RequestHead, trace: Trace) -> Reply:
         deps = self._deps
-        head = request_head(request, deps.http.max_header_bytes)
         operation = parse_request(head)
         trace.operation, trace.target = ops.operation_name(operation), operation
-        signer = self._authenticator.authenticate(head, trace)
-        context = request_context(request, head, signer)
-        deps.access.admit(signer.identity, operation, context)
+        if isinstance(operation, ops.Preflight):  # browsers do not sign it: the bucket's rules alone decide
+            signer, context = ANONYMOUS, request_context(request, head, ANONYMOUS)
+        else:
+            signer = self._authenticator.authenticate(head, trace)
+            context = request_context(request, head, signer)
+            deps.access.admit(signer.identity, operation, context)
         try:
             if isinstance(operation, ops.GetObject):
                 return await self._get(request, operation, trace)
@@ -96,12 +104,13 @@ class S3Endpoint:
         finally:
             trace.received += call.body.received
         rendered = render(call.operation, result, trace.request_id)
-        return Reply(rendered.status, rendered.headers, rendered.body, self._now())
+        return Reply(rendered.status, [*rendered.headers, *trace.also], rendered.body, self._now())
 
     async def _get(self, request: MeshRequest, operation: ops.GetObject, trace: Trace) -> Reply:
         objects = self._deps.objects
         found = objects.find(operation)
         status, headers = _object_answer(operation, found, trace.request_id)
+        headers.extend(trace.also)
         if operation.head or not found.length:
             return Reply(status, headers, b"", self._now())
         try:
@@ -121,7 +130,7 @@ class S3Endpoint:
         trace.code = error.code
         resource = request.raw_path.partition("?")[0]
         rendered = render_error(error, trace.request_id, resource, head=request.method == "HEAD")
-        return Reply(rendered.status, rendered.headers, rendered.body, self._now())
+        return Reply(rendered.status, [*rendered.headers, *trace.also], rendered.body, self._now())
 
     def _now(self) -> int:
         return self._deps.clock.now_ms() // 1000

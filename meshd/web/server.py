@@ -20,6 +20,7 @@ from meshd.service.access import ANYONE, Identity
 from meshd.web.authentication import Authenticator, request_context, request_head
 from meshd.web.connections import MeshServer
 from meshd.web.guarding import Guard
+from meshd.web.hosts import Hosts
 from meshd.web.incoming import request_factory
 from meshd.web.replies import Reply
 from meshd.web.s3 import S3Endpoint
@@ -137,9 +138,12 @@ class Dispatcher:
     def __init__(self, deps: WebDeps, authenticator: Authenticator, native: Sequence[NativeRoute]) -> None:
         self._deps, self._authenticator, self._native = deps, authenticator, tuple(native)
         self._s3 = S3Endpoint(deps, authenticator)
+        self._hosts = Hosts(deps.http.domains)
 
     async def handle(self, request: MeshRequest) -> web.StreamResponse:
         target = request.raw_path
+        if self._hosts.bucket_of(request.headers.get("Host", "")):
+            return await self._s3.handle(request)  # its keys may have any name
         if target.startswith("/-/") or (target == "/metrics" and "Authorization" not in request.headers):
             return await self._handle_native(request, target.partition("?")[0])
         return await self._s3.handle(request)

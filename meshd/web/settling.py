@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from meshd.kit.clock import Clock
     from meshd.telemetry.audit import AuditLog
     from meshd.web.incoming import MeshRequest
-    from meshd.web.replies import Reply
+    from meshd.web.replies import Header, Reply
     from meshwire.s3.operations import Operation
 
 CLIENT_GONE = 499
@@ -46,7 +46,8 @@ class Trace:
     """What is known of one request for its metrics, its audit line and the log lines written meanwhile.
 
     Whoever learns something writes it here: the operation's name, `target` (the operation itself, or a native
-    request's path), the `access_key` that is claimed, the `identity` once it is proved, the error `code`.
+    request's path), the `access_key` that is claimed, the `identity` once it is proved, the error `code`; and
+    `also`, headers that go with whatever the answer is.
     """
 
     __slots__ = (
@@ -54,6 +55,7 @@ class Trace:
         "_clock",
         "_started",
         "access_key",
+        "also",
         "code",
         "identity",
         "operation",
@@ -73,6 +75,7 @@ class Trace:
         self.identity = ANYONE
         self.access_key = self.code = ""
         self.received = self.sent = 0
+        self.also: list[Header] = []
         logs.request_id.set(self.request_id)
 
     def __repr__(self) -> str:

@@ -266,8 +266,14 @@ def test_continuation_goes_before_start_after() -> None:
     assert (operation.after, operation.start_after, operation.continuation_token) == ("m/é", "a", token)
 
 
-def test_preflight_without_configuration() -> None:
-    assert refused("OPTIONS", "/photos/k", origin="http://a").code == "AccessForbidden"
+def test_preflights() -> None:
+    """The query, which may be a presigned one, plays no part."""
+    asked = {"access_control_request_method": "PUT", "access_control_request_headers": "X-Amz-Date, a"}
+    operation = parse("OPTIONS", "/photos/k?X-Amz-Signature=1&acl", origin="http://a", **asked)
+    assert operation == ops.Preflight("photos", "k", "http://a", "PUT", ("x-amz-date", "a"))
+    assert refused("OPTIONS", "/photos/k", origin="http://a").code == "BadRequest"
+    asked = {"access_control_request_method": "PATCH"}
+    assert refused("OPTIONS", "/photos/k", origin="http://a", **asked).code == "BadRequest"
 
 
 def test_upload_creation() -> None:

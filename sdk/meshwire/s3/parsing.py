@@ -1,6 +1,6 @@
 """An S3 request read into an operation.
 
-Law: path style, syntax only. Invariant: any text gives an operation or an S3Error, and a sub-resource that is
+Law: syntax only. Invariant: any text gives an operation or an S3Error, and a sub-resource that is
 not built answers NotImplemented: falling through to the plain operation would have `PUT /bucket?acl` create a
 bucket.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from meshwire import names, percents
 from meshwire.ranges import parse_range
-from meshwire.s3 import acls, attributes, digests, fields, operations, tagging, tokens, versionlistings
+from meshwire.s3 import acls, attributes, cors, digests, fields, operations, tagging, tokens, versionlistings
 from meshwire.s3.errors import S3Error
 from meshwire.s3.queries import invalid, read_query
 
@@ -42,12 +42,12 @@ class RequestHead:
 
 def parse_request(head: RequestHead) -> Operation:
     """The operation a request asks for. Raises S3Error."""
-    bucket, key = _split_path(head.raw_path)
+    bucket, key = split_path(head)
+    if head.method == "OPTIONS":
+        return cors.read_preflight(bucket, key, head.headers)
     query = read_query(head.raw_query) if head.raw_query else _NO_QUERY
     headers = fields.with_hoisted(head.headers, query) if query.presigned else head.headers
     fields.refuse_unbuilt(headers)
-    if head.method == "OPTIONS":
-        raise _preflight(headers)
     level = "object" if key else "bucket" if bucket else "service"
     route = _ROUTES.get((level, head.method))
     if query.values:
@@ -60,11 +60,14 @@ def parse_request(head: RequestHead) -> Operation:
 _NO_QUERY = read_query("")
 
 
-def _split_path(raw_path: str) -> tuple[str, str]:
-    """(bucket, key), either may be empty."""
+def split_path(head: RequestHead) -> tuple[str, str]:
+    """(bucket, key), either may be empty. Raises S3Error InvalidURI, InvalidBucketName, KeyTooLongError."""
+    raw_path = head.raw_path
     if not raw_path.startswith("/"):
         raise S3Error("InvalidURI")
     raw_bucket, _, raw_key = raw_path[1:].partition("/")
+    if head.host_bucket:
+        raw_bucket, raw_key = percents.encode(head.host_bucket), raw_path[1:]
     if not raw_bucket and not raw_key:
         return "", ""
     try:
@@ -75,13 +78,6 @@ def _split_path(raw_path: str) -> tuple[str, str]:
     if key:
         fields.check_key(key)
     return bucket, key
-
-
-def _preflight(headers: Headers) -> S3Error:
-    """No bucket has a CORS configuration yet: S3 then answers every preflight so."""
-    if "origin" not in headers:
-        return S3Error("BadRequest", "Insufficient information. Origin request header needed.")
-    return S3Error("AccessForbidden")
 
 
 # --- service and buckets -------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshwire import etags, httpdates
 from meshwire.ranges import UnsatisfiableRangeError, resolve_range
-from meshwire.s3 import acls, attributes, listings, tagging, versionlistings
+from meshwire.s3 import acls, attributes, cors, listings, tagging, versionlistings
 from meshwire.s3 import operations as ops
 from meshwire.s3.elements import escape, optional, tag
 from meshwire.s3.errors import S3Error
@@ -306,6 +306,10 @@ def _listing(write: Callable[[Any, Any], str]) -> Callable[[Any, Any], Rendered]
 
 # Which result belongs to which operation is written in the signatures; a table cannot say it to the type
 # checker.
+def _preflight(op: ops.Preflight, result: res.PreflightAllowed) -> Rendered:
+    return Rendered(200, cors.allowing(result.rule, result.origin, op.headers))
+
+
 _RENDERERS: Mapping[type, Callable[[Any, Any], Rendered]] = {
     ops.ListBuckets: _listing(listings.buckets),
     ops.CreateBucket: _create_bucket,
@@ -315,6 +319,7 @@ _RENDERERS: Mapping[type, Callable[[Any, Any], Rendered]] = {
     ops.GetBucketSetting: _get_setting,
     ops.PutBucketSetting: _put_setting,
     ops.DeleteBucketSetting: _no_content,
+    ops.Preflight: _preflight,
     ops.ListObjects: _listing(listings.objects),
     ops.ListObjectVersions: _listing(versionlistings.document),
     ops.GetObject: _get_object,
