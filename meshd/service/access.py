@@ -98,7 +98,8 @@ class RequestContext:
     """What policies may ask of a request beside its operation.
 
     `headers` are lower-case, those hoisted into a presigned query included. `signature` names the algorithm
-    (empty: none), `signed` is its time in SigV4's form; `form`: the request is an HTML form's.
+    (empty: none), `signed` is its time in SigV4's form; `form`: the request is an HTML
+    form's; `tls`: the version of a secure connection, as `1.3`.
     """
 
     source_ip: str = ""
@@ -108,6 +109,7 @@ class RequestContext:
     signature: str = ""
     signed: str = ""
     form: bool = False
+    tls: str = ""
 
 
 NO_CONTEXT: Final = RequestContext()

@@ -150,6 +150,9 @@ class Facts(Mapping[str, "Values"]):
     def _owner(self) -> str | None:
         return None if self._bucket is None else self._bucket.owner
 
+    def _tls(self) -> str | None:
+        return self._context.tls or None
+
     def _version(self) -> str | None:
         return self._need.version
 
@@ -169,6 +172,7 @@ _KNOWN: Final[dict[str, Callable[[Facts], Values | None]]] = {
     "s3:resourceaccount": Facts._owner,
     "s3:signatureage": Facts._signature_age,
     "s3:signatureversion": Facts._signature_version,
+    "s3:tlsversion": Facts._tls,
     "s3:versionid": Facts._version,
     # The one header that is read from the operation, decoded: see `permissions`.
     "s3:x-amz-copy-source": lambda _: None,

@@ -174,7 +174,7 @@ def _read_policy(text: str | bytes, bucket: str) -> Policy:
     try:
         return parse_policy(text, kind="bucket", bucket=bucket)
     except PolicyError as error:
-        raise S3Error("MalformedPolicy", str(error)) from None
+        raise S3Error("MalformedPolicy" if error.supported else "NotImplemented", str(error)) from None
 
 
 def _get_policy_status(bucket: Bucket) -> SettingDocument:

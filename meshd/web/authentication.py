@@ -15,7 +15,7 @@ from meshwire.s3.fields import with_hoisted
 from meshwire.s3.parsing import RequestHead
 from meshwire.s3.queries import read_query
 from meshwire.sigv2 import OldClaim, read_old_claim, verify_old
-from meshwire.sigv4 import V4_ONLY, read_claim, verify
+from meshwire.sigv4 import V4_ONLY, Claim, read_claim, verify
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from meshd.service.access import Identity
     from meshd.service.temporary import Sessions
     from meshd.web.settling import Trace
-    from meshwire.sigv4 import Claim, Verified
+    from meshwire.sigv4 import Verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +67,24 @@ def _origin_form(target: str) -> str:
 
 def request_context(request: web.BaseRequest, head: RequestHead, signer: Authenticated) -> RequestContext:
     """What policies may ask about the connection and the headers."""
-    remote, claim = request.remote or "", signer.claim
-    if claim is None:
-        return RequestContext(remote, request.secure, headers=head.headers)
-    headers = with_hoisted(head.headers, read_query(head.raw_query)) if claim.presigned else head.headers
-    if isinstance(claim, OldClaim):
-        return RequestContext(remote, request.secure, claim.presigned, headers, _VERSION_2)
-    return RequestContext(remote, request.secure, claim.presigned, headers, _VERSION_4, claim.timestamp)
+    claim, secure = signer.claim, request.secure
+    presigned = claim is not None and claim.presigned
+    return RequestContext(
+        request.remote or "",
+        secure,
+        presigned,
+        with_hoisted(head.headers, read_query(head.raw_query)) if presigned else head.headers,
+        "" if claim is None else _VERSION_2 if isinstance(claim, OldClaim) else _VERSION_4,
+        claim.timestamp if isinstance(claim, Claim) else "",
+        tls=_tls_version(request) if secure else "",
+    )
+
+
+def _tls_version(request: web.BaseRequest) -> str:
+    """As conditions compare it: `1.3`."""
+    connection = None if request.transport is None else request.transport.get_extra_info("ssl_object")
+    version = None if connection is None else connection.version()
+    return "" if version is None else version.removeprefix("TLSv")
 
 
 class Authenticator:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from meshwire.documents import join, shown, suggestion
 from meshwire.policies.errors import PolicyError
 from meshwire.policies.globs import Glob
-from meshwire.policies.keys import KNOWN, is_known
+from meshwire.policies.keys import KNOWN, is_known, is_unsupported
 from meshwire.policies.operators import NULL, OPERATORS
 from meshwire.policies.statements import Test
 from meshwire.policies.texts import scalars
@@ -52,12 +52,10 @@ def _test(name: str, key: str, value: Any, path: str, variables: bool) -> tuple[
     if operator is None or (operator is NULL and rest != base):
         raise PolicyError(path, f"unknown condition operator {shown(name)}{suggestion(base, OPERATORS)}")
     folded = key.lower()
+    if is_unsupported(folded):
+        raise PolicyError(path, f"the condition key {shown(key)} is not supported", supported=False)
     if not is_known(folded):
-        raise PolicyError(
-            path,
-            f"the condition key {shown(key)} is not supported{suggestion(folded, KNOWN)}",
-            supported=False,
-        )
+        raise PolicyError(path, f"there is no condition key {shown(key)}{suggestion(folded, KNOWN)}")
     operands = scalars(value, path)
     matches = tuple(operator.compile(operand, path, variables) for operand in operands)
     test = Test(

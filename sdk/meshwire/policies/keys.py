@@ -30,6 +30,7 @@ KNOWN: Final = frozenset(
         "aws:resourceaccount",
         "s3:signatureage",
         "s3:signatureversion",
+        "s3:tlsversion",
         "s3:versionid",
         "s3:x-amz-acl",
         "s3:x-amz-content-sha256",
@@ -90,6 +91,18 @@ ABSENT: Final = frozenset(
 ABSENT_PREFIXES: Final = ("aws:principaltag/",)
 
 
+# Right for S3, and not worked out here.
+UNSUPPORTED: Final = frozenset(
+    ["aws:requestedregion", "aws:tagkeys", "s3:jobsuspendedcause", "s3:locationconstraint"]
+)
+UNSUPPORTED_PREFIXES: Final = ("aws:requesttag/", "aws:resourcetag/")
+
+
 def is_known(key: str) -> bool:
     """Whether a policy may ask for `key` (lower case)."""
     return key in KNOWN or key in ABSENT or key.startswith(KNOWN_PREFIXES + ABSENT_PREFIXES)
+
+
+def is_unsupported(key: str) -> bool:
+    """Whether S3 has `key` (lower case) and this server does not."""
+    return key in UNSUPPORTED or key.startswith(UNSUPPORTED_PREFIXES)
