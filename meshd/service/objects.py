@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from meshd.service.copying import again_if_gone, checked_source, copied_meta, rehash
 from meshd.service.translation import store_errors, translate
+from meshd.service.versions import NOTHING
 from meshd.store.errors import ExtentGoneError, StoreError
 from meshd.store.records import NULL, Meta
 from meshwire.conditions import Conditions, judge_read, judge_write
@@ -59,13 +60,16 @@ class ObjectService:
         version = self._versions.name(operation.bucket, record)
         if operation.conditions is not None:
             _judge(operation.conditions, record, version)
+        extra = NOTHING
+        if operation.version is None:
+            extra = self._versions.expiration(operation.bucket, operation.key, record)
         if operation.part_number is not None:
-            return _find_part(record, version, operation)
+            return _find_part(record, version, operation, extra)
         window = select_window(operation, record.size)
         if window is None:
-            head = _object_head(record, version, record.checksums, record.checksum_type)
+            head = _object_head(record, version, extra, record.checksums, record.checksum_type)
             return Found(record, head, 0, record.size, partial=False)
-        return Found(record, _object_head(record, version), *window, partial=True)
+        return Found(record, _object_head(record, version, extra), *window, partial=True)
 
     def read(self, operation: GetObject, found: Found) -> bytes:
         """The bytes of a small answer. An object replaced a moment ago is looked up once more."""
@@ -125,7 +129,8 @@ class ObjectService:
                 raise
         await self.settle(operation.bucket, operation.key, record)
         version = self._versions.name(operation.bucket, record)
-        return ObjectStored(record.etag, record.checksums, record.checksum_type, version)
+        extra = self._versions.expiration(operation.bucket, operation.key, record)
+        return ObjectStored(record.etag, record.checksums, record.checksum_type, version, extra)
 
     def _precheck(self, bucket: str, key: str, conditions: Conditions | None) -> None:
         """Refuse early what the commit would refuse anyway: the body need not be sent then."""
@@ -161,6 +166,7 @@ class ObjectService:
             record.checksum_type,
             self._versions.name(operation.bucket, record),
             self._versions.name(operation.source.bucket, source),
+            self._versions.expiration(operation.bucket, operation.key, record),
         )
 
     async def _link(self, operation: CopyObject, identity: Identity) -> tuple[Record, Record]:
@@ -202,6 +208,7 @@ def _judge(conditions: Conditions, record: Record, version: str) -> None:
 def _object_head(
     record: Record,
     version: str,
+    extra: Mapping[str, str] = NOTHING,
     checksums: Mapping[str, str] | None = None,
     checksum_type: str = "",
     parts_count: int | None = None,
@@ -217,18 +224,19 @@ def _object_head(
         parts_count,
         version,
         len(record.tags),
+        extra,
     )
 
 
-def _find_part(record: Record, version: str, operation: GetObject) -> Found:
+def _find_part(record: Record, version: str, operation: GetObject, extra: Mapping[str, str]) -> Found:
     """Part `partNumber` of a multipart object; an object put at once has exactly part 1."""
     number = operation.part_number or 0
     if not record.parts and number == 1:
-        head = _object_head(record, version, record.checksums, record.checksum_type)
+        head = _object_head(record, version, extra, record.checksums, record.checksum_type)
         return Found(record, head, 0, record.size, partial=record.size > 0)
     if not 1 <= number <= len(record.parts):
         raise S3Error("InvalidPartNumber", extra={"PartNumberRequested": str(number)})
     part = record.parts[number - 1]
     offset = sum(earlier.size for earlier in record.parts[: number - 1])
-    head = _object_head(record, version, part.checksums, record.checksum_type, len(record.parts))
+    head = _object_head(record, version, extra, part.checksums, record.checksum_type, len(record.parts))
     return Found(record, head, offset, part.size, partial=True)

@@ -175,8 +175,9 @@ class UploadService:
 
     def _completed(self, operation: CompleteMultipartUpload, record: Record) -> CompleteResult:
         bucket, version = operation.bucket, self._versions.name(operation.bucket, record)
+        extra = self._versions.expiration(bucket, operation.key, record)
         return CompleteResult(
-            bucket, operation.key, record.etag, "", record.checksums, record.checksum_type, version
+            bucket, operation.key, record.etag, "", record.checksums, record.checksum_type, version, extra
         )
 
     async def abort(self, operation: AbortMultipartUpload) -> UploadAborted:

@@ -7,18 +7,25 @@ https://docs.aws.amazon.com/AmazonS3/latest/userguide/DeleteMarker.html
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
+from meshd.service.expiry import expiration_header
 from meshd.service.translation import store_errors
 from meshwire import httpdates
 from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from meshd.control.buckets import BucketTable
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
     from meshwire.s3.operations import CopySource
     from meshwire.s3.settings import Versioning
+
+
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Versions:
@@ -39,6 +46,14 @@ class Versions:
     def name(self, bucket: str, record: Record) -> str:
         """What x-amz-version-id says: the id, `null`, or nothing where the bucket never had versioning."""
         return record.version or ("null" if self.setting(bucket) else "")
+
+    def expiration(self, bucket: str, key: str, record: Record) -> Mapping[str, str]:
+        """x-amz-expiration of a current object, where a lifecycle rule will remove it."""
+        found = self._buckets.get(bucket)
+        if found is None or not found.lifecycle:
+            return NOTHING
+        told = expiration_header(found.lifecycle, key, record.size, record.tags, record.modified)
+        return {"x-amz-expiration": told} if told else NOTHING
 
     def find(self, bucket: str, key: str, version: str | None = None) -> Record:
         """The version named, or the current one. Raises S3Error NoSuchKey, NoSuchVersion, MethodNotAllowed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
@@ -62,6 +62,36 @@ def test_a_bad_configuration_changes_nothing(s3: Any, bucket: str) -> None:
     put = refusal(lambda: s3.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration=bad))
     assert put == (501, "NotImplemented")
     assert s3.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"] == RULES
+
+
+def test_answers_tell_when_an_object_expires(s3: Any, bucket: str) -> None:
+    day, tagged = {"Days": 1}, {"Tag": {"Key": "keep", "Value": "no"}}
+    rules = [
+        {"ID": "tmp files", "Filter": {"Prefix": "tmp/"}, "Status": "Enabled", "Expiration": day},
+        {"ID": "tagged", "Filter": tagged, "Status": "Enabled", "Expiration": day},
+    ]
+    s3.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration={"Rules": rules})
+    put = s3.put_object(Bucket=bucket, Key="tmp/a", Body=b"x")
+    head = s3.head_object(Bucket=bucket, Key="tmp/a")
+    midnight = head["LastModified"].replace(hour=0, minute=0, second=0) + timedelta(days=2)
+    told = f'expiry-date="{midnight:%a, %d %b %Y} 00:00:00 GMT", rule-id="tmp%20files"'
+    upload = s3.create_multipart_upload(Bucket=bucket, Key="tmp/m")["UploadId"]
+    part = s3.upload_part(Bucket=bucket, Key="tmp/m", UploadId=upload, PartNumber=1, Body=b"x")
+    parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
+    for answer in (
+        put,
+        head,
+        s3.get_object(Bucket=bucket, Key="tmp/a"),
+        s3.get_object(Bucket=bucket, Key="tmp/a", Range="bytes=0-0"),
+        s3.head_object(Bucket=bucket, Key="tmp/a", PartNumber=1),
+        s3.copy_object(Bucket=bucket, Key="tmp/b", CopySource=f"{bucket}/tmp/a"),
+        s3.complete_multipart_upload(Bucket=bucket, Key="tmp/m", UploadId=upload, MultipartUpload=parts),
+    ):
+        assert answer["Expiration"] == told
+    assert "Expiration" not in s3.put_object(Bucket=bucket, Key="kept", Body=b"x")
+    assert "Expiration" not in s3.head_object(Bucket=bucket, Key="kept")
+    s3.put_object_tagging(Bucket=bucket, Key="kept", Tagging={"TagSet": [tagged["Tag"]]})
+    assert 'rule-id="tagged"' in s3.head_object(Bucket=bucket, Key="kept")["Expiration"]
 
 
 @pytest.fixture(scope="module")

@@ -158,7 +158,8 @@ def _checksum_headers(checksums: Mapping[str, str], checksum_type: str) -> Heade
 
 def _put_object(op: ops.PutObject, result: res.ObjectStored) -> Rendered:
     checksums = _checksum_headers(result.checksums, result.checksum_type)
-    return Rendered(200, [("etag", etags.quote(result.etag)), *checksums, *_version(result.version)])
+    told = (*_version(result.version), *result.extra.items())
+    return Rendered(200, [("etag", etags.quote(result.etag)), *checksums, *told])
 
 
 def _version(version: str, name: str = "x-amz-version-id") -> Headers:
@@ -174,7 +175,11 @@ def _copy_document(name: str, result: res.CopyResult) -> Rendered:
             optional("ChecksumType", result.checksum_type),
             listings.checksums(result.checksums),
         ),
-        _version(result.version) + _version(result.source_version, "x-amz-copy-source-version-id"),
+        [
+            *_version(result.version),
+            *_version(result.source_version, "x-amz-copy-source-version-id"),
+            *result.extra.items(),
+        ],
     )
 
 
@@ -296,7 +301,7 @@ def _complete(op: ops.CompleteMultipartUpload, result: res.CompleteResult) -> Re
             listings.checksums(result.checksums),
             optional("ChecksumType", result.checksum_type),
         ),
-        _version(result.version),
+        [*_version(result.version), *result.extra.items()],
     )
 
 

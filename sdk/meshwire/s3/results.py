@@ -171,12 +171,13 @@ class ObjectHead:
 
 @dataclass(frozen=True, slots=True)
 class ObjectStored:
-    """Answer to PutObject."""
+    """Answer to PutObject. `extra`, here and below, are further headers."""
 
     etag: str
     checksums: Mapping[str, str] = field(default_factory=dict)
     checksum_type: str = "FULL_OBJECT"
     version: str = ""
+    extra: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +199,7 @@ class CopyResult:
     checksum_type: str = ""
     version: str = ""
     source_version: str = ""
+    extra: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +316,7 @@ class CompleteResult:
     checksums: Mapping[str, str] = field(default_factory=dict)
     checksum_type: str = ""
     version: str = ""
+    extra: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
