@@ -281,6 +281,14 @@ class Access:
             return False
         return not self._judge(identity, Need(action, bucket, key, version, extra or {}), found, context)
 
+    def may_count_tags(
+        self, identity: Identity, operation: ops.GetObject, context: RequestContext = NO_CONTEXT
+    ) -> bool:
+        """Whether `identity` may learn how many tags an object has: whoever may read them."""
+        action = "s3:GetObjectTagging" if operation.version is None else "s3:GetObjectVersionTagging"
+        bucket, key = operation.bucket, operation.key
+        return self.allows(identity, action, bucket, key, context, version=operation.version)
+
     def may_know(self, identity: Identity, bucket: str, key: str, context: RequestContext) -> bool:
         """Whether `identity` may learn that there is no such key: whoever may list it."""
         return self.allows(identity, "s3:ListBucket", bucket, context=context, extra={"s3:prefix": key})

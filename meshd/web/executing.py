@@ -157,7 +157,9 @@ class Executor:
     async def _put_tags(self, call: Call) -> Result:
         operation = cast("ops.PutObjectTagging", call.operation)
         document = await call.body.whole(operation.digests, self._deps.http.max_xml_bytes)
-        return await self._deps.tagging.put(operation, parse_tagging(document))
+        tags = parse_tagging(document)
+        self._deps.access.admit(call.identity, operation, call.context, tags)  # now that they are known
+        return await self._deps.tagging.put(operation, tags)
 
     async def _delete_tags(self, call: Call) -> Result:
         return await self._deps.tagging.delete(cast("ops.DeleteObjectTagging", call.operation))

@@ -7,8 +7,10 @@ answer in S3's shape with a request id, or a closed connection if the answer was
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from meshd.service.access import ANYONE
 from meshd.service.translation import translate
 from meshd.store.errors import StoreError
 from meshd.web.authentication import ANONYMOUS, request_context, request_head
@@ -27,6 +29,7 @@ from meshwire.s3.rendering import object_headers, render, render_error
 if TYPE_CHECKING:
     from aiohttp import web
 
+    from meshd.service.access import Identity, RequestContext
     from meshd.service.objects import Found
     from meshd.web.authentication import Authenticator
     from meshd.web.incoming import MeshRequest
@@ -38,6 +41,7 @@ log = logging.getLogger(__name__)
 
 # Up to here an answer is read and written in one piece; above, sendfile.
 SMALL_BYTES = 128 << 10
+_ANONYMOUS_OVERRIDES = "Request specific response headers cannot be used for anonymous GET requests."
 # Refused while too many clients leave their answers unread: these would have to be kept in memory.
 _LONG_ANSWERS = (ops.ListObjects, ops.ListObjectVersions, ops.ListMultipartUploads, ops.ListParts)
 
@@ -89,7 +93,7 @@ class S3Endpoint:
             deps.access.admit(signer.identity, operation, context)
         try:
             if isinstance(operation, ops.GetObject):
-                return await self._get(request, operation, trace)
+                return await self._get(request, operation, signer.identity, context, trace)
             body = RequestBody(request, head, signer, deps.http.body_timeout)
             call = Call(head, operation, signer.identity, body, context)
             return await self._carry_out(call, trace, pressed=request.pressed)
@@ -106,9 +110,20 @@ class S3Endpoint:
         rendered = render(call.operation, result, trace.request_id)
         return Reply(rendered.status, [*rendered.headers, *trace.also], rendered.body, self._now())
 
-    async def _get(self, request: MeshRequest, operation: ops.GetObject, trace: Trace) -> Reply:
+    async def _get(
+        self,
+        request: MeshRequest,
+        operation: ops.GetObject,
+        identity: Identity,
+        context: RequestContext,
+        trace: Trace,
+    ) -> Reply:
+        if operation.overrides and identity is ANYONE:
+            raise S3Error("InvalidRequest", _ANONYMOUS_OVERRIDES)
         objects = self._deps.objects
         found = objects.find(operation)
+        if found.head.tag_count and not self._deps.access.may_count_tags(identity, operation, context):
+            found = replace(found, head=replace(found.head, tag_count=0))
         status, headers = _object_answer(operation, found, trace.request_id)
         headers.extend(trace.also)
         if operation.head or not found.length:
