@@ -54,6 +54,7 @@ def fsck(settings: StoreSettings, anew: bool, as_json: bool) -> None:
             done = rebuild(settings, advance)
         rebuilt = {
             "objects": done.objects,
+            "versions": done.versions,
             "uploads": done.uploads,
             "files": done.files,
             "problems": done.problems,
@@ -70,10 +71,12 @@ def fsck(settings: StoreSettings, anew: bool, as_json: bool) -> None:
 
 def _say(report: CheckReport, rebuilt: dict[str, Any]) -> None:
     if rebuilt:
-        click.echo(f"rebuilt: {rebuilt['objects']:,} objects from {rebuilt['files']:,} files")
+        what = f"{rebuilt['objects']:,} objects, {rebuilt['versions']:,} versions"
+        click.echo(f"rebuilt: {what} from {rebuilt['files']:,} files")
         for problem in rebuilt["problems"]:
             click.echo(f"lost: {problem}")
-    click.echo(f"checked: {report.objects:,} objects, {report.files:,} files, {report.bytes:,} bytes")
+    what = f"{report.objects:,} objects, {report.versions:,} versions, {report.files:,} files"
+    click.echo(f"checked: {what}, {report.bytes:,} bytes")
     for path in report.leftovers:
         click.echo(f"leftover: {path} (removed at the next start)")
     for found in report.problems:

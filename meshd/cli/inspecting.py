@@ -18,10 +18,11 @@ from rich.table import Table
 
 from meshd.config import load_settings
 from meshd.store.errors import StoreError
-from meshd.store.index import Index
-from meshd.store.intents import used_extents
+from meshd.store.index import Index, object_key
+from meshd.store.intents import used_extents, user_of
 from meshd.store.layout import Disks, read_marker
 from meshd.store.members import safe_name
+from meshd.store.records import NULL
 from meshd.store.surveying import FileSurvey
 
 if TYPE_CHECKING:
@@ -102,14 +103,18 @@ class Sight:
 @inspect.command()
 @click.argument("bucket")
 @click.argument("key")
+@click.option("--version", default=None, help="A version's id, or null; else the current one.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @find_store
-def record(settings: StoreSettings, bucket: str, key: str, as_json: bool) -> None:
+def record(settings: StoreSettings, bucket: str, key: str, version: str | None, as_json: bool) -> None:
     """Show what the index knows of one object, and where its bytes lie."""
     with Sight(settings) as sight:
-        found = sight.index.get(bucket, key)
+        index = sight.index
+        found = index.get(bucket, key) if version is None else index.find(bucket, key, version)
         if found is None:
-            raise click.ClickException(f"no object {bucket}/{key}; list the bucket to see what there is")
+            raise click.ClickException(
+                f"no object {bucket}/{key}; meshd inspect versions shows others, a listing other keys"
+            )
         document = _document(sight, found)
     if as_json:
         click.echo(msgspec.json.encode(document))
@@ -124,12 +129,60 @@ def record(settings: StoreSettings, bucket: str, key: str, as_json: bool) -> Non
     _console().print(table)
 
 
+@inspect.command()
+@click.argument("bucket")
+@click.argument("key")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document a version.")
+@find_store
+def versions(settings: StoreSettings, bucket: str, key: str, as_json: bool) -> None:
+    """List the versions and delete markers of one key, the newest first."""
+    with Sight(settings) as sight, sight.index.reading() as txn:
+        found = list(sight.index.versions.of(txn, object_key(bucket, key)))
+    if not found:
+        raise click.ClickException(f"{bucket}/{key} has no version; list the bucket to see what there is")
+    rows = [_version(record) for record in found]
+    if as_json:
+        for row in rows:
+            click.echo(msgspec.json.encode(row))
+        return
+    table = Table("version", "modified", "size", "etag", title=safe_name(bucket, key), title_justify="left")
+    for row in rows:
+        table.add_row(
+            row["version"],
+            row["modified"],
+            "delete marker" if row["marker"] else f"{row['size']:,}",
+            row["etag"],
+        )
+    _console().print(table)
+
+
+def _version(record: Record) -> dict[str, Any]:
+    fields = ("size", "etag", "stamp", "marker", "tags", "owner")
+    told = {name: getattr(record, name) for name in fields}
+    return {"version": record.version or NULL, "modified": _time(record.modified), **told}
+
+
+def _time(modified: int) -> str:
+    return datetime.fromtimestamp(modified / 1000, UTC).isoformat(timespec="milliseconds")
+
+
 def _document(sight: Sight, found: Record) -> dict[str, Any]:
-    fields = ("size", "etag", "stamp", "headers", "metadata", "checksums", "checksum_type", "owner")
-    document: dict[str, Any] = {name: getattr(found, name) for name in fields}
-    document["modified"] = datetime.fromtimestamp(found.modified / 1000, UTC).isoformat(
-        timespec="milliseconds"
+    fields = (
+        "size",
+        "etag",
+        "stamp",
+        "headers",
+        "metadata",
+        "checksums",
+        "checksum_type",
+        "owner",
+        "marker",
+        "tags",
+        "acl",
     )
+    document: dict[str, Any] = {name: getattr(found, name) for name in fields}
+    document["version"] = found.version or NULL
+    document["modified"] = _time(found.modified)
     document["parts"] = len(found.parts)
     document["extents"] = [
         {"path": sight.path(e), "offset": e.offset, "length": e.length, "crc32c": e.crc32c}
@@ -166,8 +219,8 @@ def segment(settings: StoreSettings, file: str, as_json: bool) -> None:
 
 def _member(sight: Sight, found: Found) -> dict[str, Any]:
     member = found.member
-    kept = sight.index.get(member.bucket, member.key)
-    live = kept is not None and found.extent in used_extents(kept)
+    with sight.index.reading() as txn:
+        kept = user_of(sight.index, txn, member, found.extent)
     return {
         "offset": found.extent.offset,
         "size": found.extent.length,
@@ -176,7 +229,8 @@ def _member(sight: Sight, found: Found) -> dict[str, Any]:
         "key": member.key,
         "stamp": int(member.stamp),
         "etag": member.etag,
-        "used": live,
+        "version": member.version,
+        "used": kept is not None,
     }
 
 
@@ -211,6 +265,7 @@ def _counts(index: Index) -> Iterator[tuple[str, int]]:
     with index.reading() as txn:
         files = [info for _, info in index.all_files(txn)]
         yield "objects", index.objects.count(txn)
+        yield "versions", index.versions.older.count(txn)
         yield "uploads", index.uploads.count(txn)
     yield "segments", sum(info.kind == "segment" for info in files)
     yield "own_files", sum(info.kind == "own" for info in files)

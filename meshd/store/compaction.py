@@ -18,7 +18,7 @@ import msgspec
 from meshd.kit import failpoints
 from meshd.store.errors import CorruptExtentError
 from meshd.store.index import object_key
-from meshd.store.intents import Intent, rewrite, used_extents, write_manifest
+from meshd.store.intents import Intent, rewrite, user_of, write_manifest
 from meshd.store.members import stamp_of, undoes
 from meshd.store.surveying import FileSurvey
 
@@ -73,7 +73,7 @@ class MoveMember(Intent):
     def _turn(self, work: Work, txn: Any, old: Extent, new: Extent) -> bool:
         member, index = self.piece.member, work.index
         if member.kind in ("object", "marker"):
-            record = _user(index, txn, member, old)
+            record = user_of(index, txn, member, old)
             if record is None or record.manifest is not None:
                 return False
             moved = msgspec.structs.replace(record, extents=(new,), moves=member.moves + 1)
@@ -108,7 +108,7 @@ class MoveManifested(Intent):
         self.existing: Record | None = None
 
     def judge(self, work: Work, txn: Any) -> None:
-        record = _user(work.index, txn, self.piece.member, self.piece.old)
+        record = user_of(work.index, txn, self.piece.member, self.piece.old)
         if record is not None and record.manifest is not None:
             self.existing = record
 
@@ -261,7 +261,7 @@ class Compactor:
     def _intent(self, survey: FileSurvey, found: Found, oldest: int) -> Intent | None:
         member, extent = found.member, found.extent
         with self._index.reading() as txn:
-            record = _user(self._index, txn, member, extent)
+            record = user_of(self._index, txn, member, extent)
             if record is not None:
                 piece = _Piece(member, extent, _whole(survey, extent))
                 return MoveMember(piece) if record.manifest is None else MoveManifested(piece)
@@ -297,17 +297,6 @@ class Compactor:
         with self._index.reading() as txn:
             files = [info for other, info in self._index.all_files(txn) if other != file and info.buried]
         return min((info.first_stamp for info in files), default=1 << 64)
-
-
-def _user(index: Index, txn: Any, member: Member, extent: Extent) -> Record | None:
-    """The version that uses this extent of `member`: its own, or for a part any one of its key."""
-    name = object_key(member.bucket, member.key)
-    if member.kind == "part":
-        return next(
-            (record for record in index.versions.of(txn, name) if extent in used_extents(record)), None
-        )
-    own = index.versions.at(txn, name, int(member.stamp))
-    return own if own is not None and extent in used_extents(own) else None
 
 
 def _sealed_segment(info: DataFile) -> bool:

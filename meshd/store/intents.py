@@ -26,6 +26,7 @@ from meshwire.conditions import judge_write
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from meshd.store.index import Index
     from meshd.store.ownfiles import OwnFile
     from meshd.store.records import Extent, Meta, Part
     from meshd.store.works import Placed, Work
@@ -50,6 +51,17 @@ def judge_conditions(conditions: Conditions | None, existing: Record | None) -> 
 def used_extents(record: Record) -> tuple[Extent, ...]:
     """Every extent a record keeps alive."""
     return record.extents if record.manifest is None else (*record.extents, record.manifest)
+
+
+def user_of(index: Index, txn: Any, member: Member, extent: Extent) -> Record | None:
+    """The version that uses this extent of `member`: its own, or for a part any one of its key."""
+    name = object_key(member.bucket, member.key)
+    if member.kind == "part":
+        return next(
+            (record for record in index.versions.of(txn, name) if extent in used_extents(record)), None
+        )
+    own = index.versions.at(txn, name, int(member.stamp))
+    return own if own is not None and extent in used_extents(own) else None
 
 
 class Intent:

@@ -43,11 +43,27 @@ async def increment(store: Store, key: str, times: int) -> int:
     return lost
 
 
+async def create_versions(store: Store, keys: list[str]) -> int:
+    """Makes the first version of each key unless another was quicker; how many were made."""
+    made = 0
+    for key in keys:
+        try:
+            await put(store, key, b"x", conditions=Conditions(if_none_match=("*",)), versioning="Enabled")
+        except ConditionFailedError:
+            continue
+        made += 1
+    return made
+
+
 async def obey(store: Store, command: dict[str, Any]) -> Any:
     if command["do"] == "increment":
         return await increment(store, command["key"], command["times"])
     if command["do"] == "put":
         return (await put(store, command["key"], command["data"].encode())).stamp
+    if command["do"] == "amend":
+        return (await store.amend("b", command["key"], None, tags=command["tags"])).tags
+    if command["do"] == "create versions":
+        return await create_versions(store, command["keys"])
     if command["do"] == "compact":
         return [await store.compact(file) for file in store.compactable(0.0)]
     raise ValueError(command)
