@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test check compat bench format clean
+.PHONY: help demo test check compat fuzz bench format clean
 help:            ## what each verb does
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -31,6 +31,11 @@ check: $(STAMP)  ## lint, types, architecture
 compat: $(STAMP) ## fifteen unmodified S3 clients over HTTP and TLS, a matrix; writes docs/compatibility.md
 	@$(BIN)/python -m tests.compat
 
+MINUTES ?= 5
+fuzz: $(STAMP)   ## the parsers, for MINUTES=n altogether; guided by coverage where atheris has a wheel
+	@$(BIN)/python -m pip install --quiet --only-binary :all: --group fuzz || true
+	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+
 bench: $(STAMP)  ## side by side with SeaweedFS, nginx and the peer loaders; writes docs/benchmarks.md
 	@$(BIN)/python -m pip install --quiet --group bench
 	@$(BIN)/python -m bench
@@ -40,4 +45,4 @@ format: $(STAMP) ## apply the formatter
 	@$(BIN)/ruff check --fix .
 
 clean:           ## remove environments and scratch data
-	rm -rf $(VENV) .venv-compat .demo .bench
+	rm -rf $(VENV) .venv-compat .fuzz .demo .bench

@@ -102,29 +102,24 @@ def over(
     """Outcomes by (client, job), and the clients' versions."""
     seen: dict[tuple[str, str], Outcome] = {}
     versions: dict[str, str] = {}
-    with tempfile.TemporaryDirectory(prefix="compat-") as scratch:
-        folder = Path(scratch)
-        with _daemon(door) as daemon:
-            ca = getattr(daemon, "ca_path", None) if door == "https" else None
-            trust = ssl.create_default_context(cafile=ca) if ca else None
-            s3 = daemon.client(verify=str(ca)) if ca else daemon.client()
-            many = fill(daemon, s3)
-            for number, client in enumerate(clients):
-                if ca and client.untrusting:
-                    seen |= {(client.name, job): Outcome("cannot", client.untrusting) for job in jobs}
-                    continue
-                with conversation(client, daemon, folder / f"{number}", str(ca or "")) as talk:
-                    versions[client.name] = talk.version
-                    for job in jobs:
-                        seen[client.name, job] = judged(job, talk, s3, many, folder / "work", trust)
-                print(_line(client.name, [seen[client.name, job] for job in jobs]), flush=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="compat-") as scratch,
+        Daemon.start(tls=door == "https") as daemon,
+    ):
+        ca, folder = daemon.ca_cert, Path(scratch)
+        trust = ssl.create_default_context(cafile=ca) if ca else None
+        s3 = daemon.client()
+        many = fill(daemon, s3)
+        for number, client in enumerate(clients):
+            if ca and client.untrusting:
+                seen |= {(client.name, job): Outcome("cannot", client.untrusting) for job in jobs}
+                continue
+            with conversation(client, daemon, folder / f"{number}") as talk:
+                versions[client.name] = talk.version
+                for job in jobs:
+                    seen[client.name, job] = judged(job, talk, s3, many, folder / "work", trust)
+            print(_line(client.name, [seen[client.name, job] for job in jobs]), flush=True)
     return seen, versions
-
-
-def _daemon(door: str) -> Daemon:
-    if door == "https":
-        raise SystemExit("no TLS yet; give --door http")
-    return Daemon.start()
 
 
 def _line(name: str, outcomes: Sequence[Any]) -> str:

@@ -7,7 +7,6 @@ reaches a client.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import shutil
 import sys
@@ -58,7 +57,7 @@ def node() -> str:
 
 
 @contextlib.contextmanager
-def conversation(client: Client, daemon: Daemon, scratch: Path, ca: str = "") -> Iterator[Conversation]:
+def conversation(client: Client, daemon: Daemon, scratch: Path) -> Iterator[Conversation]:
     """The client's driver, running, in an empty folder of its own."""
     scratch.mkdir(parents=True, exist_ok=True)
     environment = {
@@ -69,7 +68,7 @@ def conversation(client: Client, daemon: Daemon, scratch: Path, ca: str = "") ->
         "AWS_EC2_METADATA_DISABLED": "true",
         "COMPAT_NODE_HOME": str(HOMES_AT / "node"),
     }
-    if ca:
+    if ca := daemon.ca_cert:
         # The names under which programs look for certificate authorities; each takes the one it knows.
         environment |= dict.fromkeys(("SSL_CERT_FILE", "AWS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"), ca)
     where = {
@@ -128,11 +127,9 @@ def fill(daemon: Daemon, s3: Any) -> str:
     bucket = f"compat-many-{uuid.uuid4().hex[:8]}"
     s3.create_bucket(Bucket=bucket)
     names = [f"many/{number:05}" for number in range(MANY)]
-    where = urlsplit(daemon.endpoint)
 
     def put(some: list[str]) -> None:
-        connection = http.client.HTTPConnection(str(where.hostname), where.port, timeout=60)
-        with contextlib.closing(connection):
+        with contextlib.closing(daemon.connect()) as connection:
             for name in some:
                 url = urlsplit(
                     s3.generate_presigned_url("put_object", Params={"Bucket": bucket, "Key": name})

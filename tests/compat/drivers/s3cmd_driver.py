@@ -30,7 +30,8 @@ class S3cmd(Driver):
             f"access_key = {endpoint.access_key}\nsecret_key = {endpoint.secret_key}\n"
             f"host_base = {endpoint.host}\nhost_bucket = {endpoint.host}\n"
             f"use_https = {endpoint.secure}\nca_certs_file = {endpoint.ca}\n"
-            f"multipart_chunk_size_mb = 5\nbucket_location = {endpoint.region}\nmax_retries = 1\n"
+            f"signurl_use_https = {endpoint.secure}\nbucket_location = {endpoint.region}\n"
+            "multipart_chunk_size_mb = 5\nmax_retries = 1\n"
         )
 
     def _s3cmd(self, *arguments: str, **how: Any) -> str:

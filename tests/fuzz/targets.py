@@ -1,0 +1,227 @@
+"""What is fuzzed: for each target a function of any bytes that returns, or fails with what was found.
+
+Law: whatever stands outside the errors a reader documents is a crash, and so is an answer that contradicts
+itself: a body that decodes differently when it is split differently, a document that changes when it is read
+back. Invariant: a target is deterministic and does no I/O.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from meshwire import httpdates, percents, tars
+from meshwire.policies import PolicyError, Question, decide, is_public, parse_policy
+from meshwire.ranges import UnsatisfiableRangeError, parse_range, resolve_range
+from meshwire.s3 import acls, documents, settingdocuments, tagging, versionlistings
+from meshwire.s3.chunked import ChunkedDecoder
+from meshwire.s3.errors import S3Error
+from meshwire.s3.operations import operation_name
+from meshwire.s3.parsing import RequestHead, parse_request
+from meshwire.s3.rendering import render_error
+from meshwire.shardindex import index_tar
+from meshwire.sigv2 import read_old_claim
+from meshwire.sigv4 import STREAMING_PAYLOADS, Verified
+from meshwire.sigv4.claims import read_claim
+from tests.fuzz import words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from meshwire.policies import PolicyKind
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`words` are what its grammar is made of; `limit` the longest input in bytes that is worth trying."""
+
+    name: str
+    run: Callable[[bytes], None]
+    words: Sequence[str] = ()
+    limit: int = 2048
+
+
+def head_of(data: bytes) -> RequestHead:
+    """A request's head as the server hands it on: `METHOD target`, then `name: value` lines."""
+    text = data.decode("utf-8", "surrogateescape")
+    first, *lines = text.split("\n")
+    method, _, target = first.partition(" ")
+    raw_path, _, raw_query = target.partition("?")
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        name, value = name.strip().lower(), value.strip()
+        if name:
+            headers[name] = f"{headers[name]},{value}" if name in headers else value
+    return RequestHead(method, raw_path, raw_query, headers)
+
+
+def request(data: bytes) -> None:
+    """The request parser and both readers of signatures."""
+    head = head_of(data)
+    try:
+        name = operation_name(parse_request(head))
+        assert name.isalnum(), name
+    except S3Error as error:
+        assert render_error(error, resource=head.raw_path, request_id="0").status >= 300
+    for read in (read_claim, read_old_claim):
+        with contextlib.suppress(S3Error):
+            read(head)
+
+
+_KINDS = sorted(STREAMING_PAYLOADS)
+_VERIFIED = Verified(b"k" * 32, "0" * 64, "20260101/us-east-1/s3/aws4_request", "20260101T000000Z")
+
+
+def chunked(data: bytes) -> None:
+    """The aws-chunked decoder: the first bytes choose the variant, a declared length, and where to split."""
+    if len(data) < 4:
+        return
+    kind = _KINDS[data[0] % len(_KINDS)]
+    length = None if data[1] == 255 else data[1]
+    step, body = data[2] + 1, data[4:]
+    trailers = ("x-amz-checksum-crc32",) if kind.endswith("-TRAILER") and data[3] % 2 else ()
+    whole = _decode(kind, trailers, length, [body])
+    split = _decode(kind, trailers, length, [body[at : at + step] for at in range(0, len(body), step)])
+    assert whole == split, (whole, split)
+    if whole[0] == "":
+        assert length is None or len(whole[1]) == length
+        assert len(whole[1]) < len(body)
+
+
+def _decode(
+    kind: str, trailers: tuple[str, ...], length: int | None, pieces: Sequence[bytes]
+) -> tuple[str, bytes, dict[str, str]]:
+    """Error code (empty when there was none), payload, trailers. After an error the payload is not compared."""
+    decoder = ChunkedDecoder(kind, _VERIFIED, trailers, length)
+    payload = b""
+    try:
+        for piece in pieces:
+            payload += b"".join(decoder.feed(piece))
+        return "", payload, dict(decoder.finish())
+    except S3Error as error:
+        return error.code, b"", {}
+
+
+_READERS: tuple[Callable[[bytes], object], ...] = (
+    documents.parse_delete,
+    documents.parse_complete,
+    documents.parse_create_bucket,
+    documents.parse_error,
+    documents.parse_list_result,
+    documents.parse_list_buckets,
+    documents.parse_location,
+    documents.parse_initiate,
+    documents.parse_complete_result,
+    documents.parse_copy_result,
+    documents.parse_delete_result,
+    documents.parse_parts,
+    versionlistings.parse_versions,
+    acls.parse_acl,
+    tagging.parse_tagging,
+)
+
+
+def xml(data: bytes) -> None:
+    """Every reader of an XML document; what settings are read into is written and read back."""
+    for read in _READERS:
+        with contextlib.suppress(S3Error):
+            read(data)
+    _round(data, settingdocuments.parse_versioning, settingdocuments.versioning)
+    _round(data, settingdocuments.parse_public_access, settingdocuments.public_access)
+    _round(data, settingdocuments.parse_ownership, settingdocuments.ownership)
+    _round(data, settingdocuments.parse_cors, settingdocuments.cors)
+
+
+def _round(data: bytes, read: Callable[[bytes], T], write: Callable[[T], bytes]) -> None:
+    try:
+        value = read(data)
+    except S3Error:
+        return
+    assert read(write(value)) == value, value
+
+
+def tar(data: bytes) -> None:
+    """The tar scanner: members lie inside the file, in order, and an index can be made of them."""
+
+    def read(offset: int, length: int) -> bytes:
+        assert 0 <= offset
+        assert 0 <= length <= tars.MAX_PAX
+        return data[offset : offset + length]
+
+    found, at = [], 0
+    try:
+        for member in tars.scan(read, 0, len(data)):
+            assert at <= member.start < member.data_offset
+            assert member.data_offset + member.size <= len(data)
+            assert member.next_offset > at
+            at = member.next_offset
+            found.append(member)
+    except tars.TarError as error:
+        assert 0 <= error.offset <= len(data)
+    index = index_tar(found)
+    assert index.to_bytes() == type(index).from_bytes(index.to_bytes()).to_bytes()
+
+
+_QUESTIONS = (
+    Question("s3:GetObject", "arn:aws:s3:::bucket/a/b"),
+    Question(
+        "s3:PutObject", "arn:aws:s3:::bucket/ü", "user", {"aws:username": "user", "aws:sourceip": "::1"}
+    ),
+    Question("s3:ListBucket", "arn:aws:s3:::bucket", "user", {"s3:prefix": "a/", "s3:max-keys": "7"}),
+)
+
+
+_POLICY_KINDS: tuple[PolicyKind, ...] = ("bucket", "identity")
+
+
+def policy(data: bytes) -> None:
+    """The policy reader of both kinds; what it takes is asked, in either order."""
+    for kind in _POLICY_KINDS:
+        try:
+            read = parse_policy(data, kind=kind, bucket="bucket")
+        except PolicyError:
+            continue
+        is_public(read)
+        for question in _QUESTIONS:
+            verdict = decide([read], question)
+            assert verdict == decide([read, read], question)
+        with contextlib.suppress(ValueError):
+            again = parse_policy(json.dumps(json.loads(data)), kind=kind, bucket="bucket")
+            assert [decide([again], q) for q in _QUESTIONS] == [decide([read], q) for q in _QUESTIONS]
+
+
+def fields(data: bytes) -> None:
+    """The small grammars: ranges, dates, percent-encoding, tags in a header."""
+    text = data.decode("utf-8", "surrogateescape")
+    span = parse_range(text)
+    if span is not None:
+        for size in (0, 1, 1000):
+            with contextlib.suppress(UnsatisfiableRangeError):
+                offset, length = resolve_range(span, size)
+                assert 0 <= offset < offset + length <= size
+    for read in (httpdates.parse_http, httpdates.parse_iso, httpdates.parse_amz):
+        read(text)
+    with contextlib.suppress(percents.PercentError):
+        assert percents.decode(percents.encode(percents.decode(text))) == percents.decode(text)
+    with contextlib.suppress(percents.PercentError):
+        percents.split_query(text)
+    with contextlib.suppress(S3Error):
+        tagging.read_header({"x-amz-tagging": text})
+
+
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("request", request, words.REQUEST),
+        Target("chunked", chunked, words.CHUNKS, 1024),
+        Target("xml", xml, words.XML),
+        Target("tar", tar, words.TARS, 8192),
+        Target("policy", policy, words.POLICY),
+        Target("fields", fields, words.FIELDS, 512),
+    )
+}

@@ -1,0 +1,45 @@
+"""What the grammars are made of, for the fuzzers: words of each that a mutation may put in.
+
+Law: data only.
+"""
+
+from __future__ import annotations
+
+XML = """
+<Delete> <Object> <Key> <VersionId> <ETag> <Quiet> <CompleteMultipartUpload> <Part> <PartNumber>
+<ChecksumCRC32> <CreateBucketConfiguration> <LocationConstraint> <Error> <Code> <Message>
+<ListBucketResult> <Contents> <ListVersionsResult> <Version> <DeleteMarker> <IsLatest>
+<AccessControlPolicy> <Owner> <ID> <Grant> <Grantee <Permission> <URI> <Tagging> <TagSet> <Tag> <Value>
+<VersioningConfiguration> <Status> <CORSConfiguration> <CORSRule> <AllowedOrigin> <AllowedMethod>
+<MaxAgeSeconds> <PublicAccessBlockConfiguration> <BlockPublicAcls> <OwnershipControls> <Rule>
+<ObjectOwnership> &amp; &#0; <![CDATA[ ]]> <!-- --> <?xml <!DOCTYPE xmlns= xsi:type=
+""".split()
+
+REQUEST = """
+GET PUT HEAD POST DELETE OPTIONS ?acl ?versions ?versionId= ?uploads ?uploadId= ?partNumber= ?list-type=2
+?delete ?policy ?cors ?lifecycle ?tagging ?attributes ?prefix= &delimiter= &max-keys= &marker=
+continuation-token= range: bytes= if-match: if-none-match: content-md5: x-amz-copy-source:
+x-amz-copy-source-range: x-amz-checksum-crc32: x-amz-checksum-type: x-amz-trailer: x-amz-tagging:
+x-amz-acl: x-amz-grant-read: x-amz-meta- x-amz-object-attributes: x-amz-content-sha256: x-amz-date:
+authorization: AWS4-HMAC-SHA256 Credential= SignedHeaders= Signature= X-Amz-Algorithm= X-Amz-Credential=
+X-Amz-Expires= X-Amz-Signature= AWSAccessKeyId= Expires= host: transfer-encoding: content-length:
+""".split()
+
+POLICY = """
+"Version" "2012-10-17" "Statement" "Effect" "Allow" "Deny" "Principal" "NotPrincipal" "AWS" "Action"
+"NotAction" "Resource" "NotResource" "Condition" "StringLike" "StringEqualsIfExists"
+"ForAnyValue:StringLike" "ForAllValues:StringEquals" "IpAddress" "NumericLessThan" "DateGreaterThan"
+"Bool" "Null" "ArnLike" "s3:prefix" "aws:SourceIp" "aws:SecureTransport" "${aws:username}"
+"arn:aws:s3:::bucket/*" "s3:*" "Sid" "*"
+""".split()
+
+CHUNKS = [
+    ";chunk-signature=",
+    "\r\n",
+    "0\r\n",
+    "\r\n\r\n",
+    "x-amz-checksum-crc32:",
+    "x-amz-trailer-signature:",
+]
+TARS = ["ustar\x0000", "ustar  \x00", "././@PaxHeader", "path=", "size=", "mtime=", "GNU.sparse.", "0000000"]
+FIELDS = ["bytes=", "%C3%BC", "GMT", "Mon, 01 Jan 2024", "T00:00:00Z", "a=1&b="]
