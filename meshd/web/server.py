@@ -142,6 +142,8 @@ class Dispatcher:
 
     async def handle(self, request: MeshRequest) -> web.StreamResponse:
         target = request.raw_path
+        if request.version.major != 1:  # aiohttp reads the line of 0.9 and of 2.0, too, and answers in kind
+            return await self._handle_native(request, target.partition("?")[0])
         if self._hosts.bucket_of(request.headers.get("Host", "")):
             return await self._s3.handle(request)  # its keys may have any name
         if target.startswith("/-/") or (target == "/metrics" and "Authorization" not in request.headers):
@@ -181,6 +183,8 @@ class Dispatcher:
     async def _call_native(
         self, request: MeshRequest, path: str, route: NativeRoute | None
     ) -> web.StreamResponse:
+        if request.version.major != 1:
+            raise S3Error("BadRequest", "HTTP/1.1 and HTTP/1.0 are spoken here.")
         if route is None:
             known = any(route.takes(route.method, path) for route in self._native)
             raise S3Error("MethodNotAllowed" if known else "NoSuchKey", f"There is nothing at {path[:200]}.")

@@ -23,3 +23,10 @@ def test_the_corpus_and_its_children(daemon: Daemon) -> None:
     for _ in range(150):
         wire.send(daemon, mutated(source, inputs, TARGETS["request"].words, 4096))
     wire.alive(daemon)
+
+
+def test_other_versions_of_http_are_refused(daemon: Daemon) -> None:
+    for version in ("0.9", "2.0"):
+        for path in ("/", "/bucket/key", "/-/healthy"):
+            answer = wire.send(daemon, f"GET {path} HTTP/{version}\r\nHost: h\r\n\r\n".encode())
+            assert answer.startswith(b"HTTP/1.1 400 "), answer

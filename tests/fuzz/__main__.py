@@ -1,8 +1,8 @@
 """`python -m tests.fuzz --minutes 10`: every target for its share of the time; findings stay in .fuzz/.
 
-Guided by coverage where atheris is installed (`make fuzz` installs it where it has a wheel), else by mutation of
-the corpus alone. The head of a request is also fuzzed on connections to a running daemon. Exits with 1 when
-something was found, and says which file to look at: a fix takes that file into tests/golden/corpora.
+Guided by coverage where atheris is installed (`make fuzz` installs it where it has a wheel), else by mutation
+of the corpus alone. The head of a request is also fuzzed on connections to a running daemon. Exits with 1
+when something was found, and says which file to look at: a fix takes that file into tests/golden/corpora.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def _guided(name: str, seed: int, seconds: int) -> int:
-    """libFuzzer in a process of its own; what covers more than the corpus does stays in .fuzz/TARGET/corpus."""
+    """libFuzzer in a process of its own; what covers more than the corpus stays in .fuzz/TARGET/corpus."""
     target, folder = TARGETS[name], FOUND / name
     (folder / "corpus").mkdir(parents=True, exist_ok=True)
     words = folder / "words"

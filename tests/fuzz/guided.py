@@ -1,5 +1,6 @@
-"""One target under libFuzzer (atheris), guided by the coverage of our own modules. Run by `python -m tests.fuzz`.
+"""One target under libFuzzer (atheris), guided by the coverage of our modules.
 
+Started by `python -m tests.fuzz`:
 `python -m tests.fuzz.guided TARGET LIBFUZZER-ARGUMENTS…`; ends with libFuzzer's own code.
 """
 

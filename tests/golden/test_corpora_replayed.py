@@ -1,4 +1,4 @@
-"""The fuzzers' corpora, replayed: what was once found stays fixed. And a taste of mutation, the same each time."""
+"""The fuzzers' corpora, replayed: what was once found stays fixed. A taste of mutation, always the same."""
 
 from __future__ import annotations
 
