@@ -39,7 +39,21 @@ class RowsAddress(msgspec.Struct, frozen=True, tag="rows"):
     samples: tuple[int, ...]
 
 
+class DerivedAddress(msgspec.Struct, frozen=True, tag="derived"):
+    """What a program makes of one object, which must still have this ETag. `program` is the text a transform
+    process compiles, `digest` names it; `position` keys its randomness.
+    """
+
+    digest: str
+    program: str
+    bucket: str
+    key: str
+    etag: str
+    position: int = 0
+
+
 Address = FrameAddress | RowsAddress
+Asked = Address | DerivedAddress
 
 
 @dataclass(slots=True)
@@ -70,6 +84,7 @@ class Frame:
 class FrameSource(Protocol):
     """Who can be asked for frames: the assembler itself, or its stand-in in another process."""
 
-    async def frame(self, address: Address) -> Frame:
-        """The frame. Raises BatchError. Cancelling stops the work if nobody else waits for it."""
+    async def frame(self, address: Asked) -> Frame:
+        """The frame, or the bytes of a derived object. Raises BatchError. Cancelling stops the work if nobody
+        else waits for it."""
         ...

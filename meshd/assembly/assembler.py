@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshd.assembly.addressing import FrameAddress, RowsAddress
+from meshd.assembly.addressing import DerivedAddress, FrameAddress, RowsAddress
 from meshd.assembly.building import FrameBuilder, Kitchen, rows_of
 from meshd.assembly.catalog import Catalog
+from meshd.assembly.deriving import derive
 from meshd.assembly.drafting import MAX_FRAME_BYTES
 from meshd.assembly.errors import BatchError, busy
 from meshd.assembly.ledger import Ledger
@@ -26,7 +27,7 @@ from meshwire.permutations import order
 from meshwire.plans import batch_rows, rank_rows, rank_slice
 
 if TYPE_CHECKING:
-    from meshd.assembly.addressing import Address, Frame
+    from meshd.assembly.addressing import Address, Asked, Frame
     from meshd.assembly.drafting import Rows
     from meshd.assembly.memory import MemoryFrame
     from meshd.assembly.plans import Plan
@@ -50,8 +51,8 @@ class Assembler:
     ) -> None:
         self.catalog = Catalog(store)
         self._kitchen = Kitchen(store, pool, Ledger(self.catalog), node)
-        self._cache: FrameCache[Address] = FrameCache(settings.frame_cache_bytes)
-        self._flights: SingleFlight[Address, MemoryFrame] = SingleFlight()
+        self._cache: FrameCache[Asked] = FrameCache(settings.frame_cache_bytes)
+        self._flights: SingleFlight[Asked, MemoryFrame] = SingleFlight()
         self._orders: OrderedDict[tuple[str, int], Order] = OrderedDict()
         self._building_limit = max(settings.frame_cache_bytes, MIN_BUILDING_BYTES)
         self._building_rows = self._building_bytes = 0
@@ -59,7 +60,7 @@ class Assembler:
     def __repr__(self) -> str:
         return f"<Assembler {self._building_rows} rows being built, {self._cache!r}>"
 
-    async def frame(self, address: Address) -> Frame:
+    async def frame(self, address: Asked) -> Frame:
         """The frame at an address; the handle is the caller's to close.
 
         Raises BatchError: InvalidPlan, NoSuchPlan, NoSuchSnapshot, SnapshotChanged, BadSample, OpFailed,
@@ -77,7 +78,18 @@ class Assembler:
         """Forget the finished frames."""
         self._cache.clear()
 
-    async def _build(self, address: Address) -> MemoryFrame:
+    async def _build(self, address: Asked) -> MemoryFrame:
+        if isinstance(address, DerivedAddress):
+            return await self._derive(address)
+        return await self._assemble(address)
+
+    async def _derive(self, address: DerivedAddress) -> MemoryFrame:
+        with _Admission(self, 1, 0):
+            made = await derive(self._kitchen, address)
+        self._cache.put(address, made)  # until whoever asked has written it to the store
+        return made
+
+    async def _assemble(self, address: Address) -> MemoryFrame:
         plan = await self.catalog.plan(address.plan)
         snapshot = await self.catalog.snapshot(plan.snapshot)
         with self._admission(plan, count_rows(address, plan)):

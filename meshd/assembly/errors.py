@@ -17,6 +17,8 @@ Code = Literal[
     "NoSuchSnapshot",
     "NoSuchPlan",
     "NoSuchKey",
+    "NoSuchView",
+    "ViewExists",
     "SnapshotChanged",
     "UnknownOpBuild",
     "BadSample",

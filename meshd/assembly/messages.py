@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from meshd.assembly.addressing import Address, FrameResult  # noqa: TC001  msgspec reads the annotations
+from meshd.assembly.addressing import Asked, FrameResult  # noqa: TC001  msgspec reads the annotations
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
     number: int
-    address: Address
+    address: Asked
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from meshd.assembly.addressing import Address
+    from meshd.assembly.addressing import Asked
     from meshd.net.unixmessages import MessageStream
 
 _RESTARTING = "the node's assembler is restarting"
@@ -44,7 +44,7 @@ class RemoteAssembler:
     def __repr__(self) -> str:
         return f"<RemoteAssembler {self._path.name}, {len(self._waiting)} frames asked for>"
 
-    async def frame(self, address: Address) -> Frame:
+    async def frame(self, address: Asked) -> Frame:
         """As Assembler.frame; Busy, too, while the steward is away."""
         stream = await self._connected()
         number = next(self._numbers)

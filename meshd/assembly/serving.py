@@ -71,7 +71,7 @@ class _Conversation:
             await self._say(Answer(ask.number, error=error.to_document()))
             return
         except Exception:
-            _log.exception("assembling a frame failed", extra={"plan": ask.address.plan})
+            _log.exception("assembling failed", extra={"address": repr(ask.address)[:300]})
             failure = BatchError("InternalError", "the frame could not be assembled; the node's log says why")
             await self._say(Answer(ask.number, error=failure.to_document()))
             return

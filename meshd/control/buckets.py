@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
     """One bucket and its configuration. `owner` is a user_id; `created_ms` is since 1970.
 
+    `view` is the canonical document of a view (see `meshwire.views`), empty for a bucket that holds objects.
     `policy` is the JSON text as it was put, empty when there is none; None for a setting never made.
     """
 
@@ -43,6 +44,7 @@ class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
     lifecycle: tuple[LifecycleRule, ...] = ()
     public_access: PublicAccessBlock | None = None
     ownership: str = ""
+    view: str = ""
 
 
 class BucketExistsError(ControlError):

@@ -34,6 +34,8 @@ from meshd.service.tagging import TaggingService
 from meshd.service.temporary import Sessions
 from meshd.service.uploads import UploadService
 from meshd.service.versions import Versions
+from meshd.service.views.definitions import ViewDefinitions
+from meshd.service.views.transforms import ViewReader
 from meshd.store.store import Store
 from meshd.web.admin import AdminEndpoint
 from meshd.web.native import build_native
@@ -75,11 +77,12 @@ def open_node(settings: NodeSettings, writer: str) -> Iterator[Node]:
         yield Node(settings, clock, store, control, BucketTable(control), IdentityTable(control))
 
 
-def web_deps(node: Node, audit: AuditLog | None = None) -> WebDeps:
+def web_deps(node: Node, frames: FrameSource, audit: AuditLog | None = None) -> WebDeps:
     """The services of the S3 endpoint."""
     versions = Versions(node.store, node.buckets)
     objects = ObjectService(node.store, versions)
     acls = AclService(node.buckets, node.identities)
+    views = ViewReader(node.store, ViewDefinitions(node.buckets, node.clock), frames)
     return WebDeps(
         access=Access(node.identities, node.buckets, node.clock, finder(node.store)),
         sessions=Sessions(node.identities, NodeSecret(node.control), node.clock),
@@ -92,6 +95,7 @@ def web_deps(node: Node, audit: AuditLog | None = None) -> WebDeps:
         tagging=TaggingService(node.store, versions),
         settings=SettingService(node.buckets, acls),
         acls=acls,
+        views=views,
         object_acls=ObjectAclService(node.store, node.buckets, versions, acls),
         clock=node.clock,
         audit=audit,
@@ -112,4 +116,6 @@ def native_routes(node: Node, access: Access, frames: FrameSource) -> list[Nativ
     readers = Readers(access)
     datasets = DatasetService(node.store, catalog, readers)
     batches = BatchService(node.store, catalog, datasets, readers, frames)
-    return build_native(datasets, batches, GatherService(node.store, datasets, readers), node.clock)
+    gathers = GatherService(node.store, datasets, readers)
+    definitions = ViewDefinitions(node.buckets, node.clock)
+    return build_native(datasets, batches, gathers, definitions, node.clock)

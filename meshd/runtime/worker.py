@@ -55,7 +55,7 @@ def run_worker(
 async def _work(node: Node, index: int, doors: Doors, trouble: Callable[[], str], reporter: Reporter) -> None:
     chores = Tasks("chores")
     async with _frame_source(node, doors) as frames, _audit_log(node.settings.audit_log) as audit:
-        deps = web_deps(node, audit)
+        deps = web_deps(node, frames, audit)
         start_chores(process_chores(node, reporter), chores)
         routes = [*ops_routes(trouble), *native_routes(node, deps.access, frames)]
         routes += admin_routes(node, deps.sessions)

@@ -82,6 +82,18 @@ def probability(value: Any, path: str) -> float:
     return checked_number(value, path, 0.0, 1.0)
 
 
+def whole(low: int, high: int) -> Parse:
+    """A parser of an integer of [low, high]."""
+    return lambda value, path: checked_integer(value, path, low, high)
+
+
+def flag(value: Any, path: str) -> bool:
+    """true or false."""
+    if not isinstance(value, bool):
+        raise PlanError(path, f"expected true or false, got {shown(value)}")
+    return value
+
+
 def interval(low: float, high: float) -> Parse:
     """A parser of `[first, last]` with low < first ≤ last ≤ high."""
 

@@ -85,7 +85,7 @@ class Executor:
 
     async def __call__(self, call: Call) -> Result:
         """The operation's result. Raises S3Error."""
-        call.operation = self._deps.acls.admitted(call.operation)
+        call.operation = await self._deps.views.redirected(self._deps.acls.admitted(call.operation))
         carry_out = self._table.get(type(call.operation))
         if carry_out is None:
             raise S3Error("NotImplemented", f"{ops.operation_name(call.operation)} is not implemented.")
@@ -126,7 +126,9 @@ class Executor:
         return self._deps.buckets.preflight(cast("ops.Preflight", call.operation))
 
     async def _list_objects(self, call: Call) -> Result:
-        return self._deps.listings.list_objects(cast("ops.ListObjects", call.operation))
+        operation = cast("ops.ListObjects", call.operation)
+        page = await self._deps.views.listing(operation)
+        return self._deps.listings.list_objects(operation) if page is None else page
 
     async def _list_versions(self, call: Call) -> Result:
         return self._deps.listings.list_versions(cast("ops.ListObjectVersions", call.operation))

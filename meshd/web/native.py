@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from meshd.service.blobs import Outgoing
     from meshd.service.datasets import DatasetService
     from meshd.service.gathers import GatherService
+    from meshd.service.views.definitions import ViewDefinitions
     from meshd.web.incoming import MeshRequest
     from meshd.web.replies import Header
     from meshd.web.settling import Trace
@@ -54,8 +55,10 @@ _STATUS: Mapping[Code, int] = {
     "NoSuchSnapshot": 404,
     "NoSuchPlan": 404,
     "NoSuchKey": 404,
+    "NoSuchView": 404,
     "MethodNotAllowed": 405,
     "SnapshotChanged": 409,
+    "ViewExists": 409,
     "UnknownOpBuild": 410,
     "TooLarge": 413,
     "NotOwner": 421,
@@ -75,10 +78,14 @@ Handler = Callable[["MeshRequest", "Identity"], Awaitable["web.StreamResponse"]]
 
 
 def build_native(
-    datasets: DatasetService, batches: BatchService, gathers: GatherService, clock: Clock
+    datasets: DatasetService,
+    batches: BatchService,
+    gathers: GatherService,
+    views: ViewDefinitions,
+    clock: Clock,
 ) -> list[NativeRoute]:
     """The routes of the native protocol, all of them signed."""
-    native = NativeEndpoint(datasets, batches, gathers, clock)
+    native = NativeEndpoint(datasets, batches, gathers, views, clock)
     return [
         NativeRoute("POST", "/-/snapshots", native.guarded(native.create_snapshot)),
         NativeRoute("GET", "/-/snapshots/", native.guarded(native.get_snapshot)),
@@ -86,6 +93,9 @@ def build_native(
         NativeRoute("GET", "/-/plans/", native.guarded(native.get_plan)),
         NativeRoute("POST", "/-/plans/", native.guarded(native.post_rows)),
         NativeRoute("POST", "/-/gather", native.guarded(native.gather)),
+        NativeRoute("POST", "/-/views", native.guarded(native.create_view)),
+        NativeRoute("GET", "/-/views", native.guarded(native.list_views)),
+        NativeRoute("GET", "/-/views/", native.guarded(native.get_view)),
     ]
 
 
@@ -93,9 +103,15 @@ class NativeEndpoint:
     """One a worker; holds no state of its own."""
 
     def __init__(
-        self, datasets: DatasetService, batches: BatchService, gathers: GatherService, clock: Clock
+        self,
+        datasets: DatasetService,
+        batches: BatchService,
+        gathers: GatherService,
+        views: ViewDefinitions,
+        clock: Clock,
     ) -> None:
-        self._datasets, self._batches, self._gathers, self._clock = datasets, batches, gathers, clock
+        self._datasets, self._batches, self._gathers = datasets, batches, gathers
+        self._views, self._clock = views, clock
 
     def __repr__(self) -> str:
         return "<NativeEndpoint>"
@@ -168,6 +184,17 @@ class NativeEndpoint:
         return await self._stream(
             request, await self._gathers.gather(_caller(request, identity), await request.read())
         )
+
+    async def create_view(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        return self._json(await self._views.create(identity, await request.read()))
+
+    async def list_views(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        bucket = _query(request, ("bucket",)).get("bucket", "")
+        return self._json({"views": self._views.list_all(identity, bucket)})
+
+    async def get_view(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        name = request.raw_path.partition("?")[0].removeprefix("/-/views/")
+        return self._json(self._views.describe(identity, name))
 
     async def _send_frame(self, request: MeshRequest, frame: Frame) -> web.StreamResponse:
         headers = [

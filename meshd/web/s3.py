@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from meshd.service.access import ANYONE
 from meshd.service.translation import translate
@@ -113,16 +113,17 @@ class S3Endpoint:
     async def _get(
         self,
         request: MeshRequest,
-        operation: ops.GetObject,
+        asked: ops.GetObject,
         identity: Identity,
         context: RequestContext,
         trace: Trace,
     ) -> Reply:
-        if operation.overrides and identity is ANYONE:
+        if asked.overrides and identity is ANYONE:
             raise S3Error("InvalidRequest", _ANONYMOUS_OVERRIDES)
         objects = self._deps.objects
+        operation = cast("ops.GetObject", await self._deps.views.redirected(asked))
         found = objects.find(operation)
-        if found.head.tag_count and not self._deps.access.may_count_tags(identity, operation, context):
+        if found.head.tag_count and not self._deps.access.may_count_tags(identity, asked, context):
             found = replace(found, head=replace(found.head, tag_count=0))
         status, headers = _object_answer(operation, found, trace.request_id)
         headers.extend(trace.also)

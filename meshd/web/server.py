@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from meshd.service.temporary import Sessions
     from meshd.service.uploads import UploadService
     from meshd.service.versions import Versions
+    from meshd.service.views.transforms import ViewReader
     from meshd.telemetry.audit import AuditLog
     from meshd.web.incoming import MeshRequest
 
@@ -72,6 +73,7 @@ class WebDeps:
     listings: ListingService
     settings: SettingService
     acls: AclService
+    views: ViewReader
     object_acls: ObjectAclService
     versions: Versions
     deleter: Deleter

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from meshd.assembly.addressing import Address, Frame
+    from meshd.assembly.addressing import Asked, Frame
 
 PLAN = "ab" * 32
 
@@ -30,11 +30,11 @@ class Source:
 
     def __init__(self) -> None:
         self.gate: asyncio.Event | None = None
-        self.asked: list[Address] = []
+        self.asked: list[Asked] = []
         self.cancelled = 0
         self.memory = Memory()
 
-    async def frame(self, address: Address) -> Frame:
+    async def frame(self, address: Asked) -> Frame:
         self.asked.append(address)
         try:
             if self.gate is not None:
@@ -42,7 +42,7 @@ class Source:
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
-        if isinstance(address, RowsAddress):
+        if not isinstance(address, FrameAddress):
             raise BatchError("BadSample", "no good", help="look", detail={"key": "k"})
         if address.step == 99:
             raise ZeroDivisionError("secret detail")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 
-SUBJECTS = ("arrays", "decoding", "flipping", "labels", "layouts", "resizing")
+SUBJECTS = ("arrays", "decoding", "encoding", "flipping", "labels", "layouts", "resizing")
 
 
 def load() -> None:

@@ -191,6 +191,8 @@ _TABLE = (
         400,
         "The form must have this field, and have it before the file.",
     ),
+    # Ours: the object a view would be made of cannot be transformed. Not retried by the SDKs.
+    ("UnprocessableSource", 422, "The source object cannot be transformed."),
     # Not S3's: its disks are never full. 507 is not retried by the SDKs, so the caller learns of it at once.
     (
         "InsufficientStorage",

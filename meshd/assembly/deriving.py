@@ -1,0 +1,90 @@
+"""One object derived from another by a program: what a transform view is made of.
+
+Law: a function of the address alone. What cannot be rendered is an error that names the object and the op,
+never an empty object.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from meshd.assembly.errors import BatchError, busy
+from meshd.assembly.ledger import BadSample
+from meshd.assembly.memory import MemoryFrame
+from meshd.assembly.rendering import RowWork
+
+if TYPE_CHECKING:
+    from meshd.assembly.addressing import DerivedAddress
+    from meshd.assembly.building import Kitchen
+    from meshd.assembly.rendering import RaggedPart, Rendered, RowFailure
+
+
+async def derive(kitchen: Kitchen, address: DerivedAddress) -> MemoryFrame:
+    """The derived bytes in shared memory. Raises BatchError: NoSuchKey, SnapshotChanged, BadSample, OpFailed,
+    Busy."""
+    made = MemoryFrame(0, kitchen.memory)
+    try:
+        rendered = await _render(kitchen, address, made)
+        try:
+            _copy(rendered.parts[0], made)
+        finally:
+            rendered.close()
+    except BaseException:
+        made.close()
+        raise
+    made.rows = 1
+    return made
+
+
+async def _render(kitchen: Kitchen, address: DerivedAddress, made: MemoryFrame) -> Rendered:
+    rendered = await _render_once(kitchen, address, made)
+    if rendered.failures and rendered.failures[0].kind == "read":  # compacted meanwhile: the index knows
+        rendered.close()
+        rendered = await _render_once(kitchen, address, made)
+    if rendered.failures:
+        failure = rendered.failures[0]
+        rendered.close()
+        raise await _refusal(kitchen, address, failure)
+    return rendered
+
+
+async def _render_once(kitchen: Kitchen, address: DerivedAddress, made: MemoryFrame) -> Rendered:
+    record = kitchen.store.get(address.bucket, address.key)
+    name = f"s3://{address.bucket}/{address.key}"
+    if record is None:
+        raise BatchError("NoSuchKey", f"{name} is gone")
+    if record.etag != address.etag:
+        raise BatchError("SnapshotChanged", f"{name} was replaced meanwhile", help="ask again")
+    pieces = tuple((place.path, place.offset, place.length) for place in kitchen.store.locate(record))
+    return await kitchen.renderer.render(
+        address.digest,
+        address.program,
+        0,
+        [RowWork(0, address.position, (pieces,))],
+        frame_fd=made.fd,
+        frame_bytes=0,
+        targets=[None],
+    )
+
+
+def _copy(part: RaggedPart, made: MemoryFrame) -> None:
+    """From the transform's scratch file; both are memory."""
+    length, at = part.columns[0].lengths[0], 0
+    made.grow(length)
+    while at < length:
+        at += os.pwrite(made.fd, os.pread(part.fd, 1 << 20, at), at)
+
+
+async def _refusal(kitchen: Kitchen, address: DerivedAddress, failure: RowFailure) -> BatchError:
+    name = f"s3://{address.bucket}/{address.key}"
+    detail = {"bucket": address.bucket, "key": address.key, "op": failure.op, "node": kitchen.node}
+    if failure.kind == "read":
+        return busy(f"{name} cannot be read now: {failure.message}")
+    if failure.kind == "op":
+        message = f"the op {failure.op!r} broke on {name}: {failure.message}"
+        return BatchError("OpFailed", message, help="this is a defect of the op", detail=detail)
+    entry = BadSample(f"{address.bucket}/{address.key}", failure.op, failure.message, address.position, 0)
+    await kitchen.ledger.record(address.digest, [entry])
+    message = f"{name} cannot be transformed: {failure.op}: {failure.message}"
+    return BatchError("BadSample", message, help="repair or remove the object", detail=detail)

@@ -1,0 +1,155 @@
+"""The views of a node: made, described, listed; removed like any bucket.
+
+Law: only who owns the source (or root) makes a view of it, and the view is the source owner's. Invariant: a
+view whose source is gone, or is somebody else's now, shows nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from meshd.assembly.errors import BatchError
+from meshd.control.buckets import Bucket, BucketExistsError
+from meshd.transform import registry
+from meshd.transform.errors import UnknownBuildError, UnknownOpError
+from meshd.transform.programs import compile_program, completed
+from meshwire.documents import PlanError, checked_object, checked_text, read_json, required, suggestion
+from meshwire.s3.errors import S3Error
+from meshwire.views import FIELD, parse_view, view_name
+
+if TYPE_CHECKING:
+    from meshd.control.buckets import BucketTable
+    from meshd.kit.clock import Clock
+    from meshd.service.access import Identity
+    from meshwire.views import TransformView
+
+
+@lru_cache(maxsize=1024)
+def _parsed(text: str, source: str) -> TransformView:
+    return parse_view(text, source)
+
+
+def view_of(bucket: Bucket) -> TransformView:
+    """The view a bucket is; it has `view` set."""
+    source = json.loads(bucket.view)["source"]
+    return _parsed(bucket.view, source)
+
+
+class ViewDefinitions:
+    """One a worker."""
+
+    def __init__(self, table: BucketTable, clock: Clock) -> None:
+        self._table, self._clock = table, clock
+
+    def __repr__(self) -> str:
+        return "<ViewDefinitions>"
+
+    def find(self, name: str) -> TransformView | None:
+        """The view behind a bucket name, None for an ordinary bucket. Raises S3Error NoSuchBucket when the
+        source is gone, AccessDenied when it changed hands."""
+        bucket = self._table.get(name)
+        if bucket is None or not bucket.view:
+            return None
+        view = view_of(bucket)
+        source = self._table.get(view.source)
+        if source is None:
+            raise S3Error(
+                "NoSuchBucket", "The source of this view was deleted.", extra={"BucketName": view.source}
+            )
+        if source.owner != bucket.owner:
+            raise S3Error("AccessDenied", "The source of this view belongs to somebody else now.")
+        return view
+
+    async def create(self, identity: Identity, body: bytes) -> dict[str, Any]:
+        """What `POST /-/views` answers. Making the same view again is a success.
+
+        Raises BatchError: InvalidPlan, UnknownOp, UnknownOpBuild, NoSuchBucket, AccessDenied, ViewExists.
+        """
+        try:
+            of, short, given = _parsed_request(body)
+            source = self._source(identity, of)
+            name = view_name(source.name, short)
+            view = _completed(parse_view(given, source.name))
+        except UnknownOpError as error:
+            raise BatchError("UnknownOp", str(error), detail={"path": error.path}) from error
+        except UnknownBuildError as error:
+            raise BatchError("UnknownOpBuild", str(error), detail={"path": error.path}) from error
+        except PlanError as error:
+            raise BatchError("InvalidPlan", str(error), detail={"path": error.path}) from error
+        bucket = Bucket(name, source.owner, self._clock.now_ms(), source.region, view=view.to_json().decode())
+        try:
+            return _described(await self._table.create(bucket))
+        except BucketExistsError as error:
+            if error.bucket is not None and error.bucket.view == bucket.view:
+                return _described(error.bucket)
+            raise BatchError(
+                "ViewExists",
+                f"there is a bucket or another view {name!r} already",
+                help="choose another name, or delete it first",
+            ) from error
+
+    def list_all(self, identity: Identity, bucket: str = "") -> list[dict[str, Any]]:
+        """The caller's views (of one bucket), in order of their names."""
+        every = self._table.list_all(None if identity.root else identity.user_id)
+        found = [_described(item) for item in every if item.view]
+        return [item for item in found if bucket in ("", item["bucket"])]
+
+    def describe(self, identity: Identity, name: str) -> dict[str, Any]:
+        """Raises BatchError NoSuchView."""
+        bucket = self._table.get(name)
+        if bucket is None or not bucket.view or not (identity.root or bucket.owner == identity.user_id):
+            mine = [item["name"] for item in self.list_all(identity)]
+            raise BatchError("NoSuchView", f"there is no view {name[:80]!r}{suggestion(name, mine)}")
+        return _described(bucket)
+
+    def _source(self, identity: Identity, name: str) -> Bucket:
+        bucket = self._table.get(name)
+        if bucket is None:
+            raise BatchError("NoSuchBucket", f"there is no bucket {name[:80]!r}")
+        if not (identity.root or identity.user_id == bucket.owner):
+            raise BatchError("AccessDenied", "only the owner of a bucket makes views of it")
+        if bucket.view:
+            raise PlanError("bucket", f"{name!r} is a view itself; make the view of its source")
+        return bucket
+
+
+def _parsed_request(body: bytes) -> tuple[str, str, dict[str, Any]]:
+    """(bucket, name, view) of the request."""
+    document = checked_object(read_json(body), "", ("bucket", "name", "view"))
+    given = required(document, "view", "")
+    if not isinstance(given, dict):
+        raise PlanError("view", "expected an object")
+    bucket = checked_text(required(document, "bucket", ""), "bucket", at_most=63)
+    return bucket, checked_text(required(document, "name", ""), "name", at_most=63), given
+
+
+def _described(bucket: Bucket) -> dict[str, Any]:
+    view = view_of(bucket)
+    return {
+        "name": bucket.name,
+        "bucket": view.source,
+        "created_ms": bucket.created_ms,
+        "owner": bucket.owner,
+        "view": json.loads(bucket.view),
+    }
+
+
+def _completed(view: TransformView) -> TransformView:
+    """With the op builds this node has; checked that the chain ends in bytes. Raises PlanError."""
+    spec = completed(view.plan, _no_sample)
+    output = compile_program(spec, [FIELD]).outputs[FIELD]
+    if output.kind != "bytes":
+        raise PlanError("ops", f"the chain ends in {output}, an object is bytes; add `encode` or `to_npy`")
+    return replace(view, ops=spec.ops)
+
+
+def _no_sample(field: str) -> bytes:
+    raise KeyError(field)
+
+
+def draws(view: TransformView) -> bool:
+    """Whether an op of the view is random: then its results depend on the key, too."""
+    return any(registry.find(op.op, op.version, "").random for op in view.ops)

@@ -1,0 +1,283 @@
+"""Transform views, read: an object of a view becomes the object that holds its result.
+
+Law: a result is kept in the reserved bucket under the hash of (ops, source ETag), so that it is computed
+once, by the steward, however many ask, and never outlives its source's content. Bad sources are left out of
+listings and refused by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from meshd.assembly.addressing import DerivedAddress
+from meshd.assembly.catalog import RESERVED_BUCKET
+from meshd.assembly.errors import BatchError
+from meshd.service.translation import store_errors
+from meshd.service.views.definitions import draws
+from meshd.store.errors import ConditionFailedError
+from meshd.store.records import Meta
+from meshwire import checksums
+from meshwire.conditions import Conditions
+from meshwire.documents import canonical_json
+from meshwire.plans import spec_document
+from meshwire.s3 import operations as ops
+from meshwire.s3.errors import S3Error
+from meshwire.s3.results import ObjectEntry, ObjectListing
+from meshwire.views import FIELD, walk_view
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshd.assembly.addressing import Frame, FrameSource
+    from meshd.service.views.definitions import ViewDefinitions
+    from meshd.store.interface import ObjectStore
+    from meshd.store.records import Record
+    from meshwire.views import Pair, TransformView
+
+PAGE_LIMIT = 1000
+MADE_A_PAGE = 64
+"""Results a listing computes before it ends its page: what is listed has a true size."""
+RESULTS = "views/"
+_SOURCE_PAGE = 1000
+_BEYOND = "\U0010ffff"
+# Settings and listings of a view are a bucket's; these are answered from its results.
+_READS = (ops.GetObject, ops.GetObjectAttributes)
+_ALLOWED = (
+    ops.ListObjects,
+    ops.HeadBucket,
+    ops.DeleteBucket,
+    ops.GetBucketLocation,
+    ops.GetBucketSetting,
+    ops.PutBucketSetting,
+    ops.DeleteBucketSetting,
+    ops.Preflight,
+)
+_SETTINGS_REFUSED = frozenset({"versioning", "lifecycle"})
+
+
+@lru_cache(maxsize=256)
+def _program(view: TransformView) -> str:
+    """What a transform process compiles."""
+    return canonical_json({"spec": spec_document(view.plan), "fields": [FIELD]}).decode()
+
+
+class ViewReader:
+    """One a worker."""
+
+    def __init__(self, store: ObjectStore, definitions: ViewDefinitions, frames: FrameSource) -> None:
+        self._store, self._definitions, self._frames = store, definitions, frames
+
+    def __repr__(self) -> str:
+        return "<ViewReader>"
+
+    async def redirected(self, operation: ops.Operation) -> ops.Operation:
+        """The operation, reads of a view turned to the object that holds the result.
+
+        Raises S3Error: MethodNotAllowed (a write to a view), NoSuchKey, UnprocessableSource, SlowDown.
+        """
+        if isinstance(operation, ops.ListBuckets | ops.CreateBucket):
+            return operation
+        if isinstance(operation, ops.CopyObject | ops.UploadPartCopy):
+            operation = await self._with_source(operation)
+        view = self._definitions.find(operation.bucket)
+        if view is None:
+            return operation
+        if isinstance(operation, _READS):
+            if operation.version not in (None, "null"):
+                raise S3Error("NoSuchVersion", extra={"Key": operation.key})
+            key = await self._result(view, operation.key)
+            return replace(operation, bucket=RESERVED_BUCKET, key=key, version=None)
+        setting = getattr(operation, "setting", "")
+        wrong = isinstance(operation, ops.PutBucketSetting) and setting in _SETTINGS_REFUSED
+        if wrong or not isinstance(operation, _ALLOWED):
+            raise S3Error(
+                "MethodNotAllowed",
+                "This bucket is a view: it is read, and changes with its source.",
+                extra={"Method": ops.operation_name(operation), "ResourceType": "VIEW"},
+            )
+        return operation
+
+    async def _with_source(
+        self, operation: ops.CopyObject | ops.UploadPartCopy
+    ) -> ops.CopyObject | ops.UploadPartCopy:
+        source = operation.source
+        view = self._definitions.find(source.bucket)
+        if view is None:
+            return operation
+        key = await self._result(view, source.key)
+        return replace(operation, source=ops.CopySource(RESERVED_BUCKET, key))
+
+    # --- one object -----------------------------------------------------------------------------------
+
+    async def _result(self, view: TransformView, key: str) -> str:
+        """Where the result of a view's key is kept; made if need be."""
+        for origin in view.origins(key):
+            with store_errors():
+                source = self._store.get(view.source, origin)
+            if source is not None:
+                return await self._made(view, origin, source)
+        raise S3Error("NoSuchKey", extra={"Key": key})
+
+    async def _made(self, view: TransformView, origin: str, source: Record) -> str:
+        place = result_key(view, origin, source)
+        if self._store.get(RESERVED_BUCKET, place) is None:
+            await self._make(view, origin, source, place)
+        return place
+
+    async def _make(self, view: TransformView, origin: str, source: Record, place: str) -> None:
+        address = DerivedAddress(
+            view.digest, _program(view), view.source, origin, source.etag, _position(view, origin)
+        )
+        try:
+            frame = await self._frames.frame(address)
+        except BatchError as error:
+            raise _translated(error) from error
+        try:
+            await self._keep(view, frame, place)
+        finally:
+            frame.close()
+
+    async def _keep(self, view: TransformView, frame: Frame, place: str) -> None:
+        """Write the result down. Another worker may have been quicker: then it is there."""
+        data = await asyncio.to_thread(os.pread, frame.fd, frame.size, 0)
+        meta = await asyncio.to_thread(_meta, view, data)
+        with store_errors():
+            writer = self._store.writer(RESERVED_BUCKET, place, size=len(data))
+            try:
+                await writer.write(data)
+                with suppress(ConditionFailedError):
+                    await writer.commit(meta, conditions=Conditions(if_none_match=("*",)))
+            finally:
+                await writer.abort()
+
+    # --- listings --------------------------------------------------------------------------------------
+
+    async def listing(self, operation: ops.ListObjects) -> ObjectListing | None:
+        """A page of a view, None when the bucket is none. Every size and ETag is the result's; a page that
+        has to compute many ends early, and says that there is more."""
+        view = self._definitions.find(operation.bucket)
+        if view is None:
+            return None
+        limit = min(operation.max_keys, PAGE_LIMIT)
+        if limit <= 0:
+            return ObjectListing()
+        with store_errors():
+            page = await asyncio.to_thread(_Gathering(self._store, view, operation, limit).run)
+        made = await asyncio.gather(*[self._entry(view, pair) for pair in page.pairs])
+        entries = tuple(entry for entry in made if entry is not None)
+        return ObjectListing(entries, tuple(page.prefixes), page.truncated, page.last)
+
+    async def _entry(self, view: TransformView, pair: Pair[Record]) -> ObjectEntry | None:
+        try:
+            place = await self._made(view, pair.origin, pair.value)
+        except S3Error as error:
+            if error.code == "UnprocessableSource":
+                return None
+            raise
+        record = self._store.get(RESERVED_BUCKET, place)
+        if record is None:
+            raise S3Error("ServiceUnavailable")
+        algorithm = next(iter(record.checksums), "")
+        return ObjectEntry(
+            pair.key,
+            record.size,
+            record.etag,
+            record.modified,
+            checksum_algorithm=algorithm,
+            checksum_type=record.checksum_type,
+        )
+
+
+class _Gathering:
+    """The keys of one page, found in the index (blocking: run it in a thread)."""
+
+    def __init__(
+        self, store: ObjectStore, view: TransformView, operation: ops.ListObjects, limit: int
+    ) -> None:
+        self._store, self._view, self._operation, self._limit = store, view, operation, limit
+        self.pairs: list[Pair[Record]] = []
+        self.prefixes: list[str] = []
+        self.truncated, self.last = False, ""
+        self._unmade = 0
+
+    def run(self) -> _Gathering:
+        after: str | None = self._operation.after
+        while after is not None:
+            after = self._walk(after)
+        return self
+
+    def _walk(self, after: str) -> str | None:
+        """Go on behind `after`; where to go on next once a common prefix was met, None at the end."""
+        prefix, delimiter = self._operation.prefix, self._operation.delimiter
+        for pair in self._after(prefix, after):
+            cut = pair.key.find(delimiter, len(prefix)) if delimiter else -1
+            rolled = pair.key[: cut + len(delimiter)] if cut >= 0 else ""
+            if rolled and (rolled <= self._operation.after or rolled in self.prefixes[-1:]):
+                continue
+            if len(self.pairs) + len(self.prefixes) == self._limit or self._unmade == MADE_A_PAGE:
+                self.truncated = True
+                return None
+            if rolled:
+                self.prefixes.append(rolled)
+                self.last = rolled
+                return rolled + _BEYOND
+            self._take(pair)
+        return None
+
+    def _take(self, pair: Pair[Record]) -> None:
+        place = result_key(self._view, pair.origin, pair.value)
+        self._unmade += self._store.get(RESERVED_BUCKET, place) is None
+        self.pairs.append(pair)
+        self.last = pair.key
+
+    def _after(self, prefix: str, after: str) -> Iterator[Pair[Record]]:
+        look = lambda key: self._store.get(self._view.source, key)  # noqa: E731
+        return walk_view(self._view, self._source(prefix, after), look, prefix=prefix, after=after)
+
+    def _source(self, prefix: str, after: str) -> Iterator[tuple[str, Record]]:
+        more = True
+        while more:
+            page = self._store.list(self._view.source, prefix=prefix, after=after, limit=_SOURCE_PAGE)
+            yield from page.entries
+            after, more = page.next_after, page.truncated
+
+
+def result_key(view: TransformView, origin: str, source: Record) -> str:
+    """The name of a result: what was done, to which content; for random ops to which key."""
+    drawn = f"-{_position(view, origin):x}" if draws(view) else ""
+    kind = hashlib.sha256(view.content_type.encode()).hexdigest()[:8]
+    return f"{RESULTS}{view.digest}-{kind}/{source.etag}-{source.size:x}{drawn}"
+
+
+def _position(view: TransformView, origin: str) -> int:
+    """What keys the randomness of one object: its name."""
+    if not draws(view):
+        return 0
+    return int.from_bytes(hashlib.blake2b(origin.encode(), digest_size=8).digest()) >> 2
+
+
+def _meta(view: TransformView, data: bytes) -> Meta:
+    hasher = checksums.new(checksums.DEFAULT_ALGORITHM)
+    hasher.update(data)
+    return Meta(
+        hashlib.md5(data, usedforsecurity=False).hexdigest(),
+        {"content-type": view.content_type},
+        checksums={checksums.DEFAULT_ALGORITHM: hasher.base64()},
+        checksum_type="FULL_OBJECT",
+    )
+
+
+def _translated(error: BatchError) -> S3Error:
+    if error.code in ("BadSample", "TooLarge", "OpFailed"):
+        return S3Error("UnprocessableSource", error.message)
+    if error.code == "NoSuchKey":
+        return S3Error("NoSuchKey")
+    if error.code in ("Busy", "SnapshotChanged"):
+        return S3Error("SlowDown", error.message, headers={"retry-after": str(error.retry_after or 1)})
+    return S3Error("InternalError", error.message)
