@@ -1,4 +1,4 @@
-"""The `meshd` command: `serve`, `fsck`, `inspect`.
+"""The `meshd` command: `serve`, `admin`, `fsck`, `inspect`.
 
 Law: a command parses, calls, prints; nothing else lives here. Commands are imported when they are asked for:
 `meshd --help` is quick, and `serve` sets the environment before anything heavy is loaded.
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _COMMANDS = {
     "serve": ("meshd.cli.serve", "serve", "Run a storage node."),
+    "admin": ("meshd.cli.admin", "admin", "Manage users, keys and policies; temporary credentials."),
     "fsck": ("meshd.cli.fsck", "fsck", "Verify a data directory, or rebuild its index."),
     "inspect": ("meshd.cli.inspecting", "inspect", "Look at a record, a data file, or statistics."),
 }

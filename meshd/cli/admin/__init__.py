@@ -1,0 +1,39 @@
+"""`meshd admin`: users, keys, policies and temporary credentials of a running node.
+
+Law: speaks to the node over its admin API and nothing else, so it works from anywhere; imports nothing heavy.
+A secret is printed once, when it is made, and never taken from the command line.
+"""
+
+from __future__ import annotations
+
+import click
+
+from meshd.cli.admin.keys import key
+from meshd.cli.admin.policies import policy
+from meshd.cli.admin.sts import sts, whoami
+from meshd.cli.admin.users import user
+
+_EXAMPLES = """
+\b
+From nothing to a training pod that may read one prefix and nothing else:
+  export MESHD_ROOT_ACCESS_KEY=… MESHD_ROOT_SECRET_KEY=…     # or --data-dir DIR on the node itself
+  meshd admin user add ann
+  meshd admin key add ann --json > ann.json                  # the secret is shown this once
+  meshd admin policy put read-train read-train.json
+  meshd admin policy attach read-train --user ann
+  meshd admin sts --keys ann.json --duration 12h --policy read-train.json
+
+\b
+Where the keys come from, first found: --keys FILE, --data-dir DIR (its root-credentials.json),
+MESHD_ROOT_ACCESS_KEY and MESHD_ROOT_SECRET_KEY, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
+Where the node is: --endpoint, MESHD_ENDPOINT, AWS_ENDPOINT_URL, else http://127.0.0.1:9000.
+"""
+
+
+@click.group(epilog=_EXAMPLES)
+def admin() -> None:
+    """Manage users, keys and policies of a running node, and get temporary credentials."""
+
+
+for command in (user, key, policy, sts, whoami):
+    admin.add_command(command)

@@ -1,0 +1,112 @@
+"""`meshd admin key`: what users sign with."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from meshd.cli.admin.calling import connected
+from meshd.cli.admin.showing import advise, answer, as_json, confirm, show_one, show_rows, yes
+
+if TYPE_CHECKING:
+    from meshd.cli.admin.calling import Node
+
+_COLUMNS = ("access_key", "user_id", "name", "enabled", "works", "origin", "policies", "created")
+_EXAMPLES = """
+\b
+Examples:
+  meshd admin key add ann --name laptop
+  meshd admin key add ann --policy read-train --json > key.json
+  meshd admin key ls --user ann
+  meshd admin key disable MESH0GO8111SCTDGVYCF      # refused from this moment on; enable brings it back
+"""
+
+
+@click.group(epilog=_EXAMPLES)
+def key() -> None:
+    """Make, list, disable, enable and remove keys.
+
+    A key may do what its user may; with policies attached, only what one of them allows.
+    """
+
+
+@key.command("add")
+@click.argument("user_id")
+@click.option("--name", default="", help="What it is for: laptop, ci, …")
+@click.option("--policy", "policies", multiple=True, metavar="NAME", help="Bound by it; repeat for more.")
+@click.option("--access-key", default="", help="Your own; the secret is then asked for, or read from stdin.")
+@as_json
+@connected()
+def add(
+    node: Node, user_id: str, name: str, policies: tuple[str, ...], access_key: str, as_json: bool
+) -> None:
+    """Make a key for a user. Its secret is shown this once; nobody can read it later."""
+    secret = _ask_secret() if access_key else ""
+    body = {"user_id": user_id, "name": name, "policies": policies, "access_key": access_key}
+    made = node.call("POST", "admin", "keys", body=body | {"secret_key": secret})
+    answer(made, as_json, lambda: show_one(made))
+    if not as_json:
+        advise("keep the secret now: it is not shown again")
+
+
+@key.command("ls")
+@click.option("--user", "user_id", default="", metavar="USER_ID", help="Only theirs.")
+@as_json
+@connected()
+def ls(node: Node, user_id: str, as_json: bool) -> None:
+    """List keys. `works` is no for a disabled key, and for one whose user is gone."""
+    found = node.pages("admin", "keys", query={"user": user_id})
+    answer(found, as_json, lambda: show_rows(found, _COLUMNS, "no keys; make one: meshd admin key add USER"))
+
+
+@key.command("show")
+@click.argument("access_key")
+@as_json
+@connected()
+def show(node: Node, access_key: str, as_json: bool) -> None:
+    """Show a key, without its secret."""
+    found = node.call("GET", "admin", "keys", access_key)
+    answer(found, as_json, lambda: show_one(found))
+
+
+@key.command("disable")
+@click.argument("access_key")
+@as_json
+@connected()
+def disable(node: Node, access_key: str, as_json: bool) -> None:
+    """Refuse a key, and the temporary credentials made with it, from this moment on."""
+    _switch(node, access_key, as_json, enabled=False)
+
+
+@key.command("enable")
+@click.argument("access_key")
+@as_json
+@connected()
+def enable(node: Node, access_key: str, as_json: bool) -> None:
+    """Take a disabled key again."""
+    _switch(node, access_key, as_json, enabled=True)
+
+
+@key.command("rm")
+@click.argument("access_key")
+@yes
+@as_json
+@connected()
+def rm(node: Node, access_key: str, yes: bool, as_json: bool) -> None:
+    """Remove a key for good. Its temporary credentials end with it."""
+    confirm(f"Remove the key {access_key} for good? (disable can be undone)", yes)
+    removed = node.call("DELETE", "admin", "keys", access_key)
+    answer(removed, as_json, lambda: advise(f"removed {access_key}"))
+
+
+def _switch(node: Node, access_key: str, as_json: bool, *, enabled: bool) -> None:
+    changed = node.call("PATCH", "admin", "keys", access_key, body={"enabled": enabled})
+    answer(changed, as_json, lambda: show_one(changed))
+
+
+def _ask_secret() -> str:
+    if sys.stdin.isatty():
+        return str(click.prompt("Secret key", hide_input=True, confirmation_prompt=True))
+    return sys.stdin.readline().strip()

@@ -1,0 +1,123 @@
+"""`meshd admin policy`: named policies, and to whom they are attached."""
+
+from __future__ import annotations
+
+import json
+from typing import IO, TYPE_CHECKING
+
+import click
+
+from meshd.cli.admin.calling import connected
+from meshd.cli.admin.showing import advise, answer, as_json, confirm, show_json, show_one, show_rows, yes
+
+if TYPE_CHECKING:
+    from meshd.cli.admin.calling import Node
+
+_EXAMPLES = """
+\b
+A policy that lets its holder read one prefix (read-train.json):
+  {"Version": "2012-10-17", "Statement": [
+    {"Effect": "Allow", "Action": "s3:GetObject", "Resource": "arn:aws:s3:::photos/train/*"},
+    {"Effect": "Allow", "Action": "s3:ListBucket", "Resource": "arn:aws:s3:::photos",
+     "Condition": {"StringLike": {"s3:prefix": "train/*"}}}]}
+
+\b
+Examples:
+  meshd admin policy put read-train read-train.json
+  meshd admin policy attach read-train --user ann        # adds the right to what ann may do
+  meshd admin policy attach read-train --key MESH0GO…    # this key may do nothing else
+  meshd admin policy show read-train --json
+"""
+
+
+@click.group(epilog=_EXAMPLES)
+def policy() -> None:
+    """Put, list, show, attach, detach and remove policies.
+
+    Attached to a user, a policy adds rights (and a Deny takes away); attached to a key, it bounds that key.
+    """
+
+
+@policy.command("put")
+@click.argument("name")
+@click.argument("file", type=click.File("rb"))
+@as_json
+@connected()
+def put(node: Node, name: str, file: IO[bytes], as_json: bool) -> None:
+    """Create or replace the policy NAME from FILE (- for stdin). It counts at once where it is attached."""
+    made = node.call("PUT", "admin", "policies", name, body=file.read())
+    answer(made, as_json, lambda: _show(made))
+
+
+@policy.command("ls")
+@as_json
+@connected()
+def ls(node: Node, as_json: bool) -> None:
+    """List policies and what they are attached to."""
+    found = node.pages("admin", "policies")
+    columns = ("name", "users", "keys", "created")
+    empty = "no policies; put one: meshd admin policy put NAME FILE"
+    answer(found, as_json, lambda: show_rows(found, columns, empty))
+
+
+@policy.command("show")
+@click.argument("name")
+@as_json
+@connected()
+def show(node: Node, name: str, as_json: bool) -> None:
+    """Show a policy and its document; --json prints it all as JSON."""
+    found = node.call("GET", "admin", "policies", name)
+    answer(found, as_json, lambda: _show(found))
+
+
+@policy.command("rm")
+@click.argument("name")
+@click.option(
+    "--force", is_flag=True, help="Even if it is attached: its holders are then refused everything."
+)
+@yes
+@as_json
+@connected()
+def rm(node: Node, name: str, force: bool, yes: bool, as_json: bool) -> None:
+    """Remove a policy."""
+    confirm(f"Remove the policy {name}?", yes)
+    query = {"force": "true"} if force else None
+    removed = node.call("DELETE", "admin", "policies", name, query=query)
+    answer(removed, as_json, lambda: advise(f"removed {name}"))
+
+
+@policy.command("attach")
+@click.argument("name")
+@click.option("--user", "user_id", metavar="USER_ID", help="To this user.")
+@click.option("--key", "access_key", metavar="ACCESS_KEY", help="To this key.")
+@as_json
+@connected()
+def attach(node: Node, name: str, user_id: str | None, access_key: str | None, as_json: bool) -> None:
+    """Attach a policy to a user or to a key."""
+    changed = node.call("PUT", "admin", *_holder(user_id, access_key), "policies", name)
+    answer(changed, as_json, lambda: show_one(changed))
+
+
+@policy.command("detach")
+@click.argument("name")
+@click.option("--user", "user_id", metavar="USER_ID", help="From this user.")
+@click.option("--key", "access_key", metavar="ACCESS_KEY", help="From this key.")
+@as_json
+@connected()
+def detach(node: Node, name: str, user_id: str | None, access_key: str | None, as_json: bool) -> None:
+    """Take a policy off a user or a key. A key without policies may do all that its user may."""
+    changed = node.call("DELETE", "admin", *_holder(user_id, access_key), "policies", name)
+    answer(changed, as_json, lambda: show_one(changed))
+
+
+def _holder(user_id: str | None, access_key: str | None) -> tuple[str, str]:
+    if user_id and not access_key:
+        return "users", user_id
+    if access_key and not user_id:
+        return "keys", access_key
+    raise click.UsageError("say to whom: either --user USER_ID or --key ACCESS_KEY")
+
+
+def _show(found: dict[str, object]) -> None:
+    show_one({name: value for name, value in found.items() if name != "policy"})
+    show_json(json.loads(json.dumps(found["policy"])))

@@ -1,0 +1,93 @@
+"""`meshd admin user`: who may own buckets and hold keys."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from meshd.cli.admin.calling import connected
+from meshd.cli.admin.showing import advise, answer, as_json, confirm, show_one, show_rows, yes
+
+if TYPE_CHECKING:
+    from meshd.cli.admin.calling import Node
+
+_COLUMNS = ("user_id", "display_name", "email", "origin", "policies", "created")
+_EXAMPLES = """
+\b
+Examples:
+  meshd admin user add ann --name "Ann Example" --policy read-train
+  meshd admin user ls
+  meshd admin user show ann
+  meshd admin user rm ann --yes
+"""
+
+
+@click.group(epilog=_EXAMPLES)
+def user() -> None:
+    """Add, list, show, change and remove users.
+
+    A user may create buckets and do everything in their own; policies add rights to others' buckets.
+    """
+
+
+@user.command("add")
+@click.argument("user_id")
+@click.option("--name", default="", help="Shown as the owner of objects.  [USER_ID]")
+@click.option("--email", default="", help="For your own records.")
+@click.option("--policy", "policies", multiple=True, metavar="NAME", help="Attach it; repeat for more.")
+@as_json
+@connected()
+def add(node: Node, user_id: str, name: str, email: str, policies: tuple[str, ...], as_json: bool) -> None:
+    """Add a user. They can sign once they have a key: `meshd admin key add USER_ID`."""
+    body = {"user_id": user_id, "display_name": name, "email": email, "policies": policies}
+    made = node.call("POST", "admin", "users", body=body)
+    answer(made, as_json, lambda: show_one(made))
+    if not as_json:
+        advise(f"now give them a key: meshd admin key add {user_id}")
+
+
+@user.command("ls")
+@as_json
+@connected()
+def ls(node: Node, as_json: bool) -> None:
+    """List users. `origin` says where one comes from: admin (here), file (the users file), root."""
+    found = node.pages("admin", "users")
+    answer(found, as_json, lambda: show_rows(found, _COLUMNS, "no users; add one: meshd admin user add NAME"))
+
+
+@user.command("show")
+@click.argument("user_id")
+@as_json
+@connected()
+def show(node: Node, user_id: str, as_json: bool) -> None:
+    """Show a user with their keys and buckets."""
+    found = node.call("GET", "admin", "users", user_id)
+    answer(found, as_json, lambda: show_one(found))
+
+
+@user.command("set")
+@click.argument("user_id")
+@click.option("--name", help="Another display name.")
+@click.option("--email", help="Another address.")
+@as_json
+@connected()
+def change(node: Node, user_id: str, name: str | None, email: str | None, as_json: bool) -> None:
+    """Change a user's name or address."""
+    body: dict[str, Any] = {"display_name": name, "email": email}
+    changed = node.call("PATCH", "admin", "users", user_id, body=body)
+    answer(changed, as_json, lambda: show_one(changed))
+
+
+@user.command("rm")
+@click.argument("user_id")
+@click.option("--force", is_flag=True, help="Even if they own buckets: these stay, and root can use them.")
+@yes
+@as_json
+@connected()
+def rm(node: Node, user_id: str, force: bool, yes: bool, as_json: bool) -> None:
+    """Remove a user with all their keys. They are refused from this moment on, everywhere."""
+    confirm(f"Remove the user {user_id} and all their keys?", yes)
+    query = {"force": "true"} if force else None
+    removed = node.call("DELETE", "admin", "users", user_id, query=query)
+    answer(removed, as_json, lambda: advise(f"removed {user_id} and their keys"))
