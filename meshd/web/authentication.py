@@ -12,6 +12,7 @@ from meshd.service.access import ANYONE, RequestContext
 from meshd.web.hosts import Hosts
 from meshwire.s3.errors import S3Error
 from meshwire.s3.fields import with_hoisted
+from meshwire.s3.forms import signs_policy
 from meshwire.s3.parsing import RequestHead
 from meshwire.s3.queries import read_query
 from meshwire.sigv2 import OldClaim, read_old_claim, verify_old
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from meshd.service.access import Identity
     from meshd.service.temporary import Sessions
     from meshd.web.settling import Trace
+    from meshwire.s3.forms import FormClaim
     from meshwire.sigv4 import Verified
 
 
@@ -109,6 +111,18 @@ class Authenticator:
             verified = verify(claim, head, secret_key, now)
         trace.identity = identity
         return Authenticated(identity, claim, verified)
+
+    def authenticate_form(self, claim: FormClaim, trace: Trace) -> Identity:
+        """Who signed an upload form's policy; `trace` is told. Raises S3Error."""
+        trace.access_key = claim.access_key
+        if claim.scope is None and not self._sigv2:
+            raise S3Error("InvalidRequest", V4_ONLY)
+        identity, secret_key = self._sessions.find(claim.access_key, claim.session_token)
+        if not signs_policy(claim, secret_key):
+            extra = {"AWSAccessKeyId": claim.access_key[:128], "SignatureProvided": claim.signature[:128]}
+            raise S3Error("SignatureDoesNotMatch", extra=extra)
+        trace.identity = identity
+        return identity
 
     def _read_old(self, head: RequestHead) -> OldClaim | None:
         claim = read_old_claim(head) if head.raw_query else None

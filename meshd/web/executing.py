@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from meshd.service.attributes import attributes
+from meshd.web.forms import FormUploads
 from meshwire.s3 import documents
 from meshwire.s3 import operations as ops
 from meshwire.s3.errors import S3Error
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from meshd.service.access import Identity, RequestContext
+    from meshd.web.authentication import Authenticator
     from meshd.web.server import WebDeps
+    from meshd.web.settling import Trace
     from meshd.web.streaming import RequestBody
     from meshwire.s3.parsing import RequestHead
     from meshwire.s3.results import Result
@@ -30,7 +33,7 @@ _NO_DIGESTS = ops.BodyDigests()
 class Call:
     """One admitted request on its way: who asks for what, and the body still to be read."""
 
-    __slots__ = ("body", "context", "head", "identity", "operation")
+    __slots__ = ("body", "context", "head", "identity", "operation", "trace")
 
     def __init__(
         self,
@@ -39,9 +42,10 @@ class Call:
         identity: Identity,
         body: RequestBody,
         context: RequestContext,
+        trace: Trace,
     ) -> None:
         self.head, self.operation, self.identity, self.body = head, operation, identity, body
-        self.context = context
+        self.context, self.trace = context, trace
 
     def __repr__(self) -> str:
         return f"<Call {type(self.operation).__name__} by {self.identity.user_id}>"
@@ -50,8 +54,9 @@ class Call:
 class Executor:
     """Carries out operations. One per process; holds no state of its own."""
 
-    def __init__(self, deps: WebDeps) -> None:
+    def __init__(self, deps: WebDeps, authenticator: Authenticator) -> None:
         self._deps = deps
+        self._forms = FormUploads(deps, authenticator)
         self._table: Mapping[type, Callable[[Call], Awaitable[Result]]] = {
             ops.ListBuckets: self._list_buckets,
             ops.CreateBucket: self._create_bucket,
@@ -65,6 +70,7 @@ class Executor:
             ops.ListObjects: self._list_objects,
             ops.ListObjectVersions: self._list_versions,
             ops.PutObject: self._put,
+            ops.PostObject: self._post,
             ops.CopyObject: self._copy,
             ops.DeleteObject: self._delete,
             ops.DeleteObjects: self._delete_many,
@@ -138,6 +144,9 @@ class Executor:
     async def _put(self, call: Call) -> Result:
         call.body.require_length()
         return await self._deps.objects.put(cast("ops.PutObject", call.operation), call.identity, call.body)
+
+    async def _post(self, call: Call) -> Result:
+        return await self._forms(call, cast("ops.PostObject", call.operation))
 
     async def _copy(self, call: Call) -> Result:
         return await self._deps.objects.copy(cast("ops.CopyObject", call.operation), call.identity)

@@ -51,7 +51,7 @@ class S3Endpoint:
 
     def __init__(self, deps: WebDeps, authenticator: Authenticator) -> None:
         self._deps, self._authenticator = deps, authenticator
-        self._execute = Executor(deps)
+        self._execute = Executor(deps, authenticator)
         self._hosts = Hosts(deps.http.domains)
 
     async def handle(self, request: MeshRequest) -> web.StreamResponse:
@@ -95,7 +95,7 @@ class S3Endpoint:
             if isinstance(operation, ops.GetObject):
                 return await self._get(request, operation, signer.identity, context, trace)
             body = RequestBody(request, head, signer, deps.http.body_timeout)
-            call = Call(head, operation, signer.identity, body, context)
+            call = Call(head, operation, signer.identity, body, context, trace)
             return await self._carry_out(call, trace, pressed=request.pressed)
         except S3Error as error:
             raise deps.access.veiled(signer.identity, operation, error, context) from error

@@ -17,7 +17,7 @@ from meshwire.s3.errors import S3Error
 from meshwire.sigv4 import STREAMING_PAYLOADS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, AsyncIterator
 
     from meshd.web.authentication import Authenticated
     from meshd.web.incoming import MeshRequest
@@ -71,26 +71,8 @@ class RequestBody:
         """Pieces of at most about 512 KiB. While the caller writes one, a thread hashes it."""
         verifier = BodyVerifier(digests, None if self._chunked else self._payload_hash, extra=also)
         decoder = self._decoder(digests) if self._chunked else None
-        held: list[bytes] = []
-        size = 0
-        async for raw in self._receive():
-            for piece in (raw,) if decoder is None else decoder.feed(raw):
-                held.append(piece)
-                size += len(piece)
-            if size >= _PIECE:
-                block = held[0] if len(held) == 1 else b"".join(held)
-                held, size = [], 0
-                hashing = asyncio.get_running_loop().run_in_executor(None, verifier.update, block)
-                try:
-                    yield block
-                finally:
-                    await hashing
-        if held:
-            block = b"".join(held)
-            if len(block) <= _INLINE:
-                verifier.update(block)
-            else:
-                await asyncio.get_running_loop().run_in_executor(None, verifier.update, block)
+        payload = self.raw() if decoder is None else _decoded(self.raw(), decoder)
+        async for block in in_blocks(payload, verifier):
             yield block
         self._digest = self._check(verifier, decoder)
 
@@ -122,8 +104,9 @@ class RequestBody:
             raise S3Error("IncompleteBody")
         return digest
 
-    async def _receive(self) -> AsyncGenerator[bytes, None]:
-        """What arrives, as it arrives. Raises ConnectionError when the client goes away in the middle."""
+    async def raw(self) -> AsyncGenerator[bytes, None]:
+        """What arrives, as it arrives, neither decoded nor checked. Raises S3Error IncompleteBody,
+        RequestTimeout; ConnectionError when the client goes away in the middle."""
         content = self._request.content
         self._say_continue()
         patience = _Patience(self._idle_seconds)
@@ -154,6 +137,36 @@ class RequestBody:
             transport.write(_CONTINUE)
             self._request.continued = True
         self._expects_continue = False
+
+
+async def _decoded(source: AsyncIterator[bytes], decoder: ChunkedDecoder) -> AsyncIterator[bytes]:
+    async for data in source:
+        for piece in decoder.feed(data):
+            yield piece
+
+
+async def in_blocks(pieces: AsyncIterator[bytes], verifier: BodyVerifier) -> AsyncGenerator[bytes, None]:
+    """The pieces joined to at least 256 KiB. While the consumer writes a block, a thread hashes it."""
+    held: list[bytes] = []
+    size = 0
+    async for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        if size >= _PIECE:
+            block = held[0] if len(held) == 1 else b"".join(held)
+            held, size = [], 0
+            hashing = asyncio.get_running_loop().run_in_executor(None, verifier.update, block)
+            try:
+                yield block
+            finally:
+                await hashing
+    if held:
+        block = b"".join(held)
+        if len(block) <= _INLINE:
+            verifier.update(block)
+        else:
+            await asyncio.get_running_loop().run_in_executor(None, verifier.update, block)
+        yield block
 
 
 class _Patience:

@@ -92,6 +92,11 @@ _TABLE = (
         400,
         "The XML you provided was not well-formed or did not validate against our published schema",
     ),
+    (
+        "MaxPostPreDataLengthExceededError",
+        400,
+        "Your POST request fields preceding the upload file were too large.",
+    ),
     ("MaxMessageLengthExceeded", 400, "Your request was too large."),
     ("MetadataTooLarge", 400, "Your metadata headers exceed the maximum allowed metadata size"),
     ("MethodNotAllowed", 405, "The specified method is not allowed against this resource."),

@@ -182,8 +182,8 @@ def _list_uploads(bucket: str, query: Query) -> Operation:
 def _post_bucket(bucket: str, key: str, query: Query, headers: Headers) -> Operation:
     if "delete" in query.values:
         return operations.DeleteObjects(bucket, digests.read_digests(headers))
-    if headers.get("content-type", "").startswith("multipart/form-data"):
-        raise S3Error("NotImplemented", "Uploads by HTML form are not implemented; use PUT.")
+    if headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        return operations.PostObject(bucket, headers["content-type"])
     raise S3Error("MethodNotAllowed", extra={"Method": "POST", "ResourceType": "BUCKET"})
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshwire import etags, httpdates
 from meshwire.ranges import UnsatisfiableRangeError, resolve_range
-from meshwire.s3 import acls, attributes, cors, listings, tagging, versionlistings
+from meshwire.s3 import acls, attributes, cors, forms, listings, tagging, versionlistings
 from meshwire.s3 import operations as ops
 from meshwire.s3.elements import escape, optional, tag
 from meshwire.s3.errors import S3Error
@@ -160,6 +160,23 @@ def _put_object(op: ops.PutObject, result: res.ObjectStored) -> Rendered:
     checksums = _checksum_headers(result.checksums, result.checksum_type)
     told = (*_version(result.version), *result.extra.items())
     return Rendered(200, [("etag", etags.quote(result.etag)), *checksums, *told])
+
+
+def _post_object(op: ops.PostObject, result: res.PostStored) -> Rendered:
+    headers = [("etag", etags.quote(result.etag)), *_version(result.version)]
+    if result.redirect:
+        return Rendered(303, [("location", forms.redirection(result)), *headers])
+    headers.append(("location", result.location))
+    if result.status != 201:
+        return Rendered(result.status, headers)
+    pieces = (
+        tag("Location", result.location),
+        tag("Bucket", result.bucket),
+        tag("Key", result.key),
+        tag("ETag", etags.quote(result.etag)),
+    )
+    document = f"{listings.HEADER}<PostResponse>{''.join(pieces)}</PostResponse>"  # S3 has no namespace here
+    return Rendered(201, headers, document.encode())
 
 
 def _version(version: str, name: str = "x-amz-version-id") -> Headers:
@@ -329,6 +346,7 @@ _RENDERERS: Mapping[type, Callable[[Any, Any], Rendered]] = {
     ops.ListObjectVersions: _listing(versionlistings.document),
     ops.GetObject: _get_object,
     ops.PutObject: _put_object,
+    ops.PostObject: _post_object,
     ops.CopyObject: _copy_object,
     ops.DeleteObject: _delete_object,
     ops.DeleteObjects: _delete_objects,

@@ -106,7 +106,7 @@ _USUAL_HEADER = re.compile(
 def _read_header(head: RequestHead, authorization: str) -> Claim:
     match = _USUAL_HEADER.match(authorization)
     credential, signed, signature = _split_header(authorization) if match is None else match.groups()
-    access_key, scope = _credential(credential, _MALFORMED)
+    access_key, scope = read_credential(credential, _MALFORMED)
     return Claim(
         access_key,
         scope,
@@ -196,7 +196,7 @@ def _read_query(head: RequestHead) -> Claim:
     fields = _query_fields(head.raw_query)
     if fields["Algorithm"] != "AWS4-HMAC-SHA256":
         raise S3Error(_QUERY_ERROR, 'X-Amz-Algorithm only supports "AWS4-HMAC-SHA256".')
-    access_key, scope = _credential(fields["Credential"], _QUERY_ERROR)
+    access_key, scope = read_credential(fields["Credential"], _QUERY_ERROR)
     timestamp = fields["Date"]
     if httpdates.parse_amz(timestamp) is None:
         raise S3Error(_QUERY_ERROR, "X-Amz-Date must be in the ISO8601 Long Format \"yyyyMMdd'T'HHmmss'Z'\"")
@@ -264,7 +264,7 @@ def _expires(text: str) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _credential(text: str, code: str) -> tuple[str, Scope]:
+def read_credential(text: str, code: str) -> tuple[str, Scope]:
     pieces = text.rsplit("/", 4)
     if len(pieces) != 5 or not all(pieces):
         raise S3Error(

@@ -1,0 +1,180 @@
+"""Uploads by HTML form: fields first, then the file, which goes straight into the store.
+
+Law: the form is authenticated, held against its policy and admitted before a byte of its file is handed on.
+Invariant: nothing is stored unless the form came to its end and the file had the size its policy allows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from meshd.service.access import ANYONE
+from meshd.web.streaming import in_blocks
+from meshwire import percents
+from meshwire.checksums import BodyVerifier
+from meshwire.multipart import FormError, FormReader, FormTooLargeError, read_boundary
+from meshwire.s3.errors import S3Error
+from meshwire.s3.forms import (
+    expanded,
+    form_headers,
+    read_form_claim,
+    read_redirect,
+    read_status,
+    read_upload,
+)
+from meshwire.s3.policydocuments import MAX_FILE, PostPolicy, read_policy
+from meshwire.s3.results import PostStored
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+    from typing import Any
+
+    from meshd.service.access import Identity
+    from meshd.web.authentication import Authenticator
+    from meshd.web.executing import Call
+    from meshd.web.server import WebDeps
+    from meshwire.checksums import BodyDigest
+    from meshwire.s3.operations import BodyDigests, PostObject, PutObject
+
+_EVERYTHING = PostPolicy(0, (), 0, MAX_FILE)
+
+
+class FormUploads:
+    """Carries out PostObject. One per process; holds no state of its own."""
+
+    def __init__(self, deps: WebDeps, authenticator: Authenticator) -> None:
+        self._deps, self._authenticator = deps, authenticator
+
+    async def __call__(self, call: Call, operation: PostObject) -> PostStored:
+        """Raises S3Error: MalformedPOSTRequest, AccessDenied, InvalidPolicyDocument, EntityTooLarge, …, and
+        what storing raises."""
+        if call.identity is not ANYONE:
+            raise S3Error("InvalidArgument", "A form is signed by its policy, not by a header or a query.")
+        form = _Form(call, operation.content_type)
+        try:
+            return await self._store(call, operation, form)
+        finally:
+            await form.aclose()
+
+    async def _store(self, call: Call, operation: PostObject, form: _Form) -> PostStored:
+        await form.read_fields()
+        fields = expanded(form.reader.fields, form.reader.filename)
+        identity, policy = self._judge(call, operation.bucket, form.reader.fields, fields)
+        put = read_upload(fields, operation.bucket)
+        call.trace.target = put
+        context = replace(call.context, headers={**call.context.headers, **form_headers(fields)}, form=True)
+        self._deps.access.admit(identity, put, context)
+        admitted: Any = self._deps.acls.admitted(put)
+        form.policy = policy
+        stored = await self._deps.objects.put(admitted, identity, form)
+        return PostStored(
+            put.bucket,
+            put.key,
+            stored.etag,
+            _location(call, put),
+            read_status(fields),
+            read_redirect(fields),
+            stored.version,
+        )
+
+    def _judge(
+        self, call: Call, bucket: str, sent: dict[str, str], fields: dict[str, str]
+    ) -> tuple[Identity, PostPolicy]:
+        """Who signed, and what they allow; a form without policy is anybody's."""
+        claim = read_form_claim(sent)
+        if claim is None:
+            return call.identity, _EVERYTHING
+        identity = self._authenticator.authenticate_form(claim, call.trace)
+        policy = read_policy(claim.policy)
+        policy.check(fields, bucket, self._deps.clock.now_ms())
+        return identity, policy
+
+
+class _Form:
+    """The file of a form, as the body of a PUT (`meshd.service.bodies.Body`)."""
+
+    def __init__(self, call: Call, content_type: str) -> None:
+        self.policy = _EVERYTHING
+        try:
+            self.reader = FormReader(read_boundary(content_type))
+        except FormError as error:
+            raise _malformed(error) from None
+        self._source = call.body.raw()
+        self._first: list[bytes] = []
+        self._digest: BodyDigest | None = None
+
+    @property
+    def size(self) -> int | None:
+        return None
+
+    async def aclose(self) -> None:
+        """Read no more."""
+        await self._source.aclose()
+
+    async def read_fields(self) -> None:
+        """Up to the beginning of the file. Raises S3Error."""
+        async for data in self._source:
+            self._first = self._feed(data)
+            if self.reader.in_file:
+                return
+        self._finish()
+
+    async def pieces(self, digests: BodyDigests, also: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
+        verifier = BodyVerifier(digests, extra=also)
+        async for block in in_blocks(self._file(), verifier):
+            yield block
+        digest = verifier.finish()
+        if digest.size < self.policy.least:
+            size, least = str(digest.size), str(self.policy.least)
+            raise S3Error("EntityTooSmall", extra={"ProposedSize": size, "MinSizeAllowed": least})
+        self._digest = digest
+
+    def digest(self) -> BodyDigest:
+        if self._digest is None:
+            raise S3Error("IncompleteBody")
+        return self._digest
+
+    async def whole(self, digests: BodyDigests, limit: int) -> bytes:
+        raise S3Error("NotImplemented")
+
+    async def _file(self) -> AsyncIterator[bytes]:
+        """The file's bytes; what follows the file is read and dropped, so that the connection lives on."""
+        size = 0
+        pieces, self._first = self._first, []
+        while True:
+            for piece in pieces:
+                size += len(piece)
+                if size > self.policy.most:
+                    extra = {"ProposedSize": str(size), "MaxSizeAllowed": str(self.policy.most)}
+                    raise S3Error("EntityTooLarge", extra=extra)
+                yield piece
+            data = await anext(self._source, None)
+            if data is None:
+                break
+            pieces = self._feed(data)
+        self._finish()
+
+    def _feed(self, data: bytes) -> list[bytes]:
+        try:
+            return self.reader.feed(data)
+        except FormTooLargeError:
+            raise S3Error("MaxPostPreDataLengthExceededError") from None
+        except FormError as error:
+            raise _malformed(error) from None
+
+    def _finish(self) -> None:
+        try:
+            self.reader.finish()
+        except FormError as error:
+            raise _malformed(error) from None
+
+
+def _malformed(error: FormError) -> S3Error:
+    return S3Error("MalformedPOSTRequest", f"The body of your POST request is malformed: {error}.")
+
+
+def _location(call: Call, put: PutObject) -> str:
+    scheme = "https" if call.context.secure else "http"
+    bucket = "" if call.head.host_bucket else f"/{put.bucket}"
+    return f"{scheme}://{call.head.headers.get('host', '')}{bucket}/{percents.encode(put.key, safe='/')}"
