@@ -80,6 +80,8 @@ def measure(node: Node) -> None:
     """Put the store's size into the gauges."""
     stats = node.store.stats()
     metrics.store_objects.set(stats.objects)
+    metrics.store_versions.set(stats.versions)
+    metrics.store_uploads.set(stats.uploads)
     metrics.store_live_bytes.set(stats.live_bytes)
     metrics.store_dead_bytes.set(stats.dead_bytes)
     for disk in node.settings.store.disks:

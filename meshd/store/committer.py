@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from meshd.store.errors import DiskFailedError, DiskFullError, StoreClosedError, StoreError
-from meshd.store.intents import PutObject
 from meshd.store.segments import Segment
-from meshd.store.uploadintents import PutPart
 from meshd.store.works import Work
+from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +40,9 @@ _KEEP_SHARE = 20
 
 def translate(error: OSError) -> StoreError:
     """The store's word for an operating system's error."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    metrics.store_disk_errors.labels("full" if full else "failed").inc()
+    if full:
         return DiskFullError("the disk is full; delete objects, add a disk, or free space under --disk")
     return DiskFailedError(
         f"the disk failed: {error.strerror or error}; see the kernel log, then run meshd fsck"
@@ -183,6 +184,8 @@ class Committer:
             self._fail(group, error)
         else:
             work.committed()
+        metrics.store_commits.inc()
+        metrics.store_writes.inc(len(group))
         self._answer(group)
 
     def _commit_plain(self, work: Work, group: list[_Ticket]) -> None:
@@ -234,8 +237,8 @@ class Committer:
                 loop.call_soon_threadsafe(_resolve, tickets)
 
     def _refuse_when_full(self, group: list[_Ticket]) -> None:
-        """Puts are refused while there is still room for the tombstones and index pages of deletes."""
-        puts = [ticket for ticket in group if isinstance(ticket.intent, PutObject | PutPart)]
+        """What grows is refused while there is still room for the tombstones and index pages of deletes."""
+        puts = [ticket for ticket in group if ticket.intent.grows]
         weight = sum(ticket.intent.weight for ticket in puts)
         if puts and not all(has_room(str(root), weight) for root in self._disks.roots.values()):
             full = DiskFullError("the disk is nearly full; delete objects or add a disk")

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from meshd.kit import failpoints
-from meshd.store.errors import CorruptExtentError
+from meshd.store.committer import has_room, translate
+from meshd.store.errors import CorruptExtentError, DiskFullError
 from meshd.store.index import object_key
 from meshd.store.intents import Intent, rewrite, user_of, write_manifest
 from meshd.store.members import stamp_of, undoes
 from meshd.store.surveying import FileSurvey
+from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -213,15 +215,21 @@ class Compactor:
     async def compact(self, file: int) -> bool:
         """Empties a sealed segment and retires it; True when it is retired.
 
-        Raises CorruptExtentError, DiskFullError; then the file stays as it is.
+        Raises CorruptExtentError, DiskFullError, DiskFailedError; then the file stays as it is.
         """
         with self._index.reading() as txn:
             info = self._index.get_file(txn, file)
         if info is None or not _sealed_segment(info):
             return False
+        if not all(has_room(str(root), info.live) for root in self._disks.roots.values()):
+            raise DiskFullError("no room to write again what lives; delete objects or add a disk")
         for _ in range(_PASSES):
-            with suppress(FileNotFoundError):  # its last user went meanwhile
+            try:
                 await self._pass(file, info)
+            except FileNotFoundError:
+                pass  # its last user went meanwhile
+            except OSError as error:
+                raise translate(error) from error
             if await self._committer.submit(Retire(file)):
                 self._retired[file] = self._clock.monotonic()
                 return True
@@ -305,6 +313,7 @@ def _sealed_segment(info: DataFile) -> bool:
 
 def _whole(survey: FileSurvey, extent: Extent) -> bytes:
     if not survey.intact(extent):
+        metrics.store_corrupt_reads.inc()
         raise CorruptExtentError(
             f"{extent.length} bytes at {extent.offset} of {survey.path} are damaged; run meshd fsck"
         )

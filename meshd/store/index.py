@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import lmdb
 import msgspec
 
-from meshd.store.errors import DiskFullError, FormatError
+from meshd.store.errors import DiskFailedError, DiskFullError, FormatError
 from meshd.store.layout import FORMAT
 from meshd.store.listing import Query, entry_page, list_page
 from meshd.store.ordered import OrderedTable
 from meshd.store.records import DataFile, Record, Upload, UploadedPart
 from meshd.store.versionlisting import VersionQuery, list_versions
 from meshd.store.versions import Versions
+from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -261,11 +262,16 @@ class Index:
 def _translated() -> Iterator[None]:
     try:
         yield
-    except lmdb.MapFullError as error:
-        raise DiskFullError("the index is full; raise index_map_bytes and restart") from error
-    except lmdb.DiskError as error:
-        raise DiskFullError("the index's file system is full; free space under --index-dir") from error
     except lmdb.Error as error:
-        if "No space left" in str(error):
-            raise DiskFullError("the index's file system is full; free space under --index-dir") from error
-        raise
+        raise _told(error) from error
+
+
+def _told(error: lmdb.Error) -> DiskFullError | DiskFailedError:
+    """The store's word for an error of a write to the index."""
+    full = isinstance(error, lmdb.MapFullError | lmdb.DiskError) or "No space left" in str(error)
+    metrics.store_disk_errors.labels("full" if full else "failed").inc()
+    if isinstance(error, lmdb.MapFullError):
+        return DiskFullError("the index is full; raise index_map_bytes and restart")
+    if full:
+        return DiskFullError("the index's file system is full; free space under --index-dir")
+    return DiskFailedError(f"the index failed: {error}; see the kernel log, then run meshd fsck")

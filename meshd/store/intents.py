@@ -65,9 +65,12 @@ def user_of(index: Index, txn: Any, member: Member, extent: Extent) -> Record | 
 
 
 class Intent:
-    """Base: a request waiting for the committer. `weight`: bytes it will append."""
+    """Base: a request waiting for the committer. `weight`: bytes it will append; `grows`: a nearly full disk
+    refuses it, so that what frees room, or ends an upload, still finds some.
+    """
 
     exclusive = False
+    grows = False
     weight = 0
 
     def judge(self, work: Work, txn: Any) -> None:
@@ -140,6 +143,8 @@ class Payload:
 
 class PutObject(Intent):
     """A new version of an object."""
+
+    grows = True
 
     def __init__(
         self,
@@ -222,6 +227,7 @@ class LinkObject(Intent):
     """A copy that shares the source's own files; `copied` holds the bytes of extents in segments."""
 
     exclusive = True
+    grows = True
 
     def __init__(
         self,

@@ -59,12 +59,14 @@ class OwnFile:
                 syscalls.finish_writeback(self._fd, RESERVE + self._asked - _WINDOW, _WINDOW)
             self._asked = self.size
 
-    def settle(self, durable: bool) -> None:
-        """Ends the tar; the data are durable when this returns."""
+    def finish(self) -> None:
+        """Ends the tar."""
         syscalls.write_all(self._fd, [bytes(tars.padding(self.size)) + tars.END], RESERVE + self.size)
-        if durable:
-            failpoints.hit("store.own.before_sync")
-            os.fdatasync(self._fd)
+
+    def sync(self) -> None:
+        """The data are durable when this returns."""
+        failpoints.hit("store.own.before_sync")
+        os.fdatasync(self._fd)
 
     def publish(self, header: bytes, durable: bool) -> None:
         """Fills in the header and gives the file its name; durable when this returns."""

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 
 from awscrt import checksums
 
+from meshd.kit import failpoints
 from meshd.store.committer import translate
 from meshd.store.errors import CorruptExtentError, ExtentGoneError
 from meshd.store.records import Location, Span
+from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -89,6 +91,7 @@ class Reader:
     def _pread(self, extent: Extent, start: int, taken: int) -> bytes:
         handle = self._acquire(extent)
         try:
+            failpoints.hit("store.read.before")
             data = os.pread(handle.fd, taken, extent.offset + start)
         except OSError as error:
             raise translate(error) from error
@@ -101,6 +104,7 @@ class Reader:
         whole = taken == extent.length
         if len(data) == taken and (not whole or checksums.crc32c(data) == extent.crc32c):
             return
+        metrics.store_corrupt_reads.inc()
         path = self._disks.path(extent.disk, extent.file)
         raise CorruptExtentError(
             f"{taken} bytes at {extent.offset} of {path} are damaged; run meshd fsck and restore the object"

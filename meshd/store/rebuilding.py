@@ -55,6 +55,7 @@ class RebuildReport:
 class _Account:
     disk: int
     kind: str = "segment"
+    state: str = "sealed"
     end: int = 0
     payload: int = 0
     live: int = 0
@@ -83,18 +84,27 @@ class Rebuilder:
         account = self._accounts[file] = _Account(disk)
         with FileSurvey(disk, file, path) as survey, self.index.writing() as txn:
             first, count = None, 0
-            for found in self._trusted(survey):
-                first, count = first or found, count + 1
-                account.payload += found.extent.length
-                account.tombs += undoes(found.member)
-                account.members += found.member.kind not in ("deleted", "aborted")
-                account.stamps = _span(account.stamps, int(found.member.stamp))
-                account.end = found.next
-                self._take(txn, survey, found)
+            try:
+                for found in self._trusted(survey):
+                    first, count = first or found, count + 1
+                    self._count(account, found)
+                    self._take(txn, survey, found)
+            except OSError as error:  # what was read before counts
+                account.state = "lost"
+                told = f"{path}: the device cannot read it: {error.strerror}; what lies behind is lost"
+                self.report.problems.append(told)
             self.report.problems += [f"{path}: {damage}; what it was is lost" for damage in survey.damage]
         if first is not None and is_own(first, count):
             account.kind, account.end = "own", first.extent.offset + first.extent.length
         self.report.files += 1
+
+    @staticmethod
+    def _count(account: _Account, found: Found) -> None:
+        account.payload += found.extent.length
+        account.tombs += undoes(found.member)
+        account.members += found.member.kind not in ("deleted", "aborted")
+        account.stamps = _span(account.stamps, int(found.member.stamp))
+        account.end = found.next
 
     def _trusted(self, survey: FileSurvey) -> Iterable[Found]:
         """The members; without the end mark a crash may have torn the last ones: their bytes are checked."""
@@ -277,13 +287,13 @@ class Rebuilder:
 
     def _write_accounts(self, txn: Any) -> None:
         for file, account in self._accounts.items():
-            if not account.refs and not account.tombs:
+            if not account.refs and not account.tombs and account.state == "sealed":
                 continue  # nothing in it counts: recovery removes the file
             first, last = account.stamps or (0, 0)
             info = DataFile(
                 account.disk,
                 account.kind,
-                "sealed",
+                account.state,
                 "rebuilt",
                 account.end,
                 account.live,

@@ -136,7 +136,7 @@ class DataFile(msgspec.Struct, frozen=True, array_like=True):
 
     disk: int
     kind: str  # "segment" | "own"
-    state: str  # "open" | "sealed" | "retired"
+    state: str  # "open" | "sealed" | "retired" | "lost": a rebuild could not read all of it; it is kept
     writer: str
     end: int = 0
     live: int = 0

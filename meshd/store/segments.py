@@ -55,19 +55,21 @@ class Segment:
         """Changes bytes of a member that is written but not committed."""
         os.pwrite(self._fd, data, offset)
 
-    def flush(self, durable: bool) -> None:
-        """Writes the pending members, and makes them durable. Raises OSError; then call `drop`."""
+    def write(self) -> None:
+        """Writes the pending members. Raises OSError; then call `drop`."""
         if self._pending:
             failpoints.hit("store.data.before_write")
             start = self.tail - sum(map(len, self._pending))
             syscalls.write_all(self._fd, self._pending, start)
             self._pending = []
             failpoints.hit("store.data.after_write")
-        if durable:
-            failpoints.hit("store.data.before_sync")
-            os.fdatasync(self._fd)
-            failpoints.hit("store.data.after_sync")
-        if durable and not self._named:
+
+    def sync(self) -> None:
+        """Makes what is written durable. Raises OSError; then call `drop`."""
+        failpoints.hit("store.data.before_sync")
+        os.fdatasync(self._fd)
+        failpoints.hit("store.data.after_sync")
+        if not self._named:
             sync_directory(self._directory)
             self._named = True
 

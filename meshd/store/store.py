@@ -59,7 +59,7 @@ class Store:
         sweep_drafts(self._disks, writer)
         self._pool = ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="meshd-store")
         self._committer = Committer(index, self._disks, clock, settings, writer)
-        self._shop = WriteShop(settings, self._disks, self._committer, self._pool, writer)
+        self._shop = WriteShop(settings, self._disks, self._committer, self._pool, clock, writer)
         self._compactor = Compactor(index, self._disks, self._committer, clock, self._run)
         self._reader = Reader(self._disks, small=settings.small_object_bytes)
         self._closed = False
@@ -304,15 +304,19 @@ class Store:
 
     def stats(self) -> StoreStats:
         with self._index.reading() as txn:
-            files = [info for _, info in self._index.all_files(txn)]
-            own = sum(info.kind == "own" for info in files)
+            count = own = live = dead = 0
+            for _, info in self._index.all_files(txn):
+                count += 1
+                own += info.kind == "own"
+                live += info.live
+                dead += info.dead
             return StoreStats(
                 objects=self._index.objects.count(txn),
                 uploads=self._index.uploads.count(txn),
-                segments=len(files) - own,
+                segments=count - own,
                 own_files=own,
-                live_bytes=sum(info.live for info in files),
-                dead_bytes=sum(info.dead for info in files),
+                live_bytes=live,
+                dead_bytes=dead,
                 index_bytes=self._index.size(),
                 disks=tuple(_room(str(root)) for root in self._disks.roots.values()),
                 versions=self._index.versions.older.count(txn),

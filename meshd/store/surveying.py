@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from awscrt import checksums
 
+from meshd.kit import failpoints
 from meshd.store.members import RESERVE, parse
 from meshd.store.records import Extent
 from meshwire import tars
@@ -106,6 +107,7 @@ class FileSurvey:
         return member is not None and (member.file, member.at) == (self.file, at)
 
     def _pread(self, offset: int, length: int) -> bytes:
+        failpoints.hit("store.survey.before_read")
         return os.pread(self.fd, length, offset)
 
     def read(self, extent: Extent) -> bytes:

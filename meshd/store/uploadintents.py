@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 class CreateUpload(Intent):
     """Begins a multipart upload; the id is made here so that ids rise in commit order of one process."""
 
+    grows = True
+
     def __init__(self, upload: Upload) -> None:
         self.upload = upload
         self.placed: Placed | None = None
@@ -58,6 +60,8 @@ class CreateUpload(Intent):
 
 class PutPart(Intent):
     """A part of an upload; a later one with the same number replaces it."""
+
+    grows = True
 
     def __init__(self, upload: Upload, number: int, meta: Meta, payload: Payload) -> None:
         self.upload, self.number, self.meta, self.payload = upload, number, meta, payload

@@ -101,6 +101,7 @@ class AmendVersion(Intent):
     """Changes tags and ACL of the current or a given version, in a manifest of the same stamp."""
 
     exclusive = True
+    grows = True
 
     def __init__(
         self, bucket: str, key: str, version: str | None, tags: dict[str, str] | None, acl: Acl | None

@@ -12,13 +12,14 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from meshd.kit import failpoints
 from meshd.store.members import RESERVE, render, stamp_text, undoes, version_of
 from meshd.store.records import DataFile, Extent
+from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,6 +62,21 @@ class _Change:
 
 def _restamp_own(own: OwnFile, member: Member) -> None:
     own.patch(0, render(member, own.size, reserve=RESERVE))
+
+
+class Syncing(Protocol):
+    """A data file that can be made durable."""
+
+    def sync(self) -> None:
+        """Raises OSError."""
+        ...
+
+
+def timed_sync(file: Syncing, clock: Clock) -> None:
+    """Makes a data file durable (blocking). Raises OSError."""
+    began = clock.monotonic()
+    file.sync()
+    metrics.store_sync_seconds.observe(clock.monotonic() - began)
 
 
 class Work:
@@ -127,7 +143,9 @@ class Work:
     def flush(self) -> None:
         """Everything laid out is written and durable. Raises OSError."""
         for segment in self._segments.values():
-            segment.flush(self.durable)
+            segment.write()
+            if self.durable:
+                timed_sync(segment, self.clock)
 
     # settling ---------------------------------------------------------------------------------------------
 
@@ -218,10 +236,13 @@ class Work:
     def committed(self) -> None:
         """The index has it: ends move up, unused files go."""
         failpoints.hit("store.index.after_commit")
+        written = sum(segment.tail - segment.end for segment in self._segments.values())
         for segment in self._segments.values():
             segment.committed()
         for own in self._owned:
+            written += own.size
             own.close()
+        metrics.store_written_bytes.inc(written)
         for path in self._doomed:
             with suppress(OSError):  # what cannot be removed now, recovery removes
                 os.unlink(path)

@@ -18,12 +18,14 @@ from meshd.store.errors import DiskFullError, SizeMismatchError, StoreClosedErro
 from meshd.store.intents import Payload, PutObject, Reserve
 from meshd.store.ownfiles import OwnFile
 from meshd.store.uploadintents import PutPart
+from meshd.store.works import timed_sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import ThreadPoolExecutor
 
     from meshd.config import StoreSettings
+    from meshd.kit.clock import Clock
     from meshd.store.committer import Committer
     from meshd.store.interface import Buffer
     from meshd.store.layout import Disks
@@ -45,11 +47,13 @@ class WriteShop:
         disks: Disks,
         committer: Committer,
         pool: ThreadPoolExecutor,
+        clock: Clock,
         writer: str,
     ) -> None:
+        self._clock = clock
         self.disks, self.committer, self.pool, self.writer = disks, committer, pool, writer
         self.small = settings.small_object_bytes
-        self.durable = settings.durability == "commit"
+        self._durable = settings.durability == "commit"
         self.active = 0
 
     def piece(self) -> int:
@@ -62,6 +66,12 @@ class WriteShop:
             await asyncio.get_running_loop().run_in_executor(self.pool, call)
         except OSError as error:
             raise translate(error) from error
+
+    def finish(self, own: OwnFile) -> None:
+        """Ends a draft; its data are durable when this returns (blocking). Raises OSError."""
+        own.finish()
+        if self._durable:
+            timed_sync(own, self._clock)
 
     async def take_id(self) -> int:
         while (number := self.committer.take_id()) is None:
@@ -189,9 +199,9 @@ class StoredWriter:
             return Payload(self._total, crc, self._chunks)
         await self._flush()
         await self._settle()
-        own, durable = self._own, self._shop.durable
+        own, shop = self._own, self._shop
         assert own is not None
-        await self._shop.run(lambda: own.settle(durable))
+        await shop.run(lambda: shop.finish(own))
         return Payload(own.size, own.crc, own=own)
 
     async def _flush(self) -> None:

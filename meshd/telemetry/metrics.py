@@ -50,9 +50,19 @@ frame_cache_bytes = _gauge("meshd_frame_cache_bytes", "Shared memory held by fin
 
 # store, as the steward measures it
 store_objects = _gauge("meshd_store_objects", "Objects in the store.", mode="mostrecent")
-store_live_bytes = _gauge("meshd_store_live_bytes", "Bytes of those objects.", mode="mostrecent")
+store_versions = _gauge("meshd_store_versions", "Older versions and delete markers.", mode="mostrecent")
+store_uploads = _gauge("meshd_store_uploads", "Multipart uploads in progress.", mode="mostrecent")
+store_live_bytes = _gauge("meshd_store_live_bytes", "Bytes in use, versions' too.", mode="mostrecent")
 store_dead_bytes = _gauge("meshd_store_dead_bytes", "Bytes that compaction will win.", mode="mostrecent")
 store_disk_free_bytes = _gauge("meshd_store_disk_free_bytes", "Free bytes.", "disk", mode="mostrecent")
+
+# store, as each process works on it; kind is full or failed
+store_commits = _counter("meshd_store_commits_total", "Groups of writes made durable together.")
+store_writes = _counter("meshd_store_writes_total", "Requests in those groups, refused ones too.")
+store_written_bytes = _counter("meshd_store_written_bytes_total", "Bytes committed to data files.")
+store_sync_seconds = _histogram("meshd_store_sync_seconds", "Time of one fdatasync of a data file.")
+store_corrupt_reads = _counter("meshd_store_corrupt_reads_total", "Reads of bytes that fail their checksum.")
+store_disk_errors = _counter("meshd_store_disk_errors_total", "Errors of disks and of the index.", "kind")
 
 # lifecycle; action is expire (a current object), noncurrent, marker or upload
 lifecycle_expired = _counter("meshd_lifecycle_expired_total", "What lifecycle rules removed.", "action")
