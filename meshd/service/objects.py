@@ -82,6 +82,10 @@ class ObjectService:
         except StoreError as error:
             raise translate(error) from error
 
+    def read_now(self, found: Found) -> bytes | None:
+        """The bytes of a small answer, if they can be had without waiting for a disk. Raises StoreError."""
+        return self._store.read_now(found.record, found.offset, found.length)
+
     def _find_again(self, operation: GetObject, found: Found) -> Found:
         """The object was replaced (or moved) since it was found. Its headers are made already, so only the
         same content will do; else the client is told to ask again."""

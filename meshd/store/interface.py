@@ -197,6 +197,10 @@ class ObjectStore(Protocol):
         """The bytes. Whole extents are checked: raises CorruptExtentError, ExtentGoneError."""
         ...
 
+    def read_now(self, record: Record, offset: int, length: int) -> bytes | None:
+        """As `read`, but None when the bytes lie in several extents or not in memory."""
+        ...
+
     def locate(self, record: Record) -> Sequence[Location]:
         """Paths and ranges for other processes; a file may be gone by the time it is opened."""
         ...

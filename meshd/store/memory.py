@@ -126,6 +126,9 @@ class MemoryStore:
         whole = b"".join(self._bytes(extent) for extent in record.extents)
         return whole[offset : offset + length]
 
+    def read_now(self, record: Record, offset: int, length: int) -> bytes | None:
+        return self.read(record, offset, length) if len(record.extents) == 1 else None
+
     def _bytes(self, extent: Extent) -> bytes:
         if extent.file not in self._blobs:
             raise ExtentGoneError("the object was removed meanwhile; look it up again")

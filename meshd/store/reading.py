@@ -84,6 +84,24 @@ class Reader:
         ]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
+    def read_now(self, record: Record, offset: int, length: int) -> bytes | None:
+        """See ObjectStore.read_now."""
+        if len(record.extents) != 1:
+            return None
+        extent = record.extents[0]
+        handle = self._acquire(extent)
+        data = bytearray(length)
+        try:
+            got = os.preadv(handle.fd, (data,), extent.offset + offset, os.RWF_NOWAIT)
+        except OSError:  # not in memory, or this file system cannot say, or the disk fails: `read` will tell
+            return None
+        finally:
+            self._release(handle)
+        if got != length:
+            return None
+        self._check(extent, data, length)
+        return bytes(data)
+
     def read_extent(self, extent: Extent) -> bytes:
         """All bytes of one extent, checked. Raises like `read`."""
         return self._pread(extent, 0, extent.length)
@@ -100,7 +118,7 @@ class Reader:
         self._check(extent, data, taken)
         return data
 
-    def _check(self, extent: Extent, data: bytes, taken: int) -> None:
+    def _check(self, extent: Extent, data: bytes | bytearray, taken: int) -> None:
         whole = taken == extent.length
         if len(data) == taken and (not whole or checksums.crc32c(data) == extent.crc32c):
             return

@@ -221,6 +221,9 @@ class Store:
     def read(self, record: Record, offset: int, length: int) -> bytes:
         return self._reader.read(record, offset, length)
 
+    def read_now(self, record: Record, offset: int, length: int) -> bytes | None:
+        return self._reader.read_now(record, offset, length)
+
     def locate(self, record: Record) -> Sequence[Location]:
         return self._reader.locate(record)
 

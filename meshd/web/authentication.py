@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from meshd.kit.clock import Clock
     from meshd.service.access import Identity
     from meshd.service.temporary import Sessions
+    from meshd.web.connections import Connection
     from meshd.web.settling import Trace
     from meshwire.s3.forms import FormClaim
     from meshwire.sigv4 import Verified
@@ -67,7 +68,9 @@ def _origin_form(target: str) -> str:
     return "/" + rest.partition("/")[2] if scheme else target
 
 
-def request_context(request: web.BaseRequest, head: RequestHead, signer: Authenticated) -> RequestContext:
+def request_context(
+    request: web.BaseRequest | Connection, head: RequestHead, signer: Authenticated
+) -> RequestContext:
     """What policies may ask about the connection and the headers."""
     claim, secure = signer.claim, request.secure
     presigned = claim is not None and claim.presigned
@@ -82,7 +85,7 @@ def request_context(request: web.BaseRequest, head: RequestHead, signer: Authent
     )
 
 
-def _tls_version(request: web.BaseRequest) -> str:
+def _tls_version(request: web.BaseRequest | Connection) -> str:
     """As conditions compare it: `1.3`."""
     connection = None if request.transport is None else request.transport.get_extra_info("ssl_object")
     version = None if connection is None else connection.version()

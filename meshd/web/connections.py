@@ -16,6 +16,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from meshd.telemetry import metrics
 from meshd.web.encrypting import is_encrypted
+from meshd.web.hot import Boundary
 from meshd.web.replies import Reply, head_bytes, new_request_id
 from meshwire.s3.errors import S3Error
 from meshwire.s3.rendering import render_error
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from meshd.kit.clock import Clock
     from meshd.web.guarding import Guard
+    from meshd.web.hot import HotPath
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +41,11 @@ class Connection(RequestHandler):
     handler."""
 
     __slots__ = (
+        "_boundary",
         "_encrypted",
         "_guard",
         "_half_closed",
+        "_hot",
         "_latest_body",
         "_unread_then",
         "head_since",
@@ -50,9 +54,10 @@ class Connection(RequestHandler):
         "truncated_body",
     )
 
-    def __init__(self, guard: Guard, *arguments: Any, **options: Any) -> None:
+    def __init__(self, guard: Guard, hot: HotPath | None, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._guard = guard
+        self._guard, self._hot = guard, hot
+        self._boundary = Boundary()
         self._encrypted = False
         self.touched = 0.0
         """When the client last sent something, on the loop's clock."""
@@ -136,9 +141,24 @@ class Connection(RequestHandler):
         """Whether the request being answered is the last one this client will have sent."""
         return self._half_closed and not self._messages
 
+    @property
+    def remote(self) -> str:
+        """The client's address."""
+        peer = self.peername
+        return str(peer[0]) if isinstance(peer, (list, tuple)) else str(peer or "")
+
+    @property
+    def secure(self) -> bool:
+        """Whether the client speaks TLS."""
+        return self.ssl_context is not None
+
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
         self.touched = self._loop.time()
+        if data:  # aiohttp calls this without any, to have its parser look again
+            if self._hot is not None and self._answered_at_once(self._hot, data):
+                return
+            self._boundary.feed(data)
+        super().data_received(data)
         if self._messages:
             self._latest_body = self._messages[-1][1]
             self.head_since = 0.0
@@ -146,6 +166,29 @@ class Connection(RequestHandler):
             self.head_since = 0.0
         elif not self.head_since:
             self.head_since = self.touched
+
+    def _answered_at_once(self, hot: HotPath, data: bytes) -> bool:
+        """Whether `data` was one request, the only one, and its answer is written."""
+        if not self.is_idle or self._close or self._force_close or self._half_closed:
+            return False
+        transport = self.transport
+        if (
+            not self._boundary.between
+            or transport is None
+            or transport.get_write_buffer_size()
+            or self.pressed
+        ):
+            return False
+        answer = hot.answer(self, data)
+        if answer is None:
+            return False
+        transport.write(answer)
+        self.wrote(len(answer))
+        self._request_count += 1
+        if self._manager is not None:
+            self._manager.requests_count += 1
+        self._next_keepalive_close_time = self.touched + self._keepalive_timeout
+        return True
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # asyncio takes a bool
         """A client that ends its side still gets its answers: IncompleteBody if it ended in the middle of a
@@ -200,13 +243,15 @@ def _describe(exc: BaseException | None, status: int) -> tuple[S3Error, int]:
 class MeshServer(web.Server):
     """The low-level server, making our connections."""
 
-    def __init__(self, handler: Any, *, clock: Clock, guard: Guard, **options: Any) -> None:
+    def __init__(
+        self, handler: Any, *, clock: Clock, guard: Guard, hot: HotPath | None = None, **options: Any
+    ) -> None:
         super().__init__(handler, **options)
-        self.clock, self.guard = clock, guard
+        self.clock, self.guard, self.hot = clock, guard, hot
         guard.start()
 
     def __call__(self) -> Connection:
-        return Connection(self.guard, self, loop=self._loop, **self._kwargs)
+        return Connection(self.guard, self.hot, self, loop=self._loop, **self._kwargs)
 
     async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  aiohttp's signature
         self.guard.stop()

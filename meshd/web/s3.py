@@ -125,8 +125,7 @@ class S3Endpoint:
         found = objects.find(operation)
         if found.head.tag_count and not self._deps.access.may_count_tags(identity, asked, context):
             found = replace(found, head=replace(found.head, tag_count=0))
-        status, headers = _object_answer(operation, found, trace.request_id)
-        headers.extend(trace.also)
+        status, headers = object_answer(operation, found, trace)
         if operation.head or not found.length:
             return Reply(status, headers, b"", self._now())
         try:
@@ -152,7 +151,7 @@ class S3Endpoint:
         return self._deps.clock.now_ms() // 1000
 
 
-def _object_answer(operation: ops.GetObject, found: Found, request_id: str) -> tuple[int, list[Header]]:
+def object_answer(operation: ops.GetObject, found: Found, trace: Trace) -> tuple[int, list[Header]]:
     """Status and headers of GET and HEAD."""
     headers = object_headers(
         found.head,
@@ -160,5 +159,6 @@ def _object_answer(operation: ops.GetObject, found: Found, request_id: str) -> t
         checksum_mode=operation.checksum_mode,
         overrides=operation.overrides,
     )
-    headers.append(("x-amz-request-id", request_id))
+    headers.append(("x-amz-request-id", trace.request_id))
+    headers.extend(trace.also)
     return 206 if found.partial else 200, headers

@@ -21,6 +21,7 @@ from meshd.web.authentication import Authenticator, request_context, request_hea
 from meshd.web.connections import MeshServer
 from meshd.web.guarding import Guard
 from meshd.web.hosts import Hosts
+from meshd.web.hot import HotPath
 from meshd.web.incoming import request_factory
 from meshd.web.replies import Reply
 from meshd.web.s3 import S3Endpoint
@@ -104,17 +105,18 @@ class NativeRoute:
         return path == self.prefix or (self.prefix.endswith("/") and path.startswith(self.prefix))
 
 
-def build_server(deps: WebDeps, native: Sequence[NativeRoute] = ()) -> MeshServer:
+def build_server(deps: WebDeps, native: Sequence[NativeRoute] = (), *, hot: bool = True) -> MeshServer:
     """The server of one worker; call it in a running loop, then `loop.create_server(server, sock=...)`.
 
     Stop with `server.pre_shutdown()` and `await server.shutdown(timeout)`, after the listening socket is
-    closed.
+    closed. Without `hot` every request takes the ordinary way.
     """
     authenticator = Authenticator(deps.sessions, deps.clock, sigv2=deps.http.sigv2)
     dispatcher = Dispatcher(deps, authenticator, native)
     return MeshServer(
         dispatcher.handle,
         clock=deps.clock,
+        hot=HotPath(deps, authenticator) if hot else None,
         guard=Guard(deps.http, _connection_limit(deps.http.max_connections)),
         request_factory=request_factory(),
         keepalive_timeout=deps.http.idle_timeout,

@@ -81,6 +81,10 @@ class Trace:
     def __repr__(self) -> str:
         return f"<Trace {self.request_id} {self.operation}>"
 
+    def drop(self) -> None:
+        """The request is not answered under this trace: nothing is counted."""
+        logs.request_id.set("")
+
     def finish(self, status: int) -> None:
         """Count the request and write its audit line, once; CLIENT_GONE when nobody was there to read."""
         seconds = self._clock.monotonic() - self._started

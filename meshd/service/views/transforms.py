@@ -76,6 +76,10 @@ class ViewReader:
     def __repr__(self) -> str:
         return "<ViewReader>"
 
+    def leaves(self, operation: ops.GetObject) -> bool:
+        """Whether `redirected` gives the operation back as it is. Raises like it."""
+        return self._definitions.find(operation.bucket) is None
+
     async def redirected(self, operation: ops.Operation) -> ops.Operation:
         """The operation, reads of a view turned to the object that holds the result.
 

@@ -1,0 +1,192 @@
+"""The short way for a GET or HEAD of a small object: answered in the callback that brought its bytes.
+
+Law: it leaves out work whose result is known (a body that cannot come, a task that would not wait, a cold
+page that is in memory) and calls the same functions for the rest. Whatever is unusual, and every refusal, is
+declined before anything was done, and takes the ordinary way.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING
+
+from meshd.store.errors import StoreError
+from meshd.web.authentication import request_context
+from meshd.web.cors import cors_headers
+from meshd.web.hosts import Hosts
+from meshd.web.replies import head_bytes
+from meshd.web.s3 import SMALL_BYTES, object_answer
+from meshd.web.settling import Trace
+from meshwire.s3.errors import S3Error
+from meshwire.s3.operations import GetObject, operation_name
+from meshwire.s3.parsing import RequestHead, parse_request
+
+if TYPE_CHECKING:
+    from meshd.service.objects import Found
+    from meshd.web.authentication import Authenticator
+    from meshd.web.connections import Connection
+    from meshd.web.server import WebDeps
+
+log = logging.getLogger(__name__)
+
+_MAX_HEAD = 8 << 10
+_END = b"\r\n\r\n"
+# No query, and nothing that parsers could disagree on. Native routes begin with `/-/`.
+_REQUEST = re.compile(
+    r"(GET|HEAD) (/(?!-/|metrics )(?:[\w.~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})+) HTTP/1\.1\Z", re.A
+)
+_FIELD = re.compile(r"([A-Za-z0-9-]+):[ \t]*([ -~]*?)[ \t]*\Z")
+# Headers that change nothing but what the functions called here make of them. No Origin (CORS), no Expect,
+# nothing of a body; Connection only to say what is so anyway.
+_KNOWN = frozenset(
+    [
+        "accept",
+        "accept-encoding",
+        "amz-sdk-invocation-id",
+        "amz-sdk-request",
+        "authorization",
+        "cache-control",
+        "connection",
+        "content-type",
+        "date",
+        "host",
+        "if-match",
+        "if-modified-since",
+        "if-none-match",
+        "if-unmodified-since",
+        "range",
+        "user-agent",
+        "x-amz-checksum-mode",
+        "x-amz-content-sha256",
+        "x-amz-date",
+        "x-amz-security-token",
+        "x-amz-user-agent",
+    ]
+)
+_FOLDED = re.compile(rb"\r\n[ \t]")
+_FRAMING = re.compile(
+    rb"\r\n(content-length|transfer-encoding|upgrade|connection)[ \t]*:[ \t]*([^\r\n]*)", re.I
+)
+
+
+class HotPath:
+    """Answers what it can. One per process; `answered` counts."""
+
+    def __init__(self, deps: WebDeps, authenticator: Authenticator) -> None:
+        self._deps, self._authenticator = deps, authenticator
+        self._hosts = Hosts(deps.http.domains)
+        self._longest = min(_MAX_HEAD, deps.http.max_header_bytes)
+        self.answered = 0
+
+    def __repr__(self) -> str:
+        return f"<HotPath {self.answered} answered>"
+
+    def answer(self, connection: Connection, data: bytes) -> bytes | None:
+        """The whole answer to the one request that `data` is, already counted; None to decline it."""
+        if len(data) > self._longest:
+            return None
+        head = read_head(data)
+        if head is None or self._hosts.bucket_of(head.headers["host"]):
+            return None
+        trace = Trace(self._deps.clock, self._deps.audit, connection.remote)
+        try:
+            answer = self._answer(connection, head, trace)
+        except (S3Error, StoreError):
+            answer = None
+        except Exception:
+            log.exception("the short way failed; the request takes the ordinary one")
+            answer = None
+        if answer is None:
+            trace.drop()
+        return answer
+
+    def _answer(self, connection: Connection, head: RequestHead, trace: Trace) -> bytes | None:
+        deps = self._deps
+        trace.also = cors_headers(deps.buckets, head)
+        operation = parse_request(head)
+        if type(operation) is not GetObject or not deps.views.leaves(operation):
+            return None
+        trace.operation, trace.target = operation_name(operation), operation
+        signer = self._authenticator.authenticate(head, trace)
+        deps.access.admit(signer.identity, operation, request_context(connection, head, signer))
+        found = deps.objects.find(operation)
+        body = self._body(operation, found)
+        if body is None:
+            return None
+        status, headers = object_answer(operation, found, trace)
+        answer = head_bytes(status, headers, deps.clock.now_ms() // 1000) + body
+        self.answered += 1
+        trace.sent = len(body)
+        trace.finish(status)
+        return answer
+
+    def _body(self, operation: GetObject, found: Found) -> bytes | None:
+        if found.head.tag_count:  # who may learn of them is asked on the ordinary way
+            return None
+        if operation.head or not found.length:
+            return b""
+        return None if found.length > SMALL_BYTES else self._deps.objects.read_now(found)
+
+
+def read_head(data: bytes) -> RequestHead | None:
+    """The head, if `data` is exactly one head that could not be read in two ways."""
+    if data.find(_END) != len(data) - 4 or not data.isascii():
+        return None
+    request, *lines = data[:-4].decode().split("\r\n")
+    asked = _REQUEST.match(request)
+    if asked is None:
+        return None
+    headers: dict[str, str] = {}
+    for line in lines:
+        field = _FIELD.match(line)
+        if field is None:
+            return None
+        name = field[1].lower()
+        if name not in _KNOWN or name in headers:
+            return None
+        headers[name] = field[2]
+    if "host" not in headers or headers.get("connection", "keep-alive").lower() != "keep-alive":
+        return None
+    return RequestHead(asked[1], asked[2], "", headers)
+
+
+class Boundary:
+    """Knows whether the parser behind it stands between two requests, from the bytes that it was fed.
+
+    Invariant: never says so wrongly; what it cannot follow it calls unknown for good.
+    """
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = 0  # bytes of the present request that are still to come; -1: unknown
+
+    @property
+    def between(self) -> bool:
+        """Whether the next byte begins a request."""
+        return self._left == 0
+
+    def feed(self, data: bytes) -> None:
+        """Take note of what the parser is given."""
+        if self._left > 0:
+            self._left = max(self._left - len(data), -1)
+        elif self._left == 0:
+            self._left = self._begin(data)
+
+    @staticmethod
+    def _begin(data: bytes) -> int:
+        end = data.find(_END) + 4
+        if end < 4 or data.count(b"\n", 0, end) != data.count(b"\r\n", 0, end):
+            return -1  # a head in pieces, or lines that end in a way a parser may take or not
+        if _FOLDED.search(data, 0, end):
+            return -1
+        length = 0
+        for name, value in _FRAMING.findall(data, 0, end):
+            lower = name.lower()
+            if lower == b"connection" and b"upgrade" not in value.lower():
+                continue
+            if lower != b"content-length" or length or not value.strip().isdigit():
+                return -1
+            length = int(value)
+        return max(end + length - len(data), -1)

@@ -1,0 +1,229 @@
+"""Two servers over one store, one with the short way and one without, and a way to ask both the same."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshd.assembly.remote import RemoteAssembler
+from meshd.config import NodeSettings, StoreSettings
+from meshd.control.buckets import Bucket, BucketTable
+from meshd.control.identities import Account, IdentityTable, Key, User
+from meshd.control.memory import MemoryControl
+from meshd.control.nodesecret import NodeSecret
+from meshd.kit.clock import ManualClock
+from meshd.runtime.node import Node, web_deps
+from meshd.store.records import Meta
+from meshd.store.store import Store
+from meshd.telemetry import metrics
+from meshd.web.server import build_server
+from meshwire.s3.settings import CorsRule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshd.web.connections import MeshServer
+    from meshwire.s3.settings import Versioning
+
+NOW = 1_700_000_000
+BODY = bytes(range(256)) * 40
+LARGE = b"large" * 40_000
+ROOT, OTHER = ("root-key", "root-secret-key"), ("other-key", "other-secret-key")
+_OWN = re.compile(rb'(?:x-amz-request-id: |<RequestId>|<HostId>|"request_id": "|Date: )[^\r<"]+')
+_LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.I)
+
+
+@dataclass(slots=True)
+class Mouth:
+    """One server and a connection to it that is kept as long as the server keeps it."""
+
+    server: MeshServer
+    port: int
+    stream: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self, pieces: list[bytes], *, answers: int = 1, head: bool = False) -> bytes:
+        """What the server says to these writes: so many answers, and `closed` if it hangs up after them."""
+        reader, writer = await self._connection()
+        for piece in pieces:
+            writer.write(piece)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        said = b"".join([await self._answer(reader, head=head) for _ in range(answers)])
+        if b"connection: close" in said.lower():
+            said += b"closed" if not await reader.read() else b"more"
+            self.close()
+        return _OWN.sub(b"", said)
+
+    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        await asyncio.sleep(0)
+        if self.stream is not None and self.stream[0].at_eof():
+            self.close()
+        if self.stream is None:
+            self.stream = await asyncio.open_connection("127.0.0.1", self.port)
+        return self.stream
+
+    async def _answer(self, reader: asyncio.StreamReader, *, head: bool) -> bytes:
+        said = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+        if said.startswith(b"HTTP/1.1 100"):
+            return said + await self._answer(reader, head=head)
+        length = _LENGTH.search(said)
+        silent = head or said.startswith((b"HTTP/1.1 304", b"HTTP/1.1 204"))
+        return said if silent or length is None else said + await reader.readexactly(int(length[1]))
+
+    def close(self) -> None:
+        if self.stream is not None:
+            self.stream[1].close()
+            self.stream = None
+
+
+class Pair:
+    """Both servers over one filled store. `loop` runs them while something is asked."""
+
+    def __init__(self) -> None:
+        self._place = Path(tempfile.mkdtemp(prefix="hot-"))
+        self.loop, self.clock = asyncio.new_event_loop(), ManualClock(NOW * 10**9)
+        self._settings = NodeSettings("n", StoreSettings.at(self._place, durability="relaxed"))
+        self.store = Store.open(self._settings.store, writer="w0", clock=self.clock)
+        self.loop.run_until_complete(self._open())
+
+    async def _open(self) -> None:
+        control = MemoryControl(self.clock)
+        node = Node(
+            self._settings, self.clock, self.store, control, BucketTable(control), IdentityTable(control)
+        )
+        await NodeSecret(control).ensure()
+        await self._people(node)
+        await self._fill(node)
+        self._frames = RemoteAssembler(self._settings.steward_socket)  # nobody asks it anything
+        self.hot, self.ordinary = [await self._serve(node, hot=hot) for hot in (True, False)]
+
+    async def _people(self, node: Node) -> None:
+        accounts: list[Account] = [
+            Account(
+                User(user_id=name, display_name=name, root=name == "root", origin="root"),
+                Key(access_key=pair[0], user_id=name, secret_key=pair[1], origin="root"),
+            )
+            for name, pair in (("root", ROOT), ("other", OTHER))
+        ]
+        await node.identities.replace(frozenset({"root"}), accounts, NOW * 1000)
+
+    async def _fill(self, node: Node) -> None:
+        rule = CorsRule(("GET",), ("https://page.example",))
+        for bucket in (
+            Bucket("bench", "root", 1),
+            Bucket("theirs", "other", 1),
+            Bucket("pages", "root", 1, cors=(rule,)),
+            Bucket("kept", "root", 1, versioning="Enabled"),
+        ):
+            await node.buckets.create(bucket)
+        for where, key, body in (
+            ("bench", "plain", BODY),
+            ("bench", "a b/ü+%~", BODY),
+            ("bench", "empty", b""),
+            ("bench", "large", LARGE),
+            ("theirs", "plain", BODY),
+            ("pages", "plain", BODY),
+        ):
+            await self.put(where, key, body)
+        await self._keep_versions()
+        await self._assemble()
+
+    async def put(self, bucket: str, key: str, body: bytes, *, versioning: Versioning = "") -> None:
+        writer = self.store.writer(bucket, key, size=len(body))
+        await writer.write(body)
+        await writer.commit(self._meta(body), versioning=versioning)
+
+    async def _keep_versions(self) -> None:
+        for body in (b"old", BODY):
+            await self.put("kept", "plain", body, versioning="Enabled")
+        await self.put("kept", "gone", BODY, versioning="Enabled")
+        await self.store.delete("kept", "gone", versioning="Enabled")
+
+    async def _assemble(self) -> None:
+        upload = await self.store.create_upload("bench", "parts")
+        for number in (1, 2):
+            writer = self.store.part_writer(upload, number, len(BODY))
+            await writer.write(BODY)
+            await writer.commit(self._meta(BODY))
+        await self.store.complete_upload(upload, [1, 2], self._meta(BODY))
+
+    def _meta(self, body: bytes) -> Meta:
+        return Meta(
+            hashlib.md5(body).hexdigest(),
+            {"content-type": "image/jpeg", "cache-control": "no-store"},
+            {"origin": "here"},
+            {"crc32": "AAAAAA=="},
+            "FULL_OBJECT",
+            "root",
+        )
+
+    async def _serve(self, node: Node, *, hot: bool) -> Mouth:
+        server = build_server(web_deps(node, self._frames), hot=hot)
+        listener = await self.loop.create_server(server, "127.0.0.1", 0)
+        self._listeners = [*getattr(self, "_listeners", []), listener]
+        return Mouth(server, listener.sockets[0].getsockname()[1])
+
+    @property
+    def answered(self) -> int:
+        """How many requests took the short way."""
+        assert self.hot.server.hot is not None
+        return self.hot.server.hot.answered
+
+    def compare(self, pieces: list[bytes], *, answers: int = 1, head: bool = False) -> bytes:
+        """Ask both; AssertionError unless answers and what was counted are the same. The answer."""
+        try:
+            return self.loop.run_until_complete(self._compare(pieces, answers, head=head))
+        except BaseException:
+            self.reconnect()
+            raise
+
+    async def _compare(self, pieces: list[bytes], answers: int, *, head: bool) -> bytes:
+        counts, said = [dict(counted())], []
+        for mouth in (self.hot, self.ordinary):
+            said.append(await mouth.ask(pieces, answers=answers, head=head))
+            await asyncio.sleep(0)
+            counts.append(dict(counted()))
+        assert said[0] == said[1]
+        assert _difference(counts[0], counts[1]) == _difference(counts[1], counts[2])
+        return said[0]
+
+    def reconnect(self) -> None:
+        """The next request goes on connections of its own."""
+        self.hot.close()
+        self.ordinary.close()
+
+    def close(self) -> None:
+        self.loop.run_until_complete(self._close())
+        self.loop.close()
+        self.store.close()
+        shutil.rmtree(self._place)
+
+    async def _close(self) -> None:
+        for mouth, listener in zip((self.hot, self.ordinary), self._listeners, strict=True):
+            mouth.close()
+            listener.close()
+            await mouth.server.shutdown(1)
+        await self._frames.aclose()
+
+
+def counted() -> Iterator[tuple[tuple[str, ...], float]]:
+    """Every sample of the metrics that requests change."""
+    for metric in (metrics.http_requests, metrics.http_bytes, metrics.http_seconds):
+        for family in metric.collect():
+            for sample in family.samples:
+                if not sample.name.endswith("_created"):
+                    yield (sample.name, *map(str, sample.labels.items())), sample.value
+
+
+def _difference(
+    before: dict[tuple[str, ...], float], after: dict[tuple[str, ...], float]
+) -> dict[tuple[str, ...], float]:
+    return {
+        name: value - before.get(name, 0) for name, value in after.items() if value != before.get(name, 0)
+    }
