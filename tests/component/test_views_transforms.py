@@ -13,6 +13,7 @@ from botocore.exceptions import ClientError
 from PIL import Image
 
 from meshd.testing.daemons import Daemon
+from meshsdk.cli import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -183,3 +184,31 @@ def test_definitions(daemon: Daemon, s3: Any) -> None:
     create(daemon, "photos", "gone", SMALL)
     s3.delete_bucket(Bucket="photos--gone")
     assert daemon.request("GET", "/-/views/photos--gone").status == 404
+
+
+def test_the_command(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MESH_ENDPOINT", daemon.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", daemon.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", daemon.secret_key)
+
+    def mesh(*arguments: str, code: int = 0) -> str:
+        capfd.readouterr()
+        found = run(list(arguments))
+        out, err = capfd.readouterr()
+        assert found == code, out + err
+        return out if code == 0 else err
+
+    make = ["view", "create", "photos--tiny", "--match", ".jpg", "--suffix", ".png", "--op", "decode"]
+    mesh(*make, "--op", "resize size=[8,8]", "--op", "encode format=png")
+    assert "photos--tiny" in mesh("view", "ls", "photos")
+    document = json.loads(mesh("view", "show", "photos--tiny"))
+    assert document["content_type"] == "image/png"
+    assert "a/0.png" in mesh("ls", "-r", "s3://photos--tiny/a/")
+    assert "names no view" in mesh("view", "create", "photos", "--op", "decode", code=2)
+    assert "did you mean 'resize'" in mesh(
+        *make[:2], "photos--x", "--op", "decode", "--op", "resise size=3", code=1
+    )
+    assert "no view" in mesh("view", "rm", "photos", code=3)
+    assert mesh("view", "rm", "photos--tiny") == "removed photos--tiny\n"

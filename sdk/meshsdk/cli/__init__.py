@@ -19,6 +19,7 @@ from meshsdk.cli.reading import cat, head
 from meshsdk.cli.removing import rm
 from meshsdk.cli.running import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, exit_code, report, shared_options
 from meshsdk.cli.syncing import sync
+from meshsdk.cli.viewing import view
 from meshsdk.errors import MeshError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ Examples:
   mesh cp -r ./photos s3://photos/train    upload a folder
   mesh sync --delete ./photos s3://photos/train
   mesh head s3://photos/train/             what a dataset of it would hold
+  mesh view create photos--small --match .jpg --op decode --op 'resize size=256' --op 'encode format=jpeg'
   mesh bench s3://photos/train --op decode:image --op random_resized_crop:image:224
 \b
 Connects to MESH_ENDPOINT (or AWS_ENDPOINT_URL) with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY,
@@ -45,7 +47,7 @@ def mesh(session: Session) -> None:
     del session  # its options are inherited by the commands
 
 
-for command in (ls, cp, sync, cat, head, stat, rm, mb, rb, bench):
+for command in (ls, cp, sync, cat, head, stat, rm, mb, rb, view, bench):
     mesh.add_command(command)
 
 

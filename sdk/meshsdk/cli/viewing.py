@@ -1,0 +1,150 @@
+"""`mesh view`: makes, lists, shows and removes views."""
+
+from __future__ import annotations
+
+import json
+import mimetypes
+import re
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from meshsdk import views
+from meshsdk.cli.running import shared_options
+from meshsdk.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from meshsdk.cli.running import Session
+    from meshsdk.views import ViewInfo
+
+SEPARATOR = "--"
+
+
+@click.group("view")
+def view() -> None:
+    """Buckets made of another bucket's objects on demand, read by any S3 client.
+
+    A view is named BUCKET--NAME. What it shows changes with its source; nobody writes to it.
+    """
+
+
+@view.command()
+@click.argument("name", metavar="BUCKET--NAME")
+@click.option("--op", "ops", multiple=True, metavar="'NAME KEY=VALUE …'", help="An op; repeat, in order.")
+@click.option("--match", multiple=True, metavar=".EXT", help="Only keys that end so; repeat.  [every key]")
+@click.option("--suffix", default="", metavar=".EXT", help="Replaces the ending that matched.")
+@click.option("--prefix", default="", metavar="PREFIX", help="Only keys that begin so.")
+@click.option("--content-type", metavar="TYPE", help="Of the results.  [by --suffix]")
+@click.option("--spec", type=click.File("rb"), metavar="FILE", help="The whole document as JSON instead.")
+@shared_options
+def create(
+    session: Session,
+    name: str,
+    ops: Sequence[str],
+    match: Sequence[str],
+    suffix: str,
+    prefix: str,
+    content_type: str | None,
+    spec: IO[bytes] | None,
+) -> None:
+    """Makes a view; the same again changes nothing.
+
+    \b
+    mesh view create photos--small --match .jpg --suffix .webp \\
+        --op decode --op 'resize size=256' --op 'encode format=webp quality=80'
+    mesh view create photos--small --spec small.json
+    """
+    bucket, short = _split(name)
+    if spec is not None:
+        document = _read_spec(spec, ops)
+    else:
+        parsed = [parse_op(text) for text in ops]
+        guessed = mimetypes.guess_type(f"x{suffix}")[0] or "application/octet-stream"
+        document = views.transform_view(
+            parsed, match=match, suffix=suffix, prefix=prefix, content_type=content_type or guessed
+        )
+    with session.client() as client:
+        made = views.create_view(client.transport, bucket, short, document)
+    _show(session, made, f"{made.name} is there: read s3://{made.name}/")
+
+
+@view.command("ls")
+@click.argument("bucket", default="")
+@shared_options
+def list_all(session: Session, bucket: str) -> None:
+    """Lists your views, or those of BUCKET."""
+    with session.client() as client:
+        for found in views.list_views(client.transport, bucket):
+            _show(session, found, f"{found.name:40} {found.kind:10} {_summary(found)}")
+
+
+@view.command()
+@click.argument("name", metavar="BUCKET--NAME")
+@shared_options
+def show(session: Session, name: str) -> None:
+    """Prints a view's document, ready for `mesh view create --spec -`."""
+    with session.client() as client:
+        found = views.show_view(client.transport, name)
+    _show(session, found, json.dumps(found.view, indent=2, ensure_ascii=False))
+
+
+@view.command()
+@click.argument("name", metavar="BUCKET--NAME")
+@shared_options
+def rm(session: Session, name: str) -> None:
+    """Removes a view. Its source is not touched."""
+    with session.client() as client:
+        views.show_view(client.transport, name)  # a bucket that is no view is not removed by mistake
+        client.delete_bucket(name)
+    session.show(f"removed {name}", action="remove", view=name)
+
+
+_ARGUMENT = re.compile(r"\s+([A-Za-z_]\w*)=")
+
+
+def parse_op(text: str) -> dict[str, Any]:
+    """`resize size=[256, 320]` → {"op": "resize", "args": {"size": [256, 320]}}. A value is JSON, else text.
+
+    Raises ConfigurationError.
+    """
+    name, *rest = _ARGUMENT.split(text.strip())
+    if not name or any(mark in name for mark in " ="):
+        raise ConfigurationError(f"--op {text!r}: expected NAME KEY=VALUE …, as 'resize size=256'")
+    pairs = zip(rest[::2], rest[1::2], strict=True)
+    return {"op": name, "args": {key: _value(value) for key, value in pairs}}
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _split(name: str) -> tuple[str, str]:
+    bucket, separator, short = name.rpartition(SEPARATOR)
+    if not separator or not bucket or not short:
+        raise ConfigurationError(f"{name!r} names no view: it is BUCKET--NAME, as photos--small")
+    return bucket, short
+
+
+def _read_spec(spec: IO[bytes], ops: Sequence[str]) -> dict[str, Any]:
+    if ops:
+        raise ConfigurationError("give --spec or --op, not both")
+    try:
+        document = json.load(spec)
+    except ValueError as error:
+        raise ConfigurationError(f"{spec.name} is no JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise ConfigurationError(f"{spec.name} must hold a JSON object")
+    return document
+
+
+def _summary(found: ViewInfo) -> str:
+    return " → ".join(str(op["op"]) for op in found.view.get("ops", ()))
+
+
+def _show(session: Session, found: ViewInfo, text: str) -> None:
+    session.show(text, name=found.name, bucket=found.bucket, kind=found.kind, view=dict(found.view))

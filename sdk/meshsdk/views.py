@@ -1,0 +1,84 @@
+"""Views of a node: buckets whose objects are made of another bucket's on demand.
+
+Law: asks and reads; what a view may be is decided by the node, whose complaints name the field.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from meshsdk.errors import MeshError
+from meshsdk.transport import Request, json_request
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from meshsdk.transport import Transport
+
+
+@dataclass(frozen=True, slots=True)
+class ViewInfo:
+    """`name` is the bucket to read, `bucket` the source, `view` the canonical document."""
+
+    name: str
+    bucket: str
+    created_ms: int
+    owner: str
+    view: Mapping[str, Any]
+
+    @property
+    def kind(self) -> str:
+        return str(self.view.get("kind", ""))
+
+
+def transform_view(
+    ops: Sequence[Mapping[str, Any]],
+    *,
+    match: Sequence[str] = (),
+    suffix: str = "",
+    prefix: str = "",
+    content_type: str = "application/octet-stream",
+) -> dict[str, Any]:
+    """The document of a view that takes every object through `ops` ({"op", "args"} each)."""
+    return {
+        "kind": "transform",
+        "ops": [dict(op) for op in ops],
+        "match": list(match),
+        "suffix": suffix,
+        "prefix": prefix,
+        "content_type": content_type,
+    }
+
+
+def create_view(transport: Transport, bucket: str, name: str, view: Mapping[str, Any]) -> ViewInfo:
+    """Make the view `BUCKET--NAME`; the same again is a success. Raises ServerError naming the bad field."""
+    document = {"bucket": bucket, "name": name, "view": dict(view)}
+    return _view(transport.json(json_request("POST", "/-/views", document)))
+
+
+def list_views(transport: Transport, bucket: str = "") -> tuple[ViewInfo, ...]:
+    """The caller's views, or those of one bucket."""
+    query = f"bucket={quote(bucket, safe='')}" if bucket else ""
+    return tuple(_view(item) for item in transport.json(Request("GET", "/-/views", query))["views"])
+
+
+def show_view(transport: Transport, name: str) -> ViewInfo:
+    """Raises NotFoundError."""
+    return _view(transport.json(Request("GET", f"/-/views/{quote(name, safe='')}")))
+
+
+def _view(answer: Mapping[str, Any]) -> ViewInfo:
+    try:
+        return ViewInfo(
+            str(answer["name"]),
+            str(answer["bucket"]),
+            int(answer["created_ms"]),
+            str(answer["owner"]),
+            dict(answer["view"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise MeshError(
+            f"the view the server sent is not understood ({error!r}): upgrade the older of SDK and server"
+        ) from error
