@@ -10,7 +10,10 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from meshd.service.translation import store_errors, translate
+from meshd.service.versions import check_id
 from meshd.store.errors import StoreError
+from meshd.store.members import stamp_of
+from meshd.store.records import NULL
 from meshwire.conditions import Conditions
 from meshwire.names import KeyNameError, check_key
 from meshwire.s3.errors import S3Error
@@ -35,8 +38,10 @@ class Deleter:
         self._store, self._versions = store, versions
 
     async def delete(self, operation: DeleteObject) -> ObjectDeleted:
-        """Raises S3Error NoSuchKey (If-Match, and nothing there), PreconditionFailed."""
+        """Raises S3Error NoSuchKey (If-Match, and nothing there), PreconditionFailed, InvalidArgument."""
         bucket, key = operation.bucket, operation.key
+        if operation.version is not None:
+            check_id(operation.version)
         with store_errors():
             removed = await self._remove(bucket, key, operation.version, operation.conditions)
         await self._settle(bucket, [(key, removed)])
@@ -45,7 +50,7 @@ class Deleter:
             return ObjectDeleted(operation.version, marker=gone is not None and gone.marker)
         if removed.marker is None:
             return ObjectDeleted()
-        return ObjectDeleted(removed.marker.version or "null", marker=True)
+        return ObjectDeleted(removed.marker.version or NULL, marker=True)
 
     async def delete_many(self, operation: DeleteObjects, request: DeleteRequest) -> DeleteResult:
         """Every key is answered for itself, in the order asked; missing ones are successes."""
@@ -99,7 +104,7 @@ class Deleter:
         with store_errors():
             for key, one in removed:
                 if one.marker is not None:
-                    await self._store.delete_version(bucket, key, one.marker.version or "null")
+                    await self._store.delete_version(bucket, key, one.marker.version or NULL)
         raise S3Error("NoSuchBucket", extra={"BucketName": bucket})
 
 
@@ -108,12 +113,15 @@ def _refuse(entry: DeleteKey) -> DeleteFailure | None:
         check_key(entry.key)
     except KeyNameError as error:
         return DeleteFailure(entry.key, "InvalidArgument", str(error), entry.version or "")
+    if entry.version is not None and entry.version != NULL and stamp_of(entry.version) is None:
+        missing = "The specified version does not exist."
+        return DeleteFailure(entry.key, "NoSuchVersion", missing, entry.version)
     return None
 
 
 def _deleted(key: str, version: str | None, removed: Removed) -> DeletedKey:
     if version is None:
         marker = removed.marker
-        return DeletedKey(key, "", "" if marker is None else marker.version or "null")
+        return DeletedKey(key, "", "" if marker is None else marker.version or NULL)
     gone = removed.record
     return DeletedKey(key, version, version if gone is not None and gone.marker else "")

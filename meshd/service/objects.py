@@ -132,9 +132,8 @@ class ObjectService:
                 await writer.abort()
                 raise
         await self.settle(operation.bucket, operation.key, record)
-        version = self._versions.name(operation.bucket, record)
         extra = self._versions.expiration(operation.bucket, operation.key, record)
-        return ObjectStored(record.etag, record.checksums, record.checksum_type, version, extra)
+        return ObjectStored(record.etag, record.checksums, record.checksum_type, record.version, extra)
 
     def _precheck(self, bucket: str, key: str, conditions: Conditions | None) -> None:
         """Refuse early what the commit would refuse anyway: the body need not be sent then."""
@@ -168,7 +167,7 @@ class ObjectService:
             record.modified,
             record.checksums,
             record.checksum_type,
-            self._versions.name(operation.bucket, record),
+            record.version,
             self._versions.name(operation.source.bucket, source),
             self._versions.expiration(operation.bucket, operation.key, record),
         )

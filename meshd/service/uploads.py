@@ -174,11 +174,10 @@ class UploadService:
         return has_become([record for name, record in page.entries if name == key], parts)
 
     def _completed(self, operation: CompleteMultipartUpload, record: Record) -> CompleteResult:
-        bucket, version = operation.bucket, self._versions.name(operation.bucket, record)
-        extra = self._versions.expiration(bucket, operation.key, record)
-        return CompleteResult(
-            bucket, operation.key, record.etag, "", record.checksums, record.checksum_type, version, extra
-        )
+        bucket, key = operation.bucket, operation.key
+        sums, kind = record.checksums, record.checksum_type
+        extra = self._versions.expiration(bucket, key, record)
+        return CompleteResult(bucket, key, record.etag, "", sums, kind, record.version, extra)
 
     async def abort(self, operation: AbortMultipartUpload) -> UploadAborted:
         upload = self.existing(operation.bucket, operation.key, operation.upload_id)

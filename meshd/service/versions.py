@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 from meshd.service.expiry import expiration_header
 from meshd.service.translation import store_errors
+from meshd.store.members import stamp_of
+from meshd.store.records import NULL
 from meshwire import httpdates
 from meshwire.s3.errors import S3Error
+from meshwire.s3.queries import invalid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +47,8 @@ class Versions:
         return "" if found is None else found.versioning
 
     def name(self, bucket: str, record: Record) -> str:
-        """What x-amz-version-id says: the id, `null`, or nothing where the bucket never had versioning."""
+        """What x-amz-version-id says of a read: the id, `null`, or nothing where the bucket never had
+        versioning. A write tells an id only."""
         return record.version or ("null" if self.setting(bucket) else "")
 
     def expiration(self, bucket: str, key: str, record: Record) -> Mapping[str, str]:
@@ -56,8 +60,8 @@ class Versions:
         return {"x-amz-expiration": told} if told else NOTHING
 
     def find(self, bucket: str, key: str, version: str | None = None) -> Record:
-        """The version named, or the current one. Raises S3Error NoSuchKey, NoSuchVersion, MethodNotAllowed
-        (a delete marker asked for by its id)."""
+        """The version named, or the current one. Raises S3Error NoSuchKey, NoSuchVersion, InvalidArgument (no
+        id that could be one), MethodNotAllowed (a delete marker asked for by its id)."""
         with store_errors():
             record = (
                 self._store.get(bucket, key)
@@ -84,6 +88,7 @@ class Versions:
 
     def _missing(self, bucket: str, key: str, version: str | None) -> S3Error:
         if version is not None:
+            check_id(version)
             return S3Error("NoSuchVersion", extra={"Key": key, "VersionId": version})
         headers = {}
         if self.setting(bucket):
@@ -92,6 +97,12 @@ class Versions:
             if newest is not None and newest.marker:
                 headers = _marker_headers(newest)
         return S3Error("NoSuchKey", headers=headers, extra={"Key": key})
+
+
+def check_id(version: str) -> None:
+    """Raise S3Error InvalidArgument for what cannot be the id of a version here."""
+    if version != NULL and stamp_of(version) is None:
+        raise invalid("versionId", version, "Invalid version id specified")
 
 
 def _unreadable(marker: Record) -> S3Error:
@@ -104,4 +115,4 @@ def _unreadable(marker: Record) -> S3Error:
 
 
 def _marker_headers(marker: Record) -> dict[str, str]:
-    return {"x-amz-delete-marker": "true", "x-amz-version-id": marker.version or "null"}
+    return {"x-amz-delete-marker": "true", "x-amz-version-id": marker.version or NULL}

@@ -115,7 +115,7 @@ def test_tags_of_versions(s3: Any, bucket: str) -> None:
     for call, more in ((s3.get_object_tagging, {}), (s3.put_object_tagging, {"Tagging": as_set({})})):
         assert refused(call, **where, **more) == (404, "NoSuchKey")
         assert refused(call, VersionId=marker, **where, **more) == (405, "MethodNotAllowed")
-        assert refused(call, VersionId="A" * 16, **where, **more) == (404, "NoSuchVersion")
+        assert refused(call, VersionId="1" * 16, **where, **more) == (404, "NoSuchVersion")
 
 
 def test_tags_of_what_is_not_there(s3: Any, bucket: str) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 ALICE = Identity("alice", "Alice", "AK")
 MIB = 1 << 20
+NEVER = "0" * 15 + "1"  # a version id that was never given
 T = TypeVar("T")
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from meshd.service.attributes import attributes
 from meshwire.s3 import operations as ops
-from tests.unit.service_desk import MIB, Desk, refusal, run
+from tests.unit.service_desk import MIB, NEVER, Desk, refusal, run
 
 if TYPE_CHECKING:
     from meshwire.s3 import results as res
@@ -35,7 +35,7 @@ def test_tags_belong_to_a_version() -> None:
     for call in (desk.tags, lambda *where: desk.tag(where[0], {}, *where[1:])):
         assert refusal(call, "k").code == "NoSuchKey"
         assert refusal(call, "k", marker).code == "MethodNotAllowed"
-        assert refusal(call, "k", "never-was").code == "NoSuchVersion"
+        assert refusal(call, "k", NEVER).code == "NoSuchVersion"
         assert refusal(call, "none").code == "NoSuchKey"
 
 
@@ -123,7 +123,7 @@ def test_attributes_page_the_parts() -> None:
     assert not told(desk, "k", part_number_marker=9).parts
     desk.put("plain", b"1")
     assert told(desk, "plain").parts_count == 0
-    assert refusal(told, desk, "k", version="never-was").code == "NoSuchVersion"
+    assert refusal(told, desk, "k", version=NEVER).code == "NoSuchVersion"
 
 
 def test_a_part_comes_with_its_own_checksum() -> None:

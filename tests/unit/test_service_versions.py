@@ -9,7 +9,7 @@ from meshd.store.memory import MemoryStore
 from meshwire.conditions import Conditions
 from meshwire.s3.documents import DeleteKey
 from meshwire.s3.operations import ListObjectVersions
-from tests.unit.service_desk import Desk, refusal, run
+from tests.unit.service_desk import NEVER, Desk, refusal, run
 
 if TYPE_CHECKING:
     from meshd.store.records import Record, Removed
@@ -35,7 +35,8 @@ def test_without_versioning_nobody_hears_of_versions() -> None:
     assert desk.put("k", b"1").version == ""
     assert desk.head("k").version == ""
     assert desk.read("k", "null") == b"1"
-    assert refusal(desk.read, "k", "made-up").code == "NoSuchVersion"
+    assert refusal(desk.read, "k", "made-up").code == "InvalidArgument"
+    assert refusal(desk.read, "k", NEVER).code == "NoSuchVersion"
     assert desk.listed() == [("k", "null", True, False)]
     assert desk.delete("k").version == ""
     error = refusal(desk.read, "k")
@@ -79,7 +80,8 @@ def test_null_versions_while_suspended() -> None:
     version = desk.put("k", b"enabled").version
     assert desk.read("k", "null") == b"before"
     desk.set("Suspended")
-    assert desk.put("k", b"suspended").version == "null"
+    assert desk.put("k", b"suspended").version == ""
+    assert desk.head("k").version == "null"
     assert (desk.read("k", "null"), desk.read("k", version)) == (b"suspended", b"enabled")
     gone = desk.delete("k")
     assert (gone.version, gone.marker) == ("null", True)
@@ -141,7 +143,8 @@ def test_many_deletions_are_answered_one_by_one() -> None:
         DeleteKey("c", marker),
         DeleteKey("none"),
         DeleteKey("a", second.version, "another"),
-        DeleteKey("a", "never-was"),
+        DeleteKey("a", NEVER),
+        DeleteKey("a", "made-up"),
     )
     assert [d.key for d in result.deleted] == ["b", "a", "c", "none", "a"]
     made = {d.key: d for d in result.deleted}
@@ -151,6 +154,7 @@ def test_many_deletions_are_answered_one_by_one() -> None:
     assert (result.deleted[1].version, result.deleted[1].marker_version) == (first.version, "")
     assert [(f.key, f.code, f.version) for f in result.failures] == [
         ("a", "PreconditionFailed", second.version),
+        ("a", "NoSuchVersion", "made-up"),
     ]
     assert desk.read("a") == b"2"
     quiet = desk.delete_many(DeleteKey("a"), DeleteKey("a", second.version, "another"), quiet=True)
@@ -232,9 +236,10 @@ def test_copies_of_versions() -> None:
     marker = desk.delete("s").version
     assert refusal(desk.copy, "s", "k").code == "NoSuchKey"
     assert refusal(desk.copy, "s", "k", marker).code == "InvalidRequest"
-    assert refusal(desk.copy, "s", "k", "never-was").code == "NoSuchVersion"
+    assert refusal(desk.copy, "s", "k", NEVER).code == "NoSuchVersion"
     desk.set("Suspended")
-    assert desk.copy("s", "k", old.version).version == "null"
+    assert desk.copy("s", "k", old.version).version == ""
+    assert desk.head("k").version == "null"
 
 
 def test_completions_are_versions_and_may_be_repeated() -> None:

@@ -1,6 +1,6 @@
 """Tags of objects and buckets: the header, the document, and what makes a tag valid.
 
-Law: keys and values are measured in characters, as S3 does; the order given is kept. Invariant: whatever
+Law: keys and values are measured in characters, as S3 does; a document's order is kept. Invariant: whatever
 leaves here is valid and names no key twice.
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-tagging.html
 """
@@ -33,7 +33,7 @@ _HEADER = (
 
 
 def read_header(headers: Mapping[str, str]) -> dict[str, str]:
-    """The tags of x-amz-tagging (`a=1&b=2`); none when it is absent.
+    """The tags of x-amz-tagging (`a=1&b=2`), in order of their keys; none when it is absent.
 
     Raises S3Error: InvalidArgument, InvalidTag, BadRequest.
     """
@@ -46,7 +46,7 @@ def read_header(headers: Mapping[str, str]) -> dict[str, str]:
         raise invalid("x-amz-tagging", text, _HEADER) from None
     if len({key for key, _ in pairs}) < len(pairs):
         raise invalid("x-amz-tagging", text, _HEADER)
-    return checked(pairs, OBJECT_TAGS)
+    return checked(sorted(pairs), OBJECT_TAGS)
 
 
 def replaces_tags(headers: Mapping[str, str]) -> bool:
