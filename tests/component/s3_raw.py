@@ -47,6 +47,7 @@ class Wire:
     secret_key: str
     ca_cert: str = ""
     sockets: list[socket.socket] = field(default_factory=list)
+    session_token: str | None = None
 
     @property
     def host(self) -> str:
@@ -84,7 +85,7 @@ class Wire:
         """A signed request head. `unsigned` headers are added after signing; `drop` removes signed ones."""
         path, _, query = target.partition("?")
         given = {"host": self.host, **(headers or {})}
-        credential = Credential(self.access_key, self.secret_key)
+        credential = Credential(self.access_key, self.secret_key, self.session_token)
         request = RequestHead(method, path, query, given)
         added = sign(
             request,
