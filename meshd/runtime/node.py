@@ -84,7 +84,7 @@ def web_deps(node: Node, frames: FrameSource, audit: AuditLog | None = None) -> 
     acls = AclService(node.buckets, node.identities)
     views = ViewReader(node.store, ViewDefinitions(node.buckets, node.clock), frames)
     return WebDeps(
-        access=Access(node.identities, node.buckets, node.clock, finder(node.store)),
+        access=Access(node.buckets, node.clock, finder(node.store)),
         sessions=Sessions(node.identities, NodeSecret(node.control), node.clock),
         buckets=BucketService(node.buckets, node.store, node.clock, node.settings.region),
         objects=objects,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from meshd.control.buckets import Bucket, BucketTable
-    from meshd.control.identities import IdentityTable, Signer
+    from meshd.control.identities import Signer
     from meshd.kit.clock import Clock
     from meshd.service.facts import Find
     from meshwire.policies import Policy
@@ -146,21 +146,13 @@ class Access:
 
     def __init__(
         self,
-        identities: IdentityTable,
         buckets: BucketTable,
         clock: Clock | None = None,
         find: Find = _no_records,
     ) -> None:
-        self._identities, self._buckets = identities, buckets
+        self._buckets = buckets
         self._clock, self._find = clock or SystemClock(), find
         self._policies = CompiledPolicies()
-
-    def signer(self, access_key: str) -> Signer:
-        """Who signs with an access key. Raises S3Error InvalidAccessKeyId, for a disabled one too."""
-        signer = self._identities.find(access_key)
-        if signer is None:
-            raise S3Error("InvalidAccessKeyId", extra={"AWSAccessKeyId": access_key[:128]})
-        return signer
 
     # --- whole operations -----------------------------------------------------------------------------
 

@@ -297,6 +297,16 @@ def test_help_teaches(command: Command, words: list[str]) -> None:
         assert "meshd admin" in done.stdout.partition("Usage:")[2].partition("\n")[2]  # an example
 
 
+def test_over_https_it_believes_the_authority_it_is_told(tmp_path: Path) -> None:
+    with Daemon.start(tls=True) as node:
+        command = Command(node, tmp_path)
+        found = command.json("user", "ls", "--ca-cert", node.ca_cert)
+        assert [user["user_id"] for user in found] == ["root"]
+        assert command.json("whoami", env=command.environment() | {"MESH_CA_BUNDLE": node.ca_cert})["root"]
+        assert json.loads(command.run("sts", "--ca-cert", node.ca_cert).stdout)["Version"] == 1
+        assert "give --ca-cert FILE" in command.refusal("user", "ls")
+
+
 def test_keys_from_the_data_directory(tmp_path: Path) -> None:
     from meshd.testing.daemons import Daemon as Node
 

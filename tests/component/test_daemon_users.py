@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
+import json
 import os
 import signal
 import threading
@@ -14,6 +16,8 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+from meshd.control.embedded import EmbeddedControl
+from meshd.kit.clock import ManualClock
 from meshd.testing.daemons import Daemon, DaemonFailedError
 
 if TYPE_CHECKING:
@@ -81,6 +85,65 @@ def test_a_user_taken_out_of_the_file_is_gone_after_a_restart(tmp_path: Path) ->
         daemon.restart()
         assert not works(daemon, ANN)
         assert works(daemon, BOB)
+
+
+def test_a_reload_leaves_alone_what_the_admin_api_made_and_disabled(tmp_path: Path) -> None:
+    file = tmp_path / "users.yaml"
+    file.write_text(users(ANN, BOB))
+    with Daemon.start(args=("--users", str(file)), workers=2) as daemon:
+        daemon.request("POST", "/-/admin/users", b'{"user_id": "carol"}')
+        carols = b'{"user_id": "carol", "access_key": "CAROLKEY", "secret_key": "carols-secret-key"}'
+        daemon.request("POST", "/-/admin/keys", carols)
+        carol = ("CAROLKEY", "carols-secret-key")
+        assert daemon.request("PATCH", "/-/admin/keys/ANNKEY", b'{"enabled": false}').status == 200
+        refused = daemon.request("DELETE", "/-/admin/keys/BOBKEY")
+        assert (refused.status, json.loads(refused.body)["error"]["code"]) == (409, "NotChangeableHere")
+        expected = (True, False, True)
+        assert (works(daemon, carol), works(daemon, ANN), works(daemon, BOB)) == expected
+        os.kill(daemon.pid, signal.SIGHUP)
+        eventually(lambda: "users reloaded" in daemon.output())
+        assert (works(daemon, carol), works(daemon, ANN), works(daemon, BOB)) == expected
+        daemon.restart()
+        assert (works(daemon, carol), works(daemon, ANN), works(daemon, BOB)) == expected
+        file.write_text(users(ANN))
+        os.kill(daemon.pid, signal.SIGHUP)
+        eventually(lambda: not works(daemon, BOB))
+        assert works(daemon, carol)
+        assert "carols-secret-key" not in daemon.output()
+
+
+def test_a_node_of_an_earlier_version_keeps_its_users(tmp_path: Path) -> None:
+    """As version 0.1 left it: one document a key under `identities/`."""
+    root = {"MESHD_ROOT_ACCESS_KEY": "ROOTKEY", "MESHD_ROOT_SECRET_KEY": "roots-secret-key"}
+    file = tmp_path / "users.yaml"
+    file.write_text(users(ANN))
+
+    async def leave() -> None:
+        control = EmbeddedControl(tmp_path / "data" / "control", ManualClock())
+        for user_id, access_key, secret in (("u-ANNKEY", *ANN), ("root", "ROOTKEY", "roots-secret-key")):
+            document = {
+                "user_id": user_id,
+                "display_name": user_id.title(),
+                "email": "",
+                "access_key": access_key,
+                "secret_key": secret,
+                "root": user_id == "root",
+                "origin": "root" if user_id == "root" else "file",
+            }
+            await control.put(f"identities/{access_key}", json.dumps(document).encode())
+        await control.put("buckets/anns", b'{"name": "anns", "owner": "u-ANNKEY", "created_ms": 17}')
+        control.close()
+
+    (tmp_path / "data").mkdir(mode=0o700)
+    asyncio.run(leave())
+    with Daemon.start(tmp_path / "data", args=("--users", str(file)), env=root) as daemon:
+        with client(daemon, ANN) as s3:
+            s3.put_object(Bucket="anns", Key="k", Body=b"hers")
+        found = json.loads(daemon.request("GET", "/-/admin/users").body)["users"]
+        assert [(user["user_id"], user["origin"]) for user in found] == [
+            ("root", "root"),
+            ("u-ANNKEY", "file"),
+        ]
 
 
 def test_a_bad_users_file_is_refused_with_its_line(tmp_path: Path) -> None:

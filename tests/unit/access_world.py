@@ -7,7 +7,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from meshd.control.buckets import Bucket, BucketTable
-from meshd.control.identities import IdentityTable
 from meshd.control.memory import MemoryControl
 from meshd.kit.clock import ManualClock
 from meshd.service.access import Access, Identity, RequestContext
@@ -65,7 +64,7 @@ class World:
         self.looked = 0
         asyncio.run(self.table.create(Bucket("b", "ann", 0, **bucket)))
         asyncio.run(self.table.create(Bucket("bobs", "bob", 0)))
-        self.access = Access(IdentityTable(MemoryControl(self.clock)), self.table, self.clock, self._find)
+        self.access = Access(self.table, self.clock, self._find)
 
     def _find(self, bucket: str, key: str, version: str | None) -> Record | None:
         self.looked += 1
