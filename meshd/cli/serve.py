@@ -27,8 +27,8 @@ Example:
 \b
 Every setting is also read from MESHD_<NAME> (MESHD_DATA_DIR, MESHD_LISTEN, …) and from the
 --config file (`data-dir: ./data`). A flag wins over the environment, that over the file.
-SIGTERM stops after running requests are done; SIGHUP reads the users file again
-and opens the audit log anew.
+SIGTERM stops after running requests are done; SIGHUP reads the users file and the TLS
+pair again (that also when it changes) and opens the audit log anew.
 """
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -61,6 +62,7 @@ async def _work(node: Node, index: int, doors: Doors, trouble: Callable[[], str]
         routes += admin_routes(node, deps.sessions)
         if doors.tls is not None:
             start_chores([_tls_chore(doors.tls)], chores)
+        _heed_hangups(audit, doors.tls)
         await _serve(deps, routes, doors, index, reporter)
         await chores.aclose()
 
@@ -80,16 +82,28 @@ async def _frame_source(node: Node, doors: Doors) -> AsyncIterator[FrameSource]:
 
 @asynccontextmanager
 async def _audit_log(path: Path | None) -> AsyncIterator[AuditLog | None]:
-    """The audit log, if there is to be one; opened anew on SIGHUP."""
+    """The audit log, if there is to be one."""
     if path is None:
         yield None
         return
     audit = AuditLog(path)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, audit.reopen)
     try:
         yield audit
     finally:
         audit.close(_AUDIT_PATIENCE)
+
+
+def _heed_hangups(audit: AuditLog | None, tls: Tls | None) -> None:
+    """On SIGHUP, open the audit log and read the TLS pair anew."""
+    loop = asyncio.get_running_loop()
+
+    def again() -> None:
+        if audit is not None:
+            audit.reopen()
+        if tls is not None:
+            loop.run_in_executor(None, partial(tls.refresh, anyway=True))
+
+    loop.add_signal_handler(signal.SIGHUP, again)
 
 
 def _tls_chore(tls: Tls) -> Chore:

@@ -14,7 +14,8 @@ from aiohttp.web_protocol import RequestPayloadError
 from meshwire.checksums import BodyVerifier
 from meshwire.s3.chunked import ChunkedDecoder
 from meshwire.s3.errors import S3Error
-from meshwire.sigv4 import STREAMING_PAYLOADS
+from meshwire.sigv4 import STREAMING_PAYLOADS, UNSIGNED_PAYLOAD
+from meshwire.sigv4.claims import read_payload_hash
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -40,7 +41,7 @@ class RequestBody:
     ) -> None:
         self._request, self._head, self._signer = request, head, signer
         self._idle_seconds = idle_seconds
-        payload_hash = "" if signer.claim is None else signer.claim.payload_hash
+        payload_hash = _payload_hash(head) if signer.claim is None else signer.claim.payload_hash
         self._payload_hash = payload_hash
         self._chunked = payload_hash in STREAMING_PAYLOADS
         self._expects_continue = head.headers.get("expect", "").lower() == "100-continue"
@@ -60,10 +61,8 @@ class RequestBody:
 
     def require_length(self) -> None:
         """Raise S3Error MissingContentLength unless the client says, one way or another, where its body
-        ends."""
+        ends. An aws-chunked body says it itself, in its last chunk: its decoded length may be missing."""
         headers = self._head.headers
-        if self._chunked and "x-amz-decoded-content-length" not in headers:
-            raise S3Error("MissingContentLength")
         if "content-length" not in headers and "transfer-encoding" not in headers:
             raise S3Error("MissingContentLength")
 
@@ -187,6 +186,12 @@ class _Patience:
         if received - self._then < LEAST_RATE * passed:
             raise TimeoutError
         self._since, self._then = self._loop.time(), received
+
+
+def _payload_hash(head: RequestHead) -> str:
+    """What an unsigned request says of its body: it may be aws-chunked, too. Raises S3Error
+    InvalidArgument."""
+    return read_payload_hash(head.headers.get("x-amz-content-sha256") or UNSIGNED_PAYLOAD)
 
 
 def _length(text: str) -> int:

@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import ssl
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -50,7 +51,7 @@ class Tls:
 
     def __init__(self, files: TlsFiles, clock: Clock) -> None:
         """Loads the pair. Raises ConfigError."""
-        self._files, self._clock = files, clock
+        self._files, self._clock, self._lock = files, clock, threading.Lock()
         self._marks = _marks(files)
         self._latest = _load(files)
         self._warn()
@@ -60,14 +61,18 @@ class Tls:
     def __repr__(self) -> str:
         return f"<Tls {self._files.cert}>"
 
-    def refresh(self) -> bool:
-        """Load the pair if its files changed since the last look; whether there is a new one. A bad one is
-        logged, once, and looked at again when it changes."""
+    def refresh(self, *, anyway: bool = False) -> bool:
+        """Load the pair if its files changed since the last look (or `anyway`); whether there is a new one. A
+        bad one is logged, once, and looked at again when it changes. Safe to call from any thread."""
+        with self._lock:
+            return self._refresh(anyway)
+
+    def _refresh(self, anyway: bool) -> bool:
         try:
             marks = self._files.marks()
         except OSError:  # between two names while it is replaced; if it stays away, the old pair serves
             return False
-        if marks == self._marks:
+        if marks == self._marks and not anyway:
             return False
         self._marks = marks
         try:

@@ -341,11 +341,55 @@ def test_signed_chunks(wire: Wire, s3: Any, bucket: str, with_trailer: bool, tam
         assert s3.get_object(Bucket=bucket, Key="k")["Body"].read() == data
 
 
-def test_streaming_without_decoded_length(wire: Wire, bucket: str) -> None:
-    body = chunked_body([b"x"])
-    head = wire.head("PUT", f"/{bucket}/k", headers={"content-length": str(len(body))}, payload_hash=UNSIGNED)
-    answer = wire.exchange(head + body)
-    assert (answer.status, answer.code) == (411, "MissingContentLength")
+@pytest.mark.parametrize("framed", [False, True], ids=["content-length", "chunked twice"])
+def test_streaming_without_decoded_length(wire: Wire, s3: Any, bucket: str, framed: bool) -> None:
+    """The last chunk says where the body ends; Amazon wants the length, and some clients do not send it."""
+    data = os.urandom(300_000)
+    trailer = {"x-amz-checksum-crc32": crc32_of(data)}
+    body = chunked_body([data[:99_999], data[99_999:]], trailer)
+    fields = {"content-encoding": "aws-chunked", "x-amz-trailer": "x-amz-checksum-crc32"}
+    if framed:
+        fields["transfer-encoding"] = "chunked"
+        sent = b"".join(b"%x\r\n%s\r\n" % (len(p), p) for p in (body[:100], body[100:])) + b"0\r\n\r\n"
+    else:
+        fields["content-length"], sent = str(len(body)), body
+    head = wire.head("PUT", f"/{bucket}/k", headers=fields, payload_hash=UNSIGNED)
+    assert wire.exchange(head + sent).status == 200
+    got = s3.get_object(Bucket=bucket, Key="k", ChecksumMode="ENABLED")
+    assert (got["Body"].read(), got["ChecksumCRC32"]) == (data, crc32_of(data))
+    assert "ContentEncoding" not in got
+
+
+def test_a_part_without_decoded_length(wire: Wire, s3: Any, bucket: str) -> None:
+    upload = s3.create_multipart_upload(Bucket=bucket, Key="k")["UploadId"]
+    body = chunked_body([b"part"])
+    target = f"/{bucket}/k?partNumber=1&uploadId={upload}"
+    head = wire.head("PUT", target, headers={"content-length": str(len(body))}, payload_hash=UNSIGNED)
+    assert wire.exchange(head + body).status == 200
+    assert [part["Size"] for part in s3.list_parts(Bucket=bucket, Key="k", UploadId=upload)["Parts"]] == [4]
+
+
+def test_anybodys_chunks_are_decoded(wire: Wire, s3: Any, bucket: str) -> None:
+    """Over TLS boto3 sends them without credentials, too."""
+    statement = {
+        "Effect": "Allow",
+        "Principal": "*",
+        "Action": "s3:PutObject",
+        "Resource": f"arn:aws:s3:::{bucket}/*",
+    }
+    policy = {"Version": "2012-10-17", "Statement": [statement]}
+    s3.put_bucket_policy(Bucket=bucket, Policy=json.dumps(policy))
+    for payload, body, outcome in (
+        (UNSIGNED, chunked_body([b"anybody's"]), 200),
+        (hashlib.sha256(b"anybody's").hexdigest(), b"anybody's", 200),
+        ("0" * 64, b"anybody's", 400),
+        ("STREAMING-AWS4-HMAC-SHA256-PAYLOAD", chunked_body([b"x"]), 403),
+        ("nonsense", b"x", 400),
+    ):
+        lines = [f"PUT /{bucket}/k HTTP/1.1", "host: h", f"content-length: {len(body)}"]
+        head = "\r\n".join([*lines, f"x-amz-content-sha256: {payload}", "", ""])
+        assert wire.exchange(head.encode() + body).status == outcome
+        assert s3.get_object(Bucket=bucket, Key="k")["Body"].read() == b"anybody's"
 
 
 # --- XML ------------------------------------------------------------------------------------------------

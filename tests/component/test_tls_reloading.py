@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import ssl
 import threading
@@ -89,6 +90,13 @@ def test_a_bad_pair_is_logged_and_the_old_one_kept() -> None:
         daemon.pair.key.write_bytes(good)
         wait_until(lambda: "TLS pair reloaded" in daemon.output())
         assert served(daemon) == before
+
+
+def test_hangups_read_it_again() -> None:
+    with Daemon.start(tls=True, args=["--audit-log", "-"]) as daemon:
+        os.kill(daemon.pid, signal.SIGHUP)
+        wait_until(lambda: "TLS pair reloaded" in daemon.output())
+        assert daemon.request("GET", "/").status == 200
 
 
 def make(folder: Path) -> tuple[Authority, TlsFiles]:

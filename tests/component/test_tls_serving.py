@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import socket
 import ssl
@@ -14,6 +15,8 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
+from botocore import UNSIGNED
+from botocore.config import Config
 
 from meshd.testing.certificates import Authority
 from meshd.testing.daemons import Daemon
@@ -174,6 +177,35 @@ def negotiated(daemon: Daemon, version: ssl.TLSVersion) -> str | None:
         context.wrap_socket(sock, server_hostname=where.hostname) as secured,
     ):
         return secured.version()
+
+
+def test_policies_may_ask_for_tls(client: Any, secured: Daemon) -> None:
+    """`aws:SecureTransport` is what the connection says."""
+    policy = (
+        '{"Version":"2012-10-17","Statement":[{"Effect":"Deny","Principal":"*","Action":"s3:GetObject",'
+        '"Resource":"arn:aws:s3:::over-tls/*","Condition":{"Bool":{"aws:SecureTransport":"%s"}}},'
+        '{"Effect":"Allow","Principal":"*","Action":"s3:GetObject","Resource":"arn:aws:s3:::over-tls/*"}]}'
+    )
+    client.put_object(Bucket=BUCKET, Key="open", Body=b"open")
+    for refused, status in (("false", 200), ("true", 403)):
+        client.put_bucket_policy(Bucket=BUCKET, Policy=policy % refused)
+        with contextlib.closing(secured.connect()) as connection:
+            connection.request("GET", f"/{BUCKET}/open")
+            assert connection.getresponse().status == status
+    client.delete_bucket_policy(Bucket=BUCKET)
+
+
+def test_a_client_without_keys(client: Any, secured: Daemon) -> None:
+    """boto3 sends its bodies aws-chunked all the same."""
+    statement = {"Effect": "Allow", "Principal": "*", "Action": ["s3:GetObject", "s3:PutObject"]}
+    statement["Resource"] = f"arn:aws:s3:::{BUCKET}/open/*"
+    policy = {"Version": "2012-10-17", "Statement": [statement]}
+    client.put_bucket_policy(Bucket=BUCKET, Policy=json.dumps(policy))
+    anybody = secured.client(config=Config(signature_version=UNSIGNED))
+    anybody.put_object(Bucket=BUCKET, Key="open/k", Body=b"from anybody" * 9999)
+    assert anybody.get_object(Bucket=BUCKET, Key="open/k")["Body"].read() == b"from anybody" * 9999
+    anybody.close()
+    client.delete_bucket_policy(Bucket=BUCKET)
 
 
 def test_workers_share_the_port(tmp_path: Path) -> None:
