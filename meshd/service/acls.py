@@ -13,15 +13,13 @@ from meshwire.s3 import acls
 from meshwire.s3 import operations as ops
 from meshwire.s3.errors import S3Error
 from meshwire.s3.results import Owner
-from meshwire.s3.settings import Acl
+from meshwire.s3.settings import Acl, Grant
 
 if TYPE_CHECKING:
     from meshd.control.buckets import Bucket, BucketTable
     from meshd.control.identities import IdentityTable
-    from meshwire.s3.settings import Grant
 
 ENFORCED = "BucketOwnerEnforced"
-_HARMLESS = frozenset({"private", "bucket-owner-full-control"})
 AclOperation = (
     ops.CreateBucket
     | ops.PutObject
@@ -47,9 +45,9 @@ class AclService:
             return operation
         acl = self.resolved(operation.acl)
         if isinstance(operation, ops.CreateBucket):
-            if operation.ownership == ENFORCED and acl.canned not in _HARMLESS:
+            if operation.ownership == ENFORCED and kept_on_bucket(acl) is not None:
                 raise S3Error("InvalidBucketAclWithObjectOwnership")
-            return replace(operation, acl=kept_on_bucket(acl))
+            return replace(operation, acl=acl)
         bucket = self._buckets.get(operation.bucket)
         if bucket is not None:
             check_acl(acl, bucket)
@@ -100,11 +98,16 @@ class AclService:
 
 def check_acl(acl: Acl, bucket: Bucket) -> None:
     """Raise S3Error unless the bucket's settings allow it: AccessControlListNotSupported, AccessDenied."""
-    if bucket.ownership == ENFORCED and acl.canned not in _HARMLESS:
+    if bucket.ownership == ENFORCED and not _says_what_holds(acl, bucket.owner):
         raise S3Error("AccessControlListNotSupported")
     blocked = bucket.public_access is not None and bucket.public_access.block_public_acls
     if blocked and acls.is_public(acl):
         raise S3Error("AccessDenied", "Public ACLs are blocked on this bucket (BlockPublicAcls).")
+
+
+def _says_what_holds(acl: Acl, owner: str) -> bool:
+    """Where ACLs are switched off: that the bucket's owner, who has full control, has it."""
+    return acl.canned == "bucket-owner-full-control" or acl.grants == (Grant(owner, "FULL_CONTROL"),)
 
 
 def kept(acl: Acl | None) -> Acl | None:

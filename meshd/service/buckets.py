@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meshd.control.buckets import Bucket, BucketExistsError
+from meshd.service.acls import kept_on_bucket
 from meshd.service.translation import store_errors
 from meshd.store.errors import NoSuchUploadError
 from meshwire.s3.cors import find_rule, refused
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from meshd.kit.clock import Clock
     from meshd.service.access import Identity
     from meshd.store.interface import ObjectStore
+    from meshwire.s3.documents import NewBucket
     from meshwire.s3.operations import (
         CreateBucket,
         DeleteBucket,
@@ -48,23 +50,22 @@ class BucketService:
     ) -> None:
         self._table, self._store, self._clock, self._region = table, store, clock, region
 
-    async def create(
-        self, operation: CreateBucket, identity: Identity, location: str | None
-    ) -> BucketCreated:
-        """One's own bucket again is a success, as S3 has it in us-east-1. Raises S3Error
-        BucketAlreadyExists."""
+    async def create(self, operation: CreateBucket, identity: Identity, new: NewBucket) -> BucketCreated:
+        """One's own bucket again is a success, as S3 has it in us-east-1, unless other rights to it are asked
+        for. Raises S3Error BucketAlreadyExists."""
         bucket = Bucket(
             operation.bucket,
             identity.user_id,
             self._clock.now_ms(),
-            location or self._region,
-            acl=operation.acl,
+            new.location or self._region,
+            tags=dict(new.tags) or None,
+            acl=None if operation.acl is None else kept_on_bucket(operation.acl),
             ownership=operation.ownership or "",
         )
         try:
             await self._table.create(bucket)
         except BucketExistsError as error:
-            if error.bucket is None or error.bucket.owner != identity.user_id:
+            if error.bucket is None or not _asks_for(error.bucket, bucket, operation):
                 raise S3Error("BucketAlreadyExists", extra={"BucketName": bucket.name}) from error
         return BucketCreated(bucket.name)
 
@@ -144,3 +145,12 @@ class BucketService:
             await self._table.create(bucket)
         except BucketExistsError:  # someone made it anew in between
             return
+
+
+def _asks_for(present: Bucket, wanted: Bucket, operation: CreateBucket) -> bool:
+    """Whether `present` is what the operation would make, as far as it says."""
+    if operation.acl is not None and wanted.acl != present.acl:
+        return False
+    if operation.ownership is not None and wanted.ownership != present.ownership:
+        return False
+    return wanted.owner == present.owner

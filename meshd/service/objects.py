@@ -122,7 +122,7 @@ class ObjectService:
                     metadata=dict(operation.headers.metadata),
                     checksums=dict(digest.checksums),
                     checksum_type="FULL_OBJECT",
-                    owner=identity.user_id,
+                    owner=self._versions.owner(operation.bucket, identity.user_id, operation.acl),
                     tags=dict(operation.tags),
                     acl=operation.acl,
                 )
@@ -178,7 +178,8 @@ class ObjectService:
         setting = self._versions.setting(bucket)
         checked_source(source, operation, MAX_PUT_BYTES, versioned=bool(setting))
         rehashed = await rehash(self._store, source, operation.checksum_algorithm)
-        meta = copied_meta(rehashed, operation, identity.user_id)
+        owner = self._versions.owner(bucket, identity.user_id, operation.acl)
+        meta = copied_meta(rehashed, operation, owner)
         record = await self._store.link(bucket, key, rehashed, meta, operation.conditions, versioning=setting)
         return source, record
 

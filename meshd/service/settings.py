@@ -16,8 +16,10 @@ from meshwire.policies.parsing import MAX_POLICY_BYTES
 from meshwire.s3 import lifecycledocuments, listings, tagging
 from meshwire.s3 import settingdocuments as docs
 from meshwire.s3.acls import grants_of
+from meshwire.s3.acls import is_public as is_public_acl
 from meshwire.s3.errors import S3Error
 from meshwire.s3.results import SettingDocument, SettingStored
+from meshwire.s3.settings import PublicAccessBlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -144,13 +146,9 @@ def _put_cors(body: bytes) -> Change:
 
 
 def _get_policy(bucket: Bucket) -> SettingDocument:
-    return SettingDocument(_policy_text(bucket).encode(), "application/json")
-
-
-def _policy_text(bucket: Bucket) -> str:
     if not bucket.policy:
         raise S3Error("NoSuchBucketPolicy", extra={"BucketName": bucket.name})
-    return bucket.policy
+    return SettingDocument(bucket.policy.encode(), "application/json")
 
 
 def _put_policy(body: bytes) -> Change:
@@ -178,8 +176,11 @@ def _read_policy(text: str | bytes, bucket: str) -> Policy:
 
 
 def _get_policy_status(bucket: Bucket) -> SettingDocument:
-    policy = _read_policy(_policy_text(bucket), bucket.name)
-    return SettingDocument(docs.policy_status(public=is_public(policy)))
+    """Whether anything makes the bucket public: its policy, or an ACL that counts."""
+    block = bucket.public_access or PublicAccessBlock()
+    by_acl = is_public_acl(bucket.acl) and bucket.ownership != ENFORCED and not block.ignore_public_acls
+    by_policy = bool(bucket.policy) and is_public(_read_policy(bucket.policy, bucket.name))
+    return SettingDocument(docs.policy_status(public=by_acl or by_policy))
 
 
 # --- access -----------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ class UploadService:
                 metadata=dict(operation.headers.metadata),
                 checksum_algorithm=algorithm,
                 checksum_type=kind,
-                owner=identity.user_id,
+                owner=self._versions.owner(operation.bucket, identity.user_id, operation.acl),
                 tags=dict(operation.tags),
                 acl=operation.acl,
             )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
     from meshwire.s3.operations import CopySource
-    from meshwire.s3.settings import Versioning
+    from meshwire.s3.settings import Acl, Versioning
 
 
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -50,6 +50,14 @@ class Versions:
         """What x-amz-version-id says of a read: the id, `null`, or nothing where the bucket never had
         versioning. A write tells an id only."""
         return record.version or ("null" if self.setting(bucket) else "")
+
+    def owner(self, bucket: str, writer: str, acl: Acl | None) -> str:
+        """Who owns what `writer` writes with this ACL: the bucket's owner, where its ownership says so."""
+        found = self._buckets.get(bucket)
+        if found is None or found.ownership in {"", "ObjectWriter"}:
+            return writer
+        given = acl is not None and acl.canned == "bucket-owner-full-control"
+        return found.owner if given or found.ownership == "BucketOwnerEnforced" else writer
 
     def expiration(self, bucket: str, key: str, record: Record) -> Mapping[str, str]:
         """x-amz-expiration of a current object, where a lifecycle rule will remove it."""

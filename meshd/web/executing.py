@@ -104,9 +104,9 @@ class Executor:
 
     async def _create_bucket(self, call: Call) -> Result:
         document = await call.body.whole(_NO_DIGESTS, self._deps.http.max_xml_bytes)
-        location = documents.parse_create_bucket(document)
+        new = documents.parse_create_bucket(document)
         operation = cast("ops.CreateBucket", call.operation)
-        return await self._deps.buckets.create(operation, call.identity, location or None)
+        return await self._deps.buckets.create(operation, call.identity, new)
 
     async def _head_bucket(self, call: Call) -> Result:
         return self._deps.buckets.head(cast("ops.HeadBucket", call.operation))

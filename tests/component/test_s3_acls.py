@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ ALICE = {"Type": "CanonicalUser", "ID": "id-alice", "DisplayName": "Alice"}
 BOB = {"Type": "CanonicalUser", "ID": "id-bob", "DisplayName": "Bob"}
 EVERYONE = {"Type": "Group", "URI": ALL_USERS}
 SIGNED_IN = {"Type": "Group", "URI": AUTHENTICATED_USERS}
+SIGNED_IN_READS = {"Grantee": SIGNED_IN, "Permission": "READ"}
 OWNERS = {"Grantee": ALICE, "Permission": "FULL_CONTROL"}
 
 
@@ -44,16 +46,20 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield daemon
 
 
-@pytest.fixture(scope="module")
-def alice(shared: Daemon) -> Any:
+def client_of(daemon: Daemon, name: str) -> Any:
     return boto3.client(
         "s3",
-        endpoint_url=shared.endpoint,
-        aws_access_key_id="AKALICE",
-        aws_secret_access_key="secret-of-alice",
+        endpoint_url=daemon.endpoint,
+        aws_access_key_id=f"AK{name.upper()}",
+        aws_secret_access_key=f"secret-of-{name}",
         region_name="us-east-1",
         config=Config(retries={"total_max_attempts": 1}),
     )
+
+
+@pytest.fixture(scope="module")
+def alice(shared: Daemon) -> Any:
+    return client_of(shared, "alice")
 
 
 @pytest.fixture
@@ -90,7 +96,7 @@ CANNED = [
 @pytest.mark.parametrize(("canned", "others"), CANNED)
 def test_grants_of_a_canned_acl(alice: Any, bucket: str, canned: str, others: list[dict[str, Any]]) -> None:
     alice.put_bucket_acl(Bucket=bucket, ACL=canned)
-    assert grants(alice.get_bucket_acl(Bucket=bucket)) == [OWNERS, *others]
+    assert grants(alice.get_bucket_acl(Bucket=bucket)) == [*others, OWNERS]
 
 
 def test_a_bucket_is_created_with_an_acl(alice: Any) -> None:
@@ -107,11 +113,11 @@ def test_grants_in_headers_and_documents_read_back(alice: Any, bucket: str) -> N
     )
     answer = alice.get_bucket_acl(Bucket=bucket)
     assert grants(answer) == [
-        OWNERS,
-        {"Grantee": SIGNED_IN, "Permission": "READ"},
+        SIGNED_IN_READS,
         {"Grantee": BOB, "Permission": "READ"},
+        OWNERS,
     ]
-    policy = {"Owner": answer["Owner"], "Grants": [*answer["Grants"][1:], OWNERS]}
+    policy = {"Owner": answer["Owner"], "Grants": [SIGNED_IN_READS, OWNERS]}
     alice.put_bucket_acl(Bucket=bucket, AccessControlPolicy=policy)
     assert grants(alice.get_bucket_acl(Bucket=bucket)) == policy["Grants"]
 
@@ -206,8 +212,10 @@ def test_acls_are_switched_off_by_ownership(alice: Any, bucket: str) -> None:
     assert refusal(lambda: alice.put_bucket_acl(Bucket=bucket, ACL="public-read")) == off
     assert refusal(lambda: alice.put_object(Bucket=bucket, Key="k", ACL="public-read")) == off
     assert refusal(lambda: alice.put_object(Bucket=bucket, Key="k", GrantRead="id=id-bob")) == off
+    assert refusal(lambda: alice.put_object(Bucket=bucket, Key="k", ACL="private")) == off
     alice.put_object(Bucket=bucket, Key="k", ACL="bucket-owner-full-control")
-    alice.put_object(Bucket=bucket, Key="k", ACL="private")
+    alice.put_object(Bucket=bucket, Key="k", GrantFullControl="id=id-alice")
+    alice.put_object(Bucket=bucket, Key="k")
     assert grants(alice.get_bucket_acl(Bucket=bucket)) == [OWNERS]
     alice.delete_bucket_ownership_controls(Bucket=bucket)
     assert refusal(lambda: alice.get_bucket_ownership_controls(Bucket=bucket)) == missing
@@ -222,6 +230,46 @@ def test_a_bucket_is_created_with_ownership(alice: Any) -> None:
     assert rules == [{"ObjectOwnership": "BucketOwnerPreferred"}]
 
 
+def test_a_bucket_created_again_with_other_rights(alice: Any, bucket: str) -> None:
+    """What cannot be done is not answered as if it were: the ACL of a bucket that is there stays."""
+    alice.create_bucket(Bucket=bucket)
+    alice.create_bucket(Bucket=bucket, ACL="private")
+    for other in ({"ACL": "public-read"}, {"ObjectOwnership": "BucketOwnerEnforced"}):
+        again = refusal(lambda more=other: alice.create_bucket(Bucket=bucket, **more))  # type: ignore[misc]
+        assert again == (409, "BucketAlreadyExists")
+    alice.put_bucket_acl(Bucket=bucket, ACL="public-read")
+    alice.create_bucket(Bucket=bucket)
+    assert refusal(lambda: alice.create_bucket(Bucket=bucket, ACL="private")) == (409, "BucketAlreadyExists")
+    assert len(grants(alice.get_bucket_acl(Bucket=bucket))) == 2
+
+
+def test_who_owns_what_others_write(shared: Daemon, alice: Any, bucket: str) -> None:
+    bob = client_of(shared, "bob")
+    alice.put_bucket_acl(Bucket=bucket, GrantFullControl="id=id-alice", GrantWrite="id=id-bob")
+
+    def owner(key: str, **more: Any) -> str:
+        bob.put_object(Bucket=bucket, Key=key, Body=b"x", **more)
+        entries = alice.list_objects_v2(Bucket=bucket, Prefix=key, FetchOwner=True)["Contents"]
+        return str(entries[0]["Owner"]["ID"])
+
+    assert (owner("a"), owner("a", ACL="bucket-owner-full-control")) == ("id-bob", "id-bob")
+    preferred = {"Rules": [{"ObjectOwnership": "BucketOwnerPreferred"}]}
+    alice.put_bucket_ownership_controls(Bucket=bucket, OwnershipControls=preferred)
+    assert (owner("a"), owner("a", ACL="bucket-owner-full-control")) == ("id-bob", "id-alice")
+    alice.put_bucket_acl(Bucket=bucket, ACL="private")
+    enforced = {"Rules": [{"ObjectOwnership": "BucketOwnerEnforced"}]}
+    alice.put_bucket_ownership_controls(Bucket=bucket, OwnershipControls=enforced)
+    statement = {
+        "Effect": "Allow",
+        "Principal": {"AWS": "id-bob"},
+        "Action": "s3:PutObject",
+        "Resource": f"arn:aws:s3:::{bucket}/*",
+    }
+    policy = {"Version": "2012-10-17", "Statement": [statement]}
+    alice.put_bucket_policy(Bucket=bucket, Policy=json.dumps(policy))
+    assert owner("a") == "id-alice"
+
+
 # --- objects ------------------------------------------------------------------------------------------------
 
 
@@ -230,13 +278,13 @@ def test_grants_of_an_objects_canned_acl(
     alice: Any, bucket: str, canned: str, others: list[dict[str, Any]]
 ) -> None:
     alice.put_object(Bucket=bucket, Key="k", Body=b"x", ACL=canned)
-    assert grants(alice.get_object_acl(Bucket=bucket, Key="k")) == [OWNERS, *others]
+    assert grants(alice.get_object_acl(Bucket=bucket, Key="k")) == [*others, OWNERS]
     alice.copy_object(Bucket=bucket, Key="copy", CopySource=f"{bucket}/k", ACL=canned)
-    assert grants(alice.get_object_acl(Bucket=bucket, Key="copy")) == [OWNERS, *others]
+    assert grants(alice.get_object_acl(Bucket=bucket, Key="copy")) == [*others, OWNERS]
     alice.put_object_acl(Bucket=bucket, Key="copy", ACL="private")
     assert grants(alice.get_object_acl(Bucket=bucket, Key="copy")) == [OWNERS]
     alice.put_object_acl(Bucket=bucket, Key="copy", ACL=canned)
-    assert grants(alice.get_object_acl(Bucket=bucket, Key="copy")) == [OWNERS, *others]
+    assert grants(alice.get_object_acl(Bucket=bucket, Key="copy")) == [*others, OWNERS]
 
 
 def test_a_copy_is_private_whatever_its_source_is(alice: Any, bucket: str) -> None:
@@ -258,8 +306,8 @@ def test_an_objects_grants_read_back(alice: Any, bucket: str) -> None:
         Bucket=bucket, Key="k", Body=b"x", GrantFullControl="id=id-alice", GrantReadACP="id=id-bob"
     )
     answer = alice.get_object_acl(Bucket=bucket, Key="k")
-    assert grants(answer) == [OWNERS, {"Grantee": BOB, "Permission": "READ_ACP"}]
-    policy = {"Owner": answer["Owner"], "Grants": [OWNERS, {"Grantee": EVERYONE, "Permission": "READ"}]}
+    assert grants(answer) == [{"Grantee": BOB, "Permission": "READ_ACP"}, OWNERS]
+    policy = {"Owner": answer["Owner"], "Grants": [{"Grantee": EVERYONE, "Permission": "READ"}, OWNERS]}
     before = alice.head_object(Bucket=bucket, Key="k")
     alice.put_object_acl(Bucket=bucket, Key="k", AccessControlPolicy=policy)
     assert grants(alice.get_object_acl(Bucket=bucket, Key="k")) == policy["Grants"]
@@ -287,7 +335,8 @@ def test_the_acl_of_a_version(alice: Any, bucket: str) -> None:
     assert of_marker == (405, "MethodNotAllowed")
     put = refusal(lambda: alice.put_object_acl(Bucket=bucket, Key="k", VersionId=marker, ACL="private"))
     assert put == (405, "MethodNotAllowed")
-    gone = refusal(lambda: alice.get_object_acl(Bucket=bucket, Key="k", VersionId="0" * 32))
+    other = alice.put_object(Bucket=bucket, Key="other", Body=b"2")["VersionId"]
+    gone = refusal(lambda: alice.get_object_acl(Bucket=bucket, Key="k", VersionId=other))
     assert gone == (404, "NoSuchVersion")
 
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from botocore.exceptions import ClientError
 
+from meshd.testing.daemons import Daemon
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.component.s3_raw import Wire
 
@@ -140,6 +145,57 @@ def test_tags(s3: Any, bucket: str) -> None:
     assert refusal(lambda: s3.get_bucket_tagging(Bucket=bucket)) == missing
 
 
+def test_a_bucket_is_created_with_tags(s3: Any) -> None:
+    name = f"tagged-{uuid.uuid4().hex[:20]}"
+    tags = [{"Key": "team", "Value": "vision"}]
+    s3.create_bucket(Bucket=name, CreateBucketConfiguration={"Tags": tags})
+    assert s3.get_bucket_tagging(Bucket=name)["TagSet"] == tags
+    s3.delete_bucket(Bucket=name)
+    directory = {"Location": {"Type": "AvailabilityZone", "Name": "a"}}
+    refused = refusal(lambda: s3.create_bucket(Bucket=name, CreateBucketConfiguration=directory))
+    assert refused == (501, "NotImplemented")
+
+
+def test_settings_changed_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
+    """By two processes: each change is made to what is there, not to what was there."""
+    with Daemon.start(tmp_path / "data", workers=2) as daemon:
+        client = daemon.client()
+        client.create_bucket(Bucket="shared")
+        rule = {"AllowedMethods": ["GET"], "AllowedOrigins": ["*"]}
+        changes: list[Callable[[Any], Any]] = [
+            lambda s3: s3.put_bucket_tagging(
+                Bucket="shared", Tagging={"TagSet": [{"Key": "a", "Value": "b"}]}
+            ),
+            lambda s3: s3.put_bucket_cors(Bucket="shared", CORSConfiguration={"CORSRules": [rule]}),
+            lambda s3: s3.put_bucket_policy(Bucket="shared", Policy=policy("shared")),
+            lambda s3: s3.put_bucket_acl(Bucket="shared", ACL="public-read"),
+            lambda s3: s3.put_bucket_versioning(
+                Bucket="shared", VersioningConfiguration={"Status": "Enabled"}
+            ),
+        ]
+        removals = ["delete_bucket_tagging", "delete_bucket_cors", "delete_bucket_policy"]
+
+        def again(change: Callable[[Any], Any]) -> None:
+            own = daemon.client()  # a connection of its own: the kernel deals them out to both workers
+            for _ in range(10):
+                change(own)
+            own.close()
+
+        with ThreadPoolExecutor(len(changes)) as pool:
+            list(pool.map(again, changes))
+        assert client.get_bucket_tagging(Bucket="shared")["TagSet"]
+        assert client.get_bucket_cors(Bucket="shared")["CORSRules"] == [rule]
+        assert client.get_bucket_policy_status(Bucket="shared")["PolicyStatus"]["IsPublic"]
+        assert len(client.get_bucket_acl(Bucket="shared")["Grants"]) == 2
+        assert client.get_bucket_versioning(Bucket="shared")["Status"] == "Enabled"
+        with ThreadPoolExecutor(len(removals)) as pool:
+            list(pool.map(lambda name: getattr(client, name)(Bucket="shared"), removals))
+        for missing in ("get_bucket_tagging", "get_bucket_cors", "get_bucket_policy"):
+            status, _ = refusal(lambda call=missing: getattr(client, call)(Bucket="shared"))  # type: ignore[misc]
+            assert status == 404
+        client.close()
+
+
 # --- policies ---------------------------------------------------------------------------------------------
 
 
@@ -156,7 +212,7 @@ def policy(bucket: str, principal: Any = "*", **condition: Any) -> str:
 def test_policy(s3: Any, bucket: str) -> None:
     missing = (404, "NoSuchBucketPolicy")
     assert refusal(lambda: s3.get_bucket_policy(Bucket=bucket)) == missing
-    assert refusal(lambda: s3.get_bucket_policy_status(Bucket=bucket)) == missing
+    assert s3.get_bucket_policy_status(Bucket=bucket)["PolicyStatus"] == {"IsPublic": False}
     text = policy(bucket)
     s3.put_bucket_policy(Bucket=bucket, Policy=text)
     assert s3.get_bucket_policy(Bucket=bucket)["Policy"] == text
@@ -168,6 +224,19 @@ def test_policy(s3: Any, bucket: str) -> None:
     s3.delete_bucket_policy(Bucket=bucket)
     assert refusal(lambda: s3.get_bucket_policy(Bucket=bucket)) == missing
     s3.delete_bucket_policy(Bucket=bucket)
+
+
+def test_a_bucket_is_public_by_its_acl_too(s3: Any, bucket: str) -> None:
+    def public() -> bool:
+        return bool(s3.get_bucket_policy_status(Bucket=bucket)["PolicyStatus"]["IsPublic"])
+
+    s3.put_bucket_acl(Bucket=bucket, ACL="authenticated-read")
+    assert public()
+    block = {"IgnorePublicAcls": True}
+    s3.put_public_access_block(Bucket=bucket, PublicAccessBlockConfiguration=block)
+    assert not public()
+    s3.put_bucket_policy(Bucket=bucket, Policy=policy(bucket))
+    assert public()
 
 
 def test_policies_that_are_refused(s3: Any, bucket: str) -> None:

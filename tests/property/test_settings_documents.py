@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from collections import Counter
 from typing import TYPE_CHECKING, Literal
 
 import pytest
@@ -17,7 +18,6 @@ from meshwire.s3.settings import (
     ALL_USERS,
     AUTHENTICATED_USERS,
     OWNERSHIPS,
-    Acl,
     CorsRule,
     Grant,
     LifecycleRule,
@@ -92,7 +92,9 @@ grants = st.builds(Grant, ids | st.sampled_from([ALL_USERS, AUTHENTICATED_USERS]
 @given(ids, st.lists(grants, max_size=5).map(tuple))
 def test_acls_are_read_back(owner: str, given_: tuple[Grant, ...]) -> None:
     body = acls.write_acl(Owner(owner, "name"), given_, {}).encode()
-    assert acls.parse_acl(body) == acls.AclDocument(owner, Acl("", given_))
+    read = acls.parse_acl(body)
+    assert read.owner == owner
+    assert Counter(read.acl.grants) == Counter(given_)
 
 
 @given(st.lists(grants, min_size=1, max_size=5))

@@ -110,8 +110,8 @@ def test_refused_completions(body: bytes, code: str) -> None:
 def test_location_constraint() -> None:
     inner = b"<LocationConstraint>eu-west-1</LocationConstraint>"
     body = b"<CreateBucketConfiguration %s>" + inner + b"</CreateBucketConfiguration>"
-    assert parse_create_bucket(body % XMLNS) == "eu-west-1"
-    assert parse_create_bucket(b"") == ""
+    assert parse_create_bucket(body % XMLNS) == ("eu-west-1", {})
+    assert parse_create_bucket(b"") == ("", {})
     with pytest.raises(S3Error, match="InvalidLocationConstraint"):
         parse_create_bucket(body.replace(b"eu-west-1", b"a&lt;b") % XMLNS)
 

@@ -31,11 +31,11 @@ _CANNED = frozenset(get_args(CannedAcl))
 _UNBUILT = frozenset({"aws-exec-read", "log-delivery-write"})
 _PERMISSIONS = frozenset(get_args(Permission))
 _GRANT_HEADERS: Mapping[str, Permission] = {
-    "x-amz-grant-full-control": "FULL_CONTROL",
     "x-amz-grant-read": "READ",
     "x-amz-grant-write": "WRITE",
     "x-amz-grant-read-acp": "READ_ACP",
     "x-amz-grant-write-acp": "WRITE_ACP",
+    "x-amz-grant-full-control": "FULL_CONTROL",
 }
 _ACL_HEADERS = frozenset({"x-amz-acl", *_GRANT_HEADERS})
 _GRANTEE = re.compile(r'\s*(id|uri|emailAddress)\s*=\s*(?:"([^"]*)"|([^",\s]*))\s*\Z', re.IGNORECASE)
@@ -165,8 +165,10 @@ def _parse_grant(element: Element) -> Grant:
 
 
 def write_acl(owner: Owner, grants: tuple[Grant, ...], names: Mapping[str, str]) -> str:
-    """The document of GetBucketAcl and GetObjectAcl; `names` are the display names of user ids."""
-    listed = "".join(_grant(grant, names) for grant in grants)
+    """The document of GetBucketAcl and GetObjectAcl, groups first; `names` are the display names of user
+    ids."""
+    ordered = sorted(grants, key=lambda grant: grant.grantee not in GROUPS)
+    listed = "".join(_grant(grant, names) for grant in ordered)
     return listings.root(
         "AccessControlPolicy",
         listings.owner("Owner", owner),

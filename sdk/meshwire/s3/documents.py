@@ -12,7 +12,7 @@ from urllib.parse import unquote_plus
 
 from meshwire import etags, httpdates
 from meshwire.checksums import ALGORITHMS, decode
-from meshwire.s3 import fields, results
+from meshwire.s3 import fields, results, tagging
 from meshwire.s3.elements import read
 from meshwire.s3.errors import CODES, S3Error
 from meshwire.s3.queries import MAX_VERSION
@@ -103,16 +103,27 @@ def _completed_part(element: Element) -> CompletedPart:
     return CompletedPart(int(number), etag, checksums)
 
 
-def parse_create_bucket(body: bytes) -> str:
-    """The location constraint of a CreateBucket body; empty when there is none. Raises S3Error:
-    MalformedXML."""
+class NewBucket(NamedTuple):
+    """What the body of CreateBucket says."""
+
+    location: str = ""
+    tags: Mapping[str, str] = {}
+
+
+def parse_create_bucket(body: bytes) -> NewBucket:
+    """Raises S3Error: MalformedXML, InvalidLocationConstraint, InvalidTag, NotImplemented (directory
+    buckets)."""
     if not body.strip():
-        return ""
+        return NewBucket()
     root = read(body, root="CreateBucketConfiguration", max_bytes=MAX_REQUEST_BYTES)
     location = root.get("LocationConstraint").strip()
     if len(location) > 64 or not all(c.isalnum() or c in "-_" for c in location) or not location.isascii():
         raise S3Error("InvalidLocationConstraint", extra={"LocationConstraint": location[:64]})
-    return location
+    if root.first("Location") is not None or root.first("Bucket") is not None:
+        raise S3Error("NotImplemented", "Directory buckets are not implemented.")
+    listed = root.first("Tags")
+    tags = () if listed is None else [(e.get("Key"), e.get("Value")) for e in listed.all("Tag")]
+    return NewBucket(location, tagging.checked(tags, tagging.BUCKET_TAGS))
 
 
 # --- answers, read by the SDK ------------------------------------------------------------------------
