@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test check compat fuzz bench format clean
+.PHONY: help demo test check compat conformance fuzz bench format clean
 help:            ## what each verb does
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -30,6 +30,9 @@ check: $(STAMP)  ## lint, types, architecture
 
 compat: $(STAMP) ## fifteen unmodified S3 clients over HTTP and TLS, a matrix; writes docs/compatibility.md
 	@$(BIN)/python -m tests.compat
+
+conformance: $(STAMP) ## SUITE=path of a checkout of ceph's s3-tests, over HTTP and TLS, against the known failures
+	@$(BIN)/python -m tests.compat.conformance $(SUITE)
 
 MINUTES ?= 5
 fuzz: $(STAMP)   ## the parsers, for MINUTES=n altogether; guided by coverage where atheris has a wheel
