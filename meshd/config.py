@@ -117,6 +117,8 @@ class NodeSettings:
     """YAML list of users; read at start and on SIGHUP."""
     hang_timeout: float = 60.0
     """Seconds after which a process whose event loop stands still is killed and replaced."""
+    view_cache_bytes: int = 10 << 30
+    """Results of views kept on the disks; the oldest go beyond."""
     lifecycle_interval: float = 900.0
     """Seconds from one look for what lifecycle rules remove to the next."""
     stale_upload_days: int = 7
@@ -294,6 +296,7 @@ OPTIONS: Mapping[str, Option] = {
         Option("workers", _positive, lambda: min(4, cores())),
         Option("transforms", _positive, cores),
         Option("frame-cache", _at_least(1 << 20), lambda: 1 << 30),
+        Option("view-cache", _at_least(1 << 20), lambda: 10 << 30),
         Option("lifecycle-interval", _seconds, lambda: 900.0),
         Option("stale-uploads", _days, lambda: 7),
         Option("users", _path, lambda: None),
@@ -404,6 +407,7 @@ def _assemble(values: Mapping[str, object]) -> NodeSettings:
         transform=TransformSettings(value["transforms"], value["frame-cache"]),
         workers=value["workers"],
         users_file=value["users"],
+        view_cache_bytes=value["view-cache"],
         lifecycle_interval=value["lifecycle-interval"],
         stale_upload_days=value["stale-uploads"],
         audit_log=value["audit-log"],

@@ -44,6 +44,7 @@ pair again (that also when it changes) and opens the audit log anew.
 @click.option("--transforms", metavar="N", help="Processes that decode and augment.  [cores]")
 @click.option("--frame-cache", metavar="SIZE", help="Memory for finished batches.  [1GiB]")
 @click.option("--durability", metavar="MODE", help="commit, or relaxed for caches.  [commit]")
+@click.option("--view-cache", metavar="SIZE", help="Disk for results of views.  [10GiB]")
 @click.option("--lifecycle-interval", metavar="SECONDS", help="Between looks for what expires.  [900]")
 @click.option("--stale-uploads", metavar="DAYS", help="Abort uploads this old; 0 never.  [7]")
 @click.option("--users", metavar="FILE", help="YAML list of users.")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from meshd.service.lifecycle import Lifecycle
+from meshd.service.views.keeping import ResultKeeper
 from meshd.store.errors import StoreError
 from meshd.telemetry import metrics
 
@@ -60,7 +61,9 @@ def node_chores(node: Node) -> list[Chore]:
     """What is done once a node: the steward's."""
     settings = node.settings
     lifecycle = Lifecycle(node.store, node.buckets, node.control, node.clock, settings.stale_upload_days)
+    results = ResultKeeper(node.store, settings.view_cache_bytes)
     return [
+        Chore("view results", 60.0, results.sweep),
         Chore("lifecycle", settings.lifecycle_interval, lifecycle.sweep),
         Chore("measure", 15.0, lambda: asyncio.to_thread(measure, node)),
         Chore("compact", 60.0, lambda: compact(node.store, node.clock)),

@@ -46,6 +46,9 @@ transform_seconds = _histogram("meshd_transform_seconds", "Transform time of one
 transform_failures = _counter("meshd_transform_failures_total", "Samples no transform could read.", "op")
 transform_queue = _gauge("meshd_transform_queue_rows", "Rows waiting for a transform process.")
 frames = _counter("meshd_frames_total", "Batch frames asked for; result is hit, joined or miss.", "result")
+view_results = _counter("meshd_view_results_total", "Results of views asked for; hit or miss.", "result")
+view_results_evicted = _counter("meshd_view_results_evicted_total", "Results removed to make room.")
+view_result_bytes = _gauge("meshd_view_result_bytes", "Results of views on the disks.", mode="mostrecent")
 frame_cache_bytes = _gauge("meshd_frame_cache_bytes", "Shared memory held by finished batches.")
 
 # store, as the steward measures it

@@ -110,6 +110,17 @@ class S3Endpoint:
         rendered = render(call.operation, result, trace.request_id)
         return Reply(rendered.status, [*rendered.headers, *trace.also], rendered.body, self._now())
 
+    async def _find(self, asked: ops.GetObject) -> tuple[ops.GetObject, Found]:
+        """What is answered, and where it lies: for a view, the object that holds the result."""
+        operation = cast("ops.GetObject", await self._deps.views.redirected(asked))
+        try:
+            return operation, self._deps.objects.find(operation)
+        except S3Error as error:
+            if operation is asked or error.code != "NoSuchKey":
+                raise
+        operation = cast("ops.GetObject", await self._deps.views.redirected(asked))  # evicted in between
+        return operation, self._deps.objects.find(operation)
+
     async def _get(
         self,
         request: MeshRequest,
@@ -121,8 +132,7 @@ class S3Endpoint:
         if asked.overrides and identity is ANYONE:
             raise S3Error("InvalidRequest", _ANONYMOUS_OVERRIDES)
         objects = self._deps.objects
-        operation = cast("ops.GetObject", await self._deps.views.redirected(asked))
-        found = objects.find(operation)
+        operation, found = await self._find(asked)
         if found.head.tag_count and not self._deps.access.may_count_tags(identity, asked, context):
             found = replace(found, head=replace(found.head, tag_count=0))
         status, headers = object_answer(operation, found, trace)

@@ -22,6 +22,7 @@ from meshd.service.translation import store_errors
 from meshd.service.views.definitions import draws
 from meshd.store.errors import ConditionFailedError
 from meshd.store.records import Meta
+from meshd.telemetry import metrics
 from meshwire import checksums
 from meshwire.conditions import Conditions
 from meshwire.documents import canonical_json
@@ -130,7 +131,9 @@ class ViewReader:
 
     async def _made(self, view: TransformView, origin: str, source: Record) -> str:
         place = result_key(view, origin, source)
-        if self._store.get(RESERVED_BUCKET, place) is None:
+        made = self._store.get(RESERVED_BUCKET, place) is not None
+        metrics.view_results.labels("hit" if made else "miss").inc()
+        if not made:
             await self._make(view, origin, source, place)
         return place
 

@@ -1,0 +1,48 @@
+"""What of a view's results stays when they exceed their room."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshd.assembly.catalog import RESERVED_BUCKET
+from meshd.kit.clock import ManualClock
+from meshd.service.views.keeping import ResultKeeper, cutoff
+from meshd.store.memory import MemoryStore
+from meshd.store.records import Meta
+
+
+@given(st.dictionaries(st.integers(0, 50), st.integers(0, 100)), st.integers(0, 2000))
+def test_the_newest_stay_and_fit(made: dict[int, int], limit: int) -> None:
+    first = cutoff(made, limit)
+    kept = {minute: size for minute, size in made.items() if minute >= first}
+    newest = max(made, default=0)
+    assert sum(kept.values()) <= limit or set(kept) == {newest}
+    older = [minute for minute in made if minute < first]
+    if older:
+        assert sum(kept.values()) + made[max(older)] > limit  # no more would have fitted
+
+
+def test_old_results_go_and_nothing_else_does() -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock)
+
+    async def put(key: str, size: int) -> None:
+        writer = store.writer(RESERVED_BUCKET, key, size=size)
+        await writer.write(bytes(size))
+        await writer.commit(Meta("e"))
+
+    async def run() -> None:
+        await put("plans/p", 5000)
+        for number in range(10):
+            await put(f"views/a/{9 - number}", 100)
+            clock.advance(120.0)
+        keeper = ResultKeeper(store, 500)
+        assert await keeper.sweep() == 6
+        assert await keeper.sweep() == 0
+
+    asyncio.run(run())
+    left = [key for key, _ in store.list(RESERVED_BUCKET).entries]
+    assert left == ["plans/p", "views/a/0", "views/a/1", "views/a/2", "views/a/3"]
