@@ -201,3 +201,65 @@ def test_conditional_completion(s3: Any, bucket: str) -> None:
     etag = s3.head_object(Bucket=bucket, Key="k")["ETag"]
     complete(s3, upload, [part], IfMatch=etag)
     assert s3.get_object(Bucket=bucket, Key="k")["Body"].read() == b"new"
+
+
+def test_pages_of_uploads_of_one_key(s3: Any, bucket: str) -> None:
+    """Uploads of a key come in the order they began; markers name one of them, or the key alone."""
+    begun = [s3.create_multipart_upload(Bucket=bucket, Key="b é+")["UploadId"] for _ in range(5)]
+    for key in ("a", "c/1", "c/2"):
+        s3.create_multipart_upload(Bucket=bucket, Key=key)
+    found: list[tuple[str, str]] = []
+    marker: dict[str, str] = {}
+    while True:
+        page = s3.list_multipart_uploads(Bucket=bucket, MaxUploads=2, **marker)
+        found += [(u["Key"], u["UploadId"]) for u in page["Uploads"]]
+        if not page["IsTruncated"]:
+            break
+        marker = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+    assert [key for key, _ in found] == ["a", *["b é+"] * 5, "c/1", "c/2"]
+    assert [upload for key, upload in found if key == "b é+"] == begun
+    after = s3.list_multipart_uploads(Bucket=bucket, KeyMarker="b é+")
+    assert [u["Key"] for u in after["Uploads"]] == ["c/1", "c/2"]
+    rest = s3.list_multipart_uploads(Bucket=bucket, KeyMarker="b é+", UploadIdMarker=begun[3])
+    assert [u["UploadId"] for u in rest["Uploads"]][:1] == begun[4:]
+    assert [u["Key"] for u in rest["Uploads"]] == ["b é+", "c/1", "c/2"]
+    inside = s3.list_multipart_uploads(Bucket=bucket, Prefix="c/", MaxUploads=1)
+    assert ([u["Key"] for u in inside["Uploads"]], inside["IsTruncated"]) == (["c/1"], True)
+    rolled = s3.list_multipart_uploads(Bucket=bucket, Delimiter="/")
+    assert [p["Prefix"] for p in rolled["CommonPrefixes"]] == ["c/"]
+    encoded = s3.list_multipart_uploads(Bucket=bucket, EncodingType="url", Prefix="b ")
+    assert {u["Key"] for u in encoded["Uploads"]} == {"b%20%C3%A9%2B"}
+
+
+def test_pages_of_parts_end_where_parts_end(s3: Any, bucket: str) -> None:
+    upload = begin(s3, bucket)
+    for number in (1, 2, 10_000):
+        put(s3, upload, number, b"x")
+    first = s3.list_parts(MaxParts=2, **upload)
+    assert ([p["PartNumber"] for p in first["Parts"]], first["NextPartNumberMarker"]) == ([1, 2], 2)
+    assert first["IsTruncated"]
+    last = s3.list_parts(PartNumberMarker=2, **upload)
+    assert ([p["PartNumber"] for p in last["Parts"]], last["IsTruncated"]) == ([10_000], False)
+    beyond = s3.list_parts(PartNumberMarker=10_000, **upload)
+    assert "Parts" not in beyond
+    assert not s3.list_parts(MaxParts=0, **upload)["IsTruncated"]
+
+
+def test_parts_of_nothing_and_copies_of_nothing(s3: Any, bucket: str) -> None:
+    s3.put_object(Bucket=bucket, Key="empty", Body=b"")
+    upload = begin(s3, bucket)
+    copied = s3.upload_part_copy(PartNumber=1, CopySource=f"{bucket}/empty", **upload)["CopyPartResult"]
+    assert copied["ETag"] == f'"{hashlib.md5(b"").hexdigest()}"'
+    complete(s3, upload, [{"PartNumber": 1, "ETag": copied["ETag"]}])
+    assert s3.head_object(Bucket=bucket, Key="k")["ContentLength"] == 0
+
+
+def test_conditions_on_the_source_of_a_part(s3: Any, bucket: str) -> None:
+    etag = s3.put_object(Bucket=bucket, Key="s", Body=b"123")["ETag"]
+    upload = begin(s3, bucket)
+    part = {"PartNumber": 1, "CopySource": f"{bucket}/s", **upload}
+    for bad in ({"CopySourceIfMatch": '"other"'}, {"CopySourceIfNoneMatch": etag}):
+        with pytest.raises(ClientError) as excinfo:
+            s3.upload_part_copy(**part, **bad)
+        assert code_of(excinfo) == (412, "PreconditionFailed")
+    assert s3.upload_part_copy(CopySourceIfMatch=etag, **part)["CopyPartResult"]["ETag"] == etag
