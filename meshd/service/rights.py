@@ -6,15 +6,14 @@ key, as long as `settled` holds: no record was looked up for its tags or its ACL
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from meshwire.policies import narrow, weigh
+from meshwire.policies import Question, narrow, weigh
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from meshwire.policies import Policy, Question
+    from meshwire.policies import Policy
 
 _PER_KEY: Final = "s3:existingobjecttag/"
 # What is the same in every request of a user, or does not count in a pattern of resources.
@@ -89,7 +88,8 @@ class Narrowed:
 
     def allows(self, key: str) -> bool | None:
         """None: no policy says anything, and an ACL might."""
-        question = replace(self._question, resource=self._prefix + key)
+        asked = self._question
+        question = Question(asked.action, self._prefix + key, asked.principal, asked.context)
         if any(weigh(bound, question) != "allow" for bound in self._bounds):
             return False
         if self._root:
