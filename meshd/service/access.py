@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, get_args
 from meshd.kit.clock import SystemClock
 from meshd.service import granting
 from meshd.service.compiling import CompiledPolicies
+from meshd.service.expecting import EXPECTING, check_expected
 from meshd.service.facts import Facts
 from meshd.service.permissions import Need, copied_tags, deletion, needs, tag_facts
 from meshd.service.rights import Narrowed, Rights, depends_on_keys
@@ -168,6 +169,8 @@ class Access:
         `tags` are those of a PutObjectTagging's body. Without them, and where a policy asks for them, it is
         admitted for now: whoever reads the body asks again.
         """
+        if not EXPECTING.isdisjoint(context.headers):
+            check_expected(self._buckets, operation, context.headers)
         if type(operation) in _ONE_BUCKET and not identity.bounds:
             bucket = self._existing(operation.bucket)  # type: ignore[union-attr]  # ListBuckets is not of them
             if identity.root:

@@ -84,6 +84,11 @@ class AclService:
 
     # --- what is read back ----------------------------------------------------------------------------
 
+    def owner(self, user_id: str) -> Owner:
+        """With the display name; without one for a user who is gone."""
+        user = self._identities.by_id(user_id)
+        return Owner(user_id, "" if user is None else user.display_name)
+
     def names(self) -> dict[str, str]:
         """Display names by user id."""
         return {user.user_id: user.display_name for user in self._identities.list_all()}

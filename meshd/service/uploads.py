@@ -31,7 +31,7 @@ from meshwire.s3.results import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from meshd.service.access import Identity
     from meshd.service.bodies import Body
@@ -56,9 +56,16 @@ _COMBINABLE = ("crc32", "crc32c", "crc64nvme")
 
 
 class UploadService:
-    """The use cases of multipart uploads. One per process."""
+    """The use cases of multipart uploads. One per process. `owner` gives a user id its display name."""
 
-    def __init__(self, store: ObjectStore, objects: ObjectService, versions: Versions) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        objects: ObjectService,
+        versions: Versions,
+        owner: Callable[[str], Owner] = Owner,
+    ) -> None:
+        self._owner = owner
         self._store, self._objects, self._versions = store, objects, versions
 
     async def create(self, operation: CreateMultipartUpload, identity: Identity) -> UploadCreated:
@@ -190,12 +197,12 @@ class UploadService:
         upload = self.existing(operation.bucket, operation.key, operation.upload_id)
         limit = min(operation.max_parts, PAGE_LIMIT)
         if limit <= 0:
-            return PartList(owner=Owner(upload.owner))
+            return PartList(owner=self._owner(upload.owner))
         with store_errors():
             page = self._store.list_parts(upload, operation.part_number_marker, limit)
         parts = tuple(PartEntry(p.number, p.size, p.etag, p.modified, p.checksums) for p in page.parts)
         return PartList(
-            parts, page.truncated, Owner(upload.owner), upload.checksum_algorithm, upload.checksum_type
+            parts, page.truncated, self._owner(upload.owner), upload.checksum_algorithm, upload.checksum_type
         )
 
     def existing(self, bucket: str, key: str, upload_id: str) -> Upload:

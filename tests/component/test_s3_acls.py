@@ -270,6 +270,20 @@ def test_who_owns_what_others_write(shared: Daemon, alice: Any, bucket: str) -> 
     assert owner("a") == "id-alice"
 
 
+def test_a_bucket_of_another_owner_than_expected(alice: Any, bucket: str) -> None:
+    alice.put_object(Bucket=bucket, Key="k", Body=b"x", ExpectedBucketOwner="id-alice")
+    denied = (403, "AccessDenied")
+    wrong = {"Bucket": bucket, "ExpectedBucketOwner": "id-bob"}
+    assert refusal(lambda: alice.put_object(Key="k", Body=b"y", **wrong)) == denied
+    assert refusal(lambda: alice.get_object(Key="k", **wrong)) == denied
+    assert refusal(lambda: alice.delete_bucket_policy(**wrong)) == denied
+    assert refusal(lambda: alice.head_bucket(**wrong))[0] == 403
+    copy = {"Bucket": bucket, "Key": "copy", "CopySource": f"{bucket}/k"}
+    assert refusal(lambda: alice.copy_object(**copy, ExpectedSourceBucketOwner="id-bob")) == denied
+    alice.copy_object(**copy, ExpectedSourceBucketOwner="id-alice", ExpectedBucketOwner="id-alice")
+    assert alice.get_object(Bucket=bucket, Key="copy")["Body"].read() == b"x"
+
+
 # --- objects ------------------------------------------------------------------------------------------------
 
 

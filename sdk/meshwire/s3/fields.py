@@ -82,7 +82,6 @@ _UNBUILT: Mapping[str, frozenset[str]] = MappingProxyType(
     | dict.fromkeys(
         (
             "x-amz-copy-source-server-side-encryption-customer-algorithm",
-            "x-amz-expected-bucket-owner",
             "x-amz-if-match-last-modified-time",
             "x-amz-if-match-size",
             "x-amz-object-lock-mode",
@@ -93,7 +92,6 @@ _UNBUILT: Mapping[str, frozenset[str]] = MappingProxyType(
             "x-amz-server-side-encryption-context",
             "x-amz-server-side-encryption-customer-algorithm",
             "x-amz-server-side-encryption-customer-key",
-            "x-amz-source-expected-bucket-owner",
             "x-amz-write-offset-bytes",
         ),
         _NONE,
