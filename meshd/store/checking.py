@@ -181,9 +181,7 @@ class Checker:
         for disk, file, path in self._disks.files():
             if file not in known or known[file].disk != disk:
                 self.report.leftovers.append(path)
-        self.report.leftovers += [
-            entry.path for _, entry in self._disks.entries() if entry.name.endswith(".part")
-        ]
+        self.report.leftovers += [entry.path for entry in self._disks.drafts()]
 
 
 def _named(name: bytes) -> str:

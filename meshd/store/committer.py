@@ -250,7 +250,7 @@ class Committer:
     def _resume(self) -> None:
         """Goes on with the segments this writer left open; cuts what a crash left behind their end."""
         with self._index.reading() as txn:
-            mine = [(file, info) for file, info in self._index.all_files(txn) if info.writer == self._writer]
+            mine = list(self._index.open_files(txn, self._writer))
         for file, info in mine:
             usable = info.kind == "segment" and info.state == "open" and info.disk in self._disks.roots
             if usable and info.disk not in self._segments:

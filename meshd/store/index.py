@@ -251,6 +251,14 @@ class Index:
     def delete_file(self, txn: Any, file: int) -> None:
         txn.delete(_number(file), db=self.files)
 
+    def open_files(self, txn: Any, writer: str) -> Iterator[tuple[int, DataFile]]:
+        """(file, info) of what this writer had open. Only these are decoded: there may be very many others."""
+        told = _encode("open") + _encode(writer)  # two fields side by side
+        with txn.cursor(self.files) as cursor:
+            for name, raw in cursor:
+                if told in bytes(raw) and (info := _file(raw)).writer == writer:
+                    yield int.from_bytes(name, "big"), info
+
     def all_files(self, txn: Any) -> Iterator[tuple[int, DataFile]]:
         """(file, info) of every data file."""
         with txn.cursor(self.files) as cursor:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 EXTENTS = "extents"
 MARKER = "DISK"
+DRAFTS = "drafts"
 FANOUT = 64
 
 
@@ -75,7 +76,9 @@ def sync_directory(path: Path | str) -> None:
 
 
 class Disks:
-    """The disks of one store: number → root."""
+    """The disks of one store: number → root. Drafts lie in a directory of their own, so that a worker's start
+    does not look at every data file.
+    """
 
     def __init__(self, roots: Mapping[int, Path]) -> None:
         self.roots = dict(sorted(roots.items()))
@@ -95,7 +98,7 @@ class Disks:
 
     def draft(self, disk: int, file: int, writer: str) -> str:
         """Path of a file of its own while it is written: swept when its writer starts again."""
-        return f"{self._bases[disk]}/{file % FANOUT:02x}/{file:012x}.{writer}.part"
+        return f"{self._bases[disk]}/{DRAFTS}/{file:012x}.{writer}.part"
 
     def place(self, bucket: str, key: str) -> int:
         """Disk for a new object: rendezvous hashing, so that another disk moves only its share."""
@@ -105,6 +108,12 @@ class Disks:
         return max(
             self._numbers, key=lambda disk: hashlib.blake2b(name, digest_size=8, key=b"%d" % disk).digest()
         )
+
+    def drafts(self) -> Iterator[os.DirEntry[str]]:
+        """All files that are still being written, or were left behind."""
+        for base in self._bases.values():
+            with os.scandir(f"{base}/{DRAFTS}") as found:
+                yield from found
 
     def entries(self) -> Iterator[tuple[int, os.DirEntry[str]]]:
         """(disk, entry) of everything in the data directories."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshd.store.errors import FormatError
 from meshd.store.index import Index
-from meshd.store.layout import FORMAT, DiskMarker, Disks, read_marker, write_marker
+from meshd.store.layout import DRAFTS, EXTENTS, FORMAT, DiskMarker, Disks, read_marker, write_marker
 from meshd.store.locking import Locks
 
 if TYPE_CHECKING:
@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 
 def prepare(index: Index, settings: StoreSettings) -> Disks:
     """The store's disks, made and marked where they are new. Raises FormatError."""
+    disks = _find(index, settings)
+    for root in disks.roots.values():
+        (root / EXTENTS / DRAFTS).mkdir(exist_ok=True)
+    return disks
+
+
+def _find(index: Index, settings: StoreSettings) -> Disks:
     known = index.get_meta("disks")
     if (
         known is not None
@@ -90,7 +97,7 @@ def sweep_drafts(disks: Disks, writer: str | None) -> int:
     """Removes unfinished files of `writer` (None: of all); how many."""
     ending = ".part" if writer is None else f".{writer}.part"
     removed = 0
-    for _, entry in disks.entries():
+    for entry in disks.drafts():
         if entry.name.endswith(ending):
             with suppress(FileNotFoundError):
                 os.unlink(entry.path)
