@@ -252,7 +252,7 @@ class Index:
         txn.delete(_number(file), db=self.files)
 
     def open_files(self, txn: Any, writer: str) -> Iterator[tuple[int, DataFile]]:
-        """(file, info) of what this writer had open. Only these are decoded: there may be very many others."""
+        """(file, info) of what this writer had open. Only these are decoded: there may be many others."""
         told = _encode("open") + _encode(writer)  # two fields side by side
         with txn.cursor(self.files) as cursor:
             for name, raw in cursor:
