@@ -13,6 +13,7 @@ from meshd.assembly.catalog import Catalog
 from meshd.control.buckets import BucketTable
 from meshd.control.embedded import EmbeddedControl
 from meshd.control.identities import IdentityTable
+from meshd.control.keyuse import KeyUse
 from meshd.control.nodesecret import NodeSecret
 from meshd.kit.clock import SystemClock
 from meshd.service.access import Access
@@ -63,6 +64,7 @@ class Node:
     control: ControlStore
     buckets: BucketTable
     identities: IdentityTable
+    use: KeyUse
 
 
 @contextmanager
@@ -74,7 +76,9 @@ def open_node(settings: NodeSettings, writer: str) -> Iterator[Node]:
         stack.callback(control.close)
         store = Store.open(settings.store, writer=writer, clock=clock)
         stack.callback(store.close)
-        yield Node(settings, clock, store, control, BucketTable(control), IdentityTable(control))
+        yield Node(
+            settings, clock, store, control, BucketTable(control), IdentityTable(control), KeyUse(control)
+        )
 
 
 def web_deps(node: Node, frames: FrameSource, audit: AuditLog | None = None) -> WebDeps:
@@ -85,7 +89,7 @@ def web_deps(node: Node, frames: FrameSource, audit: AuditLog | None = None) -> 
     views = ViewReader(node.store, ViewDefinitions(node.buckets, node.clock), frames)
     return WebDeps(
         access=Access(node.buckets, node.clock, finder(node.store)),
-        sessions=Sessions(node.identities, NodeSecret(node.control), node.clock),
+        sessions=Sessions(node.identities, NodeSecret(node.control), node.use, node.clock),
         buckets=BucketService(node.buckets, node.store, node.clock, node.settings.region),
         objects=objects,
         uploads=UploadService(node.store, objects, versions, acls.owner),
@@ -105,7 +109,7 @@ def web_deps(node: Node, frames: FrameSource, audit: AuditLog | None = None) -> 
 
 def admin_routes(node: Node, sessions: Sessions) -> list[NativeRoute]:
     """The admin API, temporary credentials, whoami."""
-    identities = IdentityAdmin(node.identities, node.buckets, node.clock)
+    identities = IdentityAdmin(node.identities, node.use, node.buckets, node.clock)
     admin = AdminEndpoint(identities, PolicyAdmin(node.identities, node.clock), node.clock)
     return [*admin.routes(), *SessionEndpoint(sessions, node.clock).routes()]
 

@@ -57,7 +57,9 @@ async def _work(node: Node, index: int, doors: Doors, trouble: Callable[[], str]
     chores = Tasks("chores")
     async with _frame_source(node, doors) as frames, _audit_log(node.settings.audit_log) as audit:
         deps = web_deps(node, frames, audit)
-        start_chores(process_chores(node, reporter), chores)
+        start_chores(
+            [*process_chores(node, reporter), Chore("keyuse", 60.0, lambda: _save_use(node))], chores
+        )
         routes = [*ops_routes(trouble), *native_routes(node, deps.access, frames)]
         routes += admin_routes(node, deps.sessions)
         if doors.tls is not None:
@@ -65,6 +67,11 @@ async def _work(node: Node, index: int, doors: Doors, trouble: Callable[[], str]
         _heed_hangups(audit, doors.tls)
         await _serve(deps, routes, doors, index, reporter)
         await chores.aclose()
+        await _save_use(node)
+
+
+async def _save_use(node: Node) -> None:
+    await node.use.save(node.clock.now_ms())
 
 
 @asynccontextmanager

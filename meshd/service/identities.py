@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from meshd.control.buckets import BucketTable
     from meshd.control.identities import Entry, IdentityTable
+    from meshd.control.keyuse import KeyUse
     from meshd.kit.clock import Clock
     from meshd.service.paging import Page
 
@@ -77,8 +78,8 @@ class KeyChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class IdentityAdmin:
     """Users and keys. One a worker; all state is the control store's."""
 
-    def __init__(self, table: IdentityTable, buckets: BucketTable, clock: Clock) -> None:
-        self._table, self._buckets, self._clock = table, buckets, clock
+    def __init__(self, table: IdentityTable, use: KeyUse, buckets: BucketTable, clock: Clock) -> None:
+        self._table, self._use, self._buckets, self._clock = table, use, buckets, clock
 
     def __repr__(self) -> str:
         return f"<IdentityAdmin {self._table!r}>"
@@ -214,6 +215,7 @@ class IdentityAdmin:
                 )
 
         await self._table.change(Key, access_key, remove)
+        await self._use.forget(access_key)
         _log.info("key removed", extra={"key": access_key})
 
     # --- both ---------------------------------------------------------------------------------------
@@ -224,6 +226,7 @@ class IdentityAdmin:
     async def _drop_keys(self, user_id: str) -> None:
         for key in self._keys_of(user_id):
             await self._table.change(Key, key.access_key, _nothing)
+            await self._use.forget(key.access_key)
 
     def _known(self, policies: Iterable[str]) -> tuple[str, ...]:
         policies = tuple(policies)
@@ -242,6 +245,7 @@ class IdentityAdmin:
             "origin": key.origin,
             "policies": key.policies,
             "created": iso_time(key.created_ms),
+            "last_used": iso_time(used) if (used := self._use.last(key.access_key)) else "",
         }
 
 

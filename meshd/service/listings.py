@@ -19,8 +19,10 @@ from meshwire.s3.results import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from meshd.control.buckets import BucketTable
-    from meshd.control.identities import IdentityTable
+    from meshd.control.identities import IdentityTable, User
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record, Upload
     from meshwire.s3.operations import ListMultipartUploads, ListObjects, ListObjectVersions
@@ -33,6 +35,8 @@ class ListingService:
 
     def __init__(self, store: ObjectStore, identities: IdentityTable, buckets: BucketTable) -> None:
         self._store, self._identities, self._buckets = store, identities, buckets
+        self._users: Mapping[str, User] = {}
+        self._known: dict[str, Owner] = {}
 
     def list_objects(self, operation: ListObjects) -> ObjectListing:
         """A page of either version. An owner is told where S3 tells it: always in version 1, on demand in
@@ -101,7 +105,10 @@ class ListingService:
 
     def _owners(self) -> dict[str, Owner]:
         users = self._identities.users()
-        return {name: Owner(name, user.display_name) for name, user in users.items()}
+        if users is not self._users:
+            self._users = users
+            self._known = {name: Owner(name, user.display_name) for name, user in users.items()}
+        return self._known
 
 
 def _version_entry(

@@ -24,6 +24,7 @@ from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
     from meshd.control.identities import IdentityTable, Signer
+    from meshd.control.keyuse import KeyUse
     from meshd.control.nodesecret import NodeSecret
     from meshd.kit.clock import Clock
     from meshwire.policies import Policy
@@ -75,8 +76,8 @@ class _Opened:
 class Sessions:
     """Makes and recognises temporary credentials, and knows the permanent ones. One a process."""
 
-    def __init__(self, table: IdentityTable, secret: NodeSecret, clock: Clock) -> None:
-        self._table, self._clock, self._seal = table, clock, TokenSeal(secret)
+    def __init__(self, table: IdentityTable, secret: NodeSecret, use: KeyUse, clock: Clock) -> None:
+        self._table, self._use, self._clock, self._seal = table, use, clock, TokenSeal(secret)
         self._open = lru_cache(_KEPT)(self._read)  # a training pod shows the same one a million times
 
     def __repr__(self) -> str:
@@ -92,6 +93,10 @@ class Sessions:
         if signer is None:
             raise S3Error("InvalidAccessKeyId", extra={"AWSAccessKeyId": access_key[:128]})
         return Known(Identity.of(signer), signer.key.secret_key)
+
+    def proved(self, identity: Identity) -> None:
+        """The signature held: the key, or the one the temporary credentials were made with, was used."""
+        self._use.note(identity.session.parent if identity.session else identity.access_key)
 
     def make(self, identity: Identity, wanted: SessionRequest) -> SessionDocument:
         """Temporary credentials of `identity`. One that is temporary itself gives what it has: its policies

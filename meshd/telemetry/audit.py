@@ -46,6 +46,8 @@ class AuditEntry(msgspec.Struct, omit_defaults=True):
     source: str = ""
     path: str = ""
     code: str = ""
+    keys: tuple[str, ...] = ()
+    failed: dict[str, str] = {}
     bytes_in: int = 0
     bytes_out: int = 0
 

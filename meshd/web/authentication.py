@@ -113,6 +113,7 @@ class Authenticator:
         else:
             verified = verify(claim, head, secret_key, now)
         trace.identity = identity
+        self._sessions.proved(identity)
         return Authenticated(identity, claim, verified)
 
     def authenticate_form(self, claim: FormClaim, trace: Trace) -> Identity:
@@ -125,6 +126,7 @@ class Authenticator:
             extra = {"AWSAccessKeyId": claim.access_key[:128], "SignatureProvided": claim.signature[:128]}
             raise S3Error("SignatureDoesNotMatch", extra=extra)
         trace.identity = identity
+        self._sessions.proved(identity)
         return identity
 
     def _read_old(self, head: RequestHead) -> OldClaim | None:

@@ -158,6 +158,7 @@ class Executor:
         operation = cast("ops.DeleteObjects", call.operation)
         document = await call.body.whole(operation.digests, self._deps.http.max_xml_bytes)
         request = documents.parse_delete(document)
+        call.trace.keys = tuple(key.key for key in request.keys)
         allowed, refused = self._deps.access.sift(call.identity, operation.bucket, request.keys, call.context)
         done = await self._deps.deleter.delete_many(operation, request._replace(keys=allowed))
         return replace(done, failures=done.failures + refused)

@@ -104,7 +104,7 @@ class S3Endpoint:
         if pressed and isinstance(call.operation, _LONG_ANSWERS):
             raise S3Error("SlowDown")
         try:
-            result = await self._execute(call)
+            trace.result = result = await self._execute(call)
         finally:
             trace.received += call.body.received
         rendered = render(call.operation, result, trace.request_id)

@@ -14,6 +14,7 @@ from meshd.telemetry import logs, metrics
 from meshd.telemetry.audit import AuditEntry, audit_time
 from meshd.web.replies import new_request_id
 from meshwire.s3.operations import CopySource
+from meshwire.s3.results import DeleteResult
 
 if TYPE_CHECKING:
     from prometheus_client import Counter, Histogram
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from meshd.web.incoming import MeshRequest
     from meshd.web.replies import Header, Reply
     from meshwire.s3.operations import Operation
+    from meshwire.s3.results import Result
 
 CLIENT_GONE = 499
 # An unread body up to here is read and dropped to keep the connection; a larger one costs the connection.
@@ -46,8 +48,8 @@ class Trace:
     """What is known of one request for its metrics, its audit line and the log lines written meanwhile.
 
     Whoever learns something writes it here: the operation's name, `target` (the operation itself, or a native
-    request's path), the `access_key` that is claimed, the `identity` once it is proved, the error `code`; and
-    `also`, headers that go with whatever the answer is.
+    request's path), the `access_key` that is claimed, the `identity` once it is proved, the `keys` that a
+    body names, the `result` or the error `code`; and `also`, headers that go with whatever the answer is.
     """
 
     __slots__ = (
@@ -58,10 +60,12 @@ class Trace:
         "also",
         "code",
         "identity",
+        "keys",
         "operation",
         "received",
         "remote",
         "request_id",
+        "result",
         "sent",
         "target",
     )
@@ -72,6 +76,8 @@ class Trace:
         self.request_id = new_request_id()
         self.operation = "Unknown"
         self.target: Operation | str | None = None
+        self.result: Result | None = None
+        self.keys: tuple[str, ...] = ()
         self.identity = ANYONE
         self.access_key = self.code = ""
         self.received = self.sent = 0
@@ -111,6 +117,7 @@ class Trace:
             code="ClientGone" if status == CLIENT_GONE else self.code,
             bytes_in=self.received,
             bytes_out=self.sent,
+            keys=self.keys,
         )
         if self.identity.session is not None:
             entry.session, entry.made_with = self.identity.session.name, self.identity.session.parent
@@ -118,6 +125,10 @@ class Trace:
             entry.path = self.target
         elif self.target is not None:
             _describe(entry, self.target)
+        if isinstance(self.result, DeleteResult):
+            entry.failed = {failure.key: failure.code for failure in self.result.failures}
+        else:
+            entry.version = getattr(self.result, "version", "") or entry.version
         return entry
 
 

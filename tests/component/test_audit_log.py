@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from typing import TYPE_CHECKING, Any
+from urllib.request import Request, urlopen
 
 import pytest
 from botocore.exceptions import ClientError
@@ -102,6 +103,38 @@ def test_copies_name_their_source_and_refusals_their_code(client: Any, log: Path
         client.get_object(Bucket="photos", Key="none")
     (line,) = eventually(lambda: of(log, request_id(refusal.value.response)))
     assert (line["status"], line["code"], line["key"]) == (404, "NoSuchKey", "none")
+
+
+def test_versions_that_were_made_and_keys_in_bodies_are_named(client: Any, log: Path) -> None:
+    client.create_bucket(Bucket="kept")
+    client.put_bucket_versioning(Bucket="kept", VersioningConfiguration={"Status": "Enabled"})
+    put = client.put_object(Bucket="kept", Key="a", Body=b"1")
+    (line,) = eventually(lambda: of(log, request_id(put)))
+    assert line["version"] == put["VersionId"]
+    entries = [{"Key": "a", "VersionId": put["VersionId"]}, {"Key": "b"}]
+    deleted = client.delete_objects(Bucket="kept", Delete={"Objects": entries, "Quiet": True})
+    (line,) = eventually(lambda: of(log, request_id(deleted)))
+    assert (line["keys"], "failed" in line) == (["a", "b"], False)
+    form = client.generate_presigned_post("photos", "formed")
+    status, form_id = post_form(form["url"], form["fields"], b"from a form")
+    (line,) = eventually(lambda: of(log, form_id))
+    assert (line["operation"], line["bucket"], line["key"], line["status"]) == (
+        "PostObject",
+        "photos",
+        "formed",
+        status,
+    )
+    assert line["user"] == "root"
+
+
+def post_form(url: str, fields: dict[str, str], file: bytes) -> tuple[int, str]:
+    """Status and request id of an upload by form."""
+    parts = [f'--B\r\nContent-Disposition: form-data; name="{n}"\r\n\r\n{v}\r\n' for n, v in fields.items()]
+    last = '--B\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
+    body = "".join([*parts, last]).encode() + file + b"\r\n--B--\r\n"
+    request = Request(url, body, {"Content-Type": "multipart/form-data; boundary=B"})
+    with urlopen(request) as answer:
+        return answer.status, answer.headers["x-amz-request-id"]
 
 
 def test_who_could_not_prove_it_is_not_named_as_a_user(audited: Daemon, log: Path) -> None:

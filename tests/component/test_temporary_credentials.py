@@ -124,7 +124,10 @@ def test_they_survive_a_restart_and_end_with_their_key(tmp_path: Path) -> None:
         key = json.loads(node.request("POST", "/-/admin/keys", b'{"user_id": "ann"}').body)
         with contextlib.closing(Wire(node.endpoint, key["access_key"], key["secret_key"])) as ann:
             made = json.loads(ann.call("POST", "/-/sts", b"{}").body)
+        assert json.loads(node.request("GET", "/-/admin/keys?user=ann").body)["keys"][0]["last_used"] == ""
         node.restart()
+        (used,) = json.loads(node.request("GET", "/-/admin/keys?user=ann").body)["keys"]
+        assert used["last_used"].startswith("20")
         with client(node, made) as pod:
             assert code(pod.list_buckets) == ""
             node.request("PATCH", f"/-/admin/keys/{key['access_key']}", b'{"enabled": false}')

@@ -15,6 +15,7 @@ from meshd.assembly.remote import RemoteAssembler
 from meshd.config import NodeSettings, StoreSettings
 from meshd.control.buckets import Bucket, BucketTable
 from meshd.control.identities import Account, IdentityTable, Key, User
+from meshd.control.keyuse import KeyUse
 from meshd.control.memory import MemoryControl
 from meshd.control.nodesecret import NodeSecret
 from meshd.kit.clock import ManualClock
@@ -95,7 +96,13 @@ class Pair:
     async def _open(self) -> None:
         control = MemoryControl(self.clock)
         node = Node(
-            self._settings, self.clock, self.store, control, BucketTable(control), IdentityTable(control)
+            self._settings,
+            self.clock,
+            self.store,
+            control,
+            BucketTable(control),
+            IdentityTable(control),
+            KeyUse(control),
         )
         await NodeSecret(control).ensure()
         await self._people(node)

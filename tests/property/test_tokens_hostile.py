@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshd.control.identities import IdentityTable, Key, User
+from meshd.control.keyuse import KeyUse
 from meshd.control.memory import MemoryControl
 from meshd.control.nodesecret import NodeSecret
 from meshd.kit.clock import ManualClock
@@ -53,7 +54,7 @@ def make_sessions() -> tuple[Sessions, SessionDocument]:
         await table.change(Key, "A1", lambda _: Key(access_key="A1", user_id="ann", secret_key="s" * 20))
 
     asyncio.run(fill())
-    sessions = Sessions(table, secret, clock)
+    sessions = Sessions(table, secret, KeyUse(control), clock)
     identity = sessions.find("A1", None).identity
     assert identity == Identity("ann", "Ann", "A1")
     return sessions, sessions.make(identity, SessionRequest(name="pod"))

@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from meshd.control.identities import IdentityTable, Key, NamedPolicy, User
+from meshd.control.keyuse import KeyUse
 from meshd.control.memory import MemoryControl
 from meshd.control.nodesecret import NodeSecret
 from meshd.kit.clock import ManualClock
@@ -37,6 +38,7 @@ READ_ALL = document("s3:GetObject", "*")
 class Node:
     table: IdentityTable
     sessions: Sessions
+    use: KeyUse
     clock: ManualClock
 
     def change(self, kind: type[Any], name: str, **changes: Any) -> None:
@@ -86,7 +88,8 @@ def node() -> Node:
             await table.change(type(entry), name, lambda _, entry=entry: entry)  # type: ignore[misc]
 
     asyncio.run(fill())
-    return Node(table, Sessions(table, secret, clock), clock)
+    use = KeyUse(control)
+    return Node(table, Sessions(table, secret, use, clock), use, clock)
 
 
 def test_they_stand_for_the_user_until_they_end(node: Node) -> None:
@@ -216,3 +219,20 @@ def test_no_secret_in_any_repr(node: Node) -> None:
     shown = repr((made, known, known.identity, node.sessions))
     assert made.secret_access_key not in shown
     assert made.session_token not in shown
+
+
+def test_their_use_is_that_of_the_key_they_were_made_with(node: Node) -> None:
+    made = node.make("A1")
+    node.sessions.proved(node.sessions.find(made.access_key_id, made.session_token).identity)
+    node.sessions.proved(node.sessions.find("A2", None).identity)
+    asyncio.run(node.use.save(node.clock.now_ms()))
+    assert node.use.last("A1") == node.use.last("A2") == node.clock.now_ms()
+    assert node.use.last(made.access_key_id) == node.use.last("AKROOT") == 0
+
+
+def test_a_key_of_roots_that_is_bound_is_root_no_more(node: Node) -> None:
+    node.change(Key, "AKROOT", policies=("read-a",))
+    identity = node.sessions.find("AKROOT", None).identity
+    assert not identity.root
+    assert decide(identity.policies, Question("s3:GetObject", "arn:aws:s3:::b/a/1")) == "allow"
+    assert decide(identity.bounds, Question("s3:GetObject", "arn:aws:s3:::b/c")) == "none"

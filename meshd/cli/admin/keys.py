@@ -13,7 +13,7 @@ from meshd.cli.admin.showing import advise, answer, as_json, confirm, show_one, 
 if TYPE_CHECKING:
     from meshd.cli.admin.calling import Node
 
-_COLUMNS = ("access_key", "user_id", "name", "enabled", "works", "origin", "policies", "created")
+_COLUMNS = ("access_key", "user_id", "name", "enabled", "works", "origin", "policies", "created", "last_used")
 _EXAMPLES = """
 \b
 Examples:
@@ -56,7 +56,8 @@ def add(
 @as_json
 @connected()
 def ls(node: Node, user_id: str, as_json: bool) -> None:
-    """List keys. `works` is no for a disabled key, and for one whose user is gone."""
+    """List keys. `works` is no for a disabled key, and for one whose user is gone; `last used`
+    is good to the hour."""
     found = node.pages("admin", "keys", query={"user": user_id})
     answer(found, as_json, lambda: show_rows(found, _COLUMNS, "no keys; make one: meshd admin key add USER"))
 

@@ -1,0 +1,35 @@
+"""When keys were last used: told by every process, written rarely, forgotten with the key."""
+
+from __future__ import annotations
+
+import asyncio
+
+from meshd.control.keyuse import KeyUse
+from meshd.control.memory import MemoryControl
+from meshd.kit.clock import ManualClock
+
+HOUR = 3_600_000
+
+
+def test_uses_are_saved_at_most_once_an_hour_and_told_everywhere() -> None:
+    control = MemoryControl(ManualClock())
+    use, other = KeyUse(control), KeyUse(control)
+
+    async def main() -> None:
+        use.note("A1")
+        assert use.last("A1") == 0
+        await use.save(HOUR)
+        assert (use.last("A1"), other.last("A1"), other.last("A2")) == (HOUR, HOUR, 0)
+        written = control.revision("keyuse")
+        await use.save(3 * HOUR)  # nothing was noted since
+        other.note("A1")
+        await other.save(2 * HOUR - 1)
+        assert control.revision("keyuse") == written
+        other.note("A1")
+        await other.save(2 * HOUR)
+        assert use.last("A1") == 2 * HOUR
+        await use.forget("A1")
+        await use.forget("A1")
+        assert other.last("A1") == 0
+
+    asyncio.run(main())
