@@ -87,7 +87,7 @@ class HttpSettings:
     drain_timeout: float = 30.0
     """After SIGTERM, running requests get this long to finish."""
     sigv2: bool = True
-    """Whether presigned URLs of signature version 2 are taken: boto3 makes them by default."""
+    """Whether signature version 2 is taken, in presigned URLs (boto3's default), headers and forms."""
     backlog: int = 1024
     """Connections the kernel queues for a worker."""
 

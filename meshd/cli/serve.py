@@ -50,7 +50,7 @@ pair again (that also when it changes) and opens the audit log anew.
 @click.option("--users", metavar="FILE", help="YAML list of users.")
 @click.option("--audit-log", metavar="FILE", help="One JSON line a request; - for stdout.")
 @click.option("--config", metavar="FILE", help="YAML file with any of these settings.")
-@click.option("--sigv2", metavar="on|off", help="Presigned URLs of signature version 2.  [on]")
+@click.option("--sigv2", metavar="on|off", help="Take signature version 2, boto3's for URLs.  [on]")
 @click.option("--region", metavar="NAME", help="Region of new buckets.  [us-east-1]")
 @click.option("--node-id", metavar="NAME", help="Name in metrics and logs.  [host name]")
 @click.option("--head-timeout", metavar="SECONDS", help="For a request's line and headers to come.  [20]")

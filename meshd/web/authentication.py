@@ -93,7 +93,7 @@ def _tls_version(request: web.BaseRequest | Connection) -> str:
 
 
 class Authenticator:
-    """Verifies signatures; `sigv2` is whether presigned URLs of version 2 are taken. One per process."""
+    """Verifies signatures; `sigv2` is whether those of version 2 are taken. One per process."""
 
     def __init__(self, sessions: Sessions, clock: Clock, *, sigv2: bool = True) -> None:
         self._sessions, self._clock, self._sigv2 = sessions, clock, sigv2
@@ -130,7 +130,7 @@ class Authenticator:
         return identity
 
     def _read_old(self, head: RequestHead) -> OldClaim | None:
-        claim = read_old_claim(head) if head.raw_query else None
+        claim = read_old_claim(head)
         if claim is not None and not self._sigv2:
             raise S3Error("InvalidRequest", V4_ONLY)
         return claim

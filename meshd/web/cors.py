@@ -23,7 +23,9 @@ def cors_headers(buckets: BucketService, head: RequestHead) -> list[Header]:
         return []
     bucket = head.host_bucket or _first(head.raw_path)
     rules = buckets.cors_rules(bucket) if bucket else ()
-    return answer_headers(rules, head.headers.get("origin"), head.method) if rules else []
+    # A browser names the method in preflights only; other clients may ask so what a page would be told.
+    method = head.headers.get("access-control-request-method") or head.method
+    return answer_headers(rules, head.headers.get("origin"), method) if rules else []
 
 
 def _first(raw_path: str) -> str:

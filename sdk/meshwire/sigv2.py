@@ -1,4 +1,5 @@
-"""AWS Signature Version 2 in the query: the presigned URLs that boto3 makes for an endpoint of one's own.
+"""AWS Signature Version 2: the presigned URLs that boto3 makes for an endpoint of one's own, and the header
+of old clients.
 
 Law: pure; the time and the secret come as arguments. Invariant: nothing that changes what a request means is
 believed unsigned: a sub-resource that version 2 does not sign is refused. Where Amazon's own version 2 knows
@@ -10,9 +11,10 @@ from __future__ import annotations
 
 import base64
 import hmac
+import re
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from meshwire import httpdates, percents
 from meshwire.s3.errors import S3Error
@@ -68,28 +70,35 @@ _SIGNED_RESOURCES = frozenset(
         "expires",
     )
 )
+_UTC = re.compile(r" (?:[+-]0000|UTC|UT|Z)\Z")  # what else mail's dates, which version 2 takes, say for GMT
 _NAMES = ("AWSAccessKeyId", "Signature", "Expires")
 
 
 @dataclass(frozen=True, slots=True)
 class OldClaim:
-    """Who a version 2 query claims to be. `expires` in seconds since the epoch; `payload_hash` as version 4
-    would have it, UNSIGNED-PAYLOAD for what every client sends."""
+    """Who a version 2 header or query claims to be. `expires` in seconds since the epoch, None for a header;
+    `payload_hash` as version 4 would have it, UNSIGNED-PAYLOAD for what every client sends."""
 
     access_key: str
     signature: str
-    expires: int
+    expires: int | None
     payload_hash: str
     session_token: str | None = None
-    presigned: bool = True
+
+    @property
+    def presigned(self) -> bool:
+        return self.expires is not None
 
 
 def read_old_claim(head: RequestHead) -> OldClaim | None:
-    """The claim of a version 2 query, None when there is none.
+    """The claim of a version 2 header or query, None when there is none.
 
-    Raises S3Error: AccessDenied (parts missing, no valid expiry), InvalidArgument (a bad payload hash),
-    InvalidRequest (a sub-resource that would not be signed), InvalidURI.
+    Raises S3Error: AccessDenied (parts missing, no valid expiry), InvalidArgument (a bad payload hash, a
+    header that is none), InvalidRequest (a sub-resource that would not be signed), InvalidURI.
     """
+    authorization = head.headers.get("authorization", "")
+    if authorization.startswith("AWS "):
+        return _read_header(head, authorization)
     if "AWSAccessKeyId=" not in head.raw_query and "Signature=" not in head.raw_query:
         return None
     query = read_query(head.raw_query).values
@@ -100,35 +109,44 @@ def read_old_claim(head: RequestHead) -> OldClaim | None:
             "AccessDenied",
             "Query-string authentication requires the Signature, Expires and AWSAccessKeyId parameters",
         )
+    signature = query["Signature"].replace(" ", "+")  # some clients do not escape it
+    return _claim(head, query, query["AWSAccessKeyId"], signature, _expiry(query["Expires"]))
+
+
+def _read_header(head: RequestHead, authorization: str) -> OldClaim:
+    access_key, colon, signature = authorization.removeprefix("AWS ").strip().rpartition(":")
+    if not colon or not access_key:
+        raise S3Error(
+            "InvalidArgument", "AWS authorization header is invalid. Expected AwsAccessKeyId:signature"
+        )
+    query = read_query(head.raw_query).values if head.raw_query else {}
+    return _claim(head, query, access_key, signature, None)
+
+
+def _claim(
+    head: RequestHead, query: Mapping[str, str], access_key: str, signature: str, expires: int | None
+) -> OldClaim:
     unsigned = [name for name in query if is_subresource(name) and name not in _SIGNED_RESOURCES]
     if unsigned:
         raise S3Error(
             "InvalidRequest",
-            f"Signature version 2 does not sign ?{unsigned[0]}; presign this request with version 4.",
+            f"Signature version 2 does not sign ?{unsigned[0]}; sign this request with version 4.",
         )
-    headers = signed_headers(head, query)
-    return OldClaim(
-        query["AWSAccessKeyId"],
-        query["Signature"].replace(" ", "+"),  # some clients do not escape it
-        _expiry(query["Expires"]),
-        read_payload_hash(headers.get("x-amz-content-sha256") or "UNSIGNED-PAYLOAD"),
-        headers.get("x-amz-security-token"),
-    )
+    headers = signed_headers(head, query if expires is not None else {})
+    payload_hash = read_payload_hash(headers.get("x-amz-content-sha256") or "UNSIGNED-PAYLOAD")
+    return OldClaim(access_key, signature, expires, payload_hash, headers.get("x-amz-security-token"))
 
 
 def verify_old(claim: OldClaim, head: RequestHead, secret_key: str, now: int) -> None:
     """Return if the claim holds at time `now` (seconds since the epoch).
 
-    Raises S3Error: AccessDenied (expired, or valid for too long), SignatureDoesNotMatch.
+    Raises S3Error: AccessDenied (expired, valid for too long, or without a date), RequestTimeTooSkewed,
+    SignatureDoesNotMatch.
     """
-    if now > claim.expires:
-        _refuse_expired(claim, now)
-    if claim.expires > now + MAX_EXPIRES + MAX_SKEW:
-        raise S3Error(
-            "AccessDenied",
-            f"A presigned URL lives at most {MAX_EXPIRES} seconds (a week) on this server; make one that "
-            "expires sooner.",
-        )
+    if claim.expires is None:
+        _check_date(head, now)
+    else:
+        _check_expiry(claim.expires, now)
     try:
         texts = list(_strings_to_sign(claim, head))
         matches = [matches_old(text, secret_key, claim.signature) for text in texts]
@@ -163,8 +181,9 @@ def _is_signed(name: str) -> bool:
 def _strings_to_sign(claim: OldClaim, head: RequestHead) -> Iterator[str]:
     """The strings of one meaning: clients differ in how they escape the path and write an empty value."""
     query = read_query(head.raw_query).values
-    headers = signed_headers(head, query)
-    lines = [head.method, headers.get("content-md5", ""), headers.get("content-type", ""), str(claim.expires)]
+    headers = signed_headers(head, query if claim.presigned else {})
+    date = str(claim.expires) if claim.presigned else _date_line(head.headers)
+    lines = [head.method, headers.get("content-md5", ""), headers.get("content-type", ""), date]
     lines += [f"{name}:{headers[name].strip()}" for name in sorted(headers) if name.startswith("x-amz-")]
     paths = dict.fromkeys(_paths(head))
     named = sorted((name, value) for name, value in query.items() if name in _SIGNED_RESOURCES)
@@ -202,12 +221,40 @@ def _expiry(text: str) -> int:
     return int(text)
 
 
-def _refuse_expired(claim: OldClaim, now: int) -> NoReturn:
-    raise S3Error(
-        "AccessDenied",
-        "Request has expired",
-        extra={
-            "Expires": httpdates.format_iso(claim.expires * 1000),
-            "ServerTime": httpdates.format_iso(now * 1000),
-        },
-    )
+def _check_expiry(expires: int, now: int) -> None:
+    if now > expires:
+        raise S3Error(
+            "AccessDenied",
+            "Request has expired",
+            extra={
+                "Expires": httpdates.format_iso(expires * 1000),
+                "ServerTime": httpdates.format_iso(now * 1000),
+            },
+        )
+    if expires > now + MAX_EXPIRES + MAX_SKEW:
+        raise S3Error(
+            "AccessDenied",
+            f"A presigned URL lives at most {MAX_EXPIRES} seconds (a week) on this server; make one that "
+            "expires sooner.",
+        )
+
+
+def _date_line(headers: Mapping[str, str]) -> str:
+    """x-amz-date stands among the headers, in place of the Date that many clients cannot set."""
+    return "" if "x-amz-date" in headers else headers.get("date", "")
+
+
+def _check_date(head: RequestHead, now: int) -> None:
+    text = head.headers.get("x-amz-date") or head.headers.get("date", "")
+    signed_at = httpdates.parse_http(_UTC.sub(" GMT", text))
+    if signed_at is None:
+        raise S3Error("AccessDenied", "AWS authentication requires a valid Date or x-amz-date header")
+    if abs(now - signed_at) > MAX_SKEW:
+        raise S3Error(
+            "RequestTimeTooSkewed",
+            extra={
+                "RequestTime": text[:64],
+                "ServerTime": httpdates.format_iso(now * 1000),
+                "MaxAllowedSkewMilliseconds": str(MAX_SKEW * 1000),
+            },
+        )

@@ -113,6 +113,8 @@ def test_acl_tags_and_checksums(daemon: Daemon, s3: Any, bucket: str, signer: An
     assert head["ChecksumCRC32"] == crc.base64()
     answer = send(daemon.endpoint, bucket, fields, b"other")
     assert (answer.status, answer.code) == (400, "BadDigest")
+    uncovered = form(signer, bucket) | {"x-amz-checksum-crc32": "AAAAAA=="}  # it can only refuse
+    assert send(daemon.endpoint, bucket, uncovered, b"data").code == "BadDigest"
     assert s3.get_object(Bucket=bucket, Key="k")["Body"].read() == b"data"
 
 

@@ -130,6 +130,17 @@ def test_the_command_line(daemon: Daemon, s3: Any, bucket: str) -> None:
     assert ask("GET", said.stdout.strip())[:2] == (200, b"by awscli")
 
 
+def test_old_clients_sign_their_headers_so(daemon: Daemon, bucket: str) -> None:
+    client = daemon.client(config=Config(signature_version="s3"))
+    client.put_object(Bucket=bucket, Key="a b+ü", Body=b"old", Metadata={"m": "1"})
+    got = client.get_object(Bucket=bucket, Key="a b+ü", Range="bytes=1-")
+    assert (got["Body"].read(), got["Metadata"]) == (b"ld", {"m": "1"})
+    assert [entry["Key"] for entry in client.list_objects_v2(Bucket=bucket)["Contents"]] == ["a b+ü"]
+    client.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": "a b+ü"}]})
+    assert client.list_objects_v2(Bucket=bucket)["KeyCount"] == 0
+    client.close()
+
+
 def test_version_2_can_be_forbidden() -> None:
     with Daemon.start(args=["--sigv2", "off"]) as daemon:
         old, new = (daemon.client(config=Config(signature_version=version)) for version in VERSIONS)

@@ -7,14 +7,14 @@ from urllib.parse import quote, urlsplit
 
 import boto3
 import pytest
-from botocore.auth import HmacV1QueryAuth
+from botocore.auth import HmacV1Auth, HmacV1QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire import percents
+from meshwire import httpdates, percents
 from meshwire.s3 import operations as ops
 from meshwire.s3.errors import S3Error
 from meshwire.s3.parsing import RequestHead, parse_request
@@ -32,6 +32,12 @@ HOST = {"host": "h"}
 
 keys = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=60)
 laxities = st.sampled_from(["/~", "/", "/~+", "/~!*'()", "/~;:@&=+$,"])
+
+
+def expiry_of(head: RequestHead) -> int:
+    expires = claim_of(head).expires
+    assert expires is not None
+    return expires
 
 
 def claim_of(head: RequestHead) -> OldClaim:
@@ -106,10 +112,10 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
 def test_boto3s_default_presigned_urls(method: str, call: str, params: dict[str, Any]) -> None:
     url = client().generate_presigned_url(call, Params={"Bucket": "photos", **params}, ExpiresIn=60)
     head = head_of(method, url)
-    claim = claim_of(head)
-    assert code_of(head, claim.expires - 60) == "verified"
-    assert code_of(head, claim.expires - 60, secret="another") == "SignatureDoesNotMatch"
-    assert code_of(head, claim.expires + 1) == "AccessDenied"
+    expires = expiry_of(head)
+    assert code_of(head, expires - 60) == "verified"
+    assert code_of(head, expires - 60, secret="another") == "SignatureDoesNotMatch"
+    assert code_of(head, expires + 1) == "AccessDenied"
     assert getattr(parse_request(head), "key", params.get("Key")) == params.get("Key")
 
 
@@ -119,14 +125,14 @@ def test_headers_in_the_url_count_as_sent() -> None:
     url = client().generate_presigned_url("put_object", Params=params)
     for headers in ({}, {"content-type": "text/x-y"}, {"x-amz-meta-a": "b c"}):
         head = head_of("PUT", url, headers)
-        assert code_of(head, claim_of(head).expires) == "verified"
+        assert code_of(head, expiry_of(head)) == "verified"
         operation = parse_request(head)
         assert isinstance(operation, ops.PutObject)
         assert operation.headers.metadata == {"a": "b c"}
         assert operation.headers.system == {"content-type": "text/x-y"}
     for headers in ({"content-type": "text/html"}, {"x-amz-meta-a": "other"}, {"x-amz-meta-b": "more"}):
         head = head_of("PUT", url, headers)
-        assert code_of(head, claim_of(head).expires) == "SignatureDoesNotMatch"
+        assert code_of(head, expiry_of(head)) == "SignatureDoesNotMatch"
 
 
 def test_a_virtual_host_is_part_of_the_resource() -> None:
@@ -139,7 +145,7 @@ def test_a_virtual_host_is_part_of_the_resource() -> None:
         auth.add_auth(request)
         head = head_of("GET", request.url)
     head = RequestHead("GET", head.raw_path, head.raw_query, head.headers, host_bucket="photos")
-    assert code_of(head, claim_of(head).expires) == "verified"
+    assert code_of(head, expiry_of(head)) == "verified"
 
 
 def test_session_tokens_are_signed_and_stay_out_of_errors() -> None:
@@ -149,10 +155,10 @@ def test_session_tokens_are_signed_and_stay_out_of_errors() -> None:
     head = head_of("GET", request.url)
     claim = claim_of(head)
     assert claim.session_token == "t0ken"
-    verify_old(claim, head, SECRET, claim.expires)
+    verify_old(claim, head, SECRET, expiry_of(head))
     other = RequestHead("GET", head.raw_path, head.raw_query.replace("t0ken", "t1ken"), head.headers)
     with pytest.raises(S3Error) as caught:
-        verify_old(claim_of(other), other, SECRET, claim.expires)
+        verify_old(claim_of(other), other, SECRET, expiry_of(head))
     assert "t1ken" not in f"{caught.value} {caught.value.extra}"
 
 
@@ -164,7 +170,7 @@ def test_botocores_urls_verify_and_name_one_key(key: str, safe: str, query: str)
     request = AWSRequest("GET", f"http://h/bucket/{quote(key, safe=safe)}?{query}")
     HmacV1QueryAuth(Credentials("AK", SECRET)).add_auth(request)
     head = head_of("GET", request.url)
-    now = claim_of(head).expires
+    now = expiry_of(head)
     assert code_of(head, now) == "verified"
     moved = RequestHead("GET", head.raw_path + "x", head.raw_query, head.headers)
     assert code_of(moved, now) == "SignatureDoesNotMatch"
@@ -238,3 +244,85 @@ def test_signatures_of_any_text_are_compared() -> None:
     assert not matches_old("text", SECRET, "é")
     with pytest.raises(percents.PercentError):
         matches_old("text", SECRET, "\ud800")
+
+
+# --- in the header ----------------------------------------------------------------------------------------
+
+
+def with_header(method: str, url: str, headers: Mapping[str, str], **options: Any) -> RequestHead:
+    """As botocore signs it, with its own Date."""
+    request = AWSRequest(method, url, headers=dict(headers), **options)
+    HmacV1Auth(Credentials("AK", SECRET, options.pop("token", None))).add_auth(request)
+    sent = {name.lower(): value for name, value in request.headers.items()}
+    return head_of(method, request.url, sent)
+
+
+def dated(head: RequestHead) -> int:
+    seconds = httpdates.parse_http(head.headers["date"])
+    assert seconds is not None
+    return seconds
+
+
+@pytest.mark.parametrize(
+    "query", ["", "?acl", "?uploads", "?partNumber=1&uploadId=a%2Bb", "?prefix=p&max-keys=1"]
+)
+def test_botocores_headers(query: str) -> None:
+    headers = {"Content-Type": "a/b", "Content-MD5": "x==", "x-amz-meta-a": " b  c "}
+    head = with_header("PUT", f"http://h/bucket/a%20b{query}", headers)
+    now = dated(head)
+    assert not claim_of(head).presigned
+    assert code_of(head, now) == "verified"
+    assert code_of(head, now, secret="another") == "SignatureDoesNotMatch"
+    assert (code_of(head, now + 900), code_of(head, now - 900)) == ("verified", "verified")
+    assert code_of(head, now + 901) == "RequestTimeTooSkewed"
+    for name, value in (("content-type", "a/c"), ("x-amz-meta-b", "1"), ("x-amz-meta-a", "b"), ("date", "")):
+        changed = RequestHead("PUT", head.raw_path, head.raw_query, {**head.headers, name: value})
+        assert code_of(changed, now) != "verified"
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "date", "signature"),
+    [
+        ("GET", "/photos/puppy.jpg", "Tue, 27 Mar 2007 19:36:42 +0000", "bWq2s1WEIj+Ydj0vQ697zp+IXMU="),
+        ("PUT", "/photos/puppy.jpg", "Tue, 27 Mar 2007 21:15:45 +0000", "MyyxeRY7whkBe+bq8fHCL/2kKUg="),
+        ("GET", "/?acl", "Tue, 27 Mar 2007 19:44:46 +0000", "c2WLPFtWHVgbEmeEG93a4cG37dM="),
+    ],
+)
+def test_amazons_headers(method: str, target: str, date: str, signature: str) -> None:
+    """RESTAuthentication, "Examples of signing and authenticating REST requests"."""
+    headers = {"host": "johnsmith.s3.amazonaws.com", "date": date}
+    if method == "PUT":
+        headers |= {"content-type": "image/jpeg", "content-length": "94328"}
+    headers["authorization"] = f"AWS AKIAIOSFODNN7EXAMPLE:{signature}"
+    path, _, query = target.partition("?")
+    head = RequestHead(method, path, query, headers, host_bucket="johnsmith")
+    signed_at = httpdates.parse_http(date.replace("+0000", "GMT"))
+    assert signed_at is not None
+    assert code_of(head, signed_at) == "verified"
+
+
+def test_x_amz_date_takes_the_place_of_date() -> None:
+    """The line of the Date is empty then."""
+    date = "Tue, 27 Mar 2007 21:20:26 GMT"
+    signature = sign_old(f"DELETE\n\n\n\nx-amz-date:{date}\n/bucket/k", SECRET)
+    headers = {"date": "some other", "x-amz-date": date, "authorization": f"AWS AK:{signature}"}
+    assert code_of(RequestHead("DELETE", "/bucket/k", "", headers), 1_175_030_426) == "verified"
+
+
+@pytest.mark.parametrize(
+    ("authorization", "code"),
+    [("AWS ", "InvalidArgument"), ("AWS AK", "InvalidArgument"), ("AWS :sig", "InvalidArgument")],
+)
+def test_malformed_headers(authorization: str, code: str) -> None:
+    with pytest.raises(S3Error) as caught:
+        read_old_claim(RequestHead("GET", "/bucket/k", "", {"authorization": authorization}))
+    assert caught.value.code == code
+
+
+def test_a_header_needs_a_date_and_hoists_nothing() -> None:
+    head = RequestHead("GET", "/bucket/k", "", {"host": "h", "authorization": "AWS AK:sig"})
+    assert code_of(head) == "AccessDenied"
+    signed = with_header("GET", "http://h/bucket/k?x-amz-meta-a=1", {})
+    assert code_of(signed, dated(signed)) == "verified"
+    with pytest.raises(S3Error, match="version 4"):
+        read_old_claim(RequestHead("GET", "/bucket/k", "attributes", head.headers))

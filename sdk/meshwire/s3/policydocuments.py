@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MAX_FILE = 5 << 30
 _UNCOVERED = frozenset({"policy", "signature", "x-amz-signature", "awsaccesskeyid", "file"})
+_FREE = ("x-ignore-", "x-amz-checksum-")  # a checksum allows nothing: it can only refuse
 _LISTS = frozenset({"content-type"})
 
 
@@ -64,7 +65,7 @@ class PostPolicy:
                 _deny(f"Policy Condition failed: {condition}")
         covered = {condition.name for condition in self.conditions}
         for name in judged:
-            if name not in covered and name not in _UNCOVERED and not name.startswith("x-ignore-"):
+            if name not in covered and name not in _UNCOVERED and not name.startswith(_FREE):
                 _deny(f"Extra input fields: {name[:64]}")
 
 

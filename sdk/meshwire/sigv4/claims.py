@@ -68,11 +68,10 @@ class Claim:
 
 
 def read_claim(head: RequestHead) -> Claim | None:
-    """The claim of a request; None when it is anonymous, or presigned with version 2 (`meshwire.sigv2`).
+    """The claim of a request; None when it is anonymous, or signed with version 2 (`meshwire.sigv2`).
 
     Raises S3Error: AuthorizationHeaderMalformed, AuthorizationQueryParametersError, AccessDenied (no date),
-    InvalidArgument (two mechanisms, an unknown one, a bad payload hash), InvalidRequest (SigV2 in the
-    header; no payload hash).
+    InvalidArgument (two mechanisms, an unknown one, a bad payload hash), InvalidRequest (no payload hash).
     """
     authorization = head.headers.get("authorization")
     presigned = head.raw_query != "" and _looks_presigned(head.raw_query)
@@ -85,7 +84,7 @@ def read_claim(head: RequestHead) -> Claim | None:
             "string "
             "parameter or the Authorization header should be specified",
         )
-    return _read_header(head, authorization)
+    return None if authorization.startswith("AWS ") else _read_header(head, authorization)
 
 
 def _looks_presigned(raw_query: str) -> bool:
@@ -138,7 +137,7 @@ def _split_header(authorization: str) -> tuple[str, str, str]:
 
 
 def _refuse_mechanism(mechanism: str) -> NoReturn:
-    if mechanism == "AWS" or mechanism.startswith("AWS4-"):
+    if mechanism.startswith("AWS4-"):
         raise S3Error("InvalidRequest", V4_ONLY)
     raise S3Error("InvalidArgument", "Unsupported Authorization Type")
 
