@@ -7,15 +7,26 @@ back. Invariant: a target is deterministic and does no I/O.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from meshwire import httpdates, percents, tars
+from meshwire.multipart import FormError, FormReader
 from meshwire.policies import PolicyError, Question, decide, is_public, parse_policy
 from meshwire.ranges import UnsatisfiableRangeError, parse_range, resolve_range
-from meshwire.s3 import acls, documents, settingdocuments, tagging, versionlistings
+from meshwire.s3 import (
+    acls,
+    documents,
+    forms,
+    lifecycledocuments,
+    policydocuments,
+    settingdocuments,
+    tagging,
+    versionlistings,
+)
 from meshwire.s3.chunked import ChunkedDecoder
 from meshwire.s3.errors import S3Error
 from meshwire.s3.operations import operation_name
@@ -138,6 +149,7 @@ def xml(data: bytes) -> None:
     _round(data, settingdocuments.parse_public_access, settingdocuments.public_access)
     _round(data, settingdocuments.parse_ownership, settingdocuments.ownership)
     _round(data, settingdocuments.parse_cors, settingdocuments.cors)
+    _round(data, lifecycledocuments.parse_lifecycle, lifecycledocuments.lifecycle)
 
 
 def _round(data: bytes, read: Callable[[bytes], T], write: Callable[[T], bytes]) -> None:
@@ -178,6 +190,49 @@ _QUESTIONS = (
     ),
     Question("s3:ListBucket", "arn:aws:s3:::bucket", "user", {"s3:prefix": "a/", "s3:max-keys": "7"}),
 )
+
+
+def form(data: bytes) -> None:
+    """The form reader, cut in two ways, and what is made of the fields; the first byte says where to cut."""
+    if not data:
+        return
+    step, body = data[0] + 1, data[1:]
+    whole = _read_form([body])
+    split = _read_form([body[at : at + step] for at in range(0, len(body), step)])
+    assert whole == split, (whole, split)
+    if whole is None:
+        return
+    fields, filename, file = whole
+    assert len(file) < len(body)
+    expanded = forms.expanded(fields, filename)
+    for read in (forms.read_form_claim, forms.read_status, forms.read_redirect):
+        with contextlib.suppress(S3Error):
+            read(expanded)
+    with contextlib.suppress(S3Error):
+        forms.read_upload(expanded, "bucket")
+    with contextlib.suppress(S3Error):
+        policydocuments.read_policy(expanded.get("policy", "")).check(expanded, "bucket", 0)
+
+
+def _read_form(pieces: Sequence[bytes]) -> tuple[dict[str, str], str, bytes] | None:
+    """Fields, file name and file; None when it is no form."""
+    reader = FormReader("xyz")
+    try:
+        file = b"".join(part for piece in pieces for part in reader.feed(piece))
+        reader.finish()
+    except FormError:
+        return None
+    return reader.fields, reader.filename, file
+
+
+def post_policy(data: bytes) -> None:
+    """The policy document of a form, in base64 and as it stands."""
+    given = {"key": "a", "content-type": "image/png", "x-amz-meta-a": "1"}
+    for text in (base64.b64encode(data).decode(), data.decode("utf-8", "surrogateescape")):
+        with contextlib.suppress(S3Error):
+            read = policydocuments.read_policy(text)
+            assert read.least >= 0
+            read.check(given, "bucket", 0)
 
 
 _POLICY_KINDS: tuple[PolicyKind, ...] = ("bucket", "identity")
@@ -226,6 +281,8 @@ TARGETS = {
         Target("xml", xml, words.XML),
         Target("tar", tar, words.TARS, 8192),
         Target("policy", policy, words.POLICY),
+        Target("form", form, words.FORMS, 4096),
+        Target("post-policy", post_policy, words.FORMS),
         Target("fields", fields, words.FIELDS, 512),
     )
 }

@@ -43,3 +43,10 @@ CHUNKS = [
 ]
 TARS = ["ustar\x0000", "ustar  \x00", "././@PaxHeader", "path=", "size=", "mtime=", "GNU.sparse.", "0000000"]
 FIELDS = ["bytes=", "%C3%BC", "GMT", "Mon, 01 Jan 2024", "T00:00:00Z", "a=1&b="]
+
+FORMS = """
+content-disposition: form-data; name=" filename=" --xyz --xyz-- key policy file acl tagging Content-Type
+success_action_status success_action_redirect redirect x-amz-meta- x-amz-algorithm x-amz-credential x-amz-date
+x-amz-signature AWSAccessKeyId signature x-amz-checksum-crc32 ${filename} "expiration" "conditions" "eq"
+"starts-with" "content-length-range" "$key" "bucket" 2030-01-01T00:00:00Z
+""".split()

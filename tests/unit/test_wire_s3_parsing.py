@@ -190,6 +190,8 @@ def test_refused_headers(headers: dict[str, str], code: str) -> None:
     ("given", "stored"),
     [
         ("gzip,aws-chunked", "gzip"),
+        ("deflate, gzip", "deflate, gzip"),
+        ("aws-chunked, gzip", "gzip"),
         ("aws-chunked", None),
         ("AWS-Chunked, br ,gzip", "br,gzip"),
         ("gzip", "gzip"),
