@@ -45,6 +45,13 @@ class Found:
     partial: bool
 
 
+class ReplacedError(S3Error):
+    """The object was replaced after it was found: find it again. Who cannot says so to the client."""
+
+    def __init__(self) -> None:
+        super().__init__("ServiceUnavailable")
+
+
 class ObjectService:
     """The use cases of whole objects. One per process."""
 
@@ -72,7 +79,8 @@ class ObjectService:
         return Found(record, _object_head(record, version, extra), *window, partial=True)
 
     def read(self, operation: GetObject, found: Found) -> bytes:
-        """The bytes of a small answer. An object replaced a moment ago is looked up once more."""
+        """The bytes of a small answer. An object moved a moment ago is looked up once more. Raises
+        ReplacedError."""
         try:
             return self._store.read(found.record, found.offset, found.length)
         except ExtentGoneError:
@@ -88,15 +96,16 @@ class ObjectService:
 
     def _find_again(self, operation: GetObject, found: Found) -> Found:
         """The object was replaced (or moved) since it was found. Its headers are made already, so only the
-        same content will do; else the client is told to ask again."""
+        same content will do. Raises ReplacedError."""
         again = self.find(operation)
         if (again.record.etag, again.record.size) != (found.record.etag, found.record.size):
-            raise S3Error("ServiceUnavailable")
+            raise ReplacedError
         return again
 
     @contextmanager
     def reading(self, operation: GetObject, found: Found) -> Iterator[Sequence[Span]]:
-        """Open files and ranges of an answer, valid inside the `with`. Raises StoreError on entering."""
+        """Open files and ranges of an answer, valid inside the `with`. Raises StoreError and ReplacedError on
+        entering."""
         with ExitStack() as stack:
             try:
                 spans = stack.enter_context(self._store.reading(found.record, found.offset, found.length))

@@ -7,10 +7,12 @@ answer in S3's shape with a request id, or a closed connection if the answer was
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from meshd.service.access import ANYONE
+from meshd.service.objects import ReplacedError
 from meshd.service.translation import translate
 from meshd.store.errors import StoreError
 from meshd.web.authentication import ANONYMOUS, request_context, request_head
@@ -41,6 +43,8 @@ log = logging.getLogger(__name__)
 
 # Up to here an answer is read and written in one piece; above, sendfile.
 SMALL_BYTES = 128 << 10
+# How often an object is looked up that writers replace between looking it up and opening its file.
+_FINDS = 8
 _ANONYMOUS_OVERRIDES = "Request specific response headers cannot be used for anonymous GET requests."
 # Refused while too many clients leave their answers unread: these would have to be kept in memory.
 _LONG_ANSWERS = (ops.ListObjects, ops.ListObjectVersions, ops.ListMultipartUploads, ops.ListParts)
@@ -131,6 +135,19 @@ class S3Endpoint:
     ) -> Reply:
         if asked.overrides and identity is ANYONE:
             raise S3Error("InvalidRequest", _ANONYMOUS_OVERRIDES)
+        for _ in range(_FINDS - 1):
+            with suppress(ReplacedError):  # nothing is sent yet
+                return await self._get_once(request, asked, identity, context, trace)
+        return await self._get_once(request, asked, identity, context, trace)
+
+    async def _get_once(
+        self,
+        request: MeshRequest,
+        asked: ops.GetObject,
+        identity: Identity,
+        context: RequestContext,
+        trace: Trace,
+    ) -> Reply:
         objects = self._deps.objects
         operation, found = await self._find(asked)
         if found.head.tag_count and not self._deps.access.may_count_tags(identity, asked, context):

@@ -233,16 +233,17 @@ def test_one_replaces_whatever_way_it_writes(crowd: Daemon, client: Any, place: 
 
 
 def test_readers_see_one_of_the_writes_whole(crowd: Daemon, client: Any, place: str) -> None:
-    """Ranges, ETags and bytes of one answer belong together, whatever is written meanwhile."""
-    bodies = [bytes([65 + i]) * (200_000 + i) for i in range(WRITERS // 2)]
+    """ETag and bytes of one answer belong together, whatever is written meanwhile; nobody is refused. Objects
+    this large have files of their own, which go with the object."""
+    bodies = [bytes([65 + i]) * ((1 << 20) + i) for i in range(1, 1 + WRITERS // 2)]
     client.put_object(Bucket=place, Key="k", Body=bodies[0])
 
     def read(wire: Wire) -> Answer:
         return wire.call("GET", f"/{place}/k")
 
-    for _ in range(3):
+    for _ in range(4):
         calls = [call for body in bodies for call in (put(f"/{place}/k", body), read)]
-        for answer in winners(race(crowd, calls), (503, "ServiceUnavailable")):
+        for answer in winners(race(crowd, calls)):
             if answer.body:
                 assert answer.body in bodies
                 assert answer.headers["etag"] == f'"{hashlib.md5(answer.body).hexdigest()}"'
