@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from meshd.control.buckets import Bucket, BucketExistsError, BucketTable
 from meshd.control.identities import Account, IdentityTable, Key, NamedPolicy, Signer, User
 from meshd.control.interface import ABSENT, ControlError, LeaseLostError, VersionConflictError
+from meshd.control.nodesecret import NodeSecret
 from meshd.kit.clock import ManualClock
 
 if TYPE_CHECKING:
@@ -257,6 +258,19 @@ class ControlSuite:
 
         self._run(check)
 
+    def test_a_secret_is_made_once_whoever_comes_first(self) -> None:
+        async def check(control: ControlStore) -> None:
+            secrets = [NodeSecret(control) for _ in range(6)]
+            await _fails(ControlError, _derive(secrets[0]))
+            await asyncio.gather(*(secret.ensure() for secret in secrets))
+            derived = {secret.derive("tokens") for secret in secrets}
+            assert len(derived) == 1
+            await secrets[0].ensure()
+            assert NodeSecret(control).derive("tokens") in derived
+            assert secrets[0].derive("other") not in derived
+
+        self._run(check)
+
     def test_nothing_is_lost_between_changes_of_one_identity(self) -> None:
         async def check(control: ControlStore) -> None:
             tables = [IdentityTable(control) for _ in range(6)]
@@ -305,6 +319,10 @@ def _account(name: str) -> Account:
 def _disabled(key: Key | None) -> Key:
     assert key is not None
     return replace(key, enabled=False)
+
+
+async def _derive(secret: NodeSecret) -> bytes:
+    return secret.derive("tokens")
 
 
 async def _conflict(attempt: Coroutine[Any, Any, object]) -> VersionConflictError:

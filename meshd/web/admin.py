@@ -17,7 +17,7 @@ from meshd.service.identities import KeyChange, NewKey, NewUser, UserChange
 from meshd.service.paging import MAX_PAGE
 from meshd.web.replies import Reply
 from meshd.web.server import NativeRoute
-from meshwire.sigv4.claims import STREAMING_PAYLOADS, UNSIGNED_PAYLOAD
+from meshwire.sigv4.claims import STREAMING_PAYLOADS, UNSIGNED_PAYLOAD, Claim
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -196,11 +196,13 @@ def _check_root(identity: Identity) -> None:
 
 def check_signed_whole(request: MeshRequest) -> None:
     """Raise AdminError unless the signature is in the headers and covers query and body: a presigned URL may
-    be passed on, and more can be written into it.
+    be passed on, and into a request of version 2 more can be written.
     """
     claim = request.signer.claim if request.signer else None
-    if claim is None or claim.presigned:
-        raise AdminError("AccessDenied", "presigned URLs are not taken here; sign the headers")
+    if not isinstance(claim, Claim) or claim.presigned:
+        raise AdminError(
+            "AccessDenied", "presigned URLs are not taken here; sign the headers, with version 4"
+        )
     if request.body_exists and claim.payload_hash in (UNSIGNED_PAYLOAD, *STREAMING_PAYLOADS):
         raise AdminError("AccessDenied", "sign the body too: x-amz-content-sha256 must be its digest")
 

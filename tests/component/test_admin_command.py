@@ -230,6 +230,14 @@ def test_users_who_own_buckets_are_removed_by_force_only(command: Command, node:
         root.delete_bucket(Bucket="eves")
 
 
+def test_names_with_marks_are_found_again(command: Command) -> None:
+    for name in ("ann@example.org", "a+b", "x.y-z_0"):
+        command.json("user", "add", name)
+        assert command.json("user", "show", name)["user_id"] == name
+        assert command.json("user", "set", name, "--email", "ä@example.org")["email"] == "ä@example.org"
+        command.json("user", "rm", name, "--yes")
+
+
 def test_lists_go_on_over_pages(command: Command, node: Daemon) -> None:
     for number in range(7):
         node.request("POST", "/-/admin/users", json.dumps({"user_id": f"page-{number}"}).encode())
