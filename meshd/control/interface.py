@@ -14,6 +14,7 @@ from meshd.errors import MeshdError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
+    from contextlib import AbstractContextManager
 
 ABSENT: Final = 0
 """As `expect`: the key must not exist. Real versions are above it."""
@@ -68,6 +69,10 @@ class ControlStore(Protocol):
 
     def revision(self, topic: str) -> int:
         """Version of the newest write under `topic/` known here; 0 if none. A microsecond; never waits."""
+
+    def still(self) -> AbstractContextManager[object]:
+        """Within it, in this thread, `revision` looks once a topic and then says the same. Nothing may wait
+        inside: for one request's questions, answered in one go."""
 
     def peek(self, topic: str) -> Mapping[str, Versioned]:
         """Every key under `topic/` as this process knows it; at least as new as `revision` said before."""

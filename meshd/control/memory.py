@@ -6,6 +6,7 @@ Law: same answers as any engine, in one process, without durability.
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from meshd.control.interface import Change, ControlError, Versioned, check_key, check_version
@@ -13,6 +14,7 @@ from meshd.control.leasing import ClockLeases
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
+    from contextlib import AbstractContextManager
 
     from meshd.control.interface import Lease
     from meshd.kit.clock import Clock
@@ -34,6 +36,9 @@ class MemoryControl:
 
     def revision(self, topic: str) -> int:
         return self._revisions.get(topic, 0)
+
+    def still(self) -> AbstractContextManager[object]:
+        return nullcontext()  # in one thread nothing changes while nothing waits
 
     def peek(self, topic: str) -> Mapping[str, Versioned]:
         return self._scan(f"{topic}/")

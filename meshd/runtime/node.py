@@ -102,6 +102,7 @@ def web_deps(node: Node, frames: FrameSource, audit: AuditLog | None = None) -> 
         views=views,
         object_acls=ObjectAclService(node.store, node.buckets, versions, acls),
         clock=node.clock,
+        still=node.control.still,
         audit=audit,
         http=node.settings.http,
     )

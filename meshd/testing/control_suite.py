@@ -127,6 +127,18 @@ class ControlSuite:
 
         self._run(check)
 
+    def test_a_still_moment_ends(self) -> None:
+        async def check(control: ControlStore) -> None:
+            for _ in range(2):
+                version = await control.put("a/1", b"")
+                with control.still():
+                    assert [control.revision("a"), control.revision("a")] == [version, version]
+                    assert control.peek("a")["a/1"].version == version
+                    assert control.revision("b") == 0
+                assert control.revision("a") == version
+
+        self._run(check)
+
     def test_impossible_keys_are_refused(self) -> None:
         async def check(control: ControlStore) -> None:
             for key in ("", "topic", "topic/", "/name", "a/b\0c", "a/" + "x" * 480):

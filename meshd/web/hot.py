@@ -36,34 +36,32 @@ _END = b"\r\n\r\n"
 _REQUEST = re.compile(
     r"(GET|HEAD) (/(?!-/|metrics )(?:[\w.~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})+) HTTP/1\.1\Z", re.A
 )
-_FIELD = re.compile(r"([A-Za-z0-9-]+):[ \t]*([ -~]*?)[ \t]*\Z")
 # Headers that change nothing but what the functions called here make of them. No Origin (CORS), no Expect,
 # nothing of a body; Connection only to say what is so anyway.
-_KNOWN = frozenset(
-    [
-        "accept",
-        "accept-encoding",
-        "amz-sdk-invocation-id",
-        "amz-sdk-request",
-        "authorization",
-        "cache-control",
-        "connection",
-        "content-type",
-        "date",
-        "host",
-        "if-match",
-        "if-modified-since",
-        "if-none-match",
-        "if-unmodified-since",
-        "range",
-        "user-agent",
-        "x-amz-checksum-mode",
-        "x-amz-content-sha256",
-        "x-amz-date",
-        "x-amz-security-token",
-        "x-amz-user-agent",
-    ]
+_HEADERS = (
+    "accept",
+    "accept-encoding",
+    "amz-sdk-invocation-id",
+    "amz-sdk-request",
+    "authorization",
+    "cache-control",
+    "connection",
+    "content-type",
+    "date",
+    "host",
+    "if-match",
+    "if-modified-since",
+    "if-none-match",
+    "if-unmodified-since",
+    "range",
+    "user-agent",
+    "x-amz-checksum-mode",
+    "x-amz-content-sha256",
+    "x-amz-date",
+    "x-amz-security-token",
+    "x-amz-user-agent",
 )
+_KNOWN = {spelling: name for name in _HEADERS for spelling in (name, name.title())}
 _FOLDED = re.compile(rb"\r\n[ \t]")
 _FRAMING = re.compile(
     rb"\r\n(content-length|transfer-encoding|upgrade|connection)[ \t]*:[ \t]*([^\r\n]*)", re.I
@@ -91,7 +89,8 @@ class HotPath:
             return None
         trace = Trace(self._deps.clock, self._deps.audit, connection.remote)
         try:
-            answer = self._answer(connection, head, trace)
+            with self._deps.still():
+                answer = self._answer(connection, head, trace)
         except (S3Error, StoreError):
             answer = None
         except Exception:
@@ -134,18 +133,18 @@ def read_head(data: bytes) -> RequestHead | None:
     if data.find(_END) != len(data) - 4 or not data.isascii():
         return None
     request, *lines = data[:-4].decode().split("\r\n")
+    if not "".join(lines).isprintable():
+        return None
     asked = _REQUEST.match(request)
     if asked is None:
         return None
     headers: dict[str, str] = {}
     for line in lines:
-        field = _FIELD.match(line)
-        if field is None:
+        written, colon, value = line.partition(":")
+        name = _KNOWN.get(written) or _KNOWN.get(written.lower())
+        if name is None or not colon or name in headers:
             return None
-        name = field[1].lower()
-        if name not in _KNOWN or name in headers:
-            return None
-        headers[name] = field[2]
+        headers[name] = value.strip(" ")
     if "host" not in headers or headers.get("connection", "keep-alive").lower() != "keep-alive":
         return None
     return RequestHead(asked[1], asked[2], "", headers)

@@ -10,6 +10,7 @@ import json
 import logging
 import resource
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
@@ -32,6 +33,7 @@ from meshwire.s3.operations import BodyDigests
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from meshd.kit.clock import Clock
     from meshd.service.access import Access
@@ -80,6 +82,8 @@ class WebDeps:
     deleter: Deleter
     tagging: TaggingService
     clock: Clock
+    still: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Within it the control state is looked at once a request (ControlStore.still)."""
     audit: AuditLog | None = None
     http: HttpSettings = field(default_factory=HttpSettings)
 
