@@ -107,7 +107,7 @@ def _spec(settings: NodeSettings, doors: Doors, board: Board, name: str) -> Chil
         return ChildSpec(name, partial(run_transform, settings, index, sock), frozenset([sock.fileno()]))
     if role == "steward":
         return ChildSpec(name, partial(run_steward, settings, doors), frozenset([doors.steward.fileno()]))
-    own = {doors.http[index].fileno()} | ({doors.steward.fileno()} if settings.workers == 1 else set())
+    own = {doors.http.fileno()} | ({doors.steward.fileno()} if settings.workers == 1 else set())
     return ChildSpec(name, partial(run_worker, settings, index, doors, board.trouble), frozenset(own))
 
 

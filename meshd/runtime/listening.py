@@ -1,4 +1,4 @@
-"""The sockets a node listens on: one TCP socket a worker on one port, one Unix socket an inner service.
+"""The sockets a node listens on: one TCP socket for all workers, one Unix socket an inner service.
 
 Law: the supervisor owns them all, so that what dies is replaced behind an open door: connections wait in the
 kernel's queue instead of being refused. Bound early (errors come early), listening once the store is ready.
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from meshd.config import ConfigError
 from meshd.kit.clock import SystemClock
 from meshd.net.unixmessages import listen
+from meshd.web.accepting import Tally
 from meshd.web.tls import Tls, TlsFiles
 
 if TYPE_CHECKING:
@@ -21,27 +22,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """Every listening socket of a node, and what is spoken on those of HTTP."""
+    """Every listening socket of a node, what is spoken on that of HTTP, and how busy its workers are."""
 
-    http: tuple[socket.socket, ...]
+    http: socket.socket
     steward: socket.socket
     transforms: tuple[socket.socket, ...]
+    tally: Tally
     tls: Tls | None = None
 
     def fds(self) -> list[int]:
         """Descriptors of those still open here."""
-        every = (*self.http, self.steward, *self.transforms)
+        every = (self.http, self.steward, *self.transforms)
         return [sock.fileno() for sock in every if sock.fileno() >= 0]
 
     def listen(self, backlog: int) -> None:
         """Let HTTP clients in."""
-        for sock in self.http:
-            sock.listen(backlog)
+        self.http.listen(backlog)
 
     def close_http(self) -> None:
         """Let go of the port in this process. Idempotent."""
-        for sock in self.http:
-            sock.close()
+        self.http.close()
 
 
 def open_doors(settings: NodeSettings) -> Doors:
@@ -49,11 +49,12 @@ def open_doors(settings: NodeSettings) -> Doors:
     pair cannot be used."""
     tls = _tls(settings.http)
     return Doors(
-        http=bind_http(settings.http, settings.workers),
+        http=bind_http(settings.http),
         steward=listen(settings.steward_socket),
         transforms=tuple(
             listen(settings.transform_socket(index)) for index in range(settings.transform.processes)
         ),
+        tally=Tally(settings.workers),
         tls=tls,
     )
 
@@ -64,27 +65,20 @@ def _tls(http: HttpSettings) -> Tls | None:
     return Tls(TlsFiles(http.tls_cert, http.tls_key), SystemClock())
 
 
-def bind_http(http: HttpSettings, count: int) -> tuple[socket.socket, ...]:
-    """`count` bound sockets on one port, chosen by the first when the port is 0. Raises ConfigError."""
-    where = f"{http.host}:{http.port}"
+def bind_http(http: HttpSettings) -> socket.socket:
+    """A bound socket; port 0 has the system choose one. Raises ConfigError."""
     try:
-        family, address = _resolve(http.host, http.port)
-        if http.port:
-            # SO_REUSEPORT would let us share another daemon's port in silence; without it the kernel objects.
-            _bind(family, address, shared=False).close()
-        sockets = [_bind(family, address)]
-        address = (address[0], sockets[0].getsockname()[1], *address[2:])
-        sockets += [_bind(family, address) for _ in range(count - 1)]
+        return _bind(*_resolve(http.host, http.port))
     except OSError as error:
         reason = error.strerror or str(error)
+        where = f"{http.host}:{http.port}"
         raise ConfigError(f"cannot listen on {where}: {reason}; choose another --listen") from error
-    return tuple(sockets)
 
 
 def endpoint(doors: Doors) -> str:
     """The URL under which a client on this machine reaches the port."""
     scheme = "http" if doors.tls is None else "https"
-    host, port = doors.http[0].getsockname()[:2]
+    host, port = doors.http.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
@@ -95,12 +89,10 @@ def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...
     return family, address
 
 
-def _bind(family: socket.AddressFamily, address: tuple[Any, ...], *, shared: bool = True) -> socket.socket:
+def _bind(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind(address)
     except OSError:
         sock.close()

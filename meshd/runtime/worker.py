@@ -21,6 +21,7 @@ from meshd.runtime.node import admin_routes, native_routes, open_node, web_deps
 from meshd.runtime.steward import steward
 from meshd.telemetry import logs
 from meshd.telemetry.audit import AuditLog
+from meshd.web.accepting import Porter
 from meshd.web.draining import drain
 from meshd.web.ops import ops_routes
 from meshd.web.server import build_server
@@ -125,8 +126,8 @@ async def _serve(
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     server = build_server(deps, routes)
     options = listening_options(doors.tls, http.head_timeout)
-    listener = await loop.create_server(server, sock=doors.http[index], backlog=http.backlog, **options)
+    porter = Porter(doors.http, server, doors.tally, index, options)
     reporter.ready()
     await stop.wait()
-    listener.close()
+    porter.close()
     await drain(server, deps.clock, http.drain_timeout)

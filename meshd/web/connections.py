@@ -23,6 +23,7 @@ from meshwire.s3.rendering import render_error
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
     from aiohttp.streams import StreamReader
 
@@ -248,10 +249,17 @@ class MeshServer(web.Server):
     ) -> None:
         super().__init__(handler, **options)
         self.clock, self.guard, self.hot = clock, guard, hot
+        self.when_lost: Callable[[], None] | None = None
+        """Called when a connection has ended."""
         guard.start()
 
     def __call__(self) -> Connection:
         return Connection(self.guard, self.hot, self, loop=self._loop, **self._kwargs)
+
+    def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
+        super().connection_lost(handler, exc)
+        if self.when_lost is not None:
+            self.when_lost()
 
     async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  aiohttp's signature
         self.guard.stop()

@@ -1,0 +1,138 @@
+"""Who takes a new connection: the worker that has the fewest.
+
+Law: all workers listen on one socket. A worker takes a connection unless another has fewer; then it leaves it
+to that one for a moment, and takes it after all if it is still there. Each worker alone writes its count.
+Invariant: connections are spread evenly over the workers however they arrive, and none waits for a busy one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import mmap
+from typing import TYPE_CHECKING, Any
+
+from meshd.kit.tasks import Tasks
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Mapping
+
+    from meshd.web.connections import MeshServer
+
+_MOMENT = 0.002  # seconds a connection is left to a worker that has fewer
+_TURN = 64  # connections taken before others of this loop get their turn
+_SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_RESPITE = 0.5  # seconds until the next try when the system has no room
+_AWAY = 1 << 40
+_log = logging.getLogger("meshd.web")
+
+
+class Tally:
+    """How many connections each worker has, in memory that all share. Make it before they are forked."""
+
+    def __init__(self, workers: int) -> None:
+        self._counts = memoryview(mmap.mmap(-1, 8 * workers)).cast("q")
+
+    def __repr__(self) -> str:
+        return f"<Tally {list(self._counts)}>"
+
+    def tell(self, worker: int, count: int) -> None:
+        """The worker's own word."""
+        self._counts[worker] = count
+
+    def leave(self, worker: int) -> None:
+        """The worker takes no more."""
+        self._counts[worker] = _AWAY
+
+    def is_fewest(self, worker: int) -> bool:
+        """Whether no worker has fewer."""
+        return self._counts[worker] <= min(self._counts)
+
+
+class Porter:
+    """Takes connections from the common socket for one worker, as `options` say (TLS). `close` it."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        server: MeshServer,
+        tally: Tally,
+        worker: int,
+        options: Mapping[str, Any],
+    ) -> None:
+        self._listener, self._server, self._tally, self._worker = listener, server, tally, worker
+        self._options = options
+        self._loop = asyncio.get_running_loop()
+        self._tasks, self._coming = Tasks("connections"), 0
+        self._timer: asyncio.TimerHandle | None = None
+        listener.setblocking(False)
+        server.when_lost = self._tell
+        self._tell()
+        self._watch()
+
+    def __repr__(self) -> str:
+        return f"<Porter of worker {self._worker}, {self._tally!r}>"
+
+    def close(self) -> None:
+        """Take no more; those that are taken stay. Idempotent."""
+        self._server.when_lost = None
+        self._tally.leave(self._worker)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._listener.fileno() >= 0:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+
+    def _tell(self) -> None:
+        self._tally.tell(self._worker, len(self._server.connections) + self._coming)
+
+    def _watch(self) -> None:
+        self._timer = None
+        self._loop.add_reader(self._listener, self._knock)
+
+    def _later(self, seconds: float) -> None:
+        self._loop.remove_reader(self._listener)
+        self._timer = self._loop.call_later(seconds, self._after_all)
+
+    def _knock(self) -> None:
+        """Somebody is at the door."""
+        for _ in range(_TURN):
+            if not self._tally.is_fewest(self._worker):
+                self._later(_MOMENT)
+                return
+            if not self._take():
+                return
+
+    def _after_all(self) -> None:
+        self._watch()
+        self._take()
+
+    def _take(self) -> bool:
+        """Take one, if it is still there."""
+        try:
+            client, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return False
+        except OSError as error:
+            if error.errno not in _SHORT_OF:
+                raise
+            _log.error("no room for another connection", extra={"why": error.strerror})
+            self._later(_RESPITE)
+            return False
+        client.setblocking(False)
+        self._coming += 1
+        self._tell()
+        self._tasks.spawn(self._welcome(client), "welcome")
+        return True
+
+    async def _welcome(self, client: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._server, client, **self._options)
+        except (OSError, TimeoutError):  # it went away, or no handshake came about
+            client.close()
+        finally:
+            self._coming -= 1
+            if self._server.when_lost is not None:
+                self._tell()
