@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from meshd.web.connections import MeshServer
 
-_MOMENT = 0.002  # seconds a connection is left to a worker that has fewer
-_TURN = 64  # connections taken before others of this loop get their turn
+_LOOK, _LOOKS = 0.002, 5  # seconds, and how often: so long a connection is left to a worker that has fewer
+_TURN = 4  # connections taken before they, and others of this loop, get their turn
 _SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _RESPITE = 0.5  # seconds until the next try when the system has no room
 _AWAY = 1 << 40
@@ -67,6 +67,7 @@ class Porter:
         self._loop = asyncio.get_running_loop()
         self._tasks, self._coming = Tasks("connections"), 0
         self._timer: asyncio.TimerHandle | None = None
+        self._looks = 0
         listener.setblocking(False)
         server.when_lost = self._tell
         self._tell()
@@ -86,28 +87,35 @@ class Porter:
             self._listener.close()
 
     def _tell(self) -> None:
-        self._tally.tell(self._worker, len(self._server.connections) + self._coming)
+        self._tally.tell(self._worker, self._server.open_ones + self._coming)
 
     def _watch(self) -> None:
-        self._timer = None
+        self._timer, self._looks = None, 0
         self._loop.add_reader(self._listener, self._knock)
 
     def _later(self, seconds: float) -> None:
         self._loop.remove_reader(self._listener)
-        self._timer = self._loop.call_later(seconds, self._after_all)
+        self._timer = self._loop.call_later(seconds, self._look_again)
 
     def _knock(self) -> None:
         """Somebody is at the door."""
         for _ in range(_TURN):
             if not self._tally.is_fewest(self._worker):
-                self._later(_MOMENT)
+                self._later(_LOOK)
                 return
             if not self._take():
                 return
 
-    def _after_all(self) -> None:
-        self._watch()
-        self._take()
+    def _look_again(self) -> None:
+        """Wait on while others have fewer, but not for ever: they may be busy, or gone."""
+        self._looks += 1
+        waited = self._looks >= _LOOKS
+        if waited or self._tally.is_fewest(self._worker):
+            self._watch()
+            if waited:
+                self._take()
+        else:
+            self._later(_LOOK)
 
     def _take(self) -> bool:
         """Take one, if it is still there."""

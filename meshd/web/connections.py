@@ -204,6 +204,8 @@ class Connection(RequestHandler):
         if not body.is_eof():
             self.truncated_body = body
             body.feed_eof()
+        if not self._messages:  # end after this answer, which may be written already
+            self._close = True
         return True
 
     def handle_error(
@@ -249,15 +251,22 @@ class MeshServer(web.Server):
     ) -> None:
         super().__init__(handler, **options)
         self.clock, self.guard, self.hot = clock, guard, hot
+        self.open_ones = 0
+        """How many connections there are."""
         self.when_lost: Callable[[], None] | None = None
-        """Called when a connection has ended."""
+        """Called when one has ended."""
         guard.start()
 
     def __call__(self) -> Connection:
         return Connection(self.guard, self.hot, self, loop=self._loop, **self._kwargs)
 
+    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        self.open_ones += 1
+
     def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
         super().connection_lost(handler, exc)
+        self.open_ones -= 1
         if self.when_lost is not None:
             self.when_lost()
 

@@ -1,0 +1,30 @@
+"""Which worker may take the next connection."""
+
+from __future__ import annotations
+
+from meshd.web.accepting import Tally
+
+
+def test_a_worker_takes_while_no_other_has_fewer() -> None:
+    tally = Tally(3)
+    assert [tally.is_fewest(worker) for worker in range(3)] == [True, True, True]
+    tally.tell(0, 1)
+    assert [tally.is_fewest(worker) for worker in range(3)] == [False, True, True]
+    tally.tell(1, 1)
+    tally.tell(2, 2)
+    assert [tally.is_fewest(worker) for worker in range(3)] == [True, True, False]
+
+
+def test_a_worker_that_left_is_not_waited_for() -> None:
+    tally = Tally(2)
+    tally.tell(0, 500)
+    tally.leave(1)
+    assert tally.is_fewest(0)
+    tally.tell(1, 0)
+    assert not tally.is_fewest(0)
+
+
+def test_a_lone_worker_takes_all() -> None:
+    tally = Tally(1)
+    tally.tell(0, 10_000)
+    assert tally.is_fewest(0)
