@@ -86,9 +86,10 @@ def web_deps(node: Node, frames: FrameSource, audit: AuditLog | None = None) -> 
     versions = Versions(node.store, node.buckets)
     objects = ObjectService(node.store, versions)
     acls = AclService(node.buckets, node.identities)
-    views = ViewReader(node.store, ViewDefinitions(node.buckets, node.clock), frames)
+    access = Access(node.buckets, node.clock, finder(node.store))
+    views = ViewReader(node.store, ViewDefinitions(node.buckets, node.clock, access), frames)
     return WebDeps(
-        access=Access(node.buckets, node.clock, finder(node.store)),
+        access=access,
         sessions=Sessions(node.identities, NodeSecret(node.control), node.use, node.clock),
         buckets=BucketService(node.buckets, node.store, node.clock, node.settings.region),
         objects=objects,
@@ -122,5 +123,5 @@ def native_routes(node: Node, access: Access, frames: FrameSource) -> list[Nativ
     datasets = DatasetService(node.store, catalog, readers)
     batches = BatchService(node.store, catalog, datasets, readers, frames)
     gathers = GatherService(node.store, datasets, readers)
-    definitions = ViewDefinitions(node.buckets, node.clock)
+    definitions = ViewDefinitions(node.buckets, node.clock, access)
     return build_native(datasets, batches, gathers, definitions, node.clock)

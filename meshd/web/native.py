@@ -186,15 +186,15 @@ class NativeEndpoint:
         )
 
     async def create_view(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
-        return self._json(await self._views.create(identity, await request.read()))
+        return self._json(await self._views.create(_caller(request, identity), await request.read()))
 
     async def list_views(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         bucket = _query(request, ("bucket",)).get("bucket", "")
-        return self._json({"views": self._views.list_all(identity, bucket)})
+        return self._json({"views": self._views.list_all(_caller(request, identity), bucket)})
 
     async def get_view(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         name = request.raw_path.partition("?")[0].removeprefix("/-/views/")
-        return self._json(self._views.describe(identity, name))
+        return self._json(self._views.describe(_caller(request, identity), name))
 
     async def _send_frame(self, request: MeshRequest, frame: Frame) -> web.StreamResponse:
         headers = [

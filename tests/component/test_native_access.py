@@ -174,3 +174,19 @@ def test_conditions_see_the_request(eve: Mesh, s3: Any, bucket: str) -> None:
         statement, _ = reading(bucket, "train/")
         open_to_eve(s3, bucket, {**statement, "Condition": near})
         assert gathered(eve, bucket, "train/cat/0001.png") == expected
+
+
+def test_a_bound_key_makes_no_views_of_what_it_may_not_read(root: Mesh, key: Mesh, bucket: str) -> None:
+    ops = [
+        {"op": "decode"},
+        {"op": "resize", "args": {"size": 8}},
+        {"op": "encode", "args": {"format": "png"}},
+    ]
+    view = {"kind": "transform", "ops": ops, "match": [".png"]}
+    wanted = {"bucket": bucket, "name": "small", "view": view}
+    assert refused(key, "POST", "/-/views", wanted) == "AccessDenied"
+    assert root.post("/-/views", wanted).status == 200
+    assert refused(key, "GET", "/-/views") == "AccessDenied"
+    assert refused(key, "GET", f"/-/views/{bucket}--small") == "AccessDenied"
+    assert error(key.call("GET", f"/-/views/{bucket}--none"))["code"] == "AccessDenied"
+    assert key.call("GET", f"/{bucket}--small/train/cat/0001.png").code == "AccessDenied"

@@ -1,7 +1,8 @@
 """The views of a node: made, described, listed; removed like any bucket.
 
-Law: only who owns the source (or root) makes a view of it, and the view is the source owner's. Invariant: a
-view whose source is gone, or is somebody else's now, shows nothing.
+Law: only who owns the source (or root) makes a view of it, and the view is the source owner's; the key they
+sign with must be allowed to read all of the source. Invariant: a view whose source is gone, or is somebody
+else's now, shows nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshd.assembly.errors import BatchError
 from meshd.control.buckets import Bucket, BucketExistsError
+from meshd.service.permissions import Need
 from meshd.transform import registry
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
 from meshd.transform.programs import compile_program, completed
@@ -23,7 +25,7 @@ from meshwire.views import FIELD, parse_view, view_name
 if TYPE_CHECKING:
     from meshd.control.buckets import BucketTable
     from meshd.kit.clock import Clock
-    from meshd.service.access import Identity
+    from meshd.service.access import Access, Caller, Identity
     from meshwire.views import TransformView
 
 
@@ -41,8 +43,8 @@ def view_of(bucket: Bucket) -> TransformView:
 class ViewDefinitions:
     """One a worker."""
 
-    def __init__(self, table: BucketTable, clock: Clock) -> None:
-        self._table, self._clock = table, clock
+    def __init__(self, table: BucketTable, clock: Clock, access: Access) -> None:
+        self._table, self._clock, self._access = table, clock, access
 
     def __repr__(self) -> str:
         return "<ViewDefinitions>"
@@ -63,15 +65,17 @@ class ViewDefinitions:
             raise S3Error("AccessDenied", "The source of this view belongs to somebody else now.")
         return view
 
-    async def create(self, identity: Identity, body: bytes) -> dict[str, Any]:
+    async def create(self, caller: Caller, body: bytes) -> dict[str, Any]:
         """What `POST /-/views` answers. Making the same view again is a success.
 
         Raises BatchError: InvalidPlan, UnknownOp, UnknownOpBuild, NoSuchBucket, AccessDenied, ViewExists.
         """
         try:
             of, short, given = _parsed_request(body)
-            source = self._source(identity, of)
+            source = self._source(caller.identity, of)
             name = view_name(source.name, short)
+            self._require(caller, Need("s3:GetObject", source.name, "*"))  # whatever it holds
+            self._require(caller, Need("s3:CreateBucket", name), creating=True)
             view = _completed(parse_view(given, source.name))
         except UnknownOpError as error:
             raise BatchError("UnknownOp", str(error), detail={"path": error.path}) from error
@@ -91,19 +95,31 @@ class ViewDefinitions:
                 help="choose another name, or delete it first",
             ) from error
 
-    def list_all(self, identity: Identity, bucket: str = "") -> list[dict[str, Any]]:
-        """The caller's views (of one bucket), in order of their names."""
+    def list_all(self, caller: Caller, bucket: str = "") -> list[dict[str, Any]]:
+        """The caller's views (of one bucket), in order of their names. Raises BatchError AccessDenied."""
+        self._require(caller, Need("s3:ListAllMyBuckets"))
+        return self._mine(caller.identity, bucket)
+
+    def _mine(self, identity: Identity, bucket: str = "") -> list[dict[str, Any]]:
         every = self._table.list_all(None if identity.root else identity.user_id)
         found = [_described(item) for item in every if item.view]
         return [item for item in found if bucket in ("", item["bucket"])]
 
-    def describe(self, identity: Identity, name: str) -> dict[str, Any]:
-        """Raises BatchError NoSuchView."""
-        bucket = self._table.get(name)
+    def describe(self, caller: Caller, name: str) -> dict[str, Any]:
+        """Raises BatchError NoSuchView, AccessDenied."""
+        self._require(caller, Need("s3:ListAllMyBuckets"))
+        identity, bucket = caller.identity, self._table.get(name)
         if bucket is None or not bucket.view or not (identity.root or bucket.owner == identity.user_id):
-            mine = [item["name"] for item in self.list_all(identity)]
+            mine = [item["name"] for item in self._mine(identity)]
             raise BatchError("NoSuchView", f"there is no view {name[:80]!r}{suggestion(name, mine)}")
         return _described(bucket)
+
+    def _require(self, caller: Caller, need: Need, *, creating: bool = False) -> None:
+        """What a key is bound to holds for views, too. Raises BatchError AccessDenied."""
+        try:
+            self._access.require(caller.identity, need, caller.context, creating=creating)
+        except S3Error as error:
+            raise BatchError("AccessDenied", error.message) from error
 
     def _source(self, identity: Identity, name: str) -> Bucket:
         bucket = self._table.get(name)
