@@ -365,7 +365,8 @@ class Access:
 
     def _granted(self, identity: Identity, need: Need, bucket: Bucket, context: RequestContext) -> bool:
         """What ACLs say."""
-        if granting.bucket_grants(bucket, identity.user_id, need.action):
+        writing = "s3:objectcreationoperation" in need.facts
+        if granting.bucket_grants(bucket, identity.user_id, need.action, writing=writing):
             return True
         if need.action not in granting.ON_OBJECT:
             return False

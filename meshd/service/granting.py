@@ -39,12 +39,14 @@ ON_OBJECT: Final[Mapping[str, Permission]] = {
     "s3:PutObjectAcl": "WRITE_ACP",
     "s3:PutObjectVersionAcl": "WRITE_ACP",
 }
+_WRITTEN: Final = frozenset({"s3:PutObjectAcl", "s3:PutObjectTagging"})
 READING: Final = frozenset({"s3:GetObject", "s3:GetObjectVersion"})
 
 
-def bucket_grants(bucket: Bucket, user: str, action: str) -> bool:
-    """Whether the bucket's ACL lets `user` (empty: nobody) do `action`."""
-    wanted = ON_BUCKET.get(action)
+def bucket_grants(bucket: Bucket, user: str, action: str, *, writing: bool = False) -> bool:
+    """Whether the bucket's ACL lets `user` (empty: nobody) do `action`. `writing`: as a part of writing an
+    object, whose tags and ACL are its writer's to set."""
+    wanted = ON_BUCKET.get("s3:PutObject" if writing and action in _WRITTEN else action)
     return wanted is not None and _grants(bucket, bucket.acl, bucket.owner, user, wanted)
 
 

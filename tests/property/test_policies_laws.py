@@ -71,7 +71,8 @@ def statements(draw: st.DrawFn) -> dict[str, Any]:
     principals = st.just("*") | st.fixed_dictionaries(
         {"AWS": one_or_many(st.sampled_from(["ann", "bob", "*"]))}
     )
-    statement[draw(st.sampled_from(["Principal", "Principal", "NotPrincipal"]))] = draw(principals)
+    forms = ["Principal", "NotPrincipal"] if statement["Effect"] == "Deny" else ["Principal"]
+    statement[draw(st.sampled_from(forms))] = draw(principals)
     named = one_or_many(st.sampled_from(["s3:*", "s3:Get*", "s3:GetObject", "s3:ListBucket", "*", "s3:?ut*"]))
     statement[draw(st.sampled_from(["Action", "NotAction"]))] = draw(named)
     resources = st.sampled_from(

@@ -123,13 +123,14 @@ def test_several_policies_are_one() -> None:
         ({"Principal": {"AWS": "Ann"}}, "none", "none"),
         ({"Principal": {"Service": "ann"}}, "none", "none"),
         ({"Principal": {"CanonicalUser": "bob", "AWS": "*"}}, "allow", "allow"),
-        ({"NotPrincipal": {"AWS": "ann"}}, "none", "allow"),
-        ({"NotPrincipal": {"AWS": "bob"}}, "allow", "allow"),
+        ({"NotPrincipal": {"AWS": "ann"}}, "none", "deny"),
+        ({"NotPrincipal": {"AWS": "bob"}}, "deny", "deny"),
         ({"NotPrincipal": "*"}, "none", "none"),
     ],
 )
 def test_principals(principal: dict[str, Any], ann: str, nobody: str) -> None:
-    statement = allow(Resource="arn:aws:s3:::b/*", Action="s3:GetObject") | principal
+    effect = "Deny" if "NotPrincipal" in principal else "Allow"
+    statement = allow(Resource="arn:aws:s3:::b/*", Action="s3:GetObject") | principal | {"Effect": effect}
     assert verdict(statement, kind="bucket") == ann
     assert verdict(statement, kind="bucket", user="") == nobody
 

@@ -95,6 +95,14 @@ def test_acls_of_an_object(acl: Acl | None, owner: str, bob: str, nobody: str) -
             assert found == expected.split()
 
 
+def test_who_may_write_sets_tags_and_acl_of_what_is_written() -> None:
+    world = World(acl=Acl("", (Grant("bob", "WRITE"),)))
+    world.put()
+    assert world.lets(BOB, replace(PUT, acl=Acl("public-read"), tags={"a": "b"}))
+    assert not world.lets(BOB, ops.PutObjectAcl("b", "k", DIGESTS, Acl("public-read")))
+    assert not world.lets(BOB, ops.PutObjectTagging("b", "k", DIGESTS))
+
+
 def test_the_owners_acl_may_be_switched_off() -> None:
     world = World(acl=Acl("public-read-write"), ownership="BucketOwnerEnforced")
     world.put(acl=Acl("public-read"), owner="bob")

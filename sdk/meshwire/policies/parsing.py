@@ -89,6 +89,9 @@ class _Reader:
             raise PolicyError(
                 f"{path}.{name}", "the policy of a user or key is about its holder; leave it out"
             )
+        effect = _effect(document, path)
+        if name == "NotPrincipal" and effect == "Allow":
+            raise PolicyError(f"{path}.NotPrincipal", "it goes with Deny only; name whom to allow")
         principals = read_principals(document[name], f"{path}.{name}") if name else None
         if principals is not None and name == "NotPrincipal":
             principals = type(principals)(principals.everyone, principals.users, negated=True)
@@ -97,7 +100,7 @@ class _Reader:
             _check_levels(actions, resources, path)
         tests, keys = read_conditions(document.get("Condition", {}), f"{path}.Condition", self._variables)
         self._keys |= keys
-        return Statement(_effect(document, path), principals, actions, resources, tests, sid)
+        return Statement(effect, principals, actions, resources, tests, sid)
 
     def _actions(self, document: Mapping[str, Any], path: str) -> Patterns:
         name = _one_of(document, ("Action", "NotAction"), path)
@@ -128,7 +131,7 @@ class _Reader:
             return
         name = parts[5].partition("/")[0]
         in_s3 = parts[1] in {"aws", "*"} and parts[2] == "s3" and parts[3] in {"", "*"}
-        if not in_s3 or not (name == self._bucket or name == f"{self._bucket}*"):
+        if not in_s3 or Glob(name).matches(self._bucket, lambda _: None) is not True:
             raise PolicyError(
                 path, f"{shown(text)} is not of this bucket; write arn:aws:s3:::{self._bucket} or …/key*"
             )
