@@ -203,6 +203,7 @@ def test_metrics_count_every_worker_also_dead_ones(pair: Daemon) -> None:
     for _ in range(10):
         get(pair, "/-/healthy")
     assert healthy() == before + 10
+    wait_until(lambda: "worker-0" in pair.children())  # an earlier test may have killed it
     pair.signal_child("worker-0")
     restarts = r'meshd_process_restarts_total\{role="worker"\} [1-9]'
     wait_until(lambda: re.search(restarts, get(pair, "/metrics")[1]))
