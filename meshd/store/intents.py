@@ -83,6 +83,15 @@ class Intent:
         """Enters the request in the index; its result."""
 
 
+def floor_of(work: Work, txn: Any, name: bytes, newest: Record | None, placed: Placed) -> int:
+    """What a new version's stamp must lie above: the newest version, and a null one that was removed since it
+    was placed, for its deletion ends all that is older.
+    """
+    if newest is not None and not newest.version and not newest.marker:
+        return newest.stamp
+    return max(newest.stamp if newest else 0, work.graves(txn).floor(txn, name, placed.stamp))
+
+
 def enter(work: Work, txn: Any, name: bytes, record: Record, newest: Record | None) -> Record | None:
     """Puts `record` on top of the versions of a key and keeps the accounts; the null version it replaced."""
     replaced = work.index.versions.add(txn, name, record, newest)
@@ -196,7 +205,7 @@ class PutObject(Intent):
             self.meta,
             self.versioning,
             size=self.payload.size,
-            stamp=work.overtake(placed, newest.stamp if newest else 0),
+            stamp=work.overtake(placed, floor_of(work, txn, name, newest, placed)),
             modified=self.modified,
             extents=(placed.extent,),
         )

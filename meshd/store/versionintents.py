@@ -12,7 +12,15 @@ import msgspec
 from meshd.kit import failpoints
 from meshd.store.errors import NoSuchVersionError
 from meshd.store.index import object_key
-from meshd.store.intents import Intent, enter, judge_conditions, rewrite, used_extents, write_manifest
+from meshd.store.intents import (
+    Intent,
+    enter,
+    floor_of,
+    judge_conditions,
+    rewrite,
+    used_extents,
+    write_manifest,
+)
 from meshd.store.members import Member, stamp_text, version_of
 from meshd.store.records import NULL, Record, Removed
 
@@ -54,7 +62,7 @@ class RemoveVersion(Intent):
             return Removed()
         assert self.placed is not None
         if not existing.version:  # this kind ends what is older than itself
-            work.overtake(self.placed, existing.stamp)
+            work.graves(txn).bury(txn, name, work.overtake(self.placed, existing.stamp))
         work.release(used_extents(existing))
         work.index.versions.remove(txn, name, existing)
         return Removed(existing)
@@ -91,7 +99,7 @@ class PutMarker(Intent):
         assert placed is not None
         name = object_key(self.bucket, self.key)
         newest = work.index.versions.newest(txn, name)
-        stamp = work.overtake(placed, newest.stamp if newest else 0)
+        stamp = work.overtake(placed, floor_of(work, txn, name, newest, placed))
         version = version_of(stamp) if self.versioning == "Enabled" else ""
         marker = Record(0, "", stamp, self.modified, (placed.extent,), version=version, marker=True)
         return Removed(enter(work, txn, name, marker, newest), marker)

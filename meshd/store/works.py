@@ -2,7 +2,8 @@
 
 Law: used by the committer thread alone. Data first (`flush`), then the index (`settle` inside the write
 transaction), then files that nobody uses are removed (`sweep`).
-Invariant: stamps of a key rise in commit order; a write overtaken by another process is restamped in place.
+Invariant: stamps of a key rise in commit order, over deletions too; a write overtaken by another process is
+restamped in place.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from meshd.kit import failpoints
+from meshd.store.graves import Graves
 from meshd.store.members import RESERVE, render, stamp_text, undoes, version_of
 from meshd.store.records import DataFile, Extent
 from meshd.telemetry import metrics
@@ -98,6 +100,8 @@ class Work:
         self._changes: dict[int, _Change] = {}
         self._owned: list[OwnFile] = []
         self._doomed: list[str] = []
+        self._graves: Graves | None = None
+        self._restamped = False
         self.last_stamp = 0
 
     # placing ----------------------------------------------------------------------------------------------
@@ -157,9 +161,14 @@ class Work:
         placed.stamp = self.stamp()
         version = version_of(placed.stamp) if placed.member.version else ""
         placed.patch(msgspec.structs.replace(placed.member, stamp=stamp_text(placed.stamp), version=version))
-        if not placed.durable:
-            self.flush()
+        self._restamped = self._restamped or not placed.durable
         return placed.stamp
+
+    def graves(self, txn: Any) -> Graves:
+        """The null versions that were removed a moment ago, as this group's transaction sees them."""
+        if self._graves is None:
+            self._graves = Graves(self.index, txn)
+        return self._graves
 
     def adopt(self, extents: Sequence[Extent]) -> None:
         """A record begins to use these extents."""
@@ -203,6 +212,10 @@ class Work:
         """Writes the accounts; the last thing before the index commits."""
         if not self._changes:
             return
+        if self._restamped:
+            self.flush()
+        if self._graves is not None:
+            self._graves.settle(txn)
         self.learn_floor(txn)
         for file, change in self._changes.items():
             info = self.index.get_file(txn, file) or change.made

@@ -60,6 +60,13 @@ async def obey(store: Store, command: dict[str, Any]) -> Any:
         return await increment(store, command["key"], command["times"])
     if command["do"] == "put":
         return (await put(store, command["key"], command["data"].encode())).stamp
+    if command["do"] == "put and delete":
+        await put(store, command["key"], b"gone")
+        return (await store.delete("b", command["key"])).record is not None
+    if command["do"] == "delete many":
+        keys = [f"many{number}" for number in range(command["count"])]
+        await asyncio.gather(*[put(store, key) for key in keys])
+        return sum(removed.record is not None for removed in (await store.delete_many("b", keys)).values())
     if command["do"] == "amend":
         return (await store.amend("b", command["key"], None, tags=command["tags"])).tags
     if command["do"] == "create versions":

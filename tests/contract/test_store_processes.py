@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,62 @@ def test_an_overtaken_write_still_holds_after_a_rebuild(tmp_path: Path) -> None:
         with opened(tmp_path, "w0") as store:
             assert value(store, "k") == b"o" * size
         assert check(settings_at(tmp_path)).clean
+
+
+def test_a_write_that_missed_a_deletion_still_holds_after_a_rebuild(tmp_path: Path) -> None:
+    """The neighbour's clock runs ahead; it puts and deletes the key while our bytes are already placed."""
+    for size, point in ((10, "store.data.after_sync"), (LARGE, "store.own.after_rename")):
+        for others in (0, 5000):  # with many more deletions the store no longer knows each of them
+            key = f"k{size}-{others}"
+            with opened(tmp_path, "w0") as store, Neighbour(tmp_path, "w1", clock_ahead=1000) as neighbour:
+
+                def miss(neighbour: Neighbour = neighbour, key: str = key, others: int = others) -> None:
+                    failpoints.configure("")
+                    neighbour.tell(do="put and delete", key=key)
+                    assert neighbour.answer()
+                    neighbour.tell(do="delete many", count=others)
+                    assert neighbour.answer() == others
+
+                failpoints.call(point, miss)
+                asyncio.run(put(store, key, b"o" * size))
+                assert value(store, key) == b"o" * size
+            assert rebuild(settings_at(tmp_path)).problems == []
+            with opened(tmp_path, "w0") as store:
+                assert value(store, key) == b"o" * size
+            assert check(settings_at(tmp_path)).clean
+
+
+def test_a_put_behind_an_overtaken_deletion_still_holds_after_a_rebuild(tmp_path: Path) -> None:
+    """One group deletes and puts a key that a neighbour, its clock ahead, has just written."""
+    point, held, gathered = "store.data.after_sync", threading.Event(), threading.Event()
+    with opened(tmp_path, "w0") as store, Neighbour(tmp_path, "w1", clock_ahead=1000) as neighbour:
+        asyncio.run(put(store, "k", b"before"))
+
+        def hold() -> None:
+            failpoints.call(point, overtake)
+            held.set()
+            gathered.wait(30)
+
+        def overtake() -> None:
+            failpoints.configure("")
+            neighbour.tell(do="put", key="k", data="theirs")
+            neighbour.answer()
+
+        async def doing() -> None:
+            failpoints.call(point, hold)
+            first = asyncio.create_task(put(store, "first", b""))
+            await asyncio.to_thread(held.wait, 30)
+            both = asyncio.gather(store.delete("b", "k"), put(store, "k", b"ours"))
+            for _ in range(20):  # until both are queued
+                await asyncio.sleep(0)
+            gathered.set()
+            await asyncio.gather(first, both)
+
+        asyncio.run(doing())
+        assert value(store, "k") == b"ours"
+    assert rebuild(settings_at(tmp_path)).problems == []
+    with opened(tmp_path, "w0") as store:
+        assert value(store, "k") == b"ours"
 
 
 def test_a_neighbour_that_dies_harms_nobody(tmp_path: Path) -> None:
