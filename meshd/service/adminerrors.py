@@ -25,6 +25,7 @@ Code = Literal[
     "UserOwnsBuckets",
     "PolicyInUse",
     "NotChangeableHere",
+    "Unavailable",
 ]
 _NAME = re.compile(r"[A-Za-z0-9][\w.@+-]{0,63}", re.ASCII)
 _MAX_TEXT = 256

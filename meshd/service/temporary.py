@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 DEFAULT_SECONDS, MIN_SECONDS, MAX_SECONDS = 3600, 900, 36 * 3600
 _MAX_POLICY_BYTES = 4 << 10
 _NAME = re.compile(r"[\w+=,.@-]{0,64}", re.ASCII)
-_KEPT = 1024
+_KEPT = 256
 
 
 class SessionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

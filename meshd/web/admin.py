@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
+from meshd.control.interface import ControlError
 from meshd.service.adminerrors import AdminError
 from meshd.service.identities import KeyChange, NewKey, NewUser, UserChange
 from meshd.service.paging import MAX_PAGE
@@ -45,6 +46,7 @@ STATUS: Mapping[Code, int] = {
     "UserOwnsBuckets": 409,
     "PolicyInUse": 409,
     "NotChangeableHere": 409,
+    "Unavailable": 503,
 }
 _PREFIX = "/-/admin/"
 _LIMIT = 100
@@ -98,6 +100,8 @@ class AdminEndpoint:
             status, document = await action(request, names, query)
         except AdminError as error:
             return refusal(request, error, self._now())
+        except ControlError as error:
+            return refusal(request, AdminError("Unavailable", str(error)), self._now())
         return json_reply(status, document, self._now())
 
     def _find(self, request: MeshRequest) -> tuple[Action, tuple[str, ...], Query]:

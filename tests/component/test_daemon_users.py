@@ -198,6 +198,13 @@ def test_no_secret_in_any_output(tmp_path: Path, form: str) -> None:
         urls = {version: presigned(daemon, root, version) for version in ("s3", "s3v4")}
         for url in urls.values():
             ask(url)
+        made = json.loads(daemon.request("POST", "/-/sts", b'{"name": "pod"}').body)
+        made_key = json.loads(daemon.request("POST", "/-/admin/keys", b'{"user_id": "root"}').body)
+        own = b'{"user_id": "root", "access_key": "OWNKEY", "secret_key": "a-secret-of-ones-own"}'
+        assert daemon.request("POST", "/-/admin/keys", own).status == 201
+        for pair, token in ((("OWNKEY", "wrong-secret"), None), (("OWNKEY", "x" * 20), made["SessionToken"])):
+            with client(daemon, pair, aws_session_token=token) as s3, pytest.raises(ClientError):
+                s3.list_buckets()
             ask(url.replace("photos", "%00%ff"))
         with client(daemon, (ANN[0], "wrong-" + ANN[1])) as s3, pytest.raises(ClientError):
             s3.list_buckets()
@@ -210,7 +217,8 @@ def test_no_secret_in_any_output(tmp_path: Path, form: str) -> None:
         output = daemon.output()
     signatures = [signature_of(url) for url in urls.values()]
     assert [len(signature) for signature in signatures] == [28, 64]
-    for secret in (root[1], ANN[1], BOB[1], *signatures):
+    secrets = [root[1], ANN[1], BOB[1], "a-secret-of-ones-own", made_key["secret_key"], *signatures]
+    for secret in (*secrets, made["SecretAccessKey"], made["SessionToken"]):
         assert secret not in output
 
 

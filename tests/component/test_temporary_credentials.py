@@ -104,6 +104,22 @@ def status(node: Daemon, url: str) -> int:
     return answer.status
 
 
+def test_the_longest_tokens_fit_headers_and_urls(node: Daemon) -> None:
+    statement = {"Effect": "Allow", "Action": "s3:GetObject", "Resource": ["*", "arn:aws:s3:::" + "x" * 3950]}
+    long = {"Version": "2012-10-17", "Statement": statement}
+    made = make(node, policy=long)
+    with contextlib.closing(Wire(node.endpoint, made["AccessKeyId"], made["SecretAccessKey"])) as wire:
+        wire.session_token = made["SessionToken"]
+        made = json.loads(wire.call("POST", "/-/sts", json.dumps({"policy": long}).encode()).body)
+    assert len(made["SessionToken"]) > 10_000
+    with client(node, made) as pod:
+        assert pod.get_object(Bucket="photos", Key="test/1")["Body"].read() == b"two"
+        assert code(pod.list_buckets) in ("", "AccessDenied")
+        url = pod.generate_presigned_url("get_object", {"Bucket": "photos", "Key": "test/1"})
+    with urlopen(url) as answer:
+        assert answer.read() == b"two"
+
+
 def test_tokens_of_another_key_forged_ones_and_none_are_refused(node: Daemon) -> None:
     made, other = make(node), make(node)
     with client(node, made, aws_session_token=other["SessionToken"]) as mixed:
