@@ -26,10 +26,12 @@ Action = Literal["expire", "noncurrent", "marker", "upload"]
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One version as a listing gives it: of a key's, the `latest` first. Times in ms since the epoch."""
+    """One version as a listing gives it: of a key's, the `latest` first. Times in ms since the epoch; stamps
+    fall from a key's newest version to its oldest."""
 
     key: str
     modified: int
+    stamp: int = 0
     size: int = 0
     tags: Mapping[str, str] = field(default_factory=dict)
     version: str = "null"
@@ -84,9 +86,9 @@ def expiration(
 
 
 def _expires(rule: LifecycleRule, modified: int) -> int | None:
-    if rule.expire_days is not None:
-        return due(modified, rule.expire_days)
-    return None if rule.expire_date is None else rule.expire_date * 1000
+    by_age = None if rule.expire_days is None else due(modified, rule.expire_days)
+    by_date = None if rule.expire_date is None else rule.expire_date * 1000
+    return min((moment for moment in (by_age, by_date) if moment is not None), default=None)
 
 
 def expiration_header(rules: Rules, key: str, size: int, tags: Mapping[str, str], modified: int) -> str:
@@ -164,6 +166,7 @@ class Planner:
         self._rules, self._now = rules, now
         self.behind = ""
         self._key = ""
+        self._stamp = 0  # of the version before
         self._since = 0  # when the version before this one was made: since then this one is noncurrent
         self._noncurrent = 0
         self._marker: Version | None = None  # newest of its key; lone unless another version follows
@@ -172,12 +175,13 @@ class Planner:
         return f"<Planner at {self._key!r} with {len(self._rules)} rules>"
 
     def feed(self, version: Version) -> Iterator[Doomed]:
-        """The next version of the listing. A key may begin anew, when its place was lost between pages."""
+        """The next version of the listing. Between pages a key may go back to versions that were judged: its
+        place is lost when a null version goes, or is put anew on top."""
         if version.key != self._key:
             yield from self.finish()
-            self.behind, self._key = self._key, version.key
-        if version.latest:
-            self._noncurrent = 0
+            self.behind, self._key, self._noncurrent = self._key, version.key, 0
+        elif version.stamp >= self._stamp:
+            return
         if version.latest:
             yield from self._newest(version)
         else:
@@ -185,7 +189,7 @@ class Planner:
             if noncurrent_is_due(self._rules, version, self._since, self._noncurrent, self._now):
                 yield Doomed("noncurrent", version)
             self._noncurrent += 1
-        self._since = version.modified
+        self._stamp, self._since = version.stamp, version.modified
 
     def finish(self) -> Iterator[Doomed]:
         """After the last version of all."""

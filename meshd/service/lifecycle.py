@@ -247,6 +247,7 @@ def _version(key: str, record: Record, *, latest: bool) -> Version:
     return expiry.Version(
         key,
         record.modified,
+        record.stamp,
         record.size,
         record.tags,
         record.version or NULL,

@@ -50,7 +50,7 @@ def listings(draw: st.DrawFn) -> list[Version]:
             marker = draw(st.booleans())
             size, found = (0, {}) if marker else (draw(st.integers(0, 4)), draw(tags))
             listed.append(
-                Version(key, modified, size, found, f"v{number}", f"{number}", marker, latest=number == 0)
+                Version(key, modified, 9 - number, size, found, f"v{number}", "e", marker, latest=number == 0)
             )
     return listed
 

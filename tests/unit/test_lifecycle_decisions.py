@@ -84,9 +84,9 @@ def test_the_earliest_rule_decides_and_names_itself() -> None:
     assert expiry.expiration_header((rule(expire_days=2_147_483_647),), "k", 1, {}, 0) == ""
 
 
-NEW = Version("k", at("2024-01-10T00:00:00"), version="v3")
-MIDDLE = Version("k", at("2024-01-05T00:00:00"), version="v2", latest=False)
-OLD = Version("k", at("2024-01-01T00:00:00"), version="null", latest=False)
+NEW = Version("k", at("2024-01-10T00:00:00"), 3, version="v3")
+MIDDLE = Version("k", at("2024-01-05T00:00:00"), 2, version="v2", latest=False)
+OLD = Version("k", at("2024-01-01T00:00:00"), 1, version="null", latest=False)
 
 
 def test_a_version_is_noncurrent_since_the_next_one_was_made() -> None:
@@ -103,11 +103,11 @@ def test_some_noncurrent_versions_are_kept() -> None:
         ("noncurrent", "k", "null")
     ]
     assert doomed([rule(noncurrent_days=1, noncurrent_keep=2)], [NEW, MIDDLE, OLD], late) == []
-    again = [NEW, MIDDLE, OLD, Version("l", 0, version="v"), Version("l", 0, version="u", latest=False)]
+    again = [NEW, MIDDLE, OLD, Version("l", 0, 2, version="v"), Version("l", 0, 1, version="u", latest=False)]
     assert ("noncurrent", "l", "u") not in doomed([rule(noncurrent_days=1, noncurrent_keep=1)], again, late)
 
 
-MARKER = Version("k", at("2024-01-10T00:00:00"), version="m", marker=True)
+MARKER = Version("k", at("2024-01-10T00:00:00"), 3, version="m", marker=True)
 
 
 def test_a_lone_marker() -> None:
@@ -126,7 +126,7 @@ def test_a_covered_object_does_not_expire_again() -> None:
 
 
 def test_a_marker_that_is_noncurrent_goes_like_a_version() -> None:
-    covered = Version("k", at("2024-01-02T00:00:00"), version="m", marker=True, latest=False)
+    covered = Version("k", at("2024-01-02T00:00:00"), 2, version="m", marker=True, latest=False)
     rules = [rule(noncurrent_days=1, larger_than=0)]
     assert doomed(rules, [NEW, covered], "2025-01-01T00:00:00") == []
     assert doomed([rule(noncurrent_days=1)], [NEW, covered], "2025-01-01T00:00:00") == [
@@ -137,13 +137,14 @@ def test_a_marker_that_is_noncurrent_goes_like_a_version() -> None:
 def test_a_key_that_begins_anew() -> None:
     """Its place was lost between two pages: it is listed from its newest version again."""
     again = [MARKER, OLD, MARKER]
-    assert doomed([rule(expire_markers=True, noncurrent_days=400)], again, "2024-02-01T00:00:00") == [
-        ("marker", "k", "m")
-    ]
+    assert doomed([rule(expire_markers=True, noncurrent_days=400)], again, "2024-02-01T00:00:00") == []
     twice = [NEW, MIDDLE, NEW, MIDDLE, OLD]
     assert doomed([rule(noncurrent_days=1, noncurrent_keep=1)], twice, "2025-01-01T00:00:00") == [
         ("noncurrent", "k", "null")
     ]
+    # A null marker was put on top between the pages, in the place of the null version they were cut at.
+    covered = Version("k", NEW.modified, 3, version="v3", latest=False)
+    assert doomed([rule(noncurrent_days=9)], [NEW, OLD, covered], "2024-01-12T00:00:00") == []
 
 
 def test_uploads() -> None:
