@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
+from meshd.store.members import stamp_of
 from meshd.store.records import Meta
 from meshwire import checksums as sums
 from meshwire import etags
@@ -115,13 +116,15 @@ def _whole(upload: Upload, parts: Sequence[PartEntry]) -> dict[str, str]:
     return {algorithm: sums.combine(algorithm, list(zip(values, sizes, strict=True)))}
 
 
-def has_become(records: Iterable[Record | None], named: Sequence[CompletedPart]) -> Record:
-    """The object an upload became whose completion is asked for again. Raises S3Error NoSuchUpload."""
+def has_become(records: Iterable[Record | None], upload_id: str, named: Sequence[CompletedPart]) -> Record:
+    """The object an upload became whose completion is asked for again: of these parts, and younger than the
+    upload (an id begins with its stamp). Raises S3Error NoSuchUpload."""
+    begun = stamp_of(upload_id[:16])
     try:
         etag = etags.multipart(part.etag for part in named)
     except ValueError:
         etag = ""
     for record in records:
-        if record is not None and record.etag == etag:
+        if record is not None and record.etag == etag and begun is not None and record.stamp > begun:
             return record
     raise S3Error("NoSuchUpload")

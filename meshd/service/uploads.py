@@ -176,9 +176,10 @@ class UploadService:
         """The object that the upload became: the newest of its key's versions with that ETag."""
         bucket, key = operation.bucket, operation.key
         if not self._versions.setting(bucket):
-            return has_become([self._store.get(bucket, key)], parts)
+            return has_become([self._store.get(bucket, key)], operation.upload_id, parts)
         page = self._store.list_versions(bucket, prefix=key, limit=PAGE_LIMIT)
-        return has_become([record for name, record in page.entries if name == key], parts)
+        versions = [record for name, record in page.entries if name == key]
+        return has_become(versions, operation.upload_id, parts)
 
     def _completed(self, operation: CompleteMultipartUpload, record: Record) -> CompleteResult:
         bucket, key = operation.bucket, operation.key

@@ -148,3 +148,19 @@ def test_what_the_client_expects_of_the_whole() -> None:
     digests = ops.BodyDigests(checksums={"crc32": right})
     done = desk.complete("k", upload, part, object_size=1, checksum_type="FULL_OBJECT", digests=digests)
     assert done.checksums == {"crc32": right}
+
+
+def test_only_what_an_upload_became_answers_for_it() -> None:
+    """An equal object that was there before, or an id that never was, is no success."""
+    desk = Desk()
+    first = desk.begin("k")
+    part = desk.part("k", first, 1, b"same")
+    done = desk.complete("k", first, part)
+    assert desk.complete("k", first, part).etag == done.etag
+    later = desk.begin("k")
+    assert desk.part("k", later, 1, b"same") == part
+    run(desk.uploads.abort(ops.AbortMultipartUpload("b", "k", later)))
+    for upload in (later, "made-up", "0" * 32, ""):
+        assert refusal(desk.complete, "k", upload, part).code == "NoSuchUpload"
+    desk.put("k", b"another")
+    assert refusal(desk.complete, "k", first, part).code == "NoSuchUpload"
