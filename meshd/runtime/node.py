@@ -36,6 +36,7 @@ from meshd.service.temporary import Sessions
 from meshd.service.uploads import UploadService
 from meshd.service.versions import Versions
 from meshd.service.views.definitions import ViewDefinitions
+from meshd.service.views.shards import ShardReader
 from meshd.service.views.transforms import ViewReader
 from meshd.store.store import Store
 from meshd.web.admin import AdminEndpoint
@@ -87,7 +88,8 @@ def web_deps(node: Node, frames: FrameSource, audit: AuditLog | None = None) -> 
     objects = ObjectService(node.store, versions)
     acls = AclService(node.buckets, node.identities)
     access = Access(node.buckets, node.clock, finder(node.store))
-    views = ViewReader(node.store, ViewDefinitions(node.buckets, node.clock, access), frames)
+    definitions = ViewDefinitions(node.buckets, node.clock, access)
+    views = ViewReader(node.store, definitions, frames, ShardReader(node.store, node.clock))
     return WebDeps(
         access=access,
         sessions=Sessions(node.identities, NodeSecret(node.control), node.use, node.clock),

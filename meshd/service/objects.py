@@ -65,18 +65,10 @@ class ObjectService:
         PreconditionFailed, InvalidRange, InvalidPartNumber."""
         record = self._versions.find(operation.bucket, operation.key, operation.version)
         version = self._versions.name(operation.bucket, record)
-        if operation.conditions is not None:
-            _judge(operation.conditions, record, version)
         extra = NOTHING
         if operation.version is None:
             extra = self._versions.expiration(operation.bucket, operation.key, record)
-        if operation.part_number is not None:
-            return _find_part(record, version, operation, extra)
-        window = select_window(operation, record.size)
-        if window is None:
-            head = _object_head(record, version, extra, record.checksums, record.checksum_type)
-            return Found(record, head, 0, record.size, partial=False)
-        return Found(record, _object_head(record, version, extra), *window, partial=True)
+        return found_of(operation, record, version, extra)
 
     def read(self, operation: GetObject, found: Found) -> bytes:
         """The bytes of a small answer. An object moved a moment ago is looked up once more. Raises
@@ -208,6 +200,22 @@ def check_size(size: int | None) -> None:
         raise S3Error(
             "EntityTooLarge", extra={"ProposedSize": str(size), "MaxSizeAllowed": str(MAX_PUT_BYTES)}
         )
+
+
+def found_of(
+    operation: GetObject, record: Record, version: str = "", extra: Mapping[str, str] = NOTHING
+) -> Found:
+    """What of a record GET or HEAD answers. Raises S3Error NotModified, PreconditionFailed, InvalidRange,
+    InvalidPartNumber."""
+    if operation.conditions is not None:
+        _judge(operation.conditions, record, version)
+    if operation.part_number is not None:
+        return _find_part(record, version, operation, extra)
+    window = select_window(operation, record.size)
+    if window is None:
+        head = _object_head(record, version, extra, record.checksums, record.checksum_type)
+        return Found(record, head, 0, record.size, partial=False)
+    return Found(record, _object_head(record, version, extra), *window, partial=True)
 
 
 def _judge(conditions: Conditions, record: Record, version: str) -> None:

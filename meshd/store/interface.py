@@ -267,6 +267,11 @@ class ObjectStore(Protocol):
         """Drops the upload and its parts. Raises NoSuchUploadError."""
         ...
 
+    def revision(self) -> int:
+        """Rises with every write or deletion of any process; equal numbers mean that every name still stands
+        for the same bytes."""
+        ...
+
     def stats(self) -> StoreStats:
         """Counts and bytes now."""
         ...

@@ -103,7 +103,7 @@ class MemoryStore:
         self._uploads: dict[str, Upload] = {}
         self._parts: dict[str, dict[int, UploadedPart]] = {}
         self._blobs: dict[int, int] = {}  # extent's file → memfd
-        self._next = 0
+        self._next = self._revision = 0
 
     def __repr__(self) -> str:
         return f"<MemoryStore keys={len(self._versions)} uploads={len(self._uploads)}>"
@@ -283,6 +283,7 @@ class MemoryStore:
 
     def _add(self, bucket: str, key: str, record: Record) -> Record | None:
         """A new version on top; the null version that it replaced."""
+        self._revision += 1
         replaced = None if record.version else self._remove(bucket, key, NULL)
         self._versions.setdefault((bucket, key), []).append(record)
         return replaced
@@ -290,6 +291,7 @@ class MemoryStore:
     def _remove(self, bucket: str, key: str, version: str) -> Record | None:
         record = self.get_version(bucket, key, version)
         if record is not None:
+            self._revision += 1
             versions = self._versions[bucket, key]
             versions.remove(record)
             if not versions:
@@ -453,6 +455,9 @@ class MemoryStore:
     async def abort_upload(self, upload: Upload) -> None:
         self._running(upload)
         del self._uploads[upload.upload_id], self._parts[upload.upload_id]
+
+    def revision(self) -> int:
+        return self._revision
 
     def stats(self) -> StoreStats:
         objects, versions = sum(1 for _ in self._current()), sum(map(len, self._versions.values()))

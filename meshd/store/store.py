@@ -305,6 +305,9 @@ class Store:
 
     # the store itself -------------------------------------------------------------------------------------
 
+    def revision(self) -> int:
+        return int(self._index.get_meta("last_stamp") or 0)
+
     def stats(self) -> StoreStats:
         with self._index.reading() as txn:
             count = own = live = dead = 0

@@ -85,6 +85,22 @@ class StoreSuite(VersionSuite):
 
         self._run(check)
 
+    def test_the_revision_tells_that_something_changed(self) -> None:
+        async def check(store: ObjectStore) -> None:
+            seen = [store.revision()]
+            await put(store, "k", b"one")
+            seen.append(store.revision())
+            store.get("b", "k")
+            store.list("b")
+            assert store.revision() == seen[-1]
+            await put(store, "k", b"two")
+            seen.append(store.revision())
+            await store.delete("b", "k")
+            seen.append(store.revision())
+            assert seen == sorted(set(seen))
+
+        self._run(check)
+
     def test_an_overwrite_replaces_and_its_stamp_rises(self) -> None:
         async def check(store: ObjectStore) -> None:
             first = await put(store, "k", b"old")

@@ -20,7 +20,7 @@ from meshd.web.cors import cors_headers
 from meshd.web.executing import Call, Executor
 from meshd.web.hosts import Hosts
 from meshd.web.replies import Reply, SentReply
-from meshd.web.sending import fetch_cold, send_spans
+from meshd.web.sending import fetch_cold, send_groups, send_spans
 from meshd.web.settling import CLIENT_GONE, Trace, settle
 from meshd.web.streaming import RequestBody
 from meshwire.s3 import operations as ops
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from meshd.service.access import Identity, RequestContext
     from meshd.service.objects import Found
+    from meshd.service.views.transforms import Assembled
     from meshd.web.authentication import Authenticator
     from meshd.web.incoming import MeshRequest
     from meshd.web.replies import Header
@@ -135,6 +136,9 @@ class S3Endpoint:
     ) -> Reply:
         if asked.overrides and identity is ANYONE:
             raise S3Error("InvalidRequest", _ANONYMOUS_OVERRIDES)
+        assembled = await self._deps.views.assembled(asked)
+        if assembled is not None:
+            return await self._send_assembled(request, asked, assembled, trace)
         for _ in range(_FINDS - 1):
             with suppress(ReplacedError):  # nothing is sent yet
                 return await self._get_once(request, asked, identity, context, trace)
@@ -163,6 +167,20 @@ class S3Endpoint:
                     await fetch_cold(spans)
                     # Read through the store, which verifies what is small enough to be verified on the way.
                     return Reply(status, headers, objects.read(operation, found), self._now())
+        except StoreError as error:
+            raise translate(error) from error
+        trace.sent += found.length
+        return SentReply(status, keep_alive=keep_alive)
+
+    async def _send_assembled(
+        self, request: MeshRequest, asked: ops.GetObject, assembled: Assembled, trace: Trace
+    ) -> Reply:
+        found = assembled.found
+        status, headers = object_answer(asked, found, trace)
+        if asked.head or not found.length:
+            return Reply(status, headers, b"", self._now())
+        try:
+            keep_alive = await send_groups(request, status, headers, assembled.groups, self._now())
         except StoreError as error:
             raise translate(error) from error
         trace.sent += found.length

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 from meshd.web.encrypting import is_encrypted, write_spans
 from meshd.web.replies import connection_word, head_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import AsyncGenerator, Iterable, Sequence
 
     from aiohttp import web
 
@@ -38,7 +38,40 @@ async def send_spans(
     reading; the connection is then of no further use.
     """
     keep_alive = bool(request.keep_alive)
-    head = head_bytes(status, headers, now, connection=connection_word(request, keep_alive))
+    await _send(request, _head(request, status, headers, now), spans)
+    return keep_alive
+
+
+async def send_groups(
+    request: web.BaseRequest,
+    status: int,
+    headers: Iterable[Header],
+    groups: AsyncGenerator[Sequence[Span], None],
+    now: int,
+) -> bool:
+    """As `send_spans`, for a body that comes a group of spans at a time; each must stay valid until the next
+    is asked for. What fails after the first group has the connection cut."""
+    keep_alive, transport = bool(request.keep_alive), request.transport
+    head = _head(request, status, headers, now)
+    try:
+        async with aclosing(groups):
+            async for spans in groups:
+                await _send(request, head, spans)
+                head = b""
+    except Exception as error:
+        if head:  # nothing went out yet: an answer can still say what is wrong
+            raise
+        if transport is not None:
+            transport.abort()
+        raise ConnectionAbortedError(f"an answer under way cannot be finished: {error}") from error
+    return keep_alive
+
+
+def _head(request: web.BaseRequest, status: int, headers: Iterable[Header], now: int) -> bytes:
+    return head_bytes(status, headers, now, connection=connection_word(request, bool(request.keep_alive)))
+
+
+async def _send(request: web.BaseRequest, head: bytes, spans: Sequence[Span]) -> None:
     transport = request.transport
     if transport is None or transport.is_closing():
         raise ConnectionResetError("the client closed the connection")
@@ -48,7 +81,7 @@ async def send_spans(
         except BaseException:
             transport.abort()
             raise
-        return keep_alive
+        return
     await _drain(request, transport)
     pump = _Pump(transport, head, spans)
     try:
@@ -58,7 +91,6 @@ async def send_spans(
         raise
     finally:
         pump.close()
-    return keep_alive
 
 
 async def fetch_cold(spans: Sequence[Span]) -> None:

@@ -52,6 +52,22 @@ def transform_view(
     }
 
 
+def shards_view(
+    *,
+    count: int | None = None,
+    size: int | None = None,
+    match: Sequence[str] = (),
+    prefix: str = "",
+    shuffle: int | None = None,
+    split: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    """The document of a view that shows the objects as tars of `count` samples (1,000 if nothing is said) or
+    about `size` bytes; `shuffle` is a seed, `split` maps folders to shares."""
+    document: dict[str, Any] = {"kind": "shards", "match": list(match), "prefix": prefix, "shuffle": shuffle}
+    chosen = {"count": count, "size": size, "split": dict(split) if split else None}
+    return document | {name: value for name, value in chosen.items() if value is not None}
+
+
 def create_view(transport: Transport, bucket: str, name: str, view: Mapping[str, Any]) -> ViewInfo:
     """Make the view `BUCKET--NAME`; the same again is a success. Raises ServerError naming the bad field."""
     document = {"bucket": bucket, "name": name, "view": dict(view)}

@@ -24,6 +24,8 @@ from meshwire.documents import (
     required,
 )
 from meshwire.plans import PlanSpec, parse_spec, spec_document
+from meshwire.shardviews import ShardsView, parse_shards
+from meshwire.viewfields import checked_ending, checked_match, checked_prefix, checked_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,9 +37,7 @@ SEPARATOR = "--"
 FIELD = "object"
 """The one field of a transform view's ops: the source object's bytes."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}[a-z0-9]|[a-z0-9]")
-_SUFFIX = re.compile(r"\.[A-Za-z0-9_.+-]{1,32}")
 _TYPE = re.compile(r"[a-z0-9.+-]{1,64}/[a-z0-9.+-]{1,64}")
-_MAX_SUFFIXES = 32
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class TransformView:
                     yield candidate
 
 
-View = TransformView
+View = TransformView | ShardsView
 
 
 def view_name(bucket: str, name: str) -> str:
@@ -112,17 +112,19 @@ def view_name(bucket: str, name: str) -> str:
 def parse_view(source: bytes | str | Mapping[str, Any], bucket: str) -> View:
     """The view of `bucket` that a document describes. Raises PlanError with the path of the bad field."""
     value = read_json(source) if isinstance(source, (bytes, str)) else dict(source)
+    if not isinstance(value, dict):
+        raise PlanError("", "expected an object")
+    kind = checked_choice(required(value, "kind", ""), "kind", ("transform", "shards"))
+    return parse_shards(value, bucket) if kind == "shards" else _parse_transform(value, bucket)
+
+
+def _parse_transform(value: Mapping[str, Any], bucket: str) -> TransformView:
     known = ("kind", "source", "ops", "prefix", "match", "suffix", "content_type")
-    document = checked_object(value, "", known)
-    checked_choice(required(document, "kind", ""), "kind", ("transform",))
-    if document.get("source", bucket) != bucket:
-        raise PlanError("source", f"the view belongs to the bucket {bucket!r}")
-    match = document.get("match", [])
-    if not isinstance(match, list) or len(match) > _MAX_SUFFIXES:
-        raise PlanError("match", f"expected a list of at most {_MAX_SUFFIXES} endings such as '.jpg'")
+    document = checked_object(dict(value), "", known)
+    match = checked_match(document)
     suffix = checked_text(document.get("suffix", ""), "suffix", at_most=33)
     if suffix:
-        _checked_suffix(suffix, "suffix")
+        checked_ending(suffix, "suffix")
         if not match:
             raise PlanError("suffix", "say in `match` which endings it replaces")
     content_type = checked_text(
@@ -130,14 +132,9 @@ def parse_view(source: bytes | str | Mapping[str, Any], bucket: str) -> View:
     )
     if _TYPE.fullmatch(content_type) is None:
         raise PlanError("content_type", f"expected a media type such as image/webp, not {content_type!r}")
-    return TransformView(
-        bucket,
-        _parse_ops(required(document, "ops", "")),
-        _checked_prefix(document.get("prefix", "")),
-        tuple(_checked_suffix(item, f"match[{number}]") for number, item in enumerate(match)),
-        suffix,
-        content_type,
-    )
+    ops = _parse_ops(required(document, "ops", ""))
+    source = checked_source(document, bucket)
+    return TransformView(source, ops, checked_prefix(document), match, suffix, content_type)
 
 
 def _parse_ops(value: Any) -> tuple[OpSpec, ...]:
@@ -155,23 +152,6 @@ def _ops_document(ops: tuple[OpSpec, ...]) -> list[Any]:
     found = spec_document(PlanSpec(ops=ops))["ops"]
     assert isinstance(found, list)
     return found
-
-
-def _checked_suffix(value: Any, path: str) -> str:
-    text = checked_text(value, path, at_most=33)
-    if _SUFFIX.fullmatch(text) is None:
-        raise PlanError(path, f"expected an ending such as '.jpg', not {text!r}")
-    return text
-
-
-def _checked_prefix(value: Any) -> str:
-    prefix = checked_text(value, "prefix", at_most=1024)
-    if prefix:
-        try:
-            names.check_key(prefix)
-        except names.NameProblemError as error:
-            raise PlanError("prefix", str(error)) from None
-    return prefix
 
 
 # --- walking a view in order of its keys ----------------------------------------------------------------

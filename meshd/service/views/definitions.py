@@ -20,21 +20,21 @@ from meshd.transform.errors import UnknownBuildError, UnknownOpError
 from meshd.transform.programs import compile_program, completed
 from meshwire.documents import PlanError, checked_object, checked_text, read_json, required, suggestion
 from meshwire.s3.errors import S3Error
-from meshwire.views import FIELD, parse_view, view_name
+from meshwire.views import FIELD, TransformView, parse_view, view_name
 
 if TYPE_CHECKING:
     from meshd.control.buckets import BucketTable
     from meshd.kit.clock import Clock
     from meshd.service.access import Access, Caller, Identity
-    from meshwire.views import TransformView
+    from meshwire.views import View
 
 
 @lru_cache(maxsize=1024)
-def _parsed(text: str, source: str) -> TransformView:
+def _parsed(text: str, source: str) -> View:
     return parse_view(text, source)
 
 
-def view_of(bucket: Bucket) -> TransformView:
+def view_of(bucket: Bucket) -> View:
     """The view a bucket is; it has `view` set."""
     source = json.loads(bucket.view)["source"]
     return _parsed(bucket.view, source)
@@ -49,7 +49,7 @@ class ViewDefinitions:
     def __repr__(self) -> str:
         return "<ViewDefinitions>"
 
-    def find(self, name: str) -> TransformView | None:
+    def find(self, name: str) -> View | None:
         """The view behind a bucket name, None for an ordinary bucket. Raises S3Error NoSuchBucket when the
         source is gone, AccessDenied when it changed hands."""
         bucket = self._table.get(name)
@@ -153,8 +153,10 @@ def _described(bucket: Bucket) -> dict[str, Any]:
     }
 
 
-def _completed(view: TransformView) -> TransformView:
+def _completed(view: View) -> View:
     """With the op builds this node has; checked that the chain ends in bytes. Raises PlanError."""
+    if not isinstance(view, TransformView):
+        return view
     spec = completed(view.plan, _no_sample)
     output = compile_program(spec, [FIELD]).outputs[FIELD]
     if output.kind != "bytes":

@@ -13,13 +13,15 @@ import os
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from meshd.assembly.addressing import DerivedAddress
 from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.assembly.errors import BatchError
+from meshd.service.objects import found_of
 from meshd.service.translation import store_errors
 from meshd.service.views.definitions import draws
+from meshd.service.views.shards import shard_record
 from meshd.store.errors import ConditionFailedError
 from meshd.store.records import Meta
 from meshd.telemetry import metrics
@@ -30,16 +32,19 @@ from meshwire.plans import spec_document
 from meshwire.s3 import operations as ops
 from meshwire.s3.errors import S3Error
 from meshwire.s3.results import ObjectEntry, ObjectListing
-from meshwire.views import FIELD, walk_view
+from meshwire.shardviews import ShardsView
+from meshwire.views import FIELD, TransformView, walk_view
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncGenerator, Iterator, Sequence
 
     from meshd.assembly.addressing import Frame, FrameSource
+    from meshd.service.objects import Found
     from meshd.service.views.definitions import ViewDefinitions
+    from meshd.service.views.shards import ShardReader
     from meshd.store.interface import ObjectStore
-    from meshd.store.records import Record
-    from meshwire.views import Pair, TransformView
+    from meshd.store.records import Record, Span
+    from meshwire.views import Pair
 
 PAGE_LIMIT = 1000
 MADE_A_PAGE = 64
@@ -68,11 +73,20 @@ def _program(view: TransformView) -> str:
     return canonical_json({"spec": spec_document(view.plan), "fields": [FIELD]}).decode()
 
 
+class Assembled(NamedTuple):
+    """`groups`: the bytes of `found` as open files, a group at a time."""
+
+    found: Found
+    groups: AsyncGenerator[Sequence[Span], None]
+
+
 class ViewReader:
     """One a worker."""
 
-    def __init__(self, store: ObjectStore, definitions: ViewDefinitions, frames: FrameSource) -> None:
-        self._store, self._definitions, self._frames = store, definitions, frames
+    def __init__(
+        self, store: ObjectStore, definitions: ViewDefinitions, frames: FrameSource, shards: ShardReader
+    ) -> None:
+        self._store, self._definitions, self._frames, self._shards = store, definitions, frames, shards
 
     def __repr__(self) -> str:
         return "<ViewReader>"
@@ -93,9 +107,8 @@ class ViewReader:
         view = self._definitions.find(operation.bucket)
         if view is None:
             return operation
-        if isinstance(operation, _READS):
-            if operation.version not in (None, "null"):
-                raise S3Error("NoSuchVersion", extra={"Key": operation.key})
+        if isinstance(operation, _READS) and isinstance(view, TransformView):
+            _check_version(operation)
             key = await self._result(view, operation.key)
             return replace(operation, bucket=RESERVED_BUCKET, key=key, version=None)
         setting = getattr(operation, "setting", "")
@@ -115,8 +128,20 @@ class ViewReader:
         view = self._definitions.find(source.bucket)
         if view is None:
             return operation
+        if not isinstance(view, TransformView):
+            raise S3Error("NotImplemented", "Shards of a view are read, not copied; GET and PUT them.")
         key = await self._result(view, source.key)
         return replace(operation, source=ops.CopySource(RESERVED_BUCKET, key))
+
+    async def assembled(self, operation: ops.GetObject) -> Assembled | None:
+        """What is put together while it is sent, None for all that has an object. Raises S3Error."""
+        view = self._definitions.find(operation.bucket)
+        if not isinstance(view, ShardsView):
+            return None
+        _check_version(operation)
+        shard = await self._shards.shard(view, operation.key)
+        found = found_of(operation, shard_record(shard))
+        return Assembled(found, self._shards.groups(view, shard, found.offset, found.length))
 
     # --- one object -----------------------------------------------------------------------------------
 
@@ -171,6 +196,8 @@ class ViewReader:
         view = self._definitions.find(operation.bucket)
         if view is None:
             return None
+        if isinstance(view, ShardsView):
+            return await self._shards.listing(view, operation)
         limit = min(operation.max_keys, PAGE_LIMIT)
         if limit <= 0:
             return ObjectListing()
@@ -199,6 +226,11 @@ class ViewReader:
             checksum_algorithm=algorithm,
             checksum_type=record.checksum_type,
         )
+
+
+def _check_version(operation: ops.GetObject | ops.GetObjectAttributes) -> None:
+    if operation.version not in (None, "null"):
+        raise S3Error("NoSuchVersion", extra={"Key": operation.key})
 
 
 class _Gathering:

@@ -37,6 +37,10 @@ def view() -> None:
 @click.option("--suffix", default="", metavar=".EXT", help="Replaces the ending that matched.")
 @click.option("--prefix", default="", metavar="PREFIX", help="Only keys that begin so.")
 @click.option("--content-type", metavar="TYPE", help="Of the results.  [by --suffix]")
+@click.option("--shards", type=int, metavar="N", help="Not objects but tars of N samples each.")
+@click.option("--shard-size", type=int, metavar="BYTES", help="Tars of about so many bytes.")
+@click.option("--shuffle", type=int, metavar="SEED", help="Samples of the tars in an order by this seed.")
+@click.option("--split", multiple=True, metavar="NAME=SHARE", help="Parts of the samples, a folder each.")
 @click.option("--spec", type=click.File("rb"), metavar="FILE", help="The whole document as JSON instead.")
 @shared_options
 def create(
@@ -47,6 +51,10 @@ def create(
     suffix: str,
     prefix: str,
     content_type: str | None,
+    shards: int | None,
+    shard_size: int | None,
+    shuffle: int | None,
+    split: Sequence[str],
     spec: IO[bytes] | None,
 ) -> None:
     """Makes a view; the same again changes nothing.
@@ -54,11 +62,23 @@ def create(
     \b
     mesh view create photos--small --match .jpg --suffix .webp \\
         --op decode --op 'resize size=256' --op 'encode format=webp quality=80'
+    mesh view create photos--shards --shards 1000 --split train=0.9 --split val=0.1
     mesh view create photos--small --spec small.json
     """
     bucket, short = _split(name)
     if spec is not None:
         document = _read_spec(spec, ops)
+    elif shards is not None or shard_size is not None:
+        if ops or suffix:
+            raise ConfigurationError("--shards shows objects as they are: leave out --op and --suffix")
+        document = views.shards_view(
+            count=shards,
+            size=shard_size,
+            match=match,
+            prefix=prefix,
+            shuffle=shuffle,
+            split=dict(map(_share, split)),
+        )
     else:
         parsed = [parse_op(text) for text in ops]
         guessed = mimetypes.guess_type(f"x{suffix}")[0] or "application/octet-stream"
@@ -123,6 +143,14 @@ def _value(text: str) -> Any:
         return text
 
 
+def _share(text: str) -> tuple[str, float]:
+    name, equals, share = text.partition("=")
+    try:
+        return name, float(share if equals else "")
+    except ValueError:
+        raise ConfigurationError(f"--split {text!r}: expected NAME=SHARE, as train=0.9") from None
+
+
 def _split(name: str) -> tuple[str, str]:
     bucket, separator, short = name.rpartition(SEPARATOR)
     if not separator or not bucket or not short:
@@ -143,6 +171,9 @@ def _read_spec(spec: IO[bytes], ops: Sequence[str]) -> dict[str, Any]:
 
 
 def _summary(found: ViewInfo) -> str:
+    if found.kind == "shards":
+        size = found.view.get("size")
+        return f"{size} bytes each" if size else f"{found.view.get('count')} samples each"
     return " → ".join(str(op["op"]) for op in found.view.get("ops", ()))
 
 
