@@ -6,6 +6,8 @@ import base64
 import http.client
 import json
 import os
+import shutil
+import subprocess
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -22,6 +24,7 @@ from tests.component.s3_raw import Answer, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
 MIB = 1 << 20
 LATER = "2099-01-01T00:00:00Z"
@@ -189,6 +192,46 @@ def test_anybodys_form_where_the_bucket_lets_everybody_write(daemon: Daemon, s3:
     assert send(daemon.endpoint, bucket, {"key": "closed/k"}, b"x").code == "AccessDenied"
     assert send(daemon.endpoint, bucket, {"key": "open/../k", "acl": "public-read"}, b"x").status == 403
     assert s3.get_object(Bucket=bucket, Key="open/k")["Body"].read() == b"anybody's"
+
+
+@pytest.mark.parametrize("version", [None, "s3v4"], ids=["sigv2", "sigv4"])
+def test_temporary_credentials_sign_forms(daemon: Daemon, s3: Any, bucket: str, version: str | None) -> None:
+    statement = {"Effect": "Allow", "Action": "s3:PutObject", "Resource": f"arn:aws:s3:::{bucket}/up/*"}
+    policy = {"Version": "2012-10-17", "Statement": [statement]}
+    made = json.loads(daemon.request("POST", "/-/sts", json.dumps({"policy": policy}).encode()).body)
+    with closing(
+        daemon.client(
+            aws_access_key_id=made["AccessKeyId"],
+            aws_secret_access_key=made["SecretAccessKey"],
+            aws_session_token=made["SessionToken"],
+            config=Config(signature_version=version),
+        )
+    ) as pod:
+        assert send(daemon.endpoint, bucket, form(pod, bucket, "up/k"), b"x").status == 204
+        assert send(daemon.endpoint, bucket, form(pod, bucket, "down/k"), b"x").code == "AccessDenied"
+        tampered = form(pod, bucket, "up/k") | {"x-amz-security-token": "nonsense"}
+        assert send(daemon.endpoint, bucket, tampered, b"x").status in (400, 403)
+    assert [entry["Key"] for entry in s3.list_objects_v2(Bucket=bucket)["Contents"]] == ["up/k"]
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_curl(daemon: Daemon, s3: Any, bucket: str, signer: Any, tmp_path: Path) -> None:
+    """It waits for 100 Continue."""
+    file = tmp_path / "photo.bin"
+    file.write_bytes(os.urandom(2 * MIB))
+    fields = form(signer, bucket, "up/${filename}", success_action_status="200")
+    command = ["curl", "-sS", "-w", "%{http_code}", "-H", "Expect: 100-continue"]
+    for name, value in fields.items():
+        command += ["--form-string", f"{name}={value}"]
+    said = subprocess.run(
+        [*command, "-F", f"file=@{file}", f"{daemon.endpoint}/{bucket}/"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert said.stdout == "200"
+    assert s3.get_object(Bucket=bucket, Key="up/photo.bin")["Body"].read() == file.read_bytes()
 
 
 def test_pages_may_read_the_answer(daemon: Daemon, s3: Any, bucket: str, signer: Any) -> None:

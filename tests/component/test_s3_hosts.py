@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 from botocore.config import Config
+from urllib3.filepost import encode_multipart_formdata
 
 from meshd.testing.daemons import Daemon
 from tests.component.s3_raw import Wire
@@ -77,6 +78,20 @@ def test_presigned(named: Daemon, version: str | None) -> None:
     url = client.generate_presigned_url("get_object", Params={"Bucket": "presigned", "Key": "a b"})
     assert url.startswith("http://presigned.s3.localhost:")
     assert urlopen(url, timeout=20).read() == b"signed"
+    client.close()
+
+
+@pytest.mark.usefixtures("_resolved")
+def test_forms(named: Daemon) -> None:
+    client = virtual(named, "s3.localhost")
+    client.create_bucket(Bucket="forms")
+    post = client.generate_presigned_post("forms", "a b")
+    assert post["url"].startswith("http://forms.s3.localhost:")
+    body, content_type = encode_multipart_formdata([*post["fields"].items(), ("file", ("f", b"posted"))])
+    with urlopen(Request(post["url"], body, {"Content-Type": content_type}), timeout=20) as answer:
+        assert answer.status == 204
+        assert answer.headers["location"] == f"{post['url']}a%20b"
+    assert client.get_object(Bucket="forms", Key="a b")["Body"].read() == b"posted"
     client.close()
 
 

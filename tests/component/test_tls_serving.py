@@ -132,6 +132,28 @@ def test_slow_readers_cost_little_memory(client: Any, secured: Daemon, secured_w
     assert worker.memory_info().rss - before < 64 * MIB  # 24 whole answers would be 768 MiB
 
 
+def test_a_client_that_reads_nothing_is_given_up() -> None:
+    with Daemon.start(tls=True, env={"MESHD_BODY_TIMEOUT": "1"}) as daemon:
+        client = daemon.client()
+        client.create_bucket(Bucket=BUCKET)
+        client.put_object(Bucket=BUCKET, Key="big", Body=os.urandom(16 * MIB))
+        wire = Wire(daemon.endpoint, daemon.access_key, daemon.secret_key, daemon.ca_cert)
+        silent, slow = wire.connect(receive_buffer=4096), wire.connect(receive_buffer=65536)
+        for sock in (silent, slow):
+            sock.sendall(wire.head("GET", f"/{BUCKET}/big"))
+        while b'why="stalled"} 1.0' not in scraped(daemon):
+            assert slow.recv(1 << 14)
+        assert len(slow.recv(1 << 16)) > 0  # whoever reads, however slowly, is served
+        wire.close()
+        client.close()
+
+
+def scraped(daemon: Daemon) -> bytes:
+    with contextlib.closing(daemon.connect()) as connection:
+        connection.request("GET", "/metrics")
+        return connection.getresponse().read()
+
+
 def test_a_client_that_goes_away_in_the_middle(client: Any, secured_wire: Wire) -> None:
     head = secured_wire.head("PUT", f"/{BUCKET}/half", headers={"content-length": "1000"})
     sock = secured_wire.connect()
