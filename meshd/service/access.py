@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Final, get_args
 
 from meshd.kit.clock import SystemClock
 from meshd.service import granting
-from meshd.service.compiling import CompiledPolicies
 from meshd.service.expecting import EXPECTING, check_expected
-from meshd.service.facts import Facts
+from meshd.service.judging import NOTHING_ALLOWS, Judge, owns, refusal
 from meshd.service.permissions import Need, copied_tags, deletion, needs, tag_facts
-from meshd.service.rights import Narrowed, Rights, depends_on_keys
-from meshwire.policies import Question, decide, is_public, parse_policy
+from meshwire.policies import parse_policy
 from meshwire.s3 import operations as ops
 from meshwire.s3.documents import DeleteKey
 from meshwire.s3.errors import S3Error
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     from meshd.control.identities import Signer
     from meshd.kit.clock import Clock
     from meshd.service.facts import Find
+    from meshd.service.rights import Rights
     from meshwire.policies import Policy
     from meshwire.policies.statements import Values
     from meshwire.s3.operations import Operation
@@ -37,9 +36,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What makes an identity temporary: the key it was made with, when it ends and when it
-    was issued (seconds since 1970), its name
-    and its policies as text."""
+    """What makes an identity temporary: the key it was made with, when it ends and was issued (seconds since
+    1970), its name and its policies as text."""
 
     parent: str
     expires: int
@@ -124,8 +122,6 @@ class Caller:
     context: RequestContext = NO_CONTEXT
 
 
-# A bucket's owner can always get at its policy, whatever that says.
-_RESCUE: Final = frozenset({"s3:GetBucketPolicy", "s3:PutBucketPolicy", "s3:DeleteBucketPolicy"})
 # Operations that are all about one bucket: for its owner and for root there is nothing to work out.
 _ONE_BUCKET: Final = frozenset(
     kind
@@ -151,9 +147,8 @@ class Access:
         clock: Clock | None = None,
         find: Find = _no_records,
     ) -> None:
-        self._buckets = buckets
-        self._clock, self._find = clock or SystemClock(), find
-        self._policies = CompiledPolicies()
+        self._buckets, self._find = buckets, find
+        self._judge = Judge(clock or SystemClock(), find)
 
     # --- whole operations -----------------------------------------------------------------------------
 
@@ -175,8 +170,7 @@ class Access:
             bucket = self._existing(operation.bucket)  # type: ignore[union-attr]  # ListBuckets is not of them
             if identity.root:
                 return
-            own = identity.user_id == bucket.owner and identity.user_id != ""
-            if own and not bucket.policy and not identity.policies:
+            if owns(identity, bucket) and not bucket.policy and not identity.policies:
                 return
         self._admit(identity, operation, context, tags)
 
@@ -213,10 +207,10 @@ class Access:
         """Each key is decided for itself once they are read; who has no right at all is refused before."""
         bucket = self._existing(operation.bucket)
         hopeful = identity.root or identity.bounds or identity.policies or bucket.policy
-        if hopeful or identity.user_id == bucket.owner:
+        if hopeful or owns(identity, bucket):
             return
         if not granting.bucket_grants(bucket, identity.user_id, "s3:DeleteObject"):
-            raise _refusal(identity, Need("s3:DeleteObject", bucket.name), "nothing allows it")
+            raise refusal(identity, Need("s3:DeleteObject", bucket.name), NOTHING_ALLOWS)
 
     def sift(
         self, identity: Identity, bucket: str, keys: Sequence[DeleteKey], context: RequestContext
@@ -247,9 +241,9 @@ class Access:
         """Return if `identity` has what is needed. Raises S3Error AccessDenied, NoSuchBucket (not while
         `creating` it)."""
         bucket = self._existing(need.bucket) if need.bucket and not creating else None
-        reason = self._judge(identity, need, bucket, context)
+        reason = self._judge.reason(identity, need, bucket, context)
         if reason:
-            raise _refusal(identity, need, reason)
+            raise refusal(identity, need, reason)
 
     def _existing(self, name: str) -> Bucket:
         bucket = self._buckets.get(name)
@@ -274,7 +268,8 @@ class Access:
         found = self._buckets.get(bucket)
         if found is None:
             return False
-        return not self._judge(identity, Need(action, bucket, key, version, extra or {}), found, context)
+        need = Need(action, bucket, key, version, extra or {})
+        return not self._judge.reason(identity, need, found, context)
 
     def may_count_tags(
         self, identity: Identity, operation: ops.GetObject, context: RequestContext = NO_CONTEXT
@@ -286,37 +281,14 @@ class Access:
 
     def may_know(self, identity: Identity, bucket: str, key: str, context: RequestContext) -> bool:
         """Whether `identity` may learn that there is no such key: whoever may list it."""
-        return self.allows(identity, "s3:ListBucket", bucket, context=context, extra={"s3:prefix": key})
+        found = self._buckets.get(bucket)
+        return found is not None and self._judge.may_know(identity, found, key, context)
 
     def rights(
         self, identity: Identity, action: str, name: str, context: RequestContext = NO_CONTEXT
     ) -> Rights:
         """What `identity` may do `action` to, for many keys of one bucket. Raises S3Error NoSuchBucket."""
-        bucket = self._existing(name)
-        policy = self._policies.of(bucket) if bucket.policy else None
-        owner = identity.user_id == bucket.owner and identity.user_id != ""
-        own = () if identity.root else identity.policies
-
-        def slow(key: str) -> bool:
-            return self.allows(identity, action, name, key, context)
-
-        if not identity.bounds and (identity.root or (owner and policy is None and not own)):
-            return Rights(slow, everything=True)
-        asked = (*identity.bounds, *own, *(() if policy is None else (policy,)))
-        if depends_on_keys(asked):
-            return Rights(slow)
-        need = Need(action, name)
-        facts = Facts(identity, need, bucket, context, self._clock.now_ms(), self._find)
-        fast = Narrowed(
-            Question(action, need.resource, identity.user_id, facts),
-            identity.bounds,
-            own,
-            policy,
-            owner=owner,
-            root=identity.root,
-            restricted=policy is not None and _is_restricted(bucket, policy),
-        )
-        return Rights(slow, fast=fast)
+        return self._judge.rights(identity, action, self._existing(name), context)
 
     def veiled(
         self, identity: Identity, operation: Operation, error: S3Error, context: RequestContext
@@ -328,63 +300,9 @@ class Access:
         key = getattr(place, "key", "")
         if not key or self.may_know(identity, place.bucket, key, context):
             return error
-        return _refusal(identity, Need("s3:ListBucket", place.bucket), "nothing allows it")
+        return refusal(identity, Need("s3:ListBucket", place.bucket), NOTHING_ALLOWS)
 
     def asks_tags(self, identity: Identity, bucket: str) -> bool:
         """Whether any policy that counts asks for the tags in a request."""
-        policies = [*identity.bounds, *identity.policies]
-        found = self._buckets.get(bucket)
-        if found is not None and found.policy:
-            policies.append(self._policies.of(found))
+        policies = self._judge.policies(identity, self._buckets.get(bucket))
         return any(policy.asks("s3:requestobjecttag") for policy in policies)
-
-    def _judge(self, identity: Identity, need: Need, bucket: Bucket | None, context: RequestContext) -> str:
-        """Why not; empty if `identity` may. `bucket` is None for what is about none, or not there yet."""
-        facts = Facts(identity, need, bucket, context, self._clock.now_ms(), self._find)
-        question = Question(need.action, need.resource, identity.user_id, facts)
-        for bound in identity.bounds:
-            if decide((bound,), question) != "allow":
-                return "the policies of the key it was signed with do not allow it"
-        if identity.root:
-            return ""
-        own = decide(identity.policies, question)
-        if own == "deny":
-            return "a policy of the user denies it"
-        if bucket is None:
-            return "" if identity.user_id else "it must be signed"
-        owner = identity.user_id == bucket.owner and identity.user_id != ""
-        policy = self._policies.of(bucket) if bucket.policy else None
-        verdict = "none" if policy is None else decide((policy,), question)
-        if verdict == "deny" and not (owner and need.action in _RESCUE):
-            return "the bucket's policy denies it"
-        if owner or own == "allow":
-            return ""
-        if verdict == "allow" and policy is not None and not _is_restricted(bucket, policy):
-            return ""
-        return "" if self._granted(identity, need, bucket, context) else "nothing allows it"
-
-    def _granted(self, identity: Identity, need: Need, bucket: Bucket, context: RequestContext) -> bool:
-        """What ACLs say."""
-        writing = "s3:objectcreationoperation" in need.facts
-        if granting.bucket_grants(bucket, identity.user_id, need.action, writing=writing):
-            return True
-        if need.action not in granting.ON_OBJECT:
-            return False
-        record = self._find(need.bucket, need.key, need.version)
-        if record is not None:
-            return granting.object_grants(bucket, record, identity.user_id, need.action)
-        return need.action in granting.READING and self.may_know(identity, bucket.name, need.key, context)
-
-
-def _is_restricted(bucket: Bucket, policy: Policy) -> bool:
-    """Whether a public policy counts for the bucket's owner alone (RestrictPublicBuckets)."""
-    block = bucket.public_access
-    return block is not None and block.restrict_public_buckets and is_public(policy)
-
-
-def _refusal(identity: Identity, need: Need, reason: str) -> S3Error:
-    if not identity.user_id:
-        return S3Error("AccessDenied")
-    return S3Error(
-        "AccessDenied", f"{identity.user_id} may not do {need.action} on {need.resource}: {reason}."
-    )

@@ -40,7 +40,7 @@ class Authenticated:
     verified: Verified | None
 
 
-_VERSION_2, _VERSION_4 = "AWS", "AWS4-HMAC-SHA256"  # as s3:signatureversion names them
+VERSION_2, VERSION_4 = "AWS", "AWS4-HMAC-SHA256"  # as s3:signatureversion names them
 PATH_STYLE = Hosts()
 ANONYMOUS = Authenticated(ANYONE, None, None)
 
@@ -79,7 +79,7 @@ def request_context(
         secure,
         presigned,
         with_hoisted(head.headers, read_query(head.raw_query)) if presigned else head.headers,
-        "" if claim is None else _VERSION_2 if isinstance(claim, OldClaim) else _VERSION_4,
+        "" if claim is None else VERSION_2 if isinstance(claim, OldClaim) else VERSION_4,
         claim.timestamp if isinstance(claim, Claim) else "",
         tls=_tls_version(request) if secure else "",
     )

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshd.service.access import ANYONE
+from meshd.web.authentication import VERSION_2, VERSION_4
 from meshd.web.streaming import in_blocks
 from meshwire import percents
 from meshwire.checksums import BodyVerifier
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from meshd.web.executing import Call
     from meshd.web.server import WebDeps
     from meshwire.checksums import BodyDigest
+    from meshwire.s3.forms import FormClaim
     from meshwire.s3.operations import BodyDigests, PostObject, PutObject
 
 _EVERYTHING = PostPolicy(0, (), 0, MAX_FILE)
@@ -60,10 +62,12 @@ class FormUploads:
     async def _store(self, call: Call, operation: PostObject, form: _Form) -> PostStored:
         await form.read_fields()
         fields = expanded(form.reader.fields, form.reader.filename)
-        identity, policy = self._judge(call, operation.bucket, form.reader.fields, fields)
+        claim = read_form_claim(form.reader.fields)
+        identity, policy = self._judge(call, operation.bucket, claim, fields)
         put = read_upload(fields, operation.bucket)
         call.trace.target = put
-        context = replace(call.context, headers={**call.context.headers, **form_headers(fields)}, form=True)
+        headers = {**call.context.headers, **form_headers(fields)}
+        context = replace(call.context, headers=headers, form=True, signature=_signature(claim))
         self._deps.access.admit(identity, put, context)
         admitted: Any = self._deps.acls.admitted(put)
         form.policy = policy
@@ -79,16 +83,22 @@ class FormUploads:
         )
 
     def _judge(
-        self, call: Call, bucket: str, sent: dict[str, str], fields: dict[str, str]
+        self, call: Call, bucket: str, claim: FormClaim | None, fields: dict[str, str]
     ) -> tuple[Identity, PostPolicy]:
         """Who signed, and what they allow; a form without policy is anybody's."""
-        claim = read_form_claim(sent)
         if claim is None:
             return call.identity, _EVERYTHING
         identity = self._authenticator.authenticate_form(claim, call.trace)
         policy = read_policy(claim.policy)
         policy.check(fields, bucket, self._deps.clock.now_ms())
         return identity, policy
+
+
+def _signature(claim: FormClaim | None) -> str:
+    """As policies name it."""
+    if claim is None:
+        return ""
+    return VERSION_2 if claim.scope is None else VERSION_4
 
 
 class _Form:

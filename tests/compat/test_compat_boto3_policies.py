@@ -291,6 +291,33 @@ def test_a_policy_that_is_none(ann: Any, bucket: str, policy: Any, expected: tup
     assert refused(ann.get_bucket_policy, Bucket=bucket) == (404, "NoSuchBucketPolicy")
 
 
+def test_forms_are_asked_like_others(ann: Any, bob: Any, bucket: str) -> None:
+    allowed = {"StringEquals": {"s3:authType": "POST", "s3:signatureversion": "AWS"}}
+    dropping = {"Principal": {"AWS": "bob"}, "Action": "s3:PutObject", "Resource": ["/in/*"]}
+    put_policy(ann, bucket, {**dropping, "Condition": allowed})
+    for key, expected in (("in/1", 204), ("other", 403)):
+        form = bob.generate_presigned_post(bucket, key)
+        assert send_form(form, b"dropped") == expected
+    assert body(ann, bucket, "in/1") == b"dropped"
+    assert body(ann, bucket, "other") == b"two"
+    assert refused(bob.put_object, Bucket=bucket, Key="in/2", Body=b"") == DENIED
+
+
+def send_form(form: dict[str, Any], content: bytes) -> int:
+    """The status of an upload by HTML form."""
+    lines = [f'name="{name}"\r\n\r\n{value}' for name, value in form["fields"].items()]
+    lines.append(f'name="file"; filename="f"\r\n\r\n{content.decode()}')
+    text = "".join(f"--x\r\nContent-Disposition: form-data; {line}\r\n" for line in lines) + "--x--\r\n"
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    request = urllib.request.Request(form["url"], text.encode(), headers, method="POST")
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
 # --- ACLs and access blocks -------------------------------------------------------------------------------
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from meshd.control.buckets import Bucket
 from meshd.service.access import ANYONE, RequestContext, Session
 from meshwire.policies.keys import KNOWN
 from meshwire.s3 import operations as ops
@@ -30,6 +32,7 @@ from tests.unit.access_world import (
     own,
     to,
 )
+from tests.unit.test_s3_permissions import PLAIN
 
 if TYPE_CHECKING:
     from meshd.service.access import Identity
@@ -52,6 +55,17 @@ def test_the_ordinary_case_looks_nothing_up() -> None:
     for who in (ROOT, ANN):
         assert world.lets(who, GET)
     assert world.looked == 0
+
+
+@pytest.mark.parametrize("operation", [operation for operation, _ in PLAIN], ids=ops.operation_name)
+@pytest.mark.parametrize("who", [ROOT, ANN])
+def test_the_short_way_says_what_the_long_one_says(who: Identity, operation: ops.Operation) -> None:
+    """An allow of everything in a bound, and a policy that allows nothing more, take the long way."""
+    everything = own(allow("*", "*"))
+    for world in (World(), World(policy=to("carl", allow("s3:GetObject")))):
+        asyncio.run(world.table.create(Bucket("src", who.user_id, 0)))
+        short = world.says(who, operation)
+        assert world.says(replace(who, bounds=(everything,)), operation) == short == ""
 
 
 def test_a_refusal_says_what_is_missing_but_not_to_strangers() -> None:
