@@ -14,6 +14,7 @@ from meshd.web.forms import FormUploads
 from meshwire.s3 import documents
 from meshwire.s3 import operations as ops
 from meshwire.s3.errors import S3Error
+from meshwire.s3.results import CopyResult
 from meshwire.s3.tagging import parse_tagging
 
 if TYPE_CHECKING:
@@ -149,7 +150,13 @@ class Executor:
         return await self._forms(call, cast("ops.PostObject", call.operation))
 
     async def _copy(self, call: Call) -> Result:
-        return await self._deps.objects.copy(cast("ops.CopyObject", call.operation), call.identity)
+        operation = cast("ops.CopyObject", call.operation)
+        made = await self._deps.views.copied(operation)
+        if made is None:
+            return await self._deps.objects.copy(operation, call.identity)
+        stored = await self._deps.objects.put(made[0], call.identity, made[1])
+        now = self._deps.clock.now_ms()
+        return CopyResult(stored.etag, now, stored.checksums, stored.checksum_type, stored.version)
 
     async def _delete(self, call: Call) -> Result:
         return await self._deps.deleter.delete(cast("ops.DeleteObject", call.operation))

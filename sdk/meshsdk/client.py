@@ -182,9 +182,25 @@ class Client:
         request = Request("PUT", object_path(bucket, key), "", headers, data, None)
         return self.transport.call(request, read_etag)
 
-    def copy(self, bucket: str, key: str, to_bucket: str, to_key: str) -> str:
-        """Copies within the store, metadata included; gives the ETag of the copy."""
+    def copy(
+        self,
+        bucket: str,
+        key: str,
+        to_bucket: str,
+        to_key: str,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        content_type: str | None = None,
+        etag: str | None = None,
+    ) -> str:
+        """Copies within the store; gives the ETag of the copy. Metadata is the source's, unless `metadata` is
+        given. With `etag`, PreconditionError unless the source still has it.
+        """
         headers = {"x-amz-copy-source": object_path(bucket, key)}
+        if metadata is not None:
+            headers |= object_headers(metadata, content_type) | {"x-amz-metadata-directive": "REPLACE"}
+        if etag is not None:
+            headers["x-amz-copy-source-if-match"] = f'"{etag}"'
         request = Request("PUT", object_path(to_bucket, to_key), "", headers)
         try:
             return self.transport.call(request, _read_copied)

@@ -12,6 +12,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from meshd.testing.daemons import Daemon
+from meshsdk.cli import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,3 +111,32 @@ def test_parts_are_folders(daemon: Daemon, s3: Any) -> None:
     keys = [entry["Key"] for page in pages for entry in page["Contents"]]
     names = [name for key in keys for name in members(read(s3, "samples--split", key))]
     assert len(names) == len(set(names)) == 50
+
+
+def test_materializing(
+    daemon: Daemon, s3: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MESH_ENDPOINT", daemon.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", daemon.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", daemon.secret_key)
+    s3.create_bucket(Bucket="written")
+    command = ["view", "materialize", "--json", "samples--tens", "s3://written/v1/"]
+
+    def materialize() -> dict[str, Any]:
+        capfd.readouterr()
+        assert run(command) == 0
+        outcome = json.loads(capfd.readouterr().out)
+        assert isinstance(outcome, dict)
+        return outcome
+
+    assert materialize()["made"] == 3
+    assert materialize() | {"made": 0, "there": 3, "failed": 0} == materialize()
+    s3.delete_object(Bucket="written", Key="v1/shard-000001.tar")
+    s3.put_object(Bucket="samples", Key="train/021.cls", Body=b"upd")
+    again = materialize()
+    assert (again["made"], again["there"]) == (2, 1)
+    for number in range(3):
+        key = f"shard-{number:06d}.tar"
+        written = s3.get_object(Bucket="written", Key=f"v1/{key}", ChecksumMode="ENABLED")
+        assert written["Body"].read() == read(s3, "samples--tens", key)
+        assert written["ContentType"] == "application/x-tar"

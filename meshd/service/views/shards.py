@@ -36,10 +36,9 @@ _PAGE: Final = 1000
 _LAYOUTS: Final = 16
 _COPIED: Final = 64 << 10
 """Members up to here are copied beside their headers: one send for many instead of two for each."""
-_FRESH_SECONDS: Final = 2.0
-"""How old a scan may be that a reader is given, unless the store has not changed since."""
 _SCAN_SHARE: Final = 10
-"""A scan is not repeated before ten times the time it took."""
+"""A scan of a store that changes all the time is repeated after ten times the time it takes: milliseconds for
+thousands of objects, half a minute for a million."""
 PAGE_LIMIT: Final = 1000
 _GROUP: Final = 1 << 20
 _GROUP_PIECES: Final = 600
@@ -163,8 +162,7 @@ class ShardReader:
 
     def _stale(self, scan: _Scan) -> bool:
         age = self._clock.monotonic() - scan.done
-        patience = max(_FRESH_SECONDS, _SCAN_SHARE * scan.seconds)
-        return age > patience and self._store.revision() != scan.revision
+        return age > _SCAN_SHARE * scan.seconds and self._store.revision() != scan.revision
 
     async def _scan(self, view: ShardsView) -> _Scan:
         began, revision = self._clock.monotonic(), self._store.revision()

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from meshd.assembly.addressing import DerivedAddress
 from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.assembly.errors import BatchError
+from meshd.service.copying import judge_source
 from meshd.service.objects import found_of
 from meshd.service.translation import store_errors
+from meshd.service.views.copies import ShardBody, as_upload
 from meshd.service.views.definitions import draws
 from meshd.service.views.shards import shard_record
 from meshd.store.errors import ConditionFailedError
@@ -129,7 +131,9 @@ class ViewReader:
         if view is None:
             return operation
         if not isinstance(view, TransformView):
-            raise S3Error("NotImplemented", "Shards of a view are read, not copied; GET and PUT them.")
+            if isinstance(operation, ops.CopyObject):
+                return operation  # see `copied`
+            raise S3Error("NotImplemented", "A shard of a view is copied whole: use CopyObject.")
         key = await self._result(view, source.key)
         return replace(operation, source=ops.CopySource(RESERVED_BUCKET, key))
 
@@ -142,6 +146,16 @@ class ViewReader:
         shard = await self._shards.shard(view, operation.key)
         found = found_of(operation, shard_record(shard))
         return Assembled(found, self._shards.groups(view, shard, found.offset, found.length))
+
+    async def copied(self, operation: ops.CopyObject) -> tuple[ops.PutObject, ShardBody] | None:
+        """A copy of a shard as the upload that it is; None for a copy of what has an object."""
+        view = self._definitions.find(operation.source.bucket)
+        if not isinstance(view, ShardsView):
+            return None
+        shard = await self._shards.shard(view, operation.source.key)
+        judge_source(operation.source_conditions, shard_record(shard))
+        groups = self._shards.groups(view, shard, 0, shard.size)
+        return as_upload(operation), ShardBody(groups, shard.size)
 
     # --- one object -----------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from meshsdk import views
+from meshsdk.cli.materializing import materialize
 from meshsdk.cli.running import shared_options
 from meshsdk.errors import ConfigurationError
 
@@ -88,6 +89,9 @@ def create(
     with session.client() as client:
         made = views.create_view(client.transport, bucket, short, document)
     _show(session, made, f"{made.name} is there: read s3://{made.name}/")
+
+
+view.add_command(materialize)
 
 
 @view.command("ls")
