@@ -56,6 +56,12 @@ def test_versioning_documents_that_are_refused(
     assert "Status" not in s3.get_bucket_versioning(Bucket=bucket)
 
 
+def test_a_misspelt_block_is_refused(wire: Wire, s3: Any, bucket: str) -> None:
+    document = b"<PublicAccessBlockConfiguration><BlockPublicACLs>true</BlockPublicACLs>"
+    document += b"</PublicAccessBlockConfiguration>"
+    assert wire.call("PUT", f"/{bucket}?publicAccessBlock", document).code == "MalformedXML"
+
+
 def test_digests_of_a_document_are_verified(wire: Wire, s3: Any, bucket: str) -> None:
     document = b"<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>"
     wrong = {"content-md5": base64.b64encode(hashlib.md5(b"other").digest()).decode()}

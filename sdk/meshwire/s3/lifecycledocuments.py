@@ -28,6 +28,19 @@ MAX_ID = 255
 MAX_KEPT_VERSIONS = 100
 DAY = 86_400
 
+# What is not known is refused: a condition that was overlooked would remove what it should keep.
+_RULE = frozenset(
+    {
+        "ID",
+        "Status",
+        "Prefix",
+        "Filter",
+        "Expiration",
+        "NoncurrentVersionExpiration",
+        "AbortIncompleteMultipartUpload",
+    }
+)
+_CONDITIONS = frozenset({"Prefix", "ObjectSizeGreaterThan", "ObjectSizeLessThan"})
 _UNBUILT = ("Transition", "NoncurrentVersionTransition")
 _MAX_DAYS = 2_147_483_647
 
@@ -57,6 +70,7 @@ def _rule(element: Element) -> LifecycleRule:
     for name in _UNBUILT:
         if element.first(name) is not None:
             raise S3Error("NotImplemented", f"There are no storage classes here: {name} is not implemented.")
+    _know(element, _RULE)
     status, name = element.get("Status").strip(), element.get("ID")
     if status not in {"Enabled", "Disabled"}:
         raise S3Error("MalformedXML", "The Status of a Rule is Enabled or Disabled.")
@@ -65,6 +79,13 @@ def _rule(element: Element) -> LifecycleRule:
     rule = _actions(_filtered(LifecycleRule(name, status == "Enabled"), element), element)
     _check(rule)
     return rule
+
+
+def _know(element: Element, known: frozenset[str], several: str = "") -> None:
+    """Raise MalformedXML for a child that is not known, or is there twice (but for `several`)."""
+    names = [child.name for child in element.children if child.name != several]
+    if not known.issuperset(names) or len(set(names)) < len(names):
+        raise S3Error("MalformedXML", f"There is an element in {element.name} that is not known, or twice.")
 
 
 # --- which objects a rule is about ----------------------------------------------------------------------
@@ -88,6 +109,7 @@ def _filtered(rule: LifecycleRule, element: Element) -> LifecycleRule:
 
 
 def _conditions(rule: LifecycleRule, element: Element) -> LifecycleRule:
+    _know(element, _CONDITIONS, "Tag")
     return replace(
         rule,
         prefix=_prefix(element.get("Prefix")),
@@ -134,12 +156,14 @@ def _actions(rule: LifecycleRule, element: Element) -> LifecycleRule:
     if expiration is not None:
         rule = _expiration(rule, expiration)
     if noncurrent is not None:
+        _know(noncurrent, frozenset({"NoncurrentDays", "NewerNoncurrentVersions"}))
         rule = replace(
             rule,
             noncurrent_days=_days(noncurrent, "NoncurrentDays"),
             noncurrent_keep=_number(noncurrent, "NewerNoncurrentVersions", 1, MAX_KEPT_VERSIONS),
         )
     if uploads is not None:
+        _know(uploads, frozenset({"DaysAfterInitiation"}))
         rule = replace(rule, abort_uploads_days=_days(uploads, "DaysAfterInitiation"))
     return rule
 

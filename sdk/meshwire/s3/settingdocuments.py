@@ -64,6 +64,8 @@ _BLOCKS = {
 def parse_public_access(body: bytes) -> PublicAccessBlock:
     """Raises S3Error: MalformedXML."""
     root = read_setting(body, "PublicAccessBlockConfiguration")
+    if not _BLOCKS.keys() >= {child.name for child in root.children}:
+        raise S3Error("MalformedXML")  # a misspelt block would not block
     return PublicAccessBlock(**{field: _boolean(root.get(name, "false")) for name, field in _BLOCKS.items()})
 
 
