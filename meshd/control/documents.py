@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
+from meshd.control.interface import ABSENT, Write
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -47,6 +49,20 @@ class Documents(Generic[D]):
     async def put(self, name: str, document: D, *, expect: int | None = None) -> int:
         """Write a document. Raises VersionConflictError."""
         return await self._control.put(self._key(name), msgspec.json.encode(document), expect=expect)
+
+    async def write_many(self, wanted: Mapping[str, D | None]) -> None:
+        """Write (None: remove) these documents if they are what `current` said last; see
+        `ControlStore.write_many`. Raises VersionConflictError."""
+        writes = [
+            Write(
+                self._key(name),
+                None if document is None else msgspec.json.encode(document),
+                self._versions.get(name, ABSENT),
+            )
+            for name, document in wanted.items()
+        ]
+        if writes:
+            await self._control.write_many(writes)
 
     async def delete(self, name: str, *, expect: int | None = None) -> bool:
         """Remove a document; False if it was not there."""

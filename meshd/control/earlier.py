@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from meshd.control.documents import Documents
-from meshd.control.identities import IdentityTable, Key, User
+from meshd.control.identities import TOPIC, Key, User
+from meshd.control.interface import ABSENT, Write
 
 if TYPE_CHECKING:
-    from meshd.control.identities import Origin
+    from collections.abc import Iterator
+
+    from meshd.control.identities import Entry, Origin
     from meshd.control.interface import ControlStore
 
 
@@ -32,31 +35,41 @@ class _Identity(msgspec.Struct, frozen=True):
 
 async def bring_forward(control: ControlStore, now_ms: int) -> int:
     """Rewrite what has an old form; how many documents that were."""
-    old, table = Documents(control, "identities", _Identity), IdentityTable(control)
+    old, present = Documents(control, "identities", _Identity), control.peek(TOPIC)
     found = dict(old.current())
-    for name, identity in found.items():
-        user, key = _split(identity, now_ms)
-        await table.change(User, user.user_id, lambda present, new=user: present or new)  # type: ignore[misc]
-        await table.change(Key, key.access_key, lambda present, new=key: present or new)  # type: ignore[misc]
-        await old.delete(name)
+    new: dict[str, Entry] = {}
+    for identity in found.values():
+        for place, entry in _split(identity, now_ms):
+            new.setdefault(f"{TOPIC}/{place}", entry)
+    writes = [
+        Write(key, msgspec.json.encode(entry), ABSENT) for key, entry in new.items() if key not in present
+    ]
+    if found:  # nothing else runs at this time; if something did, the start fails and is repeated
+        await control.write_many(writes)
+        await old.write_many(dict.fromkeys(found))
     return len(found)
 
 
-def _split(identity: _Identity, now_ms: int) -> tuple[User, Key]:
+def _split(identity: _Identity, now_ms: int) -> Iterator[tuple[str, Entry]]:
     origin: Origin = "root" if identity.root else "file"
-    user = User(
-        user_id=identity.user_id,
-        display_name=identity.display_name,
-        email=identity.email,
-        root=identity.root,
-        origin=origin,
-        created_ms=now_ms,
+    yield (
+        f"user/{identity.user_id}",
+        User(
+            user_id=identity.user_id,
+            display_name=identity.display_name,
+            email=identity.email,
+            root=identity.root,
+            origin=origin,
+            created_ms=now_ms,
+        ),
     )
-    key = Key(
-        access_key=identity.access_key,
-        user_id=identity.user_id,
-        secret_key=identity.secret_key,
-        origin=origin,
-        created_ms=now_ms,
+    yield (
+        f"key/{identity.access_key}",
+        Key(
+            access_key=identity.access_key,
+            user_id=identity.user_id,
+            secret_key=identity.secret_key,
+            origin=origin,
+            created_ms=now_ms,
+        ),
     )
-    return user, key

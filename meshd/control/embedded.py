@@ -19,10 +19,10 @@ from meshd.control.leasing import ClockLeases
 from meshd.control.memory import differences
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
     from pathlib import Path
 
-    from meshd.control.interface import Change, Lease
+    from meshd.control.interface import Change, Lease, Write
     from meshd.kit.clock import Clock
 
 _MAP_BYTES = 1 << 30  # address space; ten million small documents
@@ -106,6 +106,10 @@ class EmbeddedControl:
         self._wake()
         return version > 0
 
+    async def write_many(self, writes: Sequence[Write]) -> None:
+        await self._write(lambda txn: self._put_many(txn, writes))
+        self._wake()
+
     async def list_all(self, prefix: str) -> Mapping[str, Versioned]:
         self._check_open()
         return self._scan(prefix)
@@ -186,6 +190,16 @@ class EmbeddedControl:
             return 0
         txn.delete(key.encode())
         return self._touch(txn, key)
+
+    def _put_many(self, txn: lmdb.Transaction, writes: Sequence[Write]) -> int:
+        """All or none: what raises aborts the transaction."""
+        for write in writes:
+            key = check_key(write.key)
+            if write.value is None:
+                self._delete(txn, key, write.expect)
+            else:
+                self._put(txn, key, bytes(write.value), write.expect)
+        return len(writes)
 
     def _touch(self, txn: lmdb.Transaction, key: str) -> int:
         version = int(txn.id())

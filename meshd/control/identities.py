@@ -150,21 +150,15 @@ class IdentityTable:
         A user of another origin stays theirs and only gets the keys.
         """
         accounts = tuple(accounts)
-        people = {user.user_id: user for user, _ in reversed(accounts)}  # the first mention counts
-        keys = {key.access_key: key for _, key in accounts}
-        changed = 0
-        for user in people.values():
-            changed += await self.change(User, user.user_id, lambda old, new=user: _user(old, new, now_ms))  # type: ignore[misc]
-        for key in keys.values():
-            changed += await self.change(Key, key.access_key, lambda old, new=key: _key(old, new, now_ms))  # type: ignore[misc]
-        # A user goes before their keys: from then on none of these signs.
-        for name, user in tuple(self.users().items()):
-            if user.origin in origins and name not in people:
-                changed += await self.change(User, name, lambda old: _unless(old, origins))
-        for name, key in tuple(self.keys().items()):
-            if key.origin in origins and name not in keys:
-                changed += await self.change(Key, name, lambda old: _unless(old, origins))
-        return changed
+        while True:
+            entries = self._now().entries
+            wanted = _replacement(entries, origins, accounts, now_ms)
+            changes = {place: new for place, new in wanted.items() if entries.get(place) != new}
+            try:
+                await self._documents.write_many(changes)
+            except VersionConflictError:
+                continue
+            return len(changes)
 
     def _now(self) -> _View:
         entries = self._documents.current()
@@ -258,6 +252,19 @@ def _key(old: Key | None, new: Key, now_ms: int) -> Key:
     )
 
 
-def _unless(old: E | None, origins: frozenset[Origin]) -> E | None:
-    """The entry, unless it is of one of these origins."""
-    return None if isinstance(old, User | Key) and old.origin in origins else old
+def _replacement(
+    entries: Mapping[str, Entry], origins: frozenset[Origin], accounts: tuple[Account, ...], now_ms: int
+) -> dict[str, Entry | None]:
+    """What is to become of entries when `accounts` are the ones of `origins`. Users who go come before their
+    keys: from then on none of these signs."""
+    wanted: dict[str, Entry | None] = {}
+    for user, key in accounts:
+        user_place, key_place = _place(User, user.user_id), _place(Key, key.access_key)
+        if user_place not in wanted:  # the first mention counts
+            wanted[user_place] = _user(cast("User | None", entries.get(user_place)), user, now_ms)
+        wanted[key_place] = _key(cast("Key | None", entries.get(key_place)), key, now_ms)
+    for kind in (User, Key):
+        for place, entry in entries.items():
+            if isinstance(entry, kind) and entry.origin in origins and place not in wanted:
+                wanted[place] = None
+    return wanted

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from meshd.errors import MeshdError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
 ABSENT: Final = 0
@@ -43,6 +43,15 @@ class Versioned:
 
     value: bytes
     version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """What is to become of a key: None deletes it. `expect` as in `ControlStore.put`."""
+
+    key: str
+    value: bytes | None
+    expect: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +98,11 @@ class ControlStore(Protocol):
 
     async def delete(self, key: str, *, expect: int | None = None) -> bool:
         """Remove durably; False if it was not there (with `expect`: VersionConflictError)."""
+
+    async def write_many(self, writes: Sequence[Write]) -> None:
+        """Many keys at the cost of one, durably. When it raises VersionConflictError, some of them may be
+        written; an engine that can writes all or none. Keys written together may have one version.
+        """
 
     async def list_all(self, prefix: str) -> Mapping[str, Versioned]:
         """Every key that starts with `prefix`, in key order."""

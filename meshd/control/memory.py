@@ -13,10 +13,10 @@ from meshd.control.interface import Change, ControlError, Versioned, check_key, 
 from meshd.control.leasing import ClockLeases
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from meshd.control.interface import Lease
+    from meshd.control.interface import Lease, Write
     from meshd.kit.clock import Clock
 
 
@@ -62,6 +62,16 @@ class MemoryControl:
         self._touch(key)
         del self._entries[key]
         return True
+
+    async def write_many(self, writes: Sequence[Write]) -> None:
+        self._check_open()
+        for write in writes:
+            check_version(check_key(write.key), write.expect, self._found(write.key))
+        for write in writes:
+            if write.value is None:
+                await self.delete(write.key)
+            else:
+                await self.put(write.key, write.value)
 
     async def list_all(self, prefix: str) -> Mapping[str, Versioned]:
         self._check_open()

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from meshd.control.buckets import Bucket, BucketExistsError, BucketTable
 from meshd.control.identities import Account, IdentityTable, Key, NamedPolicy, Signer, User
-from meshd.control.interface import ABSENT, ControlError, LeaseLostError, VersionConflictError
+from meshd.control.interface import ABSENT, ControlError, LeaseLostError, VersionConflictError, Write
 from meshd.control.nodesecret import NodeSecret
 from meshd.kit.clock import ManualClock
 
@@ -218,6 +218,43 @@ class ControlSuite:
             control.close()
             control.close()
             await _fails(ControlError, control.put("topic/a", b""))
+
+        self._run(check)
+
+    def test_many_keys_are_written_at_once(self) -> None:
+        async def check(control: ControlStore) -> None:
+            await control.put("topic/gone", b"1")
+            kept = await control.put("topic/kept", b"1")
+            before = control.revision("topic")
+            writes = [
+                Write("topic/new", b"2", ABSENT),
+                Write("other/new", b"3"),
+                Write("topic/kept", b"4", kept),
+                Write("topic/gone", None),
+                Write("topic/never", None),
+            ]
+            await control.write_many(writes)
+            assert {key: entry.value for key, entry in control.peek("topic").items()} == {
+                "topic/kept": b"4",
+                "topic/new": b"2",
+            }
+            assert control.revision("topic") > before
+            assert control.revision("other") > 0
+            new = control.peek("topic")["topic/new"].version
+            assert await control.put("topic/new", b"5", expect=new) > new
+            await control.write_many([])
+
+        self._run(check)
+
+    def test_writes_of_many_that_conflict_can_be_repeated(self) -> None:
+        async def check(control: ControlStore) -> None:
+            version = await control.put("topic/a", b"1")
+            writes = [Write("topic/b", b"2", ABSENT), Write("topic/a", b"2", version + 1)]
+            await _conflict(control.write_many(writes))
+            assert control.peek("topic")["topic/a"].value == b"1"
+            await control.write_many([Write("topic/b", b"2"), Write("topic/a", b"2", version)])
+            assert {entry.value for entry in control.peek("topic").values()} == {b"2"}
+            await _fails(ControlError, control.write_many([Write("no-name", b"")]))
 
         self._run(check)
 
