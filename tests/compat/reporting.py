@@ -21,7 +21,7 @@ _HEAD = """# Clients
 Written by `make compat`: every client, unmodified, at the version named, does every job of
 `tests/compat/jobs.py` over plain HTTP and over TLS; the bytes are compared with what another client reads.
 ✓ done; – the client has no such call; † something is in the way (below). How to set one up:
-[the S3 interface](s3.md).
+[clients](clients.md).
 """
 _MEANINGS = """
 | job | what is done |
