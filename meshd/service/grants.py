@@ -127,7 +127,7 @@ def check_policy(body: bytes, limit: int) -> str:
     except UnicodeDecodeError:
         raise AdminError("InvalidPolicy", "the policy is not UTF-8") from None
     except PolicyError as error:
-        raise AdminError("InvalidPolicy", str(error), help="docs/access.md tells the language") from None
+        raise AdminError("InvalidPolicy", str(error), help="docs/policies.md tells the language") from None
     return text
 
 

@@ -217,6 +217,19 @@ def test_policies_may_ask_for_tls(client: Any, secured: Daemon) -> None:
     client.delete_bucket_policy(Bucket=BUCKET)
 
 
+def test_policies_may_ask_for_a_version_of_tls(client: Any, secured: Daemon) -> None:
+    client.put_object(Bucket=BUCKET, Key="open", Body=b"open")
+    for least, status in (("1.2", 200), ("1.3", 200), ("1.4", 403)):
+        version = {"NumericGreaterThanEquals": {"s3:TlsVersion": least}}
+        statement = {"Effect": "Allow", "Principal": "*", "Action": "s3:GetObject", "Condition": version}
+        statement["Resource"] = f"arn:aws:s3:::{BUCKET}/*"
+        client.put_bucket_policy(Bucket=BUCKET, Policy=json.dumps({"Statement": statement}))
+        with contextlib.closing(secured.connect()) as connection:
+            connection.request("GET", f"/{BUCKET}/open")
+            assert connection.getresponse().status == status
+    client.delete_bucket_policy(Bucket=BUCKET)
+
+
 def test_a_client_without_keys(client: Any, secured: Daemon) -> None:
     """boto3 sends its bodies aws-chunked all the same."""
     statement = {"Effect": "Allow", "Principal": "*", "Action": ["s3:GetObject", "s3:PutObject"]}
