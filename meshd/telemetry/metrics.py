@@ -37,6 +37,9 @@ http_connections = _gauge("meshd_http_connections", "Open client connections.")
 http_turned_away = _counter(
     "meshd_http_turned_away_total", "Connections ended by the node: full, idle, slow head, stalled.", "why"
 )
+tls_not_after = _gauge(
+    "meshd_tls_not_after_seconds", "End of the TLS certificate's validity, since 1970.", mode="mostrecent"
+)
 audit_dropped = _counter("meshd_audit_dropped_total", "Audit lines that could not be written.")
 
 # batches and transforms

@@ -64,7 +64,7 @@ class FormUploads:
         fields = expanded(form.reader.fields, form.reader.filename)
         claim = read_form_claim(form.reader.fields)
         identity, policy = self._judge(call, operation.bucket, claim, fields)
-        put = read_upload(fields, operation.bucket)
+        put = read_upload(fields, operation.bucket, call.head.headers)
         call.trace.target = put
         headers = {**call.context.headers, **form_headers(fields)}
         context = replace(call.context, headers=headers, form=True, signature=_signature(claim))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshd.config import ConfigError
+from meshd.telemetry import metrics
 from meshd.web.certificates import CertificateError, validity
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Tls:
         self._files, self._clock, self._lock = files, clock, threading.Lock()
         self._marks = _marks(files)
         self._latest = _load(files)
-        self._warn()
+        self._tell_validity()
         self.context = self._latest
         self.context.sni_callback = self._choose
 
@@ -81,7 +82,7 @@ class Tls:
             _log.error("TLS pair not reloaded; the old one stays in use", extra={"why": str(error)})
             return False
         _log.info("TLS pair reloaded", extra={"cert": str(self._files.cert)})
-        self._warn()
+        self._tell_validity()
         return True
 
     def _choose(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
@@ -90,9 +91,12 @@ class Tls:
         if self._latest is not self.context:
             connection.context = self._latest
 
-    def _warn(self) -> None:
+    def _tell_validity(self) -> None:
         now, dates = self._clock.now_ms() // 1000, _dates(self._files.cert)
-        if dates is not None and not dates.since <= now <= dates.until:
+        if dates is None:
+            return
+        metrics.tls_not_after.set(dates.until)
+        if not dates.since <= now <= dates.until:
             what = "has expired" if now > dates.until else "is not valid yet"
             _log.warning("the TLS certificate %s: clients will refuse it", what, extra=_told(self._files))
 

@@ -131,6 +131,18 @@ def test_sizes_that_the_policy_does_not_allow(daemon: Daemon, s3: Any, bucket: s
         assert send(daemon.endpoint, bucket, fields, b"x" * size).status == 204
 
 
+def test_conditions_hold_for_forms_too(daemon: Daemon, s3: Any, bucket: str, signer: Any) -> None:
+    for fields, headers in (
+        (form(signer, bucket, **{"if-none-match": "*"}), {}),
+        (form(signer, bucket), {"If-None-Match": "*"}),
+    ):
+        assert send(daemon.endpoint, bucket, fields, b"first", headers=headers).status == 204
+        answer = send(daemon.endpoint, bucket, fields, b"second", headers=headers)
+        assert (answer.status, answer.code) == (412, "PreconditionFailed")
+        assert s3.get_object(Bucket=bucket, Key="k")["Body"].read() == b"first"
+        s3.delete_object(Bucket=bucket, Key="k")
+
+
 def test_forms_that_are_refused(daemon: Daemon, s3: Any, bucket: str, signer: Any) -> None:
     good = form(signer, bucket)
     signature = "signature" if "signature" in good else "x-amz-signature"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import ssl
 import threading
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -51,6 +53,15 @@ def served(daemon: Daemon) -> bytes:
         return certificate
 
 
+def told_expiry(daemon: Daemon) -> float:
+    """What the metrics say of it."""
+    with closing(daemon.connect()) as connection:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    found = re.search(r"^meshd_tls_not_after_seconds (\S+)$", text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
 def test_a_new_pair_is_taken_and_nobody_is_interrupted() -> None:
     with Daemon.start(tls=True, workers=2) as daemon:
         assert daemon.authority is not None
@@ -66,6 +77,7 @@ def test_a_new_pair_is_taken_and_nobody_is_interrupted() -> None:
         daemon.authority.issue()  # over the files of the old one
         wait_until(lambda: served(daemon) != before)
         wait_until(lambda: daemon.output().count("TLS pair reloaded") == 2)
+        assert told_expiry(daemon) == validity(served(daemon)).until
         assert client.get_object(Bucket=BUCKET, Key="k")["Body"].read() == body  # on its old connection
         while len(began) < len(body) or not began.endswith(body[-100:]):
             piece = slow.recv(1 << 20)

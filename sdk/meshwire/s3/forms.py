@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hmac import compare_digest
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from meshwire.s3.results import PostStored
     from meshwire.sigv4 import Scope
 
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 _STATUSES = {"200": 200, "201": 201, "204": 204}
 # What is signed, or names who signed: a file's name plays no part in these.
 _AUTHENTICATION = frozenset(
@@ -108,9 +110,10 @@ def expanded(form: Mapping[str, str], filename: str) -> dict[str, str]:
     }
 
 
-def read_upload(form: Mapping[str, str], bucket: str) -> PutObject:
-    """What the form stores. Raises S3Error: UserKeyMustBeSpecified, NotImplemented (a field whose meaning
-    would be lost) and what a PUT with these headers raises."""
+def read_upload(form: Mapping[str, str], bucket: str, sent: Mapping[str, str] = _NOTHING) -> PutObject:
+    """What the form stores; conditions may stand in its fields or among the request's own headers (`sent`).
+    Raises S3Error: UserKeyMustBeSpecified, NotImplemented (a field whose meaning would be lost) and what a
+    PUT with these headers raises."""
     key = form.get("key", "")
     if not key:
         raise S3Error(
@@ -125,6 +128,7 @@ def read_upload(form: Mapping[str, str], bucket: str) -> PutObject:
         key,
         fields.object_headers(headers),
         digests.read_digests(headers),
+        fields.conditions({**sent, **headers}),
         tags=tags,
         acl=acls.read_acl(headers),
     )
