@@ -76,7 +76,6 @@ class S3Endpoint:
         """The answer, or the refusal. Raises ConnectionError and CancelledError only: the client is gone."""
         try:
             head = request_head(request, self._deps.http.max_header_bytes, self._hosts)
-            trace.also = cors_headers(self._deps.buckets, head)
             return await self._answer(request, head, trace)
         except S3Error as error:
             return self._refuse(request, trace, error)
@@ -88,14 +87,16 @@ class S3Endpoint:
 
     async def _answer(self, request: MeshRequest, head: RequestHead, trace: Trace) -> Reply:
         deps = self._deps
-        operation = parse_request(head)
-        trace.operation, trace.target = ops.operation_name(operation), operation
-        if isinstance(operation, ops.Preflight):  # browsers do not sign it: the bucket's rules alone decide
-            signer, context = ANONYMOUS, request_context(request, head, ANONYMOUS)
-        else:
-            signer = self._authenticator.authenticate(head, trace)
-            context = request_context(request, head, signer)
-            deps.access.admit(signer.identity, operation, context)
+        with deps.still():
+            trace.also = cors_headers(deps.buckets, head)
+            operation = parse_request(head)
+            trace.operation, trace.target = ops.operation_name(operation), operation
+            if isinstance(operation, ops.Preflight):  # browsers do not sign it: the rules decide
+                signer, context = ANONYMOUS, request_context(request, head, ANONYMOUS)
+            else:
+                signer = self._authenticator.authenticate(head, trace)
+                context = request_context(request, head, signer)
+                deps.access.admit(signer.identity, operation, context)
         try:
             if isinstance(operation, ops.GetObject):
                 return await self._get(request, operation, signer.identity, context, trace)

@@ -53,6 +53,14 @@ def test_slow_readers_and_writers(lone: Daemon) -> None:
     assert [o["Key"] for o in client.list_objects_v2(Bucket="memory")["Contents"]] == ["after", "big"]
 
 
+def test_an_idle_node_is_small() -> None:
+    """All its processes together; what they share counts once (proportional set size)."""
+    with Daemon.start(workers=2) as daemon:
+        pids = [daemon.pid, *daemon.children().values()]
+        assert len(pids) >= 5  # supervisor, workers, steward, transforms
+        assert sum(psutil.Process(pid).memory_full_info().pss for pid in pids) < 250 * MIB
+
+
 def test_a_large_xml_body_is_not_taken_in(lone: Daemon) -> None:
     wire = Wire(lone.endpoint, lone.access_key, lone.secret_key)
     client = lone.client()

@@ -9,7 +9,9 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+import msgspec
 
 from meshd.assembly.remote import RemoteAssembler
 from meshd.config import NodeSettings, StoreSettings
@@ -23,12 +25,14 @@ from meshd.runtime.node import Node, web_deps
 from meshd.store.records import Meta
 from meshd.store.store import Store
 from meshd.telemetry import metrics
+from meshd.telemetry.audit import AuditEntry
 from meshd.web.server import build_server
 from meshwire.s3.settings import CorsRule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from meshd.telemetry.audit import AuditLog
     from meshd.web.connections import MeshServer
     from meshwire.s3.settings import Versioning
 
@@ -83,6 +87,16 @@ class Mouth:
             self.stream = None
 
 
+class Lines:
+    """Stands where the audit log stands, and keeps what it is told but for request ids."""
+
+    def __init__(self) -> None:
+        self.entries: list[AuditEntry] = []
+
+    def write(self, entry: AuditEntry) -> None:
+        self.entries.append(msgspec.structs.replace(entry, request_id="", remote=""))
+
+
 class Pair:
     """Both servers over one filled store. `loop` runs them while something is asked."""
 
@@ -107,6 +121,7 @@ class Pair:
         await NodeSecret(control).ensure()
         await self._people(node)
         await self._fill(node)
+        self._audit = Lines()
         self._frames = RemoteAssembler(self._settings.steward_socket)  # nobody asks it anything
         self.hot, self.ordinary = [await self._serve(node, hot=hot) for hot in (True, False)]
 
@@ -171,7 +186,7 @@ class Pair:
         )
 
     async def _serve(self, node: Node, *, hot: bool) -> Mouth:
-        server = build_server(web_deps(node, self._frames), hot=hot)
+        server = build_server(web_deps(node, self._frames, cast("AuditLog", self._audit)), hot=hot)
         listener = await self.loop.create_server(server, "127.0.0.1", 0)
         self._listeners = [*getattr(self, "_listeners", []), listener]
         return Mouth(server, listener.sockets[0].getsockname()[1])
@@ -191,12 +206,15 @@ class Pair:
             raise
 
     async def _compare(self, pieces: list[bytes], answers: int, *, head: bool) -> bytes:
-        counts, said = [dict(counted())], []
+        counts, said, told = [dict(counted())], list[bytes](), list[list[AuditEntry]]()
         for mouth in (self.hot, self.ordinary):
             said.append(await mouth.ask(pieces, answers=answers, head=head))
             await asyncio.sleep(0)
             counts.append(dict(counted()))
+            told.append(self._audit.entries)
+            self._audit.entries = []
         assert said[0] == said[1]
+        assert told[0] == told[1]
         assert _difference(counts[0], counts[1]) == _difference(counts[1], counts[2])
         return said[0]
 
