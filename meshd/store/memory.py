@@ -7,7 +7,6 @@ and
 
 from __future__ import annotations
 
-import math
 import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -22,17 +21,16 @@ from meshd.store.errors import (
     ExtentGoneError,
     InvalidPartError,
     NoSuchUploadError,
-    NoSuchVersionError,
     SizeMismatchError,
     StoreClosedError,
 )
-from meshd.store.members import stamp_of, version_of
+from meshd.store.members import version_of
+from meshd.store.memoryversions import MemoryVersions, roll
 from meshd.store.records import (
     NULL,
     EntryPage,
     Extent,
     Location,
-    Page,
     Part,
     PartPage,
     Record,
@@ -42,7 +40,6 @@ from meshd.store.records import (
     Upload,
     UploadedPart,
     UploadPage,
-    VersionPage,
 )
 from meshwire.conditions import Conditions, judge_write
 from meshwire.s3.results import ObjectEntry
@@ -52,9 +49,7 @@ if TYPE_CHECKING:
 
     from meshd.kit.clock import Clock
     from meshd.store.interface import Buffer
-    from meshd.store.records import (
-        Meta,
-    )
+    from meshd.store.records import Meta, Page, VersionPage
     from meshwire.s3.settings import Acl, Versioning
 
 
@@ -99,14 +94,14 @@ class MemoryStore:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._versions: dict[tuple[str, str], list[Record]] = {}  # the newest last
+        self._versions = MemoryVersions()
         self._uploads: dict[str, Upload] = {}
         self._parts: dict[str, dict[int, UploadedPart]] = {}
         self._blobs: dict[int, int] = {}  # extent's file → memfd
-        self._next = self._revision = 0
+        self._next = 0
 
     def __repr__(self) -> str:
-        return f"<MemoryStore keys={len(self._versions)} uploads={len(self._uploads)}>"
+        return f"<MemoryStore {self._versions!r} uploads={len(self._uploads)}>"
 
     def close(self) -> None:
         blobs, self._blobs = self._blobs, {}
@@ -157,39 +152,18 @@ class MemoryStore:
     # objects --------------------------------------------------------------------------------------------
 
     def get(self, bucket: str, key: str) -> Record | None:
-        newest = self.newest(bucket, key)
-        return None if newest is None or newest.marker else newest
+        return self._versions.get(bucket, key)
 
     def newest(self, bucket: str, key: str) -> Record | None:
-        return next(reversed(self._versions.get((bucket, key), ())), None)
+        return self._versions.newest(bucket, key)
 
     def get_version(self, bucket: str, key: str, version: str) -> Record | None:
-        named = "" if version == NULL else version or NULL
-        return next((r for r in self._versions.get((bucket, key), ()) if r.version == named), None)
-
-    def _current(self) -> Iterator[tuple[str, str, Record]]:
-        for (bucket, key), versions in self._versions.items():
-            if not versions[-1].marker:
-                yield bucket, key, versions[-1]
+        return self._versions.get_version(bucket, key, version)
 
     def list(
         self, bucket: str, *, prefix: str = "", delimiter: str = "", after: str = "", limit: int = 1000
     ) -> Page:
-        found: dict[str, Record | None] = {}
-        for owner, key, record in self._current():
-            if owner == bucket and key.startswith(prefix):
-                rolled = _roll(key, prefix, delimiter)
-                if (rolled or key).encode() > after.encode():
-                    found[rolled or key] = None if rolled else record
-        names = sorted(found, key=str.encode)
-        page = names[:limit]
-        truncated = limit > 0 and len(names) > limit
-        return Page(
-            tuple((name, entry) for name in page if (entry := found[name]) is not None),
-            tuple(name for name in page if found[name] is None),
-            truncated,
-            page[-1] if truncated else "",
-        )
+        return self._versions.list(bucket, prefix=prefix, delimiter=delimiter, after=after, limit=limit)
 
     def list_entries(
         self, bucket: str, *, prefix: str = "", delimiter: str = "", after: str = "", limit: int = 1000
@@ -209,40 +183,17 @@ class MemoryStore:
         version_marker: str = "",
         limit: int = 1000,
     ) -> VersionPage:
-        found: dict[tuple[bytes, int], Record | None] = {}
-        marker = self._place(bucket, key_marker, version_marker)
-        for (owner, key), versions in self._versions.items():
-            if owner == bucket and key.startswith(prefix):
-                rolled = _roll(key, prefix, delimiter).encode()
-                if rolled and rolled > key_marker.encode():
-                    found[rolled, 0] = None
-                elif not rolled:
-                    places = {(key.encode(), -record.stamp): record for record in versions}
-                    found |= {place: record for place, record in places.items() if place > marker}
-        names = sorted(found)
-        page = names[:limit]
-        truncated = limit > 0 and len(names) > limit
-        entries = tuple((name.decode(), r) for name, at in page if (r := found[name, at]) is not None)
-        last = found[page[-1]] if truncated else None
-        return VersionPage(
-            entries,
-            tuple(record == self.newest(bucket, key) for key, record in entries),
-            tuple(name.decode() for name, at in page if found[name, at] is None),
-            truncated,
-            page[-1][0].decode() if truncated else "",
-            "" if last is None else last.version or NULL,
+        return self._versions.list_versions(
+            bucket,
+            prefix=prefix,
+            delimiter=delimiter,
+            key_marker=key_marker,
+            version_marker=version_marker,
+            limit=limit,
         )
 
-    def _place(self, bucket: str, key: str, version: str) -> tuple[bytes, float]:
-        """Behind what a page of versions begins: keys in order, then the newest first."""
-        if version == NULL:
-            null = self.get_version(bucket, key, NULL)
-            return key.encode(), -math.inf if null is None else -null.stamp
-        stamp = stamp_of(version)
-        return key.encode(), (math.inf if not version else -math.inf) if stamp is None else -stamp
-
     def is_empty(self, bucket: str) -> bool:
-        return not any(owner == bucket for owner, _ in self._versions) and not any(
+        return not self._versions.holds(bucket) and not any(
             upload.bucket == bucket for upload in self._uploads.values()
         )
 
@@ -278,24 +229,7 @@ class MemoryStore:
             tags=meta.tags,
             acl=meta.acl,
         )
-        self._add(bucket, key, record)
-        return record
-
-    def _add(self, bucket: str, key: str, record: Record) -> Record | None:
-        """A new version on top; the null version that it replaced."""
-        self._revision += 1
-        replaced = None if record.version else self._remove(bucket, key, NULL)
-        self._versions.setdefault((bucket, key), []).append(record)
-        return replaced
-
-    def _remove(self, bucket: str, key: str, version: str) -> Record | None:
-        record = self.get_version(bucket, key, version)
-        if record is not None:
-            self._revision += 1
-            versions = self._versions[bucket, key]
-            versions.remove(record)
-            if not versions:
-                del self._versions[bucket, key]
+        self._versions.add(bucket, key, record)
         return record
 
     async def delete(
@@ -311,11 +245,11 @@ class MemoryStore:
         if versioning == "" and existing is None:
             return Removed()
         if versioning == "" and existing is not None and not existing.version:
-            return Removed(self._remove(bucket, key, NULL))
+            return Removed(self._versions.remove(bucket, key, NULL))
         stamp = self._clock.stamp()
         version = version_of(stamp) if versioning == "Enabled" else ""
         marker = Record(0, "", stamp, self._clock.now_ms(), (), version=version, marker=True)
-        return Removed(self._add(bucket, key, marker), marker)
+        return Removed(self._versions.add(bucket, key, marker), marker)
 
     async def delete_many(
         self, bucket: str, keys: Iterable[str], *, versioning: Versioning = ""
@@ -326,7 +260,7 @@ class MemoryStore:
         self, bucket: str, key: str, version: str, *, conditions: Conditions | None = None
     ) -> Removed:
         _judge(conditions, self.get_version(bucket, key, version))
-        return Removed(self._remove(bucket, key, version))
+        return Removed(self._versions.remove(bucket, key, version))
 
     async def amend(
         self,
@@ -337,18 +271,7 @@ class MemoryStore:
         tags: dict[str, str] | None = None,
         acl: Acl | None = None,
     ) -> Record:
-        found = self.get(bucket, key) if version is None else self.get_version(bucket, key, version)
-        if found is None or found.marker:
-            raise NoSuchVersionError("the object or this version of it was removed; list its versions")
-        amended = msgspec.structs.replace(
-            found,
-            tags=found.tags if tags is None else tags,
-            acl=found.acl if acl is None else acl,
-            moves=found.moves + 1,
-        )
-        versions = self._versions[bucket, key]
-        versions[versions.index(found)] = amended
-        return amended
+        return self._versions.amend(bucket, key, version, tags=tags, acl=acl)
 
     async def link(
         self,
@@ -415,7 +338,7 @@ class MemoryStore:
         for upload in self._uploads.values():
             if upload.bucket != bucket or not upload.key.startswith(prefix):
                 continue
-            rolled = _roll(upload.key, prefix, delimiter)
+            rolled = roll(upload.key, prefix, delimiter)
             name = (rolled.encode(), "") if rolled else (upload.key.encode(), upload.upload_id)
             if name > marker:
                 found[name] = None if rolled else upload
@@ -457,15 +380,14 @@ class MemoryStore:
         del self._uploads[upload.upload_id], self._parts[upload.upload_id]
 
     def revision(self) -> int:
-        return self._revision
+        return self._versions.revision
 
     def stats(self) -> StoreStats:
-        objects, versions = sum(1 for _ in self._current()), sum(map(len, self._versions.values()))
+        kept = list(self._versions.all())
+        objects = sum(1 for _ in self._versions.current())
+        live = sum(record.size for record in kept)
         return StoreStats(
-            objects=objects,
-            uploads=len(self._uploads),
-            live_bytes=sum(record.size for kept in self._versions.values() for record in kept),
-            versions=versions - objects,
+            objects=objects, uploads=len(self._uploads), live_bytes=live, versions=len(kept) - objects
         )
 
 
@@ -476,12 +398,6 @@ def _judge(conditions: Conditions | None, existing: Record | None) -> None:
         raise ConditionMissingError("If-Match was given, but there is no object with this key")
     if verdict == "failed":
         raise ConditionFailedError("the object changed meanwhile, or exists already")
-
-
-def _roll(key: str, prefix: str, delimiter: str) -> str:
-    """The common prefix a key is rolled up to; "" when it stands for itself."""
-    at = key.find(delimiter, len(prefix)) if delimiter else -1
-    return key[: at + len(delimiter)] if at >= 0 else ""
 
 
 if TYPE_CHECKING:

@@ -12,32 +12,27 @@ import os
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from meshd.store.errors import FormatError
+from meshd.store.gathering import GatheredVersions
 from meshd.store.index import Index, object_key
 from meshd.store.intents import used_extents
 from meshd.store.layout import FORMAT, Disks, read_marker, sync_directory
 from meshd.store.locking import Locks
-from meshd.store.members import stamp_of, undoes
-from meshd.store.ordered import OrderedTable
+from meshd.store.members import undoes
 from meshd.store.records import DataFile, Record, Upload, UploadedPart
 from meshd.store.surveying import FileSurvey, is_own
-from meshd.store.versions import TAIL, decode, older_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from pathlib import Path
 
     from meshd.config import StoreSettings
     from meshd.store.records import Extent
     from meshd.store.surveying import Found, Progress
-
-_encode = msgspec.msgpack.Encoder().encode
-_BATCH = 10_000
 
 
 @dataclass(slots=True)
@@ -75,8 +70,7 @@ class Rebuilder:
         self.index = index
         self.report = RebuildReport()
         self._accounts: dict[int, _Account] = {}
-        self._voided = OrderedTable(index.env.open_db(b"voided"))
-        self._gone = OrderedTable(index.env.open_db(b"gone"))
+        self._versions = GatheredVersions(index)
         self._ended = index.env.open_db(b"ended")
 
     def take_file(self, disk: int, file: int, path: str) -> None:
@@ -120,14 +114,16 @@ class Rebuilder:
         stamp = int(member.stamp)
         name = object_key(member.bucket, member.key)
         if member.kind in ("object", "marker"):
-            self._enter(txn, name, _record(found))
+            self._versions.enter(txn, name, _record(found))
         elif member.kind == "manifest":
             record = msgspec.json.decode(survey.read(found.extent), type=Record)
-            self._enter(txn, name, msgspec.structs.replace(record, stamp=stamp, manifest=found.extent))
+            self._versions.enter(
+                txn, name, msgspec.structs.replace(record, stamp=stamp, manifest=found.extent)
+            )
             if member.upload:
                 txn.put(member.upload.encode(), b"", db=self._ended)
         elif member.kind == "deleted":
-            self._remove(txn, name, member.version, stamp)
+            self._versions.remove(txn, name, member.version, stamp)
         elif member.kind == "upload":
             upload = msgspec.json.decode(survey.read(found.extent), type=Upload)
             self._upload(txn, msgspec.structs.replace(upload, place=found.extent, moves=member.moves))
@@ -135,33 +131,6 @@ class Rebuilder:
             txn.put(member.upload.encode(), b"", db=self._ended)
         elif member.upload:
             self._part(txn, found, stamp)
-
-    def _enter(self, txn: Any, name: bytes, record: Record) -> None:
-        if record.version:
-            table, place = self.index.versions.older, older_key(name, record.stamp)
-            gone = self._gone.get(txn, place) is not None
-        else:
-            table, place = self.index.objects, name
-            voided = self._voided.get(txn, name)
-            gone = voided is not None and int.from_bytes(voided, "big") > record.stamp
-        if gone:
-            return
-        existing = table.get(txn, place)
-        if existing is None or _rank(decode(existing)) < _rank(record):
-            table.put(txn, place, _encode(record))
-
-    def _remove(self, txn: Any, name: bytes, version: str, stamp: int) -> None:
-        if version:
-            place = older_key(name, stamp_of(version) or 0)
-            self._gone.put(txn, place, b"")
-            self.index.versions.older.delete(txn, place)
-            return
-        voided = self._voided.get(txn, name)
-        if voided is None or int.from_bytes(voided, "big") < stamp:
-            self._voided.put(txn, name, stamp.to_bytes(16, "big"))
-        existing = self.index.versions.current(txn, name)
-        if existing is not None and existing.stamp < stamp:
-            self.index.objects.delete(txn, name)
 
     def _upload(self, txn: Any, upload: Upload) -> None:
         existing = self.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id)
@@ -191,7 +160,7 @@ class Rebuilder:
         with self.index.writing() as txn:
             self._drop_ended(txn)
             self._drop_lost(txn)
-            self._arrange(txn)
+            self._versions.arrange(txn)
             for extent in self._used(txn):
                 account = self._accounts[extent.file]
                 account.live += extent.length
@@ -199,8 +168,7 @@ class Rebuilder:
             self._write_accounts(txn)
             for name, value in self._facts(store, disks).items():
                 self.index.put_meta(txn, name, value)
-            for table in (self._voided, self._gone):
-                txn.drop(table.db)
+            self._versions.drop_scratch(txn)
             txn.drop(self._ended)
             self.report.objects = self.index.objects.count(txn)
             self.report.versions = self.index.versions.older.count(txn)
@@ -236,37 +204,11 @@ class Rebuilder:
             if not all(self._present(extent) for extent in record.extents)
         ]
         for name, record in lost:
-            if record.version:
-                self.index.versions.older.delete(txn, older_key(name, record.stamp))
-            else:
-                self.index.objects.delete(txn, name)
+            self._versions.drop(txn, name, record)
             told = f" (version {record.version})" if record.version else ""
             self.report.problems.append(
                 f"{name.decode().replace(chr(0), '/', 1)}{told}: bytes it consists of are missing; it is lost"
             )
-
-    def _arrange(self, txn: Any) -> None:
-        """Each key's newest version becomes the current one, its null version an older one if it is older."""
-        versions = self.index.versions
-        for batch in _batches(self.index.objects, txn):
-            for name, raw in batch:
-                record = decode(raw)
-                if record.marker:
-                    versions.objects.delete(txn, name)
-                    versions.keep(txn, name, record)
-        for batch in _batches(versions.older, txn):
-            for name in dict.fromkeys(key[:-TAIL] for key, _ in batch):
-                self._raise(txn, name)
-
-    def _raise(self, txn: Any, name: bytes) -> None:
-        versions = self.index.versions
-        current, older = versions.current(txn, name), next(versions.older_of(txn, name), None)
-        if older is None or (current is not None and current.stamp > older.stamp):
-            return
-        if current is not None:
-            versions.objects.delete(txn, name)
-            versions.keep(txn, name, current)
-        versions.raise_newest(txn, name)
 
     def _present(self, extent: Extent) -> bool:
         account = self._accounts.get(extent.file)
@@ -327,20 +269,6 @@ def _record(found: Found) -> Record:
         tags=member.tags,
         acl=member.acl,
     )
-
-
-def _rank(record: Record) -> tuple[int, int, bool]:
-    """Highest holds: the stamp, then how often it was written again with the same stamp. Compaction may have
-    left a copy that was overtaken by a manifest with new tags."""
-    return record.stamp, record.moves, record.manifest is not None
-
-
-def _batches(table: OrderedTable, txn: Any) -> Iterator[list[tuple[bytes, bytes]]]:
-    """All pairs of a table that may be changed meanwhile, up to where it was read."""
-    start = b""
-    while batch := [(key, bytes(raw)) for key, raw in islice(table.items(txn, start), _BATCH)]:
-        yield batch
-        start = batch[-1][0] + b"\0"
 
 
 def _span(stamps: list[int], stamp: int) -> list[int]:

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Iterator[StoreSettings]:
-    """A store of segments of 20 kB; whole afterwards."""
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreSettings]:
+    """A store of segments of 20 kB, rebuilt in steps of two; whole afterwards."""
+    monkeypatch.setattr("meshd.store.gathering._BATCH", 2)
     settings = StoreSettings.at(
         tmp_path, small_object_bytes=64 << 10, segment_bytes=20_000, index_map_bytes=1 << 28
     )
