@@ -82,6 +82,47 @@ def probability(value: Any, path: str) -> float:
     return checked_number(value, path, 0.0, 1.0)
 
 
+def number(low: float, high: float) -> Parse:
+    """A parser of a number of [low, high]."""
+    return lambda value, path: checked_number(value, path, low, high)
+
+
+def pair(low: float, high: float) -> Parse:
+    """A parser of `[first, last]` with low ≤ first ≤ last ≤ high; a number x ≥ 0 stands for [−x, x]."""
+
+    def parse(value: Any, path: str) -> tuple[float, float]:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            size = checked_number(value, path, 0.0, high)
+            return -size, size
+        if not isinstance(value, list) or len(value) != 2:
+            raise PlanError(path, f"expected a number or [lowest, highest], got {shown(value)}")
+        first, last = (checked_number(item, f"{path}[{i}]", low, high) for i, item in enumerate(value))
+        if first > last:
+            raise PlanError(path, f"expected lowest ≤ highest, got {shown(value)}")
+        return first, last
+
+    return parse
+
+
+def sides(value: Any, path: str) -> tuple[int, int, int, int]:
+    """(top, right, bottom, left) in pixels of `n` or of a list of four."""
+    given = value if isinstance(value, list) else [value] * 4
+    if len(given) != 4:
+        raise PlanError(path, f"expected a number or [top, right, bottom, left], got {shown(value)}")
+    top, right, bottom, left = (
+        checked_integer(item, f"{path}[{i}]", 0, MAX_SIDE) for i, item in enumerate(given)
+    )
+    return top, right, bottom, left
+
+
+def numbers(value: Any, path: str) -> tuple[float, ...]:
+    """A list of at most 16 numbers, or one."""
+    given = value if isinstance(value, list) else [value]
+    if not 1 <= len(given) <= 16:
+        raise PlanError(path, f"expected 1…16 numbers, got {shown(value)}")
+    return tuple(checked_number(item, f"{path}[{i}]", -1e9, 1e9) for i, item in enumerate(given))
+
+
 def whole(low: int, high: int) -> Parse:
     """A parser of an integer of [low, high]."""
     return lambda value, path: checked_integer(value, path, low, high)

@@ -71,6 +71,88 @@ def to_hwc(field: str) -> OpSpec:
     return OpSpec("to_hwc", _field("to_hwc", field))
 
 
+def vflip(field: str, p: float = 0.5) -> OpSpec:
+    """Mirrors top and bottom with probability `p`."""
+    return OpSpec("vflip", _field("vflip", field), {"p": _probability("vflip", p)})
+
+
+def random_crop(field: str, size: int | Sequence[int]) -> OpSpec:
+    """A random window of `size`, not resampled."""
+    return OpSpec("random_crop", _field("random_crop", field), {"size": _size("random_crop", size)})
+
+
+def pad(field: str, border: int | Sequence[int], *, fill: int = 0) -> OpSpec:
+    """A border of `fill`: one width in pixels, or [top, right, bottom, left]."""
+    given = border if isinstance(border, int) else list(border)
+    return OpSpec("pad", _field("pad", field), {"border": given, "fill": fill})
+
+
+def rotate(field: str, degrees: float | Sequence[float], *, fill: int = 0) -> OpSpec:
+    """Turns about the middle by an angle of [−degrees, degrees], or of [lowest, highest]."""
+    given = float(degrees) if isinstance(degrees, int | float) else [float(angle) for angle in degrees]
+    return OpSpec("rotate", _field("rotate", field), {"degrees": given, "fill": fill})
+
+
+def grayscale(field: str, p: float = 1.0) -> OpSpec:
+    """Luma in all three channels with probability `p`."""
+    return OpSpec("grayscale", _field("grayscale", field), {"p": _probability("grayscale", p)})
+
+
+def color_jitter(
+    field: str,
+    *,
+    brightness: float = 0.0,
+    contrast: float = 0.0,
+    saturation: float = 0.0,
+    hue: float = 0.0,
+) -> OpSpec:
+    """Factors of [1−x, 1+x] for the first three, a turn of [−hue, hue], in a random order."""
+    args = {"brightness": brightness, "contrast": contrast, "saturation": saturation, "hue": hue}
+    return OpSpec("color_jitter", _field("color_jitter", field), {k: float(v) for k, v in args.items()})
+
+
+def rand_augment(field: str, *, count: int = 2, strength: int = 9, fill: int = 0) -> OpSpec:
+    """`count` of fourteen changes, each of `strength` 0…30 (RandAugment)."""
+    args = {"count": count, "strength": strength, "fill": fill}
+    return OpSpec("rand_augment", _field("rand_augment", field), args)
+
+
+def normalize(
+    field: str,
+    mean: float | Sequence[float],
+    std: float | Sequence[float],
+    *,
+    scale: float = 255.0,
+    dtype: Literal["float32", "float16"] = "float32",
+) -> OpSpec:
+    """(value / scale − mean) / std by channel. uint8 is a quarter on the wire: prefer the GPU for this."""
+    args = {"mean": _numbers(mean), "std": _numbers(std), "scale": [float(scale)], "dtype": dtype}
+    return OpSpec("normalize", _field("normalize", field), args)
+
+
+def cast(field: str, dtype: str) -> OpSpec:
+    """The same numbers in another type; what does not fit an integer type is a bad sample."""
+    return OpSpec("cast", _field("cast", field), {"dtype": dtype})
+
+
+def encode(
+    field: str,
+    format: Literal["jpeg", "png", "webp"],
+    *,
+    quality: int = 90,
+    subsampling: Literal["444", "422", "420"] = "420",
+    lossless: bool = False,
+) -> OpSpec:
+    """uint8 [height, width, 1 or 3] → an image file's bytes."""
+    args = {"format": format, "quality": quality, "subsampling": subsampling, "lossless": lossless}
+    return OpSpec("encode", _field("encode", field), args)
+
+
+def to_npy(field: str) -> OpSpec:
+    """An image or array → an `.npy` file's bytes."""
+    return OpSpec("to_npy", _field("to_npy", field))
+
+
 def int_label(field: str) -> OpSpec:
     """Decimal digits as text → int64."""
     return OpSpec("int_label", _field("int_label", field))
@@ -98,6 +180,16 @@ def _field(op: str, field: object) -> str:
     if not isinstance(field, str) or not field:
         raise ConfigurationError(f'{op}: name the field first, as ops.{op}("image"); got {field!r}')
     return field
+
+
+def _probability(op: str, p: float) -> float:
+    if not 0 <= p <= 1:
+        raise ConfigurationError(f"{op}: p={p} is a probability, 0 to 1")
+    return float(p)
+
+
+def _numbers(values: float | Sequence[float]) -> list[float]:
+    return [float(values)] if isinstance(values, int | float) else [float(value) for value in values]
 
 
 def _size(op: str, size: int | Sequence[int]) -> int | list[int]:

@@ -8,7 +8,19 @@ from __future__ import annotations
 
 import importlib
 
-SUBJECTS = ("arrays", "decoding", "encoding", "flipping", "labels", "layouts", "resizing")
+SUBJECTS = (
+    "arrays",
+    "casting",
+    "colours",
+    "decoding",
+    "encoding",
+    "flipping",
+    "geometry",
+    "labels",
+    "layouts",
+    "policies",
+    "resizing",
+)
 
 
 def load() -> None:

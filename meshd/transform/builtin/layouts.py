@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import cv2
 import numpy as np
 
-from meshd.transform.fieldtypes import channels_of, image
+from meshd.transform.fieldtypes import FieldType, channels_of
 from meshd.transform.registry import operation
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from meshd.transform.fieldtypes import FieldType
     from meshwire.randomness import KeyedRandom
 
 
@@ -26,14 +25,16 @@ class ToChw:
     def infer(self, field: FieldType) -> FieldType:
         if field.layout != "hwc":
             raise ValueError(f"needs an image with its channels last, not {field}")
-        return image(field.shape[0], field.shape[1], channels_of(field), "chw")
+        shape = (channels_of(field), field.shape[0], field.shape[1])
+        return FieldType(field.kind, field.dtype, shape, "chw")
 
     def apply(self, value: npt.NDArray[Any], random: KeyedRandom) -> npt.NDArray[Any]:
         return np.ascontiguousarray(value.transpose(2, 0, 1))
 
     def place(self, value: npt.NDArray[Any], row: npt.NDArray[Any]) -> None:
         """Planes straight into the row: 9 µs for 224×224 RGB, where a transposing copy takes 44."""
-        if value.shape[2] == 3 and row.flags.c_contiguous and value.shape[:2] == row.shape[1:]:
+        planes = value.shape[2] == 3 and value.dtype in (np.uint8, np.float32)
+        if planes and row.flags.c_contiguous and value.shape[:2] == row.shape[1:]:
             cv2.split(value, [row[0], row[1], row[2]])
         else:
             np.copyto(row, value.transpose(2, 0, 1), casting="no")
@@ -47,7 +48,8 @@ class ToHwc:
     def infer(self, field: FieldType) -> FieldType:
         if field.layout != "chw":
             raise ValueError(f"needs an image with its channels first, not {field}")
-        return image(field.shape[1], field.shape[2], channels_of(field))
+        shape = (field.shape[1], field.shape[2], channels_of(field))
+        return FieldType(field.kind, field.dtype, shape, "hwc")
 
     def apply(self, value: npt.NDArray[Any], random: KeyedRandom) -> npt.NDArray[Any]:
         return np.ascontiguousarray(value.transpose(1, 2, 0))
