@@ -124,10 +124,11 @@ class Porter:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return False
         except OSError as error:
-            if error.errno not in _SHORT_OF:
-                raise
-            _log.error("no room for another connection", extra={"why": error.strerror})
-            self._later(_RESPITE)
+            if error.errno in _SHORT_OF:
+                _log.error("no room for another connection", extra={"why": error.strerror})
+                self._later(_RESPITE)
+            else:  # that client's own trouble (accept(2)): the next one may have none
+                _log.warning("a connection was not taken", extra={"why": error.strerror})
             return False
         client.setblocking(False)
         self._coming += 1

@@ -97,6 +97,21 @@ def test_report_says_where_a_peer_is_ahead(tmp_path: Path) -> None:
     assert "≥ 1.5 **missed**" in text
 
 
+def test_every_bar_of_a_row_is_shown_with_its_tail() -> None:
+    row_named = {each.name: each for each in store_rows(QUICK)}
+    figures = [
+        Figure(n, 0, {"rate": r, "p99_ms": p}) for n, r, p in (("meshd", 40.0, 5.0), ("seaweedfs", 10.0, 4.0))
+    ]
+    few = row(Figure("meshd", 0, {"rate": 80.0}), name="list-few")
+    lines = reporting.bar_lines(row_named["list"], {"list": row(*figures, name="list"), "list-few": few})
+    assert [line[1:] for line in lines] == [
+        ["4.00×", "≥ 3 met"],
+        ["1.25×", "≤ 1 **missed**"],
+        ["0.50×", "≥ 0.8 **missed**"],
+    ]
+    assert reporting.bar_lines(row_named["put-10k"], {}) == []
+
+
 def test_bars_both_ways() -> None:
     assert tables.verdict(1.2, 1.0) == "≥ 1 met"
     assert tables.verdict(0.2, 0.1, at_most=True) == "≤ 0.1 **missed**"
