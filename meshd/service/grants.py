@@ -18,6 +18,8 @@ from meshd.service.paging import iso_time, page
 from meshwire.policies import PolicyError, parse_policy
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from meshd.control.identities import IdentityTable
     from meshd.kit.clock import Clock
     from meshd.service.paging import Page
@@ -37,14 +39,20 @@ class PolicyAdmin:
 
     def list_policies(self, after: str, limit: int) -> Page:
         """Policies in order of their names, without their documents."""
-        return page(self._table.policies(), after, limit, self._show)
+        users, keys = _holders(self._table.users()), _holders(self._table.keys())
+        return page(
+            self._table.policies(),
+            after,
+            limit,
+            lambda policy: _show(policy, users.get(policy.name, []), keys.get(policy.name, [])),
+        )
 
     def policy(self, name: str) -> dict[str, Any]:
         """A policy with its document. Raises AdminError NoSuchPolicy."""
         policy = self._table.policies().get(name)
         if policy is None:
             raise no_policy(name)
-        return self._show(policy) | {"policy": msgspec.Raw(policy.text.encode())}
+        return _show(policy, *self._attached(name)) | {"policy": msgspec.Raw(policy.text.encode())}
 
     async def put(self, name: str, body: bytes) -> tuple[dict[str, Any], bool]:
         """Create or replace a policy; whether it is new. Raises AdminError BadRequest, InvalidPolicy."""
@@ -109,12 +117,8 @@ class PolicyAdmin:
             raise no_policy(name)
 
     def _attached(self, name: str) -> tuple[list[str], list[str]]:
-        users = [user.user_id for user in self._table.list_all() if name in user.policies]
-        return users, [key.access_key for key in self._table.keys().values() if name in key.policies]
-
-    def _show(self, policy: NamedPolicy) -> dict[str, Any]:
-        users, keys = self._attached(policy.name)
-        return {"name": policy.name, "created": iso_time(policy.created_ms), "users": users, "keys": keys}
+        users, keys = _holders(self._table.users()), _holders(self._table.keys())
+        return users.get(name, []), keys.get(name, [])
 
 
 def check_policy(body: bytes, limit: int) -> str:
@@ -129,6 +133,19 @@ def check_policy(body: bytes, limit: int) -> str:
     except PolicyError as error:
         raise AdminError("InvalidPolicy", str(error), help="docs/policies.md tells the language") from None
     return text
+
+
+def _holders(holders: Mapping[str, User] | Mapping[str, Key]) -> dict[str, list[str]]:
+    """Who has a policy attached, by its name."""
+    found: dict[str, list[str]] = {}
+    for holder, entry in holders.items():
+        for name in entry.policies:
+            found.setdefault(name, []).append(holder)
+    return found
+
+
+def _show(policy: NamedPolicy, users: list[str], keys: list[str]) -> dict[str, Any]:
+    return {"name": policy.name, "created": iso_time(policy.created_ms), "users": users, "keys": keys}
 
 
 def _with(holder: User | Key, name: str) -> Any:
