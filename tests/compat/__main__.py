@@ -21,7 +21,7 @@ from tests.compat.clients import CLIENTS, DEV, HOMES
 from tests.compat.gaps import expected
 from tests.compat.jobs import JOBS
 from tests.compat.reporting import matrix, page
-from tests.compat.working import HOMES_AT, ROOT, Outcome, conversation, fill, judged
+from tests.compat.working import HOMES_AT, ROOT, Ground, Outcome, conversation, fill, judged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,7 +109,7 @@ def over(
         ca, folder = daemon.ca_cert, Path(scratch)
         trust = ssl.create_default_context(cafile=ca) if ca else None
         s3 = daemon.client()
-        many = fill(daemon, s3)
+        ground = Ground(s3, fill(daemon, s3), folder / "work", trust)
         for number, client in enumerate(clients):
             if ca and client.untrusting:
                 seen |= {(client.name, job): Outcome("cannot", client.untrusting) for job in jobs}
@@ -117,7 +117,7 @@ def over(
             with conversation(client, daemon, folder / f"{number}") as talk:
                 versions[client.name] = talk.version
                 for job in jobs:
-                    seen[client.name, job] = judged(job, talk, s3, many, folder / "work", trust)
+                    seen[client.name, job] = judged(job, talk, ground)
             print(_line(client.name, [seen[client.name, job] for job in jobs]), flush=True)
     return seen, versions
 

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from tests.compat.clients import DEV
 from tests.compat.jobs import JOBS, MANY, Work
-from tests.compat.talking import DRIVERS, CannotError, ClientFailedError, Conversation
+from tests.compat.talking import DRIVERS, CannotError, Conversation
 
 if TYPE_CHECKING:
     import ssl
@@ -83,35 +83,33 @@ def conversation(client: Client, daemon: Daemon, scratch: Path) -> Iterator[Conv
         yield talk
 
 
-def run_job(
-    name: str, talk: Conversation, s3: Any, many: str, folder: Path, trust: ssl.SSLContext | None = None
-) -> Outcome:
-    """One job in a bucket of its own. What the client cannot do is an outcome; a wrong byte is an
-    AssertionError."""
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Where jobs are done: the oracle, a bucket of MANY keys, a folder that comes and goes, and whom to trust
+    over TLS."""
+
+    s3: Any
+    many: str
+    folder: Path
+    trust: ssl.SSLContext | None = None
+
+
+def judged(name: str, talk: Conversation, ground: Ground) -> Outcome:
+    """One job in a bucket of its own, to its end."""
     bucket = f"compat-{uuid.uuid4().hex[:16]}"
-    s3.create_bucket(Bucket=bucket)
-    folder.mkdir(parents=True, exist_ok=True)
-    work = Work(talk, bucket, s3, many, folder, trust)
+    ground.s3.create_bucket(Bucket=bucket)
+    ground.folder.mkdir(parents=True, exist_ok=True)
+    work = Work(talk, bucket, ground.s3, ground.many, ground.folder, ground.trust)
     try:
         JOBS[name](work)
     except CannotError as error:
         return Outcome("cannot", str(error))
-    finally:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(folder)
-    return Outcome("ok", "; ".join(work.notes))
-
-
-def judged(
-    name: str, talk: Conversation, s3: Any, many: str, folder: Path, trust: ssl.SSLContext | None = None
-) -> Outcome:
-    """`run_job`, with a failure as an outcome, too."""
-    try:
-        return run_job(name, talk, s3, many, folder, trust)
-    except (AssertionError, ClientFailedError, OSError) as error:
-        return Outcome("failed", f"{error or type(error).__name__} ({_line(error)})")
     except Exception as error:
         return Outcome("failed", f"{type(error).__name__}: {error} ({_line(error)})")
+    finally:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(ground.folder)
+    return Outcome("ok", "; ".join(work.notes))
 
 
 def _line(error: BaseException) -> str:

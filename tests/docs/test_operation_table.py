@@ -5,6 +5,7 @@ The reference is botocore's model of S3; the requests are boto3's own, with the 
 
 from __future__ import annotations
 
+import contextlib
 import re
 import uuid
 from pathlib import Path
@@ -101,3 +102,23 @@ def test_the_table_is_true(client: Any, s3: Any) -> None:
             wrong.append(f"{name}: the table says {told[name]}, the answer is {code or 'a success'}")
     assert not wrong, "\n".join(wrong)
     assert bucket not in {entry["Name"] for entry in s3.list_buckets()["Buckets"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "headers"),
+    [
+        ("PostObject", "POST", {"Content-Type": "multipart/form-data; boundary=x"}),
+        ("Preflight", "OPTIONS", {"Origin": "http://a", "Access-Control-Request-Method": "PUT"}),
+    ],
+)
+def test_what_the_reference_has_without_a_name(
+    daemon: Daemon, bucket: str, name: str, method: str, headers: dict[str, str]
+) -> None:
+    form = b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\nf\r\n--x--\r\n'
+    with contextlib.closing(daemon.connect()) as connection:
+        connection.request(method, f"/{bucket}", form if method == "POST" else None, headers)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+    assert table()[name] == "yes"
+    assert answer.status in {400, 403}
+    assert not any(f"<Code>{code}</Code>" in text for code in UNLIKE_SERVED), text
