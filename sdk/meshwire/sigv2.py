@@ -245,7 +245,7 @@ def _date_line(headers: Mapping[str, str]) -> str:
 
 
 def _check_date(head: RequestHead, now: int) -> None:
-    text = head.headers.get("x-amz-date") or head.headers.get("date", "")
+    text = head.headers.get("x-amz-date", head.headers.get("date", ""))
     signed_at = httpdates.parse_http(_UTC.sub(" GMT", text))
     if signed_at is None:
         raise S3Error("AccessDenied", "AWS authentication requires a valid Date or x-amz-date header")
