@@ -68,6 +68,7 @@ def test_documents_that_are_read(text: str) -> None:
     [
         ("", "", "not a JSON document"),
         ("[]", "", "expected an object"),
+        ("\ufeff" + document(READ), "", "not a JSON document"),
         ('{"Version": "2012-10-17", "Version": "2012-10-17"}', "", "stands twice"),
         (document(), "Statement", "at least one"),
         (document(READ, Statment=[]), "Statment", "unknown field; did you mean 'Statement'"),
@@ -130,6 +131,8 @@ def test_mistakes_are_named(text: str, path: str, message: str) -> None:
         ({"IpAddress": {"aws:SourceIp": "10.0.0.0/33"}}, "IP address"),
         ({"NumericEquals": {"s3:max-keys": "ten"}}, "a number"),
         ({"DateLessThan": {"aws:CurrentTime": "soon"}}, "a date"),
+        ({"DateLessThan": {"aws:CurrentTime": "2027"}}, "a date"),
+        ({"DateLessThan": {"aws:CurrentTime": 20261231}}, "a date"),
         ({"ArnLike": {"aws:PrincipalArn": "ann"}}, "six parts"),
     ],
 )
@@ -159,6 +162,13 @@ def test_a_policy_is_not_too_long() -> None:
     parse_policy(text + " " * (20480 - len(text)), kind="bucket", bucket="photos")
     assert "20480 bytes" in bucket_problem(text + " " * 20481).message
     assert "20480 bytes" in bucket_problem(text + "é" * 10240).message
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig", "utf-32-le"])
+def test_a_policy_is_utf_8(encoding: str) -> None:
+    """What is kept as text is read again from text: nothing may be readable as bytes alone."""
+    with pytest.raises(PolicyError):
+        parse_policy(document(READ).encode(encoding), kind="bucket", bucket="photos")
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ Match = Callable[[str, "Resolve"], "bool | None"]
 Compile = Callable[[str, str, bool], Match]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _Order = Callable[[float, float], bool]
+_FIRST_SECOND = 100_000_000  # in 1973; 20261231 would be a date that somebody wrote without hyphens
 _NUMBER = re.compile(r"[+-]?(\d{1,40}(\.\d{0,40})?|\.\d{1,40})([eE][+-]?\d{1,3})?\Z", re.ASCII)
 
 
@@ -78,10 +79,10 @@ def number(text: str) -> float | None:
 
 def moment(text: str) -> float | None:
     """Seconds since 1970 of an ISO 8601 date or time (UTC unless it says else), or of such a number; or
-    None."""
+    None, as for a number that is rather a year or a day."""
     seconds = number(text)
     if seconds is not None:
-        return seconds
+        return seconds if seconds >= _FIRST_SECOND else None
     try:
         parsed = datetime.fromisoformat(text)
         return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()

@@ -40,7 +40,12 @@ def parse_policy(text: str | bytes, *, kind: PolicyKind, bucket: str = "") -> Po
 
     Raises PolicyError with what is wrong and where.
     """
-    if len(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text) > MAX_POLICY_BYTES:
+    if isinstance(text, bytes):
+        try:
+            text = text.decode()
+        except UnicodeDecodeError:
+            raise PolicyError("", "the policy is not UTF-8") from None
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_POLICY_BYTES:
         raise PolicyError("", f"the policy has more than {MAX_POLICY_BYTES} bytes")
     try:
         return _Reader(kind, bucket).policy(read_json(text))
