@@ -59,7 +59,8 @@ def test_scan_reads_what_member_header_writes(
 def test_python_reads_it_too(entries: list[tuple[str, bytes]]) -> None:
     data = b"".join(one(name, body, pax={"TEST.a": "ü"}, reserve=2048) for name, body in entries) + END
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        found = [(member.name, member.size) for member in tar]
+        # Python drops slashes at the end of a name that is in a PAX header, not of one in the header itself.
+        found = [(member.name.rstrip("/"), member.size) for member in tar]
     assert found == [(name.rstrip("/"), len(body)) for name, body in entries]
 
 
