@@ -7,12 +7,14 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from email.utils import formatdate
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from botocore.config import Config
 
 from meshd.testing.daemons import Daemon
+from meshwire.sigv2 import sign_old
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -139,6 +141,16 @@ def test_old_clients_sign_their_headers_so(daemon: Daemon, bucket: str) -> None:
     client.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": "a b+ü"}]})
     assert client.list_objects_v2(Bucket=bucket)["KeyCount"] == 0
     client.close()
+
+
+def test_the_native_interface_takes_version_4_only(daemon: Daemon) -> None:
+    """Version 2 signs no query there, and no body."""
+    date = formatdate(usegmt=True)
+    for method, path, body in (("GET", "/-/whoami", None), ("POST", "/-/sts", b"{}")):
+        signature = sign_old(f"{method}\n\n\n{date}\n{path}", daemon.secret_key)
+        headers = {"Date": date, "Authorization": f"AWS {daemon.access_key}:{signature}", "Content-Type": ""}
+        status, answer, _ = ask(method, daemon.endpoint + path, body, headers)
+        assert (status, b"Version 4" in answer) == (403, True), answer
 
 
 def test_version_2_can_be_forbidden() -> None:

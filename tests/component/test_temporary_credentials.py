@@ -201,7 +201,7 @@ def test_unsigned_presigned_and_unsigned_bodies_get_none(node: Daemon) -> None:
         answer = wire.exchange(signed + body, method="POST")
         assert answer.status == 403
         assert b"sign the body too" in answer.body
-    with contextlib.closing(node.client()) as root:
+    with contextlib.closing(node.client(config=Config(signature_version="s3v4"))) as root:
         url = root.generate_presigned_url("put_object", {"Bucket": "-", "Key": "admin/policies/x"})
         target = url.removeprefix(node.endpoint)
     with contextlib.closing(Wire(node.endpoint, "", "")) as wire:
