@@ -213,13 +213,15 @@ class Compactor:
         return [file for share, file in sorted(shares, reverse=True) if share >= dead_share]
 
     async def compact(self, file: int) -> bool:
-        """Empties a sealed segment and retires it; True when it is retired.
+        """Empties a sealed segment and retires it; True when it is retired, or gone.
 
         Raises CorruptExtentError, DiskFullError, DiskFailedError; then the file stays as it is.
         """
         with self._index.reading() as txn:
             info = self._index.get_file(txn, file)
-        if info is None or not _sealed_segment(info):
+        if info is None:
+            return True  # its last user went meanwhile, and the file with it
+        if not _sealed_segment(info):
             return False
         if not all(has_room(str(root), info.live) for root in self._disks.roots.values()):
             raise DiskFullError("no room to write again what lives; delete objects or add a disk")

@@ -339,7 +339,8 @@ class Store:
     async def compact(self, file: int) -> bool:
         """Moves what lives in a data file and retires it; call `purge` later. The steward alone does it.
 
-        True when the file is retired. Raises CorruptExtentError, DiskFullError; then the file stays.
+        True when the file is retired, or gone already. Raises CorruptExtentError, DiskFullError,
+        DiskFailedError; then the file stays.
         """
         return await self._compactor.compact(file)
 

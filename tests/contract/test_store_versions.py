@@ -297,3 +297,23 @@ def test_inspect_shows_versions(settings: StoreSettings) -> None:
         ("marker", True),
     ]
     assert "3 versions" in CliRunner().invoke(fsck, where).stdout
+
+
+def test_a_file_that_goes_while_another_is_compacted_counts_as_compacted(settings: StoreSettings) -> None:
+    """It held nothing but the manifest of an object whose bytes lie in the other one."""
+
+    async def doing(store: Store) -> None:
+        await put(store, "k", bytes(1000))
+        await fill(store)
+        await store.amend("b", "k", None, tags={"t": "1"})
+        await put(store, "passing", bytes(20_000))
+        for key in ("passing", "next", "filler"):
+            await put(store, key, b"", bucket="b" if key == "passing" else "filler")
+        for file in sorted(store.compactable(0.0)):
+            assert await store.compact(file)
+        found = store.get("b", "k")
+        assert found is not None
+        assert found.tags == {"t": "1"}
+
+    run(settings, doing)
+    same_after_rebuild(settings)
