@@ -33,7 +33,7 @@ def test_the_list_is_readable() -> None:
 
 def test_people_and_configuration_agree() -> None:
     users = people()
-    text = configuration("https://127.0.0.1:9", users, "us-east-1")
+    text = configuration("https://127.0.0.1:9", users)
     assert "is_secure = True" in text
     for person in users:
         assert person.access_key in users_file(users)

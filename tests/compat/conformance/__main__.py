@@ -20,7 +20,7 @@ from pathlib import Path
 from meshd.testing.daemons import Daemon
 from tests.compat.conformance.knowing import LIST, PASSED, SKIPPED, judge, known
 from tests.compat.conformance.suites import FILES, NEEDS, configuration, outcomes, people, users_file
-from tests.compat.working import HOMES_AT, REGION
+from tests.compat.working import HOMES_AT
 
 HOME = HOMES_AT / "conformance"
 
@@ -79,7 +79,7 @@ def run(suite: Path, door: str, select: str, keep: Path | None) -> dict[str, str
             ) as node,
             log.open("wb") as out,
         ):
-            (folder / "suite.conf").write_text(configuration(node.endpoint, users, REGION))
+            (folder / "suite.conf").write_text(configuration(node.endpoint, users))
             command = [
                 str(HOME / "bin" / "python"),
                 "-m",

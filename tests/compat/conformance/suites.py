@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 FILES = ("s3tests/functional/test_s3.py", "s3tests/functional/test_headers.py")
 NEEDS = ("boto3", "pytest", "pytest-timeout", "requests", "lxml", "pytz", "isodate", "munch", "httplib2")
+# A bucket made there reads back where it is; one of us-east-1 reads back nothing.
+LOCATION = "eu-west-1"
 _PEOPLE = ("main", "alt", "tenant", "iam", "iam root", "iam alt root")
 
 
@@ -59,7 +61,7 @@ def users_file(users: Sequence[Person]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def configuration(endpoint: str, users: Sequence[Person], region: str) -> str:
+def configuration(endpoint: str, users: Sequence[Person]) -> str:
     """The suite's configuration file."""
     where = urlsplit(endpoint)
     lines = ["[DEFAULT]", f"host = {where.hostname}", f"port = {where.port}"]
@@ -70,7 +72,7 @@ def configuration(endpoint: str, users: Sequence[Person], region: str) -> str:
         lines += [f"[{section}]", f"display_name = {person.name}", f"user_id = {person.user_id}"]
         lines += [f"email = {person.email}", "tenant ="]
         lines += [f"access_key = {person.access_key}", f"secret_key = {person.secret_key}"]
-        lines += [f"api_name = {region}", "lc_debug_interval = 1"] if person.role == "main" else []
+        lines += [f"api_name = {LOCATION}", "lc_debug_interval = 1"] if person.role == "main" else []
     return "\n".join(lines) + "\n"
 
 
