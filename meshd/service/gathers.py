@@ -1,29 +1,26 @@
 """Gather: an ordered list of objects, shard members and byte ranges, as one stream.
 
 Law: each item is admitted on its own; what cannot be given is marked, with its reason, and the rest still
-comes.
+comes. Invariant: no more bytes are sent than the caller gave credit for; the items beyond are left for its
+next request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta, Struct
 
 from meshd.assembly.errors import BatchError
 from meshd.service.blobs import Blob, as_samples, as_tar
 from meshd.service.datasets import invalid
-from meshwire.documents import (
-    PlanError,
-    checked_choice,
-    checked_integer,
-    checked_object,
-    checked_text,
-    read_json,
-    required,
-)
+from meshwire.documents import PlanError
 from meshwire.frames import FRAME_VERSION
+from meshwire.sampleframes import BLOB_ALIGNMENT
 
 if TYPE_CHECKING:
     from meshd.service.access import Caller
@@ -33,25 +30,69 @@ if TYPE_CHECKING:
     from meshd.service.rights import Rights
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
+    from meshwire.shardindex import ShardIndex
 
-Format = Literal["samples", "tar"]
-MAX_ITEMS = 20_000
-_MAX_OFFSET = 1 << 60
+MAX_ITEMS: Final = 20_000
+MAX_BODY_BYTES: Final = 4 << 20
+MAX_KEY_BYTES: Final = 1024
+_SHELF_MEMBERS: Final = 100_000  # names of members a worker keeps at hand, over all shards
+_AT_A_TIME: Final = 500  # items looked up before other requests get their turn
+
+_Bytes = Annotated[int, Meta(ge=0, le=1 << 60)]
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One thing asked for. `span`: (offset, length) in bytes within the object or the member."""
+class Item(Struct, frozen=True, forbid_unknown_fields=True):
+    """One thing asked for. `range`: (offset, length) in bytes within the object or the member. `tag` is any
+    JSON: it comes back as it is and is never looked at."""
 
-    bucket: str
-    key: str
-    member: str | None = None
-    span: tuple[int, int] | None = None
-    tag: Any = None
+    bucket: Annotated[str, Meta(max_length=255)]
+    key: Annotated[str, Meta(min_length=1, max_length=MAX_KEY_BYTES)]
+    member: Annotated[str, Meta(max_length=4096)] | None = None
+    range: tuple[_Bytes, _Bytes] | None = None
+    tag: msgspec.Raw = msgspec.Raw()
 
     @property
     def name(self) -> str:
         return self.key if self.member is None else self.member
+
+
+class Asked(Struct, frozen=True, forbid_unknown_fields=True):
+    """`credit`: bytes of items, each rounded up to 64, that the caller has room for; the first items that fit
+    are answered, at least one. `names`: whether a frame of samples carries them."""
+
+    items: Annotated[list[Item], Meta(min_length=1, max_length=MAX_ITEMS)]
+    format: Literal["samples", "tar"] = "samples"
+    credit: Annotated[int, Meta(ge=1, le=1 << 60)] | None = None
+    names: bool = True
+
+
+_decoder = msgspec.json.Decoder(Asked)
+_Places = dict[str, tuple[int, int]]
+
+
+class Shelf:
+    """Where the members of recently used shards lie: name → (offset, size), by the shard's content."""
+
+    def __init__(self, limit: int = _SHELF_MEMBERS) -> None:
+        self._limit, self._held = limit, 0
+        self._places: OrderedDict[tuple[str, int], _Places] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<Shelf, {self._held} members of {len(self._places)} shards>"
+
+    def get(self, record: Record) -> _Places | None:
+        name = (record.etag, record.size)
+        found = self._places.get(name)
+        if found is not None:
+            self._places.move_to_end(name)
+        return found
+
+    def put(self, record: Record, places: _Places) -> None:
+        name = (record.etag, record.size)
+        self._held += len(places) - len(self._places.pop(name, ()))
+        self._places[name] = places
+        while self._held > self._limit and self._places:
+            self._held -= len(self._places.popitem(last=False)[1])
 
 
 class GatherService:
@@ -59,96 +100,143 @@ class GatherService:
 
     def __init__(self, store: ObjectStore, datasets: DatasetService, readers: Readers) -> None:
         self._store, self._datasets, self._readers = store, datasets, readers
+        self._shelf = Shelf()
 
     def __repr__(self) -> str:
-        return "<GatherService>"
+        return f"<GatherService {self._shelf!r}>"
 
     async def gather(self, caller: Caller, body: bytes) -> Outgoing:
-        """The stream. Its metadata has `errors`, {item number: code}, and `tags`, as JSON.
+        """The stream. Its metadata has `errors`, {item number: code}, and `tags`, as JSON; it has as many
+        rows as items are answered.
 
         Raises BatchError InvalidPlan for a malformed request; items that fail are marked instead.
         """
-        try:
-            items, form = _parse(body)
-        except PlanError as error:
-            raise invalid(error) from error
-        blobs = []
-        rights: dict[str, Rights] = {}  # by bucket
-        for number, item in enumerate(items):
-            blobs.append(await self._resolve(caller, item, rights))
-            if number % 500 == 499:
-                await asyncio.sleep(0)  # other requests get their turn
-        if form == "tar":
-            return as_tar(self._store, blobs, len(items))
+        asked = _parse(body)
+        blobs = await self._resolve_all(caller, asked)
+        if asked.format == "tar":
+            return as_tar(self._store, blobs, len(blobs))
         errors = {str(number): blob.error for number, blob in enumerate(blobs) if blob.error}
         metadata = {"version": FRAME_VERSION, "errors": json.dumps(errors)}
-        if any(item.tag is not None for item in items):
-            metadata["tags"] = json.dumps([item.tag for item in items])
-        return as_samples(self._store, blobs, metadata, len(items))
+        tags = [bytes(item.tag) for item in asked.items[: len(blobs)]]
+        if any(tags):
+            metadata["tags"] = "[" + ", ".join((tag or b"null").decode() for tag in tags) + "]"
+        return as_samples(self._store, blobs, metadata, len(blobs), names=asked.names)
 
-    async def _resolve(self, caller: Caller, item: Item, rights: dict[str, Rights]) -> Blob:
-        try:
-            if item.bucket not in rights:
-                rights[item.bucket] = self._readers.rights(caller, item.bucket)
-            if not rights[item.bucket].allows(item.key):
-                return Blob(item.name, 0, error="AccessDenied")
-            record = self._store.get(item.bucket, item.key)
-            if record is None:
-                return Blob(item.name, 0, error=self._readers.missing(caller, item.bucket, item.key))
-            offset, size = await self._place(item, record)
-        except BatchError as error:
-            return Blob(item.name, 0, error=error.code)
-        whole = Blob(item.name, size, record, offset)
-        if item.span is None:
-            return whole
-        first, length = item.span
-        if first > size or (first == size and length):
-            return Blob(item.name, 0, error="InvalidRange")
-        return replace(whole, offset=offset + first, length=min(length, size - first))
+    async def _resolve_all(self, caller: Caller, asked: Asked) -> list[Blob]:
+        """A blob for each of the first items, as far as the credit reaches."""
+        round_ = _Round(self._store, self._readers, caller)
+        blobs: list[Blob] = []
+        left = asked.credit
+        for number, item in enumerate(asked.items):
+            blob = round_.resolve(item)
+            if blob is None:
+                await self._open_shard(round_, item)
+                blob = round_.resolve(item)
+                assert blob is not None
+            if left is not None:
+                room = -(-blob.length // BLOB_ALIGNMENT) * BLOB_ALIGNMENT
+                if room > left and blobs:
+                    break
+                if room > left:
+                    blob = Blob(item.name, 0, error="TooLarge")
+                left -= room if not blob.error else 0
+            blobs.append(blob)
+            if number % _AT_A_TIME == _AT_A_TIME - 1:
+                await asyncio.sleep(0)
+        return blobs
 
-    async def _place(self, item: Item, record: Record) -> tuple[int, int]:
-        """(offset, size) of the object or its member. Raises BatchError NoSuchKey, BadSample."""
+    async def _open_shard(self, round_: _Round, item: Item) -> None:
+        """Makes the members of the item's shard known to the round."""
+        record = round_.records[item.bucket, item.key]
+        assert isinstance(record, tuple)
+        places = self._shelf.get(record[0])
+        if places is None:
+            try:
+                index = await self._datasets.shard_index(item.bucket, item.key, record[0])
+            except BatchError as error:
+                round_.records[item.bucket, item.key] = error.code
+                return
+            places = await asyncio.to_thread(_places, index)
+            self._shelf.put(record[0], places)
+        round_.records[item.bucket, item.key] = (record[0], places)
+
+
+class _Round:
+    """One request's lookups: a bucket's rights and a shard are looked at once, whatever is asked of them."""
+
+    def __init__(self, store: ObjectStore, readers: Readers, caller: Caller) -> None:
+        self._store, self._readers, self._caller = store, readers, caller
+        self._rights: dict[str, Rights | str] = {}  # or a code
+        self.records: dict[tuple[str, str], tuple[Record, _Places | None] | str] = {}  # of shards; or a code
+
+    def resolve(self, item: Item) -> Blob | None:
+        """None: the members of its shard must be made known first."""
         if item.member is None:
-            return 0, record.size
-        index = await self._datasets.shard_index(item.bucket, item.key, record)
-        found = index.find(item.member)
-        if found is None:
-            raise BatchError("NoSuchKey", f"the tar has no member {item.member[:80]!r}")
-        return found
+            found = self._find(item.bucket, item.key)
+            if isinstance(found, str):
+                return Blob(item.key, 0, error=found)
+            return _cut(item, found, 0, found.size)
+        known = self._shard(item)
+        if isinstance(known, str):
+            return Blob(item.member, 0, error=known)
+        record, places = known
+        if places is None:
+            return None
+        place = places.get(item.member)
+        if place is None:
+            return Blob(item.member, 0, error="NoSuchKey")
+        return _cut(item, record, *place)
+
+    def _shard(self, item: Item) -> tuple[Record, _Places | None] | str:
+        name = (item.bucket, item.key)
+        known = self.records.get(name)
+        if known is None:
+            found = self._find(*name)
+            known = self.records[name] = found if isinstance(found, str) else (found, None)
+        return known
+
+    def _find(self, bucket: str, key: str) -> Record | str:
+        """The record, or the code of what is in the way."""
+        try:
+            rights = self._rights.get(bucket)
+            if rights is None:
+                rights = self._rights[bucket] = self._readers.rights(self._caller, bucket)
+            if isinstance(rights, str):
+                return rights
+            if not rights.allows(key):
+                return "AccessDenied"
+            record = self._store.get(bucket, key)
+            return record or self._readers.missing(self._caller, bucket, key)
+        except BatchError as error:
+            self._rights.setdefault(bucket, error.code)
+            return error.code
 
 
-def _parse(body: bytes) -> tuple[list[Item], Format]:
-    document = checked_object(read_json(body), "", ("items", "format"))
-    form = cast("Format", checked_choice(document.get("format", "samples"), "format", ("samples", "tar")))
-    items = required(document, "items", "")
-    if not isinstance(items, list) or not 1 <= len(items) <= MAX_ITEMS:
-        raise PlanError("items", f"expected a list of 1…{MAX_ITEMS} items")
-    return [_parse_item(item, f"items[{number}]") for number, item in enumerate(items)], form
+def _places(index: ShardIndex) -> _Places:
+    spots = zip(index.offsets.tolist(), index.sizes.tolist(), strict=True)
+    return dict(zip(index.names, spots, strict=True))  # of doubled names the last, as in `find`
 
 
-def _parse_item(value: Any, path: str) -> Item:
-    document = checked_object(value, path, ("bucket", "key", "member", "range", "tag"))
-    member = document.get("member")
-    return Item(
-        checked_text(required(document, "bucket", path), f"{path}.bucket", at_most=255),
-        _checked_key(required(document, "key", path), f"{path}.key"),
-        None if member is None else checked_text(member, f"{path}.member", at_most=4096),
-        _parse_range(document.get("range"), f"{path}.range"),
-        document.get("tag"),
-    )
+def _cut(item: Item, record: Record, offset: int, size: int) -> Blob:
+    """The item's bytes among the `size` of its object or member, which begin at `offset`."""
+    if item.range is None:
+        return Blob(item.name, size, record, offset)
+    first, length = item.range
+    if first > size or (first == size and length):
+        return Blob(item.name, 0, error="InvalidRange")
+    return Blob(item.name, min(length, size - first), record, offset + first)
 
 
-def _checked_key(value: Any, path: str) -> str:
-    key = checked_text(value, path, at_most=1024)
-    if not 1 <= len(key.encode()) <= 1024:
-        raise PlanError(path, "a key has 1…1024 bytes of UTF-8")
-    return key
-
-
-def _parse_range(value: Any, path: str) -> tuple[int, int] | None:
-    if value is None:
-        return None
-    if not isinstance(value, list) or len(value) != 2:
-        raise PlanError(path, "expected [offset, length] in bytes")
-    offset, length = (checked_integer(item, f"{path}[{i}]", 0, _MAX_OFFSET) for i, item in enumerate(value))
-    return offset, length
+def _parse(body: bytes) -> Asked:
+    """Raises BatchError InvalidPlan."""
+    if len(body) > MAX_BODY_BYTES:
+        raise invalid(PlanError("", f"the document has more than {MAX_BODY_BYTES} bytes; send a smaller one"))
+    try:
+        body.decode()  # tags are passed on unread
+        asked = _decoder.decode(body)
+    except (ValueError, RecursionError) as error:  # all of msgspec's are ValueErrors
+        raise invalid(PlanError("", f"not a list of items: {str(error)[:200]}")) from error
+    for number, item in enumerate(asked.items):
+        if not item.key.isascii() and len(item.key.encode()) > MAX_KEY_BYTES:
+            raise invalid(PlanError(f"items[{number}].key", f"a key has 1…{MAX_KEY_BYTES} bytes of UTF-8"))
+    return asked

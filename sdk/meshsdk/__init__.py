@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from meshsdk.connecting import connect
     from meshsdk.datasets import Dataset, open
     from meshsdk.errors import MeshError
+    from meshsdk.gathers import Gathered, Item
     from meshsdk.loaders import Loader
     from meshsdk.orders import Blocks
     from meshsdk.selecting import class_of_prefix
@@ -27,6 +28,8 @@ __all__ = [
     "Blocks",
     "Client",
     "Dataset",
+    "Gathered",
+    "Item",
     "Loader",
     "MeshError",
     "Ragged",
@@ -41,6 +44,8 @@ _HOMES = {
     "Blocks": "orders",
     "Client": "client",
     "Dataset": "datasets",
+    "Gathered": "gathers",
+    "Item": "gathers",
     "Loader": "loaders",
     "MeshError": "errors",
     "Ragged": "batches",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
+from meshsdk import gathers
 from meshsdk.errors import ConfigurationError, NotFoundError
 from meshsdk.transport import Request, Transport, parsed
 from meshwire import etags, httpdates, percents
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from meshsdk.connections import Buffer, Response
+    from meshsdk.gathers import Gathered, Item
     from meshsdk.settings import Settings
     from meshwire.s3.results import BucketEntry, DeleteFailure, ObjectEntry, ObjectListing
 
@@ -227,6 +229,19 @@ class Client:
             "POST", object_path(bucket), "delete=", headers, body, hashlib.sha256(body).hexdigest()
         )
         return parsed(documents.parse_delete_result, self.transport.text(request)).failures
+
+    # --- many at once -----------------------------------------------------------------------------
+
+    def gather(
+        self, items: Iterable[Item], *, credit: int = gathers.CREDIT, verify: bool = True
+    ) -> Iterator[Gathered]:
+        """Objects, members of tar shards and byte ranges of either, from any buckets: one answer an item, in
+        their order, over a few requests. An item that fails has its `error`; the others still come.
+
+        At most `credit` bytes of items are on their way or held for the caller; one that is larger is an
+        error (TooLarge). With `verify` each item's crc32c is checked. `items` is taken as answers are.
+        """
+        return gathers.gather(self.transport, items, credit, verify=verify)
 
     # --- the rest ---------------------------------------------------------------------------------
 

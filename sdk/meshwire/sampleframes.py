@@ -148,7 +148,8 @@ class SampleFrame:
         return self.blobs[offset : offset + length].data
 
     def __iter__(self) -> Iterator[memoryview]:
-        return (self[row] for row in range(len(self)))
+        blobs = self.blobs.data
+        return (blobs[offset : offset + length] for offset, length in self._index.tolist())
 
     def name(self, row: int) -> str | None:
         """The blob's name, if the frame carries names."""
@@ -156,8 +157,10 @@ class SampleFrame:
 
     def verify(self) -> None:
         """Raises FrameError naming the first blob, not marked failed, whose bytes lack its crc32c."""
-        for row, expected in enumerate(self.crc32c.tolist()):
-            if self.status[row] != Status.FAILED and crc32c(self[row]) != expected:
+        blobs = self.blobs.data
+        rows = zip(self._index.tolist(), self.crc32c.tolist(), self.status.tolist(), strict=True)
+        for row, ((offset, length), expected, status) in enumerate(rows):
+            if status != Status.FAILED and crc32c(blobs[offset : offset + length]) != expected:
                 raise FrameError(f"sample {row} does not have its checksum; fetch the frame again")
 
     def __repr__(self) -> str:

@@ -1,0 +1,156 @@
+"""`Client.gather` against a real daemon: order, members, ranges, errors as values, credit, damage."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+import meshsdk as mesh
+from meshd.testing.daemons import Daemon
+from meshsdk.errors import ConfigurationError, InvalidPlanError, ServerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+Item = mesh.Item
+CREDIT = 1 << 20
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[mesh.Client]:
+    with mesh.connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key) as client:
+        yield client
+
+
+def shard(members: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def test_objects_members_and_ranges_of_two_buckets_in_order(client: mesh.Client, bucket: str) -> None:
+    other = f"{bucket}-b"
+    client.create_bucket(other)
+    members = {f"a/{number}.txt": os.urandom(number * 100) for number in range(20)}
+    client.put(bucket, "shard.tar", shard(members))
+    client.put(other, "ü b", b"0123456789")
+    client.put(bucket, "empty", b"")
+    asked = [
+        Item(other, "ü b", tag={"any": object}),
+        *(Item(bucket, "shard.tar", member=name) for name in reversed(members)),
+        Item(other, "ü b", offset=2, length=3),
+        Item(other, "ü b", offset=7),
+        Item(other, "ü b", offset=7, length=0),
+        Item(bucket, "shard.tar", member="a/7.txt", offset=100, length=50),
+        Item(bucket, "empty"),
+        Item(other, "ü b"),
+    ]
+    got = list(client.gather(asked))
+    assert [answer.item for answer in got] == asked
+    assert [answer.error for answer in got] == [None] * len(asked)
+    assert got[0].tag == {"any": object}
+    expected = [b"0123456789", *reversed(members.values()), b"234", b"789", b""]
+    expected += [members["a/7.txt"][100:150], b"", b"0123456789"]
+    assert [bytes(answer.data) for answer in got] == expected
+    assert all(answer.data.readonly for answer in got)
+    client.delete(other, "ü b")
+    client.delete_bucket(other)
+
+
+def test_what_fails_is_an_error_and_the_rest_comes(client: mesh.Client, bucket: str) -> None:
+    client.put(bucket, "there", b"x")
+    client.put(bucket, "no.tar", b"not a tar" * 200)
+    client.put(bucket, "s.tar", shard({"m": b"y"}))
+    client.put(bucket, "large", bytes(CREDIT + 1))
+    asked = [
+        Item(bucket, "nothing"),
+        Item("no-such-bucket", "x"),
+        Item(bucket, "there"),
+        Item(bucket, "s.tar", member="n"),
+        Item(bucket, "no.tar", member="m"),
+        Item(bucket, "nothing.tar", member="m"),
+        Item(bucket, "there", offset=2, length=1),
+        Item(bucket, "large"),
+        Item(bucket, "large", offset=1),
+        Item(bucket, "s.tar", member="m"),
+    ]
+    got = list(client.gather(asked, credit=CREDIT))
+    codes = [answer.error.code if answer.error else "" for answer in got]
+    assert codes == [
+        "NoSuchKey", "NoSuchBucket", "", "NoSuchKey", "BadSample", "NoSuchKey", "InvalidRange", "TooLarge",
+        "", "",
+    ]  # fmt: skip
+    assert bytes(got[2].data) == b"x"
+    assert len(got[8].data) == CREDIT
+    assert bytes(got[9].data) == b"y"
+    with pytest.raises(ServerError, match=f"s3://{bucket}/nothing is not there"):
+        _ = got[0].data
+
+
+def test_no_more_comes_than_there_is_credit_for(client: mesh.Client, bucket: str) -> None:
+    bodies = [os.urandom(100 + number * 777 % 5000) for number in range(300)]
+    for number, body in enumerate(bodies):
+        client.put(bucket, f"{number:03d}", body)
+    items = (Item(bucket, f"{number:03d}", tag=number) for number in range(len(bodies)))
+    answers = list(client.gather(items, credit=20_000))
+    assert [answer.tag for answer in answers] == list(range(len(bodies)))
+    assert [bytes(answer.data) for answer in answers] == bodies
+    frames: dict[int, int] = {}
+    for answer in answers:
+        frames[id(answer.data.obj)] = frames.get(id(answer.data.obj), 0) + len(answer.data)
+    assert len(frames) > 10
+    assert max(frames.values()) <= 20_000
+
+
+def test_nothing_is_asked_for_nothing_and_more_than_a_request_carries(
+    client: mesh.Client, bucket: str
+) -> None:
+    client.put(bucket, "one", b"1")
+    assert list(client.gather([])) == []
+    answers = client.gather(Item(bucket, "one", tag=number) for number in range(20_001))
+    assert [(answer.tag, bytes(answer.data)) for answer in answers] == [(n, b"1") for n in range(20_001)]
+
+
+def test_what_is_no_item_is_refused(client: mesh.Client, bucket: str) -> None:
+    for wrong in (
+        Item(bucket, ""),
+        Item(bucket, "k" * 1025),
+        Item(bucket, "\ud800"),
+        Item(bucket, "k", "\ud800"),
+    ):
+        with pytest.raises(ConfigurationError):
+            list(client.gather([wrong]))
+    with pytest.raises(InvalidPlanError):
+        list(client.gather([Item(bucket, "k", offset=-1)]))
+    with pytest.raises(ConfigurationError, match="credit"):
+        client.gather([], credit=0)
+
+
+def test_damaged_bytes_are_an_error(tmp_path: Path) -> None:
+    body = b"0123456789abcdef" * 64
+    with (
+        Daemon.start(tmp_path / "data") as daemon,
+        mesh.connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key) as client,
+    ):
+        client.create_bucket("damaged")
+        for key in ("a", "b", "c"):
+            client.put("damaged", key, key.encode() + body)
+        asked = [Item("damaged", key) for key in ("a", "b", "c")]
+        assert [answer.error for answer in client.gather(asked)] == [None] * 3
+        (file,) = (path for path in (tmp_path / "data").rglob("*.tar") if b"b" + body in path.read_bytes())
+        content = file.read_bytes()
+        with file.open("r+b") as stream:
+            stream.seek(content.index(b"b" + body) + 500)
+            stream.write(b"!")
+        got = list(client.gather(asked))
+    assert [answer.error.code if answer.error else "" for answer in got] == ["", "Unreadable", ""]
+    assert bytes(got[2].data) == b"c" + body
