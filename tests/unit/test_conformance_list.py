@@ -38,3 +38,9 @@ def test_people_and_configuration_agree() -> None:
     for person in users:
         assert person.access_key in users_file(users)
         assert person.secret_key in text
+
+
+def test_a_line_may_be_for_one_door() -> None:
+    text = "a | a long reason\nb (https) | a long reason\n"
+    assert set(known(text, "http")) == {"a"}
+    assert set(known(text, "https")) == {"a", "b"}

@@ -193,7 +193,8 @@ def test_refused_headers(headers: dict[str, str], code: str) -> None:
         ("deflate, gzip", "deflate, gzip"),
         ("aws-chunked, gzip", "gzip"),
         ("aws-chunked", None),
-        ("AWS-Chunked, br ,gzip", "br,gzip"),
+        ("AWS-Chunked, br ,gzip", "br ,gzip"),
+        ("deflate, gzip,aws-chunked", "deflate, gzip"),
         ("gzip", "gzip"),
     ],
 )

@@ -185,10 +185,11 @@ def object_headers(headers: Mapping[str, str]) -> ObjectHeaders:
 
 def _strip_chunked(system: dict[str, str]) -> None:
     """`aws-chunked` is how the body travelled, not what it is (`gzip,aws-chunked` is stored as `gzip`)."""
-    codings = [coding.strip() for coding in system["content-encoding"].split(",")]
-    if "aws-chunked" not in map(str.lower, codings):
+    codings = system["content-encoding"].split(",")
+    others = [coding for coding in codings if coding.strip().lower() != "aws-chunked"]
+    if len(others) == len(codings):
         return
-    kept = ",".join(coding for coding in codings if coding and coding.lower() != "aws-chunked")
+    kept = ",".join(coding for coding in others if coding.strip()).strip()
     del system["content-encoding"]
     if kept:
         system["content-encoding"] = kept
