@@ -1,8 +1,9 @@
-"""Reads blobs into the places they have in a stream, a group of about a megabyte at a time.
+"""Reads blobs into the places they have in a stream, a group at a time.
 
-Law: what the page cache holds is read at once, anything else by a thread; blobs that lie side by side in a
-file, in the order asked for, cost one system call together. Invariant: bytes of a whole extent are compared
-with the checksum the store keeps; what is gone or damaged is zeros in a group, and named as failed.
+Law: what the page cache holds is read at once, anything else by a thread; small blobs that lie side by side
+in a file, in the order asked for, cost one system call together; large whole objects are not read at all but
+given as ranges of their files, for their checksum is known. Invariant: small whole objects are compared with
+the checksum the store keeps; what is gone or damaged is zeros in a group, and named as failed.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING
 
 from awscrt.checksums import crc32c
 
 from meshd.store.errors import StoreError
+from meshd.store.records import Span
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -24,10 +27,13 @@ if TYPE_CHECKING:
 
     from meshd.service.blobs import Blob
     from meshd.store.interface import ObjectStore
-    from meshd.store.records import Span
 
 _log = logging.getLogger(__name__)
-_GROUP = 1 << 20  # bytes
+_GROUP = 1 << 18  # bytes that are read; a buffer this large stays in the processor's cache
+_DIRECT = 1 << 16  # bytes of an object from which on it is sent from its file
+_DIRECT_GROUP = 8 << 20
+_PAGE = 1 << 20  # bytes of a cold file that a thread reads in at a time, and of zeros at hand
+_KEPT = 4  # buffers a worker keeps
 _GROUP_PARTS = 1000
 _VECTORS = 1000  # of one call; the kernel takes 1,024
 _GAP = bytearray(4096)  # what lies between neighbours, as members' headers, is read into here and forgotten
@@ -35,13 +41,34 @@ _GAP = bytearray(4096)  # what lies between neighbours, as members' headers, is 
 
 @dataclass(slots=True)
 class Group:
-    """The stream's bytes up to `end`. `sums`: the crc32c of each blob that ends here; `failed`: blobs with
-    zeros for bytes. What lies between blobs is zero."""
+    """The stream's bytes up to `end`: `data`, or else what `spans` hold; both are valid until the next group
+    is asked for. `sums`: the crc32c of each blob that ends here; `failed`: blobs with zeros for bytes. What
+    lies between blobs is zero."""
 
-    data: bytearray
+    data: memoryview
     end: int
+    spans: Sequence[Span] = ()
     sums: dict[int, int] = field(default_factory=dict)
     failed: list[int] = field(default_factory=list)
+
+
+class _Buffers:
+    """Memory that is used again: a new page costs more than to fill it."""
+
+    def __init__(self) -> None:
+        self._idle: list[bytearray] = []
+
+    @contextmanager
+    def borrowed(self) -> Iterator[bytearray]:
+        buffer = self._idle.pop() if self._idle else bytearray(2 * _GROUP)
+        try:
+            yield buffer
+        finally:
+            if len(self._idle) < _KEPT:
+                self._idle.append(buffer)
+
+
+_buffers = _Buffers()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,44 +111,140 @@ class _Run:
 
 
 async def read_blobs(
-    store: ObjectStore, blobs: Sequence[Blob], starts: Sequence[int], at: int
+    store: ObjectStore, blobs: Sequence[Blob], starts: Sequence[int], at: int, *, direct: bool = False
 ) -> AsyncIterator[Group]:
-    """The stream from `at` to the end of the last blob that has bytes; blob i begins at `starts[i]`."""
+    """The stream from `at` to the end of the last blob that has bytes; blob i begins at `starts[i]`. With
+    `direct`, groups of large objects are spans."""
     sums: dict[int, int] = {}  # of blobs that go on in the next group
-    for parts, end in _cut(blobs, starts, at):
-        group = Group(bytearray(end - at), end)
-        lost = await _fill(store, blobs, parts, group.data)
-        for part in parts:
-            _finish(blobs[part.number], part, group, sums, lost=part.number in lost)
-        at = end
-        yield group
+    with _buffers.borrowed() as buffer:
+        for parts, end in _cut(blobs, starts, at, direct=direct):
+            if direct and _is_direct(blobs[parts[0].number]):
+                with ExitStack() as files:
+                    yield await _direct_group(store, blobs, parts, end, files)
+                at = end
+                continue
+            if end - at > len(buffer):
+                buffer.extend(bytes(end - at - len(buffer)))
+            with memoryview(buffer)[: end - at] as data:
+                group = Group(data, end)
+                _clear_between(parts, data)
+                lost = await _fill(store, blobs, parts, data)
+                for part in parts:
+                    _finish(blobs[part.number], part, group, sums, lost=part.number in lost)
+                at = end
+                yield group
 
 
-def _cut(blobs: Sequence[Blob], starts: Sequence[int], at: int) -> Iterator[tuple[list[_Part], int]]:
-    """The parts of each group, and where in the stream it ends."""
+def _is_direct(blob: Blob) -> bool:
+    record = blob.record
+    if blob.length < _DIRECT or blob.offset or record is None or len(record.extents) != 1:
+        return False
+    return record.extents[0].length == blob.length
+
+
+def _cut(
+    blobs: Sequence[Blob], starts: Sequence[int], at: int, *, direct: bool
+) -> Iterator[tuple[list[_Part], int]]:
+    """The parts of each group, and where in the stream it ends. A blob that is direct is one part, in a group
+    of its like."""
     parts: list[_Part] = []
     end = at
+    whole = False
     for number, blob in enumerate(blobs):
-        offset, length = 0, blob.length
-        while offset < length:
-            taken = min(_GROUP, length - offset)
+        if not blob.length:
+            continue
+        if parts and direct and whole != _is_direct(blob):
+            yield parts, end
+            parts, at = [], end
+        whole = direct and _is_direct(blob)
+        room, most = (_DIRECT_GROUP, blob.length) if whole else (_GROUP, _GROUP)
+        offset = 0
+        while offset < blob.length:
+            taken = min(most, blob.length - offset)
             place = starts[number] + offset
             parts.append(_Part(number, offset, taken, place - at))
             offset += taken
             end = place + taken
-            if end - at >= _GROUP or len(parts) >= _GROUP_PARTS:
+            if end - at >= room or len(parts) >= _GROUP_PARTS:
                 yield parts, end
                 parts, at = [], end
     if parts:
         yield parts, end
 
 
+def _clear_between(parts: Sequence[_Part], data: memoryview) -> None:
+    end = 0
+    for part in parts:
+        if part.place > end:
+            data[end : part.place] = bytes(part.place - end)
+        end = part.place + part.length
+
+
+async def _direct_group(
+    store: ObjectStore, blobs: Sequence[Blob], parts: Sequence[_Part], end: int, files: ExitStack
+) -> Group:
+    """Whole objects as ranges of their files, with the checksums they were stored with."""
+    group = Group(memoryview(b""), end)
+    spans: list[Span] = []
+    at = 0
+    for part in parts:
+        blob = blobs[part.number]
+        assert blob.record is not None
+        spans += _zeros(part.place - at)
+        try:
+            own = list(files.enter_context(store.reading(blob.record, 0, part.length)))
+            if not all(map(_resident, own)):
+                await asyncio.to_thread(_read_in, own)
+            group.sums[part.number] = blob.record.extents[0].crc32c
+            spans += own
+        except (StoreError, OSError):
+            _log.warning("an object cannot be sent any more", exc_info=True)
+            group.failed.append(part.number)
+            spans += _zeros(part.length)
+        at = part.place + part.length
+    group.spans = spans
+    return group
+
+
+def _resident(span: Span) -> bool:
+    """Whether a range's ends are there and in memory. Raises OSError when the file is shorter."""
+    if os.fstat(span.fd).st_size < span.offset + span.length:
+        raise OSError("a data file ends before its extent does")
+    probe = (bytearray(1),)
+    try:
+        os.preadv(span.fd, probe, span.offset, os.RWF_NOWAIT)
+        os.preadv(span.fd, probe, span.offset + span.length - 1, os.RWF_NOWAIT)
+    except OSError:  # not in memory, or this file system cannot say
+        return False
+    return True
+
+
+def _read_in(spans: Sequence[Span]) -> None:
+    """In a thread. Raises OSError when the disk fails."""
+    for span in spans:
+        for offset in range(0, span.length, _PAGE):
+            os.pread(span.fd, min(_PAGE, span.length - offset), span.offset + offset)
+
+
+def _zeros(length: int) -> list[Span]:
+    whole, rest = divmod(length, _PAGE)
+    spans = [Span(_zero_file(), 0, _PAGE)] * whole
+    return [*spans, Span(_zero_file(), 0, rest)] if rest else spans
+
+
+@cache
+def _zero_file() -> int:
+    fd = os.memfd_create("zeros", os.MFD_CLOEXEC)
+    os.truncate(fd, _PAGE)
+    return fd
+
+
 async def _fill(
-    store: ObjectStore, blobs: Sequence[Blob], parts: Sequence[_Part], data: bytearray
+    store: ObjectStore, blobs: Sequence[Blob], parts: Sequence[_Part], view: memoryview
 ) -> set[int]:
-    """Reads the parts into `data`; gives the numbers of blobs that could not be read."""
+    """Reads the parts into `view`; gives the numbers of blobs that could not be read."""
     lost: set[int] = set()
-    with ExitStack() as files, memoryview(data) as view:
+    with ExitStack() as files:
         runs: list[_Run] = []
         for part in parts:
             blob = blobs[part.number]
@@ -185,7 +308,7 @@ def _read_all(runs: Sequence[_Run]) -> set[int]:
 def _finish(blob: Blob, part: _Part, group: Group, sums: dict[int, int], *, lost: bool) -> None:
     """The checksum of a part; at the blob's end the verdict on all of it."""
     number = part.number
-    with memoryview(group.data)[part.place : part.place + part.length] as piece:
+    with group.data[part.place : part.place + part.length] as piece:
         if lost:
             piece[:] = bytes(part.length)
             group.failed.append(number)

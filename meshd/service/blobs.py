@@ -6,6 +6,7 @@ trailer, and in a tar ends the connection: never an empty sample, never other by
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -14,16 +15,19 @@ import msgspec
 import numpy as np
 
 from meshd.service.blobreading import read_blobs
-from meshd.store.records import Record  # noqa: TC001  msgspec reads the annotations
+from meshd.store.records import Span  # msgspec reads the annotations
 from meshwire import sampleframes
 from meshwire.frames import Status
 from meshwire.tars import END, member_header, padding
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Mapping
 
     from meshd.store.interface import ObjectStore
+    from meshd.store.records import Record
 
+Chunk = bytes | memoryview | Sequence[Span]
+"""Bytes, or ranges of open files."""
 TAR_TYPE = "application/x-tar"
 
 
@@ -44,12 +48,13 @@ class Blob(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A body to be sent: exactly `size` bytes come out of `chunks`."""
+    """A body to be sent: exactly `size` bytes come out of `chunks`, each valid until the next is asked
+    for."""
 
     content_type: str
     size: int
     rows: int
-    chunks: AsyncIterator[bytes | bytearray]
+    chunks: AsyncGenerator[Chunk, None]
 
 
 class UnreadableError(Exception):
@@ -68,18 +73,18 @@ def as_samples(
 
 async def _sample_chunks(
     store: ObjectStore, blobs: Sequence[Blob], layout: sampleframes.SampleLayout
-) -> AsyncIterator[bytes | bytearray]:
+) -> AsyncGenerator[Chunk, None]:
     status = np.array([Status.FAILED if blob.error else blob.status for blob in blobs], dtype=np.uint8)
     sums = np.zeros(len(blobs), dtype=np.uint32)
     at = len(layout.head)
     yield layout.head
-    async for group in read_blobs(store, blobs, layout.places[:, 0].tolist(), at):
+    async for group in read_blobs(store, blobs, layout.places[:, 0].tolist(), at, direct=True):
         for number in group.failed:
             status[number] = Status.FAILED
         for number, value in group.sums.items():
             sums[number] = value
         at = group.end
-        yield group.data
+        yield group.spans or group.data
     yield bytes(layout.trailer - at) + layout.trailer_bytes(status, sums)
 
 
@@ -103,7 +108,7 @@ def _tar_member(blob: Blob) -> Blob:
 
 async def _tar_chunks(
     store: ObjectStore, blobs: Sequence[Blob], headers: Sequence[bytes], rooms: Sequence[int]
-) -> AsyncIterator[bytes | bytearray]:
+) -> AsyncGenerator[Chunk, None]:
     ends = list(accumulate(rooms))
     starts = [end - room + len(header) for end, room, header in zip(ends, rooms, headers, strict=True)]
     at = begun = 0

@@ -38,6 +38,7 @@ MAX_KEY_BYTES: Final = 1024
 _SHELF_MEMBERS: Final = 100_000  # names of members a worker keeps at hand, over all shards
 _AT_A_TIME: Final = 500  # items looked up before other requests get their turn
 
+_UNBOUNDED: Final = 1 << 62
 _Bytes = Annotated[int, Meta(ge=0, le=1 << 60)]
 
 
@@ -58,11 +59,13 @@ class Item(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Asked(Struct, frozen=True, forbid_unknown_fields=True):
     """`credit`: bytes of items, each rounded up to 64, that the caller has room for; the first items that fit
-    are answered, at least one. `names`: whether a frame of samples carries them."""
+    are answered, at least one. `enough`: bytes after which the stream may end, so that a client can use its
+    memory again; a larger item comes alone. `names`: whether a frame of samples carries them."""
 
     items: Annotated[list[Item], Meta(min_length=1, max_length=MAX_ITEMS)]
     format: Literal["samples", "tar"] = "samples"
     credit: Annotated[int, Meta(ge=1, le=1 << 60)] | None = None
+    enough: Annotated[int, Meta(ge=1, le=1 << 60)] | None = None
     names: bool = True
 
 
@@ -126,20 +129,21 @@ class GatherService:
         """A blob for each of the first items, as far as the credit reaches."""
         round_ = _Round(self._store, self._readers, caller)
         blobs: list[Blob] = []
-        left = asked.credit
+        credit = asked.credit or _UNBOUNDED
+        enough = min(credit, asked.enough or _UNBOUNDED)
+        sent = 0
         for number, item in enumerate(asked.items):
             blob = round_.resolve(item)
             if blob is None:
                 await self._open_shard(round_, item)
                 blob = round_.resolve(item)
                 assert blob is not None
-            if left is not None:
-                room = -(-blob.length // BLOB_ALIGNMENT) * BLOB_ALIGNMENT
-                if room > left and blobs:
-                    break
-                if room > left:
-                    blob = Blob(item.name, 0, error="TooLarge")
-                left -= room if not blob.error else 0
+            room = -(-blob.length // BLOB_ALIGNMENT) * BLOB_ALIGNMENT
+            if sent and sent + room > enough:
+                break
+            if room > credit:
+                blob, room = Blob(item.name, 0, error="TooLarge"), 0
+            sent += room
             blobs.append(blob)
             if number % _AT_A_TIME == _AT_A_TIME - 1:
                 await asyncio.sleep(0)

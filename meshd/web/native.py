@@ -10,6 +10,7 @@ import json
 import logging
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
@@ -22,7 +23,7 @@ from meshd.store.errors import CorruptExtentError, DiskFullError, StoreError
 from meshd.store.records import Span
 from meshd.telemetry import metrics
 from meshd.web.replies import Reply, SentReply, connection_word, head_bytes, write_head
-from meshd.web.sending import send_spans
+from meshd.web.sending import send_piece, send_spans
 from meshd.web.server import NativeRoute
 from meshwire import frames, snapshots
 from meshwire.documents import PlanError, checked_choice, suggestion
@@ -263,13 +264,14 @@ def _caller(request: MeshRequest, identity: Identity) -> Caller:
 async def _pump(request: MeshRequest, outgoing: Outgoing) -> None:
     """Every chunk, at the client's pace."""
     left = outgoing.size
-    async for chunk in outgoing.chunks:
-        transport = request.transport
-        if transport is None or transport.is_closing():
-            raise ConnectionResetError("the client closed the connection")
-        left -= len(chunk)
-        transport.write(chunk)
-        await request.writer.drain()
+    async with aclosing(outgoing.chunks) as chunks:
+        async for chunk in chunks:
+            if isinstance(chunk, (bytes, memoryview)):
+                left -= len(chunk)
+                await send_piece(request, chunk)
+            else:
+                left -= sum(span.length for span in chunk)
+                await send_piece(request, b"", chunk)
     if left:
         raise UnreadableError(f"{left} bytes fewer than promised")
 

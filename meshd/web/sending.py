@@ -67,17 +67,23 @@ async def send_groups(
     return keep_alive
 
 
+async def send_piece(request: web.BaseRequest, data: bytes | memoryview, spans: Sequence[Span] = ()) -> None:
+    """More of a body that is under way: `data`, then `spans`; both may be used again when this returns.
+    Raises ConnectionError."""
+    await _send(request, data, spans)
+
+
 def _head(request: web.BaseRequest, status: int, headers: Iterable[Header], now: int) -> bytes:
     return head_bytes(status, headers, now, connection=connection_word(request, bool(request.keep_alive)))
 
 
-async def _send(request: web.BaseRequest, head: bytes, spans: Sequence[Span]) -> None:
+async def _send(request: web.BaseRequest, head: bytes | memoryview, spans: Sequence[Span]) -> None:
     transport = request.transport
     if transport is None or transport.is_closing():
         raise ConnectionResetError("the client closed the connection")
     if is_encrypted(transport):
         try:
-            await write_spans(request, head, spans, _resident)
+            await write_spans(request, bytes(head), spans, _resident)  # its queue holds on to the head
         except BaseException:
             transport.abort()
             raise
@@ -121,7 +127,7 @@ class _Pump:
     beside them, as long as the transport itself has nothing queued.
     """
 
-    def __init__(self, transport: asyncio.Transport, head: bytes, spans: Sequence[Span]) -> None:
+    def __init__(self, transport: asyncio.Transport, head: bytes | memoryview, spans: Sequence[Span]) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket = _duplicate(transport)
         self._head = memoryview(head)
@@ -166,7 +172,7 @@ class _Pump:
         if self._done.done():
             return
         try:
-            if self._head and not self._send_head():
+            if len(self._head) and not self._send_head():
                 self._watch()
             elif not self._left:
                 self._finish()
@@ -185,14 +191,19 @@ class _Pump:
         return not self._head
 
     def _send_window(self) -> None:
-        sent = os.sendfile(self._socket.fileno(), self._fd, self._offset, min(self._left, _WINDOW))
-        if not sent:
-            raise OSError(f"a data file ends {self._left} bytes before its extent does")
-        self._offset += sent
-        self._left -= sent
-        self._moved += sent
-        if not self._left:
-            self._next_span()
+        room = _WINDOW
+        while True:
+            sent = os.sendfile(self._socket.fileno(), self._fd, self._offset, min(self._left, room))
+            if not sent:
+                raise OSError(f"a data file ends {self._left} bytes before its extent does")
+            self._offset += sent
+            self._left -= sent
+            self._moved += sent
+            room -= sent
+            if not self._left:
+                self._next_span()
+            if not (room and self._left and _resident(self._fd, self._offset, min(self._left, room))):
+                break
         if self._left:
             self._watch()
         else:

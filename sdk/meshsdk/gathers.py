@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
+import threading
 from collections import deque
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from meshsdk.errors import ConfigurationError, CorruptFrameError, MeshError, server_error
+import numpy as np
+from awscrt.checksums import crc32c
+
+from meshsdk.errors import ConfigurationError, ConnectError, CorruptFrameError, MeshError, server_error
 from meshsdk.transport import Request
 from meshwire.frames import FrameError, Status
 from meshwire.names import check_key
 from meshwire.sampleframes import SampleFrame
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    import numpy.typing as npt
 
     from meshsdk.connections import Response
     from meshsdk.errors import ServerError
@@ -30,6 +36,8 @@ if TYPE_CHECKING:
 CREDIT: Final = 64 << 20
 _MOST, _LEAST = 8192, 16  # items of a request
 _BODY_BYTES = 3 << 20  # of a request; the node takes 4 MiB
+_FRAME = 8 << 20  # bytes of items after which a frame may end
+_ROOMS, _ROOM = 3, _FRAME + (1 << 20)  # how many of how many bytes are kept
 _OVERHEAD = 256  # bytes of a frame for an item beside its data: index, checksum, alignment, an error's code
 
 
@@ -92,26 +100,59 @@ def gather(transport: Transport, items: Iterable[Item], credit: int, *, verify: 
     """See Client.gather."""
     if credit < 1:
         raise ConfigurationError(f"a credit of {credit} bytes lets nothing through")
-    return _gathered(transport, iter(items), credit, verify=verify)
+    return _Gathering(transport, iter(items), credit).run(verify=verify)
 
 
-def _gathered(
-    transport: Transport, source: Iterator[Item], credit: int, *, verify: bool
-) -> Iterator[Gathered]:
-    pending: deque[tuple[Item, bytes]] = deque()
-    window = _MOST
-    while True:
-        wanted = max(0, window - len(pending))
-        pending.extend((item, _encode(item)) for item in islice(source, wanted))
-        if not pending:
-            return
-        asked = _request(pending, window, credit)
-        frame = transport.call(asked.request, partial(asked.read, verify=verify))
-        answered = [pending.popleft()[0] for _ in range(len(frame))]
+class _Gathering:
+    """One call: the items that are still to be asked for. While a frame is received, the node looks up the
+    next one."""
+
+    def __init__(self, transport: Transport, source: Iterator[Item], credit: int) -> None:
+        self._transport, self._source, self._credit = transport, source, credit
+        self._pending: deque[tuple[Item, bytes]] = deque()
+        self._window = _MOST
+
+    def run(self, *, verify: bool) -> Iterator[Gathered]:
+        flight = self._launch()
+        try:
+            while flight is not None:
+                items = [self._pending.popleft() for _ in range(flight.rows)]
+                following, failure = self._follow()
+                current, flight = flight, following
+                frame = current.read(self._transport)
+                if len(frame) < len(items):  # asked again, and an item is larger than it was
+                    self._pending.extendleft(reversed(items[len(frame) :]))
+                    if flight is not None:
+                        flight.close()
+                    flight, failure = None, None
+                yield from _answers([item for item, _ in items[: len(frame)]], frame, verify=verify)
+                del frame  # its room is free for a later one
+                if failure is not None:
+                    raise failure
+                if flight is None:
+                    flight = self._launch()
+        finally:
+            if flight is not None:
+                flight.close()
+
+    def _follow(self) -> tuple[_Flight | None, MeshError | None]:
+        """The next question; what goes wrong with it is told once the present answer is handed over."""
+        try:
+            return self._launch(), None
+        except MeshError as error:
+            return None, error
+
+    def _launch(self) -> _Flight | None:
+        wanted = max(0, self._window - len(self._pending))
+        self._pending.extend((item, _encode(item)) for item in islice(self._source, wanted))
+        if not self._pending:
+            return None
+        asked = _request(self._pending, self._window, self._credit)
+        flight = _Flight(asked, *self._transport.open(asked.request))
         # What did not fit is asked for again, so the next question is not much larger than the answer.
-        window = _MOST if len(answered) == asked.count else min(_MOST, max(_LEAST, 2 * len(answered)))
-        yield from _answers(answered, frame)
-        del frame  # before the next one comes
+        most = _MOST if flight.rows == asked.count else 2 * flight.rows
+        self._window = min(_MOST, max(_LEAST, most))
+        return flight
 
 
 def _encode(item: Item) -> bytes:
@@ -122,28 +163,80 @@ def _encode(item: Item) -> bytes:
         raise ConfigurationError(f"{item!r:.200} is not an item to gather: {error}") from error
 
 
+class _Rooms:
+    """Memory for frames, used again once nobody has a view of it: new pages cost more than to fill them."""
+
+    def __init__(self) -> None:
+        self._kept: list[npt.NDArray[np.uint8]] = []
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> memoryview:
+        """`size` bytes, whatever they hold."""
+        if size > _ROOM:
+            return np.empty(size, np.uint8).data
+        with self._lock:
+            free = [uses == _UNUSED for uses in _references(self._kept)]
+            if any(free):
+                room = self._kept[free.index(True)]
+            else:
+                room = np.empty(_ROOM, np.uint8)
+                if len(self._kept) < _ROOMS:
+                    self._kept.append(room)
+            return room.data[:size]
+
+
+def _references(rooms: Sequence[npt.NDArray[np.uint8]]) -> list[int]:
+    return [sys.getrefcount(room) for room in rooms]
+
+
+_UNUSED = _references([np.empty(1, np.uint8)])[0]  # what the list and the counting itself hold
+_rooms = _Rooms()
+
+
 @dataclass(frozen=True, slots=True)
 class _Asked:
     request: Request
     count: int
     most: int  # bytes an answer may have
 
-    def read(self, response: Response, *, verify: bool) -> SampleFrame:
+    def read(self, response: Response) -> SampleFrame:
         """The answer; raises CorruptFrameError, which has it asked for again."""
         if response.length is None or response.length > self.most:
             raise MeshError(
                 f"the node answered a gather with {response.length} bytes, beyond its credit; upgrade it"
             )
-        body = memoryview(bytearray(response.length))
+        body = _rooms.take(response.length)
         response.readinto(body)
         try:
             frame = SampleFrame(body.toreadonly())
-            if verify:
-                frame.verify()
         except FrameError as error:
             raise CorruptFrameError(f"a gathered frame is damaged: {error}") from error
         if not 1 <= len(frame) <= self.count:
             raise CorruptFrameError(f"{len(frame)} answers for {self.count} items")
+        return frame
+
+
+class _Flight:
+    """A question whose answer has begun. `rows`: how many items it answers."""
+
+    def __init__(self, asked: _Asked, response: Response, done: Callable[[], None]) -> None:
+        self._asked, self._response, self.close = asked, response, done
+        text = response.headers.get("x-mesh-rows", "")
+        self.rows = int(text) if text.isascii() and text.isdigit() else 0
+        if not 1 <= self.rows <= asked.count:
+            self.close()
+            raise MeshError(f"a gather of {asked.count} items was answered with {text[:40]!r} rows")
+
+    def read(self, transport: Transport) -> SampleFrame:
+        """The answer, asked for again if it breaks off; it may then have other rows."""
+        try:
+            frame = self._asked.read(self._response)
+        except ConnectError:
+            frame = transport.call(self._asked.request, self._asked.read)
+        finally:
+            self.close()
+        if len(frame) > self.rows:
+            raise MeshError(f"{len(frame)} answers in a frame of {self.rows}")
         return frame
 
 
@@ -156,19 +249,22 @@ def _request(pending: Sequence[tuple[Item, bytes]], window: int, credit: int) ->
         if size > _BODY_BYTES and parts:
             break
         parts.append(text)
-    body = b'{"credit":%d,"names":false,"items":[%b]}' % (credit, b",".join(parts))
+    body = b'{"credit":%d,"enough":%d,"names":false,"items":[%b]}' % (credit, _FRAME, b",".join(parts))
     headers = {"content-type": "application/json"}
     request = Request("POST", "/-/gather", "", headers, body, hashlib.sha256(body).hexdigest())
     return _Asked(request, len(parts), credit + _OVERHEAD * len(parts) + (64 << 10))
 
 
-def _answers(items: Sequence[Item], frame: SampleFrame) -> Iterator[Gathered]:
+def _answers(items: Sequence[Item], frame: SampleFrame, *, verify: bool) -> Iterator[Gathered]:
     errors = _errors(frame.metadata)
-    for number, (item, data, status) in enumerate(zip(items, frame, frame.status.tolist(), strict=True)):
-        if status == Status.OK:
-            yield Gathered(item, data)
-        else:
+    rows = zip(items, frame, frame.status.tolist(), frame.crc32c.tolist(), strict=True)
+    for number, (item, data, status, expected) in enumerate(rows):
+        if status != Status.OK:
             yield Gathered(item, None, _error(item, errors.get(str(number), "Unreadable")))
+        elif verify and crc32c(data) != expected:
+            yield Gathered(item, None, _error(item, "Damaged"))
+        else:
+            yield Gathered(item, data)
 
 
 def _errors(metadata: Mapping[str, str]) -> Mapping[str, str]:
@@ -185,6 +281,7 @@ _MEANING: Final[Mapping[str, tuple[int, str]]] = {
     "InvalidRange": (416, "is shorter than the range's beginning"),
     "BadSample": (422, "lies in a tar that cannot be read; write it again"),
     "TooLarge": (413, "is larger than the credit: raise credit=, or ask for ranges of it"),
+    "Damaged": (500, "came with another checksum than it was stored with: run meshd fsck on the node"),
     "Unreadable": (500, "could not be read when its turn came: replaced meanwhile, or damaged on disk"),
 }
 
