@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from meshd.service.blobs import Blob
     from meshd.store.interface import ObjectStore
+    from meshd.store.records import Record
 
 _log = logging.getLogger(__name__)
 _GROUP = 1 << 18  # bytes that are read; a buffer this large stays in the processor's cache
@@ -71,7 +72,7 @@ class _Buffers:
 _buffers = _Buffers()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Part:
     """`length` bytes of blob `number` from its `offset` on; they belong at `place` of the group."""
 
@@ -123,9 +124,8 @@ async def read_blobs(
                     yield await _direct_group(store, blobs, parts, end, files)
                 at = end
                 continue
-            if end - at > len(buffer):
-                buffer.extend(bytes(end - at - len(buffer)))
-            with memoryview(buffer)[: end - at] as data:
+            with memoryview(buffer if end - at <= len(buffer) else bytearray(end - at)) as room:
+                data = room[: end - at]
                 group = Group(data, end)
                 _clear_between(parts, data)
                 lost = await _fill(store, blobs, parts, data)
@@ -192,7 +192,7 @@ async def _direct_group(
         assert blob.record is not None
         spans += _zeros(part.place - at)
         try:
-            own = list(files.enter_context(store.reading(blob.record, 0, part.length)))
+            own = files.enter_context(store.reading(blob.record, 0, part.length))
             if not all(map(_resident, own)):
                 await asyncio.to_thread(_read_in, own)
             group.sums[part.number] = blob.record.extents[0].crc32c
@@ -244,13 +244,19 @@ async def _fill(
 ) -> set[int]:
     """Reads the parts into `view`; gives the numbers of blobs that could not be read."""
     lost: set[int] = set()
-    with ExitStack() as files:
+    stored: list[_Part] = []
+    wanted: list[tuple[Record, int, int]] = []
+    for part in parts:
+        blob = blobs[part.number]
+        if blob.record is None:
+            view[part.place : part.place + part.length] = blob.data[part.offset :][: part.length]
+        else:
+            stored.append(part)
+            wanted.append((blob.record, blob.offset + part.offset, part.length))
+    with store.reading_many(wanted) as places:
         runs: list[_Run] = []
-        for part in parts:
-            blob = blobs[part.number]
-            if blob.record is None:
-                view[part.place : part.place + part.length] = blob.data[part.offset :][: part.length]
-            elif not _plan(store, blob, part, files, view, runs):
+        for part, spans in zip(stored, places, strict=True):
+            if spans is None or not _plan(spans, part, view, runs):
                 lost.add(part.number)
         later = [run for run in runs if not run.read(os.RWF_NOWAIT)]
         if later:
@@ -260,27 +266,17 @@ async def _fill(
     return lost
 
 
-def _plan(
-    store: ObjectStore, blob: Blob, part: _Part, files: ExitStack, view: memoryview, runs: list[_Run]
-) -> bool:
-    """Adds what a part needs to the runs; False when its object is gone."""
-    assert blob.record is not None
-    try:
-        spans = files.enter_context(store.reading(blob.record, blob.offset + part.offset, part.length))
-    except (StoreError, OSError):
-        _log.warning("an object went away while it was being sent", exc_info=True)
-        return False
-    if sum(span.length for span in spans) != part.length:
-        return False
-    place = part.place
+def _plan(spans: Sequence[Span], part: _Part, view: memoryview, runs: list[_Run]) -> bool:
+    """Adds a part to the runs; False when its object is shorter than it was."""
+    place, end = part.place, part.place + part.length
     for span in spans:
         piece = view[place : place + span.length]
+        place += span.length
         if runs and runs[-1].joins(span):
             runs[-1].add(span, piece, part)
         else:
             runs.append(_Run(span.fd, span.offset, span.length, [piece], [part]))
-        place += span.length
-    return True
+    return place == end
 
 
 def _read_all(runs: Sequence[_Run]) -> set[int]:
@@ -307,22 +303,21 @@ def _read_all(runs: Sequence[_Run]) -> set[int]:
 
 def _finish(blob: Blob, part: _Part, group: Group, sums: dict[int, int], *, lost: bool) -> None:
     """The checksum of a part; at the blob's end the verdict on all of it."""
-    number = part.number
-    with group.data[part.place : part.place + part.length] as piece:
-        if lost:
-            piece[:] = bytes(part.length)
-            group.failed.append(number)
-            return
-        total = crc32c(piece, sums.pop(number, 0))
-        if part.offset + part.length < blob.length:
-            sums[number] = total
-            return
-        group.sums[number] = total
-        if _damaged(blob, total):
-            metrics.store_corrupt_reads.inc()
-            _log.error("the stored bytes of %s are damaged and are not served; run meshd fsck", blob.name)
-            piece[:] = bytes(part.length)
-            group.failed.append(number)
+    number, piece = part.number, group.data[part.place : part.place + part.length]
+    if lost:
+        piece[:] = bytes(part.length)
+        group.failed.append(number)
+        return
+    total = crc32c(piece, sums.pop(number, 0) if part.offset else 0)
+    if part.offset + part.length < blob.length:
+        sums[number] = total
+        return
+    group.sums[number] = total
+    if _damaged(blob, total):
+        metrics.store_corrupt_reads.inc()
+        _log.error("the stored bytes of %s are damaged and are not served; run meshd fsck", blob.name)
+        piece[:] = bytes(part.length)
+        group.failed.append(number)
 
 
 def _damaged(blob: Blob, total: int) -> bool:

@@ -193,6 +193,13 @@ class ObjectStore(Protocol):
         """Open files and ranges holding these bytes; valid inside the `with`, even if deleted meanwhile."""
         ...
 
+    def reading_many(
+        self, wanted: Sequence[tuple[Record, int, int]]
+    ) -> AbstractContextManager[Sequence[Sequence[Span] | None]]:
+        """As `reading`, for many (record, offset, length) at once; None for one whose bytes are gone or
+        cannot be opened."""
+        ...
+
     def read(self, record: Record, offset: int, length: int) -> bytes:
         """The bytes. Whole extents are checked: raises CorruptExtentError, ExtentGoneError."""
         ...

@@ -134,13 +134,22 @@ class MemoryStore:
 
     @contextmanager
     def reading(self, record: Record, offset: int, length: int) -> Iterator[Sequence[Span]]:
+        yield self._spans(record, offset, length)
+
+    @contextmanager
+    def reading_many(
+        self, wanted: Sequence[tuple[Record, int, int]]
+    ) -> Iterator[Sequence[Sequence[Span] | None]]:
+        yield [self._spans(*each) for each in wanted]
+
+    def _spans(self, record: Record, offset: int, length: int) -> list[Span]:
         spans, end, at = [], offset + length, 0
         for extent in record.extents:
             first, last = max(offset, at), min(end, at + extent.length)
             if first < last:
                 spans.append(Span(self._blobs[extent.file], extent.offset + first - at, last - first))
             at += extent.length
-        yield spans
+        return spans
 
     def locate(self, record: Record) -> Sequence[Location]:
         return [

@@ -7,6 +7,7 @@ Invariant: a descriptor is closed exactly when it is neither cached nor in use.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import OrderedDict
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from awscrt import checksums
 
 from meshd.kit import failpoints
 from meshd.store.committer import translate
-from meshd.store.errors import CorruptExtentError, ExtentGoneError
+from meshd.store.errors import CorruptExtentError, ExtentGoneError, StoreError
 from meshd.store.records import Location, Span
 from meshd.telemetry import metrics
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from meshd.store.layout import Disks
     from meshd.store.records import Extent, Record
 
+_log = logging.getLogger(__name__)
 _SWEEP_EVERY = 64
 
 
@@ -76,6 +78,35 @@ class Reader:
         finally:
             for handle in handles:
                 self._release(handle)
+
+    @contextmanager
+    def reading_many(self, wanted: Sequence[tuple[Record, int, int]]) -> Iterator[list[list[Span] | None]]:
+        """See ObjectStore.reading_many."""
+        handles: list[_Handle] = []
+        try:
+            yield [self._spans_or_none(*each, handles) for each in wanted]
+        finally:
+            for handle in handles:
+                self._release(handle)
+
+    def _spans_or_none(
+        self, record: Record, offset: int, length: int, handles: list[_Handle]
+    ) -> list[Span] | None:
+        extents = record.extents
+        try:
+            if len(extents) == 1 and offset + length <= extents[0].length:
+                handle = self._acquire(extents[0])
+                handles.append(handle)
+                return [Span(handle.fd, extents[0].offset + offset, length)]
+            spans = []
+            for extent, start, taken in cut(extents, offset, length):
+                handle = self._acquire(extent)
+                handles.append(handle)
+                spans.append(Span(handle.fd, extent.offset + start, taken))
+        except (StoreError, OSError):
+            _log.warning("the bytes of an object cannot be opened", exc_info=True)
+            return None
+        return spans
 
     def read(self, record: Record, offset: int, length: int) -> bytes:
         """See ObjectStore.read."""

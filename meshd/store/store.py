@@ -218,6 +218,11 @@ class Store:
     def reading(self, record: Record, offset: int, length: int) -> AbstractContextManager[Sequence[Span]]:
         return self._reader.reading(record, offset, length)
 
+    def reading_many(
+        self, wanted: Sequence[tuple[Record, int, int]]
+    ) -> AbstractContextManager[Sequence[Sequence[Span] | None]]:
+        return self._reader.reading_many(wanted)
+
     def read(self, record: Record, offset: int, length: int) -> bytes:
         return self._reader.read(record, offset, length)
 

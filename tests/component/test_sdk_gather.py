@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -109,6 +110,28 @@ def test_no_more_comes_than_there_is_credit_for(client: mesh.Client, bucket: str
         frames[id(answer.data.obj)] = frames.get(id(answer.data.obj), 0) + len(answer.data)
     assert len(frames) > 10
     assert max(frames.values()) <= 20_000
+
+
+def test_any_sizes_and_order_give_the_bytes_that_were_stored(client: mesh.Client, bucket: str) -> None:
+    random = Random(7)
+    whole = {
+        f"{size:07d}": random.randbytes(size) for size in (1, 65_535, 65_536, 65_537, 262_143, 3_000_001)
+    }
+    for key, body in whole.items():
+        client.put(bucket, key, body)
+    large = whole["3000001"]
+    asked = [Item(bucket, random.choice(list(whole))) for _ in range(60)]
+    for length in (262_143, 262_143, 262_144, 262_145, 1, 0, 524_289, 700_000, 63, 64, 65):
+        asked.append(Item(bucket, "3000001", offset=random.randrange(2_000_000), length=length))
+    random.shuffle(asked)
+    for verify in (True, False):
+        got = list(client.gather(asked, verify=verify))
+        assert [answer.error for answer in got] == [None] * len(asked)
+        for answer in got:
+            item = answer.item
+            end = None if item.length is None else item.offset + item.length
+            source = large if item.length is not None else whole[item.key]
+            assert answer.data == source[item.offset : end]
 
 
 def test_nothing_is_asked_for_nothing_and_more_than_a_request_carries(
