@@ -12,11 +12,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from bench import albums, limits, loading, residency, storing
+from bench import albums, gathering, limits, loading, residency, storing
+from bench.gathering import gather_rows
 from bench.generating import available
 from bench.processes import ChildError, Children
 from bench.results import Figure
-from bench.rows import store_rows
+from bench.rows import FULL, store_rows
 from bench.servers import SERVERS, binary, new_account
 from bench.signing import Account
 
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from bench.rows import Row, Scale
     from bench.servers import Server
 
-SPECIAL = ("limits", "loaders", "memory")
+GATHERS = tuple(row.name for row in gather_rows(FULL))
+SPECIAL = ("limits", "loaders", "memory", *GATHERS)
 DEBIAN = {"wrk": "wrk", "nginx": "nginx-light"}
 NO_WRK = "wrk is not installed: `apt-get install wrk`"
 Outcome = tuple[str, tuple[Figure, ...], dict[str, str]]
@@ -90,6 +92,8 @@ class Bench:
             return self._loaders()
         if name == "memory":
             return self._memory()
+        if name in GATHERS:
+            return self._gather(next(row for row in gather_rows(self.scale) if row.name == name))
         return self._store(next(row for row in store_rows(self.scale) if row.name == name))
 
     def _store(self, row: Row) -> Outcome:
@@ -98,6 +102,12 @@ class Bench:
         running = {name: server for name in row.servers if (server := self.server(name, kept=row.kept))}
         figures = tuple(storing.measure(row, running, self.scale, self.scratch / "run", self.say))
         return row.title, figures, {name: self.absent[name] for name in row.servers if name in self.absent}
+
+    def _gather(self, row: gathering.GatherRow) -> Outcome:
+        server = self.server("meshd")
+        if server is None:
+            return row.title, (), dict(self.absent)
+        return row.title, tuple(gathering.measure(row, server, self.scale, self.say)), {}
 
     def _album(self) -> albums.Album:
         self.say(f"making {self.scale.photographs} photographs")

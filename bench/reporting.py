@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bench import machine
+from bench.gathering import GATHER, gather_rows
 from bench.rows import store_rows
 from bench.servers import SERVERS
 from bench.tables import number, percent, table, verdict
@@ -38,6 +39,9 @@ second job that asks for the first epoch once more."""
 MEMORY_TEXT = """{memory_connections} connections stream objects of {mebibytes:,.0f} MiB for
 {memory_seconds} s. The figure is the highest resident set of any one process of the daemon, shared pages
 included."""
+GATHER_TEXT = """One daemon, one client process, the same objects in the same order. *Our client* is
+`meshsdk.Client.get`, *× 16* sixteen threads over kept connections. What the gather gives is compared with
+what was put before anything is timed; items are checked by their crc32c while it is."""
 LOADER_HEAD = (
     "",
     "first epoch, samples/s",
@@ -146,6 +150,26 @@ def store_limits(rows: Mapping[str, RowResult], scale: Scale) -> list[str]:
         share = percent(small.value("meshd", "rate"), bound)
         lines.append(f"GET 10 KiB is {share} of what nginx does with plain files, no signature and no index.")
     return [f"**The limits.** {' '.join(lines)}"] if lines else []
+
+
+def gather_section(rows: Mapping[str, RowResult], scale: Scale) -> list[str]:
+    """Gather beside a GET for each object."""
+    here = [row for row in gather_rows(scale) if row.name in rows]
+    if not here:
+        return []
+    names = list(dict.fromkeys(name for row in here for name in rows[row.name].contenders()))
+    lines, bars = [], []
+    for row in here:
+        result = rows[row.name]
+        lines.append([row.title, *(number(result.value(name, "rate"), 0) for name in names)])
+        for peer, least in row.bars:
+            ratio = result.ratio(GATHER, peer, "rate")
+            bars.append([f"{row.title}: gather ÷ {peer}", number(ratio, 1, "×"), verdict(ratio, least)])
+        if row.least is not None:
+            rate = result.value(GATHER, "rate")
+            bars.append([f"{row.title}: items/s", number(rate, 0), verdict(rate, row.least)])
+    table_of = table(["items a second", *names], lines)
+    return ["## Gather, beside a GET for each", GATHER_TEXT, table_of, table(BARS_HEAD, bars)]
 
 
 def best_peer(result: RowResult, metric: str, *, least: bool = False) -> tuple[str, float] | None:
@@ -298,6 +322,11 @@ def versions_section(rows: Mapping[str, RowResult], peers: Path) -> list[str]:
 
 def render(rows: Mapping[str, RowResult], scale: Scale, peers: Path) -> str:
     """The whole document."""
-    sections = [*store_section(rows, scale), *loader_section(rows), *memory_section(rows)]
+    sections = [
+        *store_section(rows, scale),
+        *gather_section(rows, scale),
+        *loader_section(rows),
+        *memory_section(rows),
+    ]
     sections += [*behind_section(rows, scale), *absent_section(rows), *versions_section(rows, peers)]
     return "\n\n".join([HEAD, *sections]) + "\n"

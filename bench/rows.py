@@ -27,6 +27,7 @@ class Scale:
     memory_bytes: int = 1 << 30
     memory_seconds: int = 20
     memory_connections: int = 64
+    gathered: int = 1_000
 
 
 FULL = Scale()
@@ -42,6 +43,7 @@ QUICK = Scale(
     memory_bytes=32 * MIB,
     memory_seconds=2,
     memory_connections=8,
+    gathered=100,
 )
 
 

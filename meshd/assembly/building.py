@@ -178,8 +178,8 @@ class FrameBuilder:
         return BatchError(
             "BadSample",
             f"the sample {name} is bad: {failure.op} of {field!r}: {failure.message}{why}",
-            help=f"look at it with: mesh cat {self._object_url(failure)} > sample; replay its row with a "
-            f"signed GET {self._replay(failure)}; repair or remove the object, raise max_bad, or set on_bad",
+            help=f"look at it with: mesh cat {self._object_url(failure)} > sample; replay its row with: "
+            f"{self._command(failure)}; repair or remove the object, raise max_bad, or set on_bad",
             detail=self._detail(failure),
         )
 
@@ -187,8 +187,8 @@ class FrameBuilder:
         return BatchError(
             "OpFailed",
             f"the op {failure.op!r} broke on the sample {self._name(failure.row)}: {failure.message}",
-            help="this is a defect of the op, not of the data; replay its row with a signed "
-            f"GET {self._replay(failure)}",
+            help="this is a defect of the op, not of the data; replay its row with: "
+            f"{self._command(failure)}",
             detail=self._detail(failure),
         )
 
@@ -210,6 +210,10 @@ class FrameBuilder:
         column: Any = self._snapshot.fields[self._field_name(failure)]
         objects = self._snapshot.objects
         return f"s3://{objects.bucket}/{objects.keys[int(column.object[sample])]}"
+
+    def _command(self, failure: RowFailure) -> str:
+        position = int(self._draft.rows.positions[failure.row])
+        return f"mesh replay {self._plan.hash} {position} --epoch {self._epoch}"
 
     def _replay(self, failure: RowFailure) -> str:
         """The frame that holds just this row: the batch of one that begins at its position."""

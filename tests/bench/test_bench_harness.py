@@ -53,6 +53,20 @@ def test_store_and_memory_rows_at_toy_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.bench
+def test_gather_rows_at_toy_size(tmp_path: Path) -> None:
+    only = ["--only", "gather-10k,gather-members", "--scratch", str(tmp_path)]
+    argv = [sys.executable, "-m", "bench", "--quick", *only]
+    env = {**os.environ, "BENCH_INSTALL": "0"}
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=110, env=env)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    rows = load(tmp_path / "quick.json")
+    assert set(rows) == {"gather-10k", "gather-members"}
+    assert len(rows["gather-10k"].contenders()) == 5
+    assert all(rows[name].value("gather", "rate") for name in rows)
+    assert "gather ÷ boto3 × 16" in (tmp_path / "quick.md").read_text()
+
+
+@pytest.mark.bench
 def test_our_loader_at_toy_size(tmp_path: Path, daemon: Daemon, s3: Any) -> None:
     album = make_album(tmp_path, 12)
     s3.create_bucket(Bucket="bench-loaders")

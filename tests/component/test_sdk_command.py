@@ -10,8 +10,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from PIL import Image
 
+from meshsdk import ops
 from meshsdk.cli import run
+from meshsdk.cli.replaying import file_name
+from meshsdk.connecting import connect
+from meshsdk.datasets import open as open_dataset
+from meshsdk.loaders import Loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -221,3 +227,47 @@ assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
 
 def test_importing_is_light() -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", IMPORTS], check=True)
+
+
+def test_bad_samples_are_listed_and_replayed(
+    mesh: Callable[..., str],
+    daemon: Daemon,
+    s3: Any,
+    bucket: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (16, 16), (9, 8, 7)).save(buffer, "PNG")
+    good = buffer.getvalue()
+    for number in range(6):
+        body = good[:50] if number == 4 else good
+        s3.put_object(Bucket=bucket, Key=f"a/{number}.png", Body=body)
+    with connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key) as client:
+        dataset = open_dataset(f"s3://{bucket}/a", fields={"image": "png"}, client=client)
+        dataset = dataset.map(ops.decode("image"), ops.resize("image", [8, 8]))
+        with Loader(dataset, global_batch=3, shuffle=False, max_bad=0.5) as loader:
+            assert len(list(loader)) == 2
+            plan = loader.plan.hash
+    (entry,) = lines(mesh("bad", "ls", plan, "--json"))
+    assert (entry["op"], entry["position"], entry["epoch"], entry["times"]) == ("decode+resize", 4, 0, 1)
+    assert entry["key"] in mesh("bad", "ls", plan)
+    folder = tmp_path / "sample"
+    told = mesh("replay", plan, 3, "--save", folder)
+    assert "position 3 of epoch 0: ok" in told
+    assert "image  uint8 [8, 8, 3]" in told
+    assert [path.read_bytes() for path in folder.iterdir()] == [good]
+    capfd.readouterr()
+    assert run(["replay", plan, "4", "--save", str(folder), "--json"]) == 1
+    saved, outcome = lines(capfd.readouterr().out)
+    assert saved["bytes"] == 50
+    assert (outcome["status"], outcome["key"], outcome["op"]) == ("substituted", entry["key"], entry["op"])
+    assert sorted(len(path.read_bytes()) for path in folder.iterdir()) == [50, len(good)]
+    mesh("replay", "0" * 64, 0, code=3)
+    mesh("bad", "ls", "0" * 64, code=3)
+
+
+def test_what_a_replay_saves_stays_in_its_folder() -> None:
+    assert file_name("../../etc/passwd", 0) == "0-passwd"
+    assert file_name("a/..", 1) == "1-.."
+    assert [file_name(name, 2) for name in ("a/", "", None)] == ["2"] * 3

@@ -17,6 +17,7 @@ from meshsdk.cli.copying import cp
 from meshsdk.cli.listing import ls, mb, rb, stat
 from meshsdk.cli.reading import cat, head
 from meshsdk.cli.removing import rm
+from meshsdk.cli.replaying import bad, replay
 from meshsdk.cli.running import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, exit_code, report, shared_options
 from meshsdk.cli.syncing import sync
 from meshsdk.cli.viewing import view
@@ -33,6 +34,8 @@ Examples:
   mesh sync --delete ./photos s3://photos/train
   mesh head s3://photos/train/             what a dataset of it would hold
   mesh view create photos--small --match .jpg --op decode --op 'resize size=256' --op 'encode format=jpeg'
+  mesh bad ls PLAN                         what a plan could not prepare
+  mesh replay PLAN 1093 --epoch 2          one position of it again
   mesh bench s3://photos/train --op decode:image --op random_resized_crop:image:224
 \b
 Connects to MESH_ENDPOINT (or AWS_ENDPOINT_URL) with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY,
@@ -47,7 +50,7 @@ def mesh(session: Session) -> None:
     del session  # its options are inherited by the commands
 
 
-for command in (ls, cp, sync, cat, head, stat, rm, mb, rb, view, bench):
+for command in (ls, cp, sync, cat, head, stat, rm, mb, rb, view, bench, bad, replay):
     mesh.add_command(command)
 
 
