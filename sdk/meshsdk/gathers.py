@@ -1,7 +1,7 @@
 """Gather: many objects, shard members and byte ranges in a few requests, in order.
 
-Law: an answer for every item, in the order asked, bytes or an error and never one for the other. Invariant:
-no more than the credit is on its way or held here; the node is told, and sends no more.
+Law: an answer for every item, in the order asked, bytes or an error and never one for the other. Invariant: a
+frame has no more than the credit, and one is held here at a time; what comes ahead waits in the sockets.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 CREDIT: Final = 64 << 20
 _MOST, _LEAST = 8192, 16  # items of a request
 _BODY_BYTES = 3 << 20  # of a request; the node takes 4 MiB
-_FRAME = 8 << 20  # bytes of items after which a frame may end
-_ROOMS, _ROOM = 3, _FRAME + (1 << 20)  # how many of how many bytes are kept
+_FRAME = 16 << 20  # bytes of items after which a frame may end
+_ROOMS, _ROOM = 2, _FRAME + (1 << 20)  # how many of how many bytes are kept
 _TO_THE_END = 1 << 60  # a length beyond any object
 _OVERHEAD = 256  # bytes of a frame for an item beside its data: index, checksum, alignment, an error's code
 
@@ -97,7 +97,7 @@ def gather(transport: Transport, items: Iterable[Item], credit: int, *, verify: 
 
 class _Gathering:
     """One call: the items that are still to be asked for. While a frame is received, the node looks up the
-    next one."""
+    next one and begins to send it."""
 
     def __init__(self, transport: Transport, source: Iterator[Item], credit: int) -> None:
         self._transport, self._source, self._credit = transport, source, credit
@@ -108,43 +108,35 @@ class _Gathering:
         flight = self._launch()
         try:
             while flight is not None:
-                items = [self._pending.popleft() for _ in range(flight.rows)]
-                following, failure = self._follow()
-                current, flight = flight, following
-                frame = current.read(self._transport)
-                if len(frame) < len(items):  # asked again, and an item is larger than it was
+                rows = flight.begin()
+                # What did not fit is asked for again: the next question is not much larger than this answer.
+                most = _MOST if rows == flight.count else 2 * rows
+                self._window = min(_MOST, max(_LEAST, most))
+                items = [self._pending.popleft() for _ in range(rows)]
+                current, flight = flight, None
+                try:
+                    flight = self._launch()
+                    frame = current.read()
+                finally:
+                    current.close()
+                if len(frame) < rows:  # asked again, and an item is larger than it was
                     self._pending.extendleft(reversed(items[len(frame) :]))
                     if flight is not None:
                         flight.close()
-                    flight, failure = None, None
+                    flight = self._launch()
                 yield from _answers([item for item, _ in items[: len(frame)]], frame, verify=verify)
                 del frame  # its room is free for a later one
-                if failure is not None:
-                    raise failure
-                if flight is None:
-                    flight = self._launch()
         finally:
             if flight is not None:
                 flight.close()
 
-    def _follow(self) -> tuple[_Flight | None, MeshError | None]:
-        """The next question; what goes wrong with it is told once the present answer is handed over."""
-        try:
-            return self._launch(), None
-        except MeshError as error:
-            return None, error
-
     def _launch(self) -> _Flight | None:
+        """Sends the next question; None when nothing is left to ask for."""
         wanted = max(0, self._window - len(self._pending))
         self._pending.extend((item, _encode(item)) for item in islice(self._source, wanted))
         if not self._pending:
             return None
-        asked = _request(self._pending, self._window, self._credit)
-        flight = _Flight(asked, *self._transport.open(asked.request))
-        # What did not fit is asked for again, so the next question is not much larger than the answer.
-        most = _MOST if flight.rows == asked.count else 2 * flight.rows
-        self._window = min(_MOST, max(_LEAST, most))
-        return flight
+        return _Flight(self._transport, _request(self._pending, self._window, self._credit))
 
 
 def _encode(item: Item) -> bytes:
@@ -216,27 +208,44 @@ class _Asked:
 
 
 class _Flight:
-    """A question whose answer has begun. `rows`: how many items it answers."""
+    """A question that was sent. `count`: the items it is about."""
 
-    def __init__(self, asked: _Asked, response: Response, done: Callable[[], None]) -> None:
-        self._asked, self._response, self.close = asked, response, done
-        text = response.headers.get("x-mesh-rows", "")
-        self.rows = int(text) if text.isascii() and text.isdigit() else 0
-        if not 1 <= self.rows <= asked.count:
+    def __init__(self, transport: Transport, asked: _Asked) -> None:
+        self._transport, self._asked, self.count = transport, asked, asked.count
+        self._begun = transport.begin(asked.request)
+        self._answer: tuple[Response, Callable[[], None]] | None = None
+        self._rows = 0
+
+    def begin(self) -> int:
+        """Waits for the answer's head; gives how many items it answers."""
+        begun, self._begun = self._begun, None
+        self._answer = self._transport.open(self._asked.request, begun=begun)
+        text = self._answer[0].headers.get("x-mesh-rows", "")
+        self._rows = int(text) if text.isascii() and text.isdigit() else 0
+        if not 1 <= self._rows <= self.count:
             self.close()
-            raise MeshError(f"a gather of {asked.count} items was answered with {text[:40]!r} rows")
+            raise MeshError(f"a gather of {self.count} items was answered with {text[:40]!r} rows")
+        return self._rows
 
-    def read(self, transport: Transport) -> SampleFrame:
-        """The answer, asked for again if it breaks off; it may then have other rows."""
+    def read(self) -> SampleFrame:
+        """The answer, asked for again if it breaks off; it may then have fewer rows."""
+        assert self._answer is not None
         try:
-            frame = self._asked.read(self._response)
+            frame = self._asked.read(self._answer[0])
         except ConnectError:
-            frame = transport.call(self._asked.request, self._asked.read)
-        finally:
-            self.close()
-        if len(frame) > self.rows:
-            raise MeshError(f"{len(frame)} answers in a frame of {self.rows}")
+            frame = self._transport.call(self._asked.request, self._asked.read)
+        if len(frame) > self._rows:
+            raise MeshError(f"{len(frame)} answers in a frame of {self._rows}")
         return frame
+
+    def close(self) -> None:
+        """Gives the connection back; one with bytes still to come is closed. Idempotent."""
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer[1]()
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.close()
 
 
 def _request(pending: Sequence[tuple[Item, bytes]], window: int, credit: int) -> _Asked:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from meshsdk.connections import Pool
-from meshsdk.errors import MeshError, server_error
+from meshsdk.errors import ConnectError, MeshError, server_error
 from meshsdk.retrying import BackOff, Patience
 from meshwire.s3.errors import S3Error
 from meshwire.s3.parsing import RequestHead
@@ -115,17 +115,36 @@ class Transport:
                 self.retries += 1
             self._sleep(wait)
 
-    def open(self, request: Request, deadline: float | None = None) -> tuple[Response, Callable[[], None]]:
+    def begin(self, request: Request) -> Connection | None:
+        """A connection on which the question was sent, for `open` to receive its answer later; None when that
+        did not work, and `open` may try."""
+        connection = None
+        try:
+            connection = self.pool.acquire()
+            self._send(connection, request)
+        except ConnectError:
+            if connection is not None:
+                connection.close()
+            return None
+        return connection
+
+    def open(
+        self, request: Request, deadline: float | None = None, begun: Connection | None = None
+    ) -> tuple[Response, Callable[[], None]]:
         """A good answer whose body is still to be read, and what to call when done with it. Retries the head
-        only.
+        only. `begun`: where the question was sent already.
         """
         patience = Patience(BackOff(self.settings.deadline if deadline is None else deadline))
         while True:
             connection = None
             response = None
             try:
-                connection = self.pool.acquire()
-                response = self._exchange(connection, request)
+                if begun is not None:
+                    connection, begun = begun, None
+                    response = connection.receive(bodiless=request.method == "HEAD")
+                else:
+                    connection = self.pool.acquire()
+                    response = self._exchange(connection, request)
                 if response.status >= 300:
                     raise read_error(response)
             except MeshError as error:
@@ -148,10 +167,13 @@ class Transport:
         finally:
             self._hand_back(connection, response)
 
-    def _exchange(self, connection: Connection, request: Request) -> Response:
+    def _send(self, connection: Connection, request: Request) -> None:
         head = self.signer.head(request)
         # A small body rides in the segment of its head.
         connection.send([head + bytes(request.body)] if len(request.body) <= _SMALL else [head, request.body])
+
+    def _exchange(self, connection: Connection, request: Request) -> Response:
+        self._send(connection, request)
         return connection.receive(bodiless=request.method == "HEAD")
 
     def _hand_back(self, connection: Connection, response: Response | None) -> None:
