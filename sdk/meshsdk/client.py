@@ -21,7 +21,7 @@ from meshwire.s3 import documents
 from meshwire.s3.elements import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Generator, Iterable, Iterator, Mapping
 
     from meshsdk.connections import Buffer, Response
     from meshsdk.gathers import Gathered, Item
@@ -234,7 +234,7 @@ class Client:
 
     def gather(
         self, items: Iterable[Item], *, credit: int = gathers.CREDIT, verify: bool = True
-    ) -> Iterator[Gathered]:
+    ) -> Generator[Gathered, None, None]:
         """Objects, members of tar shards and byte ranges of either, from any buckets: one answer an item, in
         their order, over a few requests. An item that fails has its `error`; the others still come.
 

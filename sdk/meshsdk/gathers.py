@@ -27,7 +27,7 @@ from meshwire.names import check_key
 from meshwire.sampleframes import SampleFrame
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -88,7 +88,9 @@ class Gathered:
         return f"Gathered({self.item}, {what})"
 
 
-def gather(transport: Transport, items: Iterable[Item], credit: int, *, verify: bool) -> Iterator[Gathered]:
+def gather(
+    transport: Transport, items: Iterable[Item], credit: int, *, verify: bool
+) -> Generator[Gathered, None, None]:
     """See Client.gather."""
     if credit < 1:
         raise ConfigurationError(f"a credit of {credit} bytes lets nothing through")
@@ -104,7 +106,7 @@ class _Gathering:
         self._pending: deque[tuple[Item, bytes]] = deque()
         self._window = _MOST
 
-    def run(self, *, verify: bool) -> Iterator[Gathered]:
+    def run(self, *, verify: bool) -> Generator[Gathered, None, None]:
         flight = self._launch()
         try:
             while flight is not None:

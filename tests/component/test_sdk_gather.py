@@ -177,3 +177,61 @@ def test_damaged_bytes_are_an_error(tmp_path: Path) -> None:
         got = list(client.gather(asked))
     assert [answer.error.code if answer.error else "" for answer in got] == ["", "Unreadable", ""]
     assert bytes(got[2].data) == b"c" + body
+
+
+def test_large_objects_that_are_damaged_or_cut_short_are_errors(tmp_path: Path) -> None:
+    bodies = {key: key.encode() + os.urandom(2 << 20) for key in ("a", "b", "c", "d")}
+    with (
+        Daemon.start(tmp_path / "data") as daemon,
+        mesh.connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key) as client,
+    ):
+        client.create_bucket("damaged")
+        for key, body in bodies.items():
+            client.put("damaged", key, body)
+        asked = [Item("damaged", key) for key in bodies]
+        assert [bytes(answer.data) for answer in client.gather(asked)] == list(bodies.values())
+        for key, change in (("b", "damage"), ("c", "cut")):
+            (file,) = (
+                path for path in (tmp_path / "data").rglob("*.tar") if bodies[key][:64] in path.read_bytes()
+            )
+            middle = file.read_bytes().index(bodies[key][:64]) + (1 << 20)
+            with file.open("r+b") as stream:
+                if change == "cut":
+                    stream.truncate(middle)
+                else:
+                    stream.seek(middle)
+                    stream.write(bytes(byte ^ 1 for byte in bodies[key][1 << 20 : (1 << 20) + 8]))
+        got = list(client.gather(asked))
+    codes = [answer.error.code if answer.error else "" for answer in got]
+    assert codes == ["", "Damaged", "Unreadable", ""]
+    assert bytes(got[3].data) == bodies["d"]
+
+
+def test_it_comes_through_tls(tmp_path: Path) -> None:
+    with (
+        Daemon.start(tmp_path / "data", tls=True) as daemon,
+        mesh.connect(
+            daemon.endpoint,
+            access_key=daemon.access_key,
+            secret_key=daemon.secret_key,
+            ca_cert=daemon.ca_cert,
+        ) as client,
+    ):
+        client.create_bucket("sealed")
+        bodies = [os.urandom(size) for size in (10, 200_000, 3_000_000, 70_001, 0, 60_000) * 3]
+        for number, body in enumerate(bodies):
+            client.put("sealed", f"{number:02d}", body)
+        asked = [Item("sealed", f"{number:02d}") for number in range(len(bodies))]
+        asked += [Item("sealed", "02", offset=1, length=2_000_000)]
+        got = [bytes(answer.data) for answer in client.gather(asked)]
+    assert got == [*bodies, bodies[2][1:2_000_001]]
+
+
+def test_a_gather_may_be_left_early(client: mesh.Client, bucket: str) -> None:
+    body = os.urandom(3 << 20)
+    client.put(bucket, "large", body)
+    for taken in (1, 7):
+        answers = client.gather((Item(bucket, "large") for _ in range(20)), credit=6 << 20)
+        assert all(next(answers).data == body for _ in range(taken))
+        answers.close()
+    assert client.get(bucket, "large") == body
