@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
@@ -18,6 +18,7 @@ from msgspec import Meta, Struct
 from meshd.assembly.errors import BatchError
 from meshd.service.blobs import Blob, as_samples, as_tar
 from meshd.service.datasets import invalid
+from meshd.telemetry import metrics
 from meshwire.documents import PlanError
 from meshwire.frames import FRAME_VERSION
 from meshwire.sampleframes import BLOB_ALIGNMENT
@@ -116,6 +117,8 @@ class GatherService:
         """
         asked = _parse(body)
         blobs = await self._resolve_all(caller, asked)
+        for result, count in Counter(blob.error or "ok" for blob in blobs).items():
+            metrics.gather_items.labels(result).inc(count)
         if asked.format == "tar":
             return as_tar(self._store, blobs, len(blobs))
         errors = {str(number): blob.error for number, blob in enumerate(blobs) if blob.error}

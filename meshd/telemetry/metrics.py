@@ -48,6 +48,7 @@ transform_samples = _counter("meshd_transform_samples_total", "Samples a transfo
 transform_seconds = _histogram("meshd_transform_seconds", "Transform time of one slice of rows.")
 transform_failures = _counter("meshd_transform_failures_total", "Samples no transform could read.", "op")
 transform_queue = _gauge("meshd_transform_queue_rows", "Rows waiting for a transform process.")
+gather_items = _counter("meshd_gather_items_total", "Gathered items looked up; ok or the error.", "result")
 frames = _counter("meshd_frames_total", "Batch frames asked for; result is hit, joined or miss.", "result")
 view_results = _counter("meshd_view_results_total", "Results of views asked for; hit or miss.", "result")
 view_results_evicted = _counter("meshd_view_results_evicted_total", "Results removed to make room.")

@@ -533,7 +533,9 @@ def test_gather_is_ordered_and_marks_what_fails(mesh: Mesh, s3: Any, bucket: str
         {"bucket": bucket, "key": "big", "range": [5_000_000, 1]},
         {"bucket": bucket, "key": "big"},
     ]
+    before = mesh.metric("meshd_gather_items_total", '{result="NoSuchKey"}')
     answer = mesh.post("/-/gather", {"items": items})
+    assert mesh.metric("meshd_gather_items_total", '{result="NoSuchKey"}') == before + 2
     got = SampleFrame(answer.body)
     got.verify()
     assert got.status.tolist() == [0, 4, 0, 0, 4, 4, 0, 4, 0]
