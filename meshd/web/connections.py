@@ -18,6 +18,7 @@ from meshd.telemetry import metrics
 from meshd.web.encrypting import is_encrypted
 from meshd.web.hot import Boundary
 from meshd.web.replies import Reply, head_bytes, new_request_id
+from meshd.web.sending import send_at_once
 from meshwire.s3.errors import S3Error
 from meshwire.s3.rendering import render_error
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from aiohttp.streams import StreamReader
 
     from meshd.kit.clock import Clock
+    from meshd.store.records import Span
     from meshd.web.guarding import Guard
     from meshd.web.hot import HotPath
 
@@ -49,6 +51,7 @@ class Connection(RequestHandler):
         "_hot",
         "_latest_body",
         "_unread_then",
+        "_wrote_in",
         "head_since",
         "moved",
         "touched",
@@ -67,6 +70,7 @@ class Connection(RequestHandler):
         self.moved = 0
         """Counts what was sent past the transport's own queue: progress of a long answer."""
         self._unread_then = (0.0, 0, 0, 0)
+        self._wrote_in = -1
         self._half_closed = False
         self.truncated_body: StreamReader | None = None
         self._latest_body: StreamReader | None = None
@@ -101,7 +105,23 @@ class Connection(RequestHandler):
 
     def wrote(self, size: int) -> None:
         """An answer of `size` bytes was queued on the transport."""
+        self._wrote_in = self._guard.turn
         self._guard.wrote(self, size)
+
+    def send_at_once(self, head: bytes, span: Span) -> bool:
+        """Send a head and a range of a file past the transport, in this moment; False if nothing was sent.
+        What the kernel did not take after all is queued."""
+        transport = self.transport
+        # uvloop counts what it has queued in this turn of the loop nowhere: it must not be overtaken.
+        if transport is None or self._encrypted or self._wrote_in == self._guard.turn:
+            return False
+        left = send_at_once(transport, head, span)
+        if left is None:
+            return False
+        if left:
+            transport.write(left)
+            self.wrote(len(left))
+        return True
 
     @property
     def pressed(self) -> bool:
@@ -183,8 +203,9 @@ class Connection(RequestHandler):
         answer = hot.answer(self, data)
         if answer is None:
             return False
-        transport.write(answer)
-        self.wrote(len(answer))
+        if answer:
+            transport.write(answer)
+            self.wrote(len(answer))
         self._request_count += 1
         if self._manager is not None:
             self._manager.requests_count += 1

@@ -32,6 +32,8 @@ class Guard:
         self._unread: set[Connection] = set()
         self._pruned_at = 0.0
         self._burst = 0
+        self.turn = 0
+        """Changes when what was queued has been offered to the kernel."""
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -78,6 +80,7 @@ class Guard:
     def _flushed(self) -> None:
         """What was queued in the last turn of the loop is with the kernel, or counts as unread now."""
         self._burst = 0
+        self.turn += 1
 
     def _make_room(self) -> bool:
         """Close those that have been idle longest: they can connect again at no loss."""

@@ -7,8 +7,11 @@ Invariant: exactly the promised bytes are sent, or the connection is closed.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import socket
+import struct
+import termios
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
@@ -97,6 +100,54 @@ async def _send(request: web.BaseRequest, head: bytes | memoryview, spans: Seque
         raise
     finally:
         pump.close()
+
+
+def send_at_once(transport: asyncio.Transport, head: bytes, span: Span) -> bytes | None:
+    """Send a head and a range that is in memory, if the connection's buffer has room for both. Gives the
+    bytes that were not taken in spite of it, None when nothing was sent.
+
+    Nothing may be queued on the transport, nor be under way past it.
+    """
+    original = transport.get_extra_info("socket")
+    if original is None or not _resident(span.fd, span.offset, span.length):
+        return None
+    sock = socket.socket(original.family, original.type, original.proto, fileno=original.fileno())
+    try:
+        if _room(sock) < len(head) + span.length:
+            return None
+        taken = sock.send(head, socket.MSG_MORE | socket.MSG_DONTWAIT)
+    except OSError:  # no room after all, or nobody there: the ordinary way finds out
+        return None
+    else:
+        return _finish_at_once(transport, sock, head[taken:], span)
+    finally:
+        sock.detach()
+
+
+def _room(sock: socket.socket) -> int:
+    """Bytes the kernel would take for a connection: its buffer less what waits in it."""
+    waiting = struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0]
+    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - int(waiting)
+
+
+def _finish_at_once(transport: asyncio.Transport, sock: socket.socket, head: bytes, span: Span) -> bytes:
+    """The rest of an answer that has begun: what was not taken. A failing disk cuts the connection."""
+    moved = 0
+    try:
+        with suppress(BlockingIOError):
+            while not head and moved < span.length:
+                sent = os.sendfile(sock.fileno(), span.fd, span.offset + moved, span.length - moved)
+                if not sent:
+                    break
+                moved += sent
+        rest = os.pread(span.fd, span.length - moved, span.offset + moved) if moved < span.length else b""
+    except OSError:
+        transport.abort()
+        return b""
+    if moved + len(rest) != span.length:
+        transport.abort()
+        return b""
+    return head + rest
 
 
 async def fetch_cold(spans: Sequence[Span]) -> None:
