@@ -289,8 +289,10 @@ def labels(batches: Iterable[mesh.Batch]) -> list[int]:
 
 
 def test_the_scripted_server_refuses_a_wrong_signature(server: ScriptedMesh) -> None:
-    wrong = mesh.connect(server.endpoint, access_key="user", secret_key="other")
-    with pytest.raises(AccessError, match=r"signature .*Do this") as raised:
+    with (
+        mesh.connect(server.endpoint, access_key="user", secret_key="other") as wrong,
+        pytest.raises(AccessError, match=r"signature .*Do this") as raised,
+    ):
         mesh.open("s3://photos/train", fields={"image": "jpg"}, client=wrong)
     assert raised.value.code == "SignatureDoesNotMatch"
     assert "other" not in str(raised.value)
