@@ -290,8 +290,11 @@ class _Gathering:
         self.last = pair.key
 
     def _after(self, prefix: str, after: str) -> Iterator[Pair[Record]]:
-        look = lambda key: self._store.get(self._view.source, key)  # noqa: E731
-        return walk_view(self._view, self._source(prefix, after), look, prefix=prefix, after=after)
+        source = self._source(prefix, after)
+        return walk_view(self._view, source, self._look, prefix=prefix, after=after)
+
+    def _look(self, key: str) -> Record | None:
+        return self._store.get(self._view.source, key)
 
     def _source(self, prefix: str, after: str) -> Iterator[tuple[str, Record]]:
         more = True
