@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshd.assembly.catalog import Catalog
 from meshd.control.buckets import BucketTable
@@ -35,14 +35,17 @@ from meshd.service.tagging import TaggingService
 from meshd.service.temporary import Sessions
 from meshd.service.uploads import UploadService
 from meshd.service.versions import Versions
-from meshd.service.views.definitions import ViewDefinitions
+from meshd.service.views.definitions import ViewDefinitions, complete_transform
+from meshd.service.views.dispatch import ViewReader
 from meshd.service.views.shards import ShardReader
-from meshd.service.views.transforms import ViewReader
+from meshd.service.views.transforms import TransformReader
 from meshd.store.store import Store
 from meshd.web.admin import AdminEndpoint
 from meshd.web.native import build_native
 from meshd.web.server import WebDeps
 from meshd.web.sessions import SessionEndpoint
+from meshwire.shardviews import ShardsView
+from meshwire.transformviews import TransformView
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
     from meshd.config import NodeSettings
     from meshd.control.interface import ControlStore
     from meshd.kit.clock import Clock
+    from meshd.service.views.kinds import Maker, ViewKind
     from meshd.telemetry.audit import AuditLog
     from meshd.web.server import NativeRoute
 
@@ -89,7 +93,10 @@ def web_deps(node: Node, frames: FrameSource, audit: AuditLog | None = None) -> 
     acls = AclService(node.buckets, node.identities)
     access = Access(node.buckets, node.clock, finder(node.store))
     definitions = ViewDefinitions(node.buckets, node.clock, access)
-    views = ViewReader(node.store, definitions, frames, ShardReader(node.store, node.clock))
+    kinds: dict[type, ViewKind[Any]] = {
+        TransformView: TransformReader(node.store, frames),
+        ShardsView: ShardReader(node.store, node.clock),
+    }
     return WebDeps(
         access=access,
         sessions=Sessions(node.identities, NodeSecret(node.control), node.use, node.clock),
@@ -102,7 +109,7 @@ def web_deps(node: Node, frames: FrameSource, audit: AuditLog | None = None) -> 
         tagging=TaggingService(node.store, versions),
         settings=SettingService(node.buckets, acls),
         acls=acls,
-        views=views,
+        views=ViewReader(node.store, definitions, kinds),
         object_acls=ObjectAclService(node.store, node.buckets, versions, acls),
         clock=node.clock,
         still=node.control.still,
@@ -125,5 +132,6 @@ def native_routes(node: Node, access: Access, frames: FrameSource) -> list[Nativ
     datasets = DatasetService(node.store, catalog, readers)
     batches = BatchService(node.store, catalog, datasets, readers, frames)
     gathers = GatherService(node.store, datasets, readers)
-    definitions = ViewDefinitions(node.buckets, node.clock, access)
+    makers: dict[type, Maker] = {TransformView: complete_transform}
+    definitions = ViewDefinitions(node.buckets, node.clock, access, makers)
     return build_native(datasets, batches, gathers, definitions, node.clock)

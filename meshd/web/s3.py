@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 from meshd.service.access import ANYONE
 from meshd.service.objects import ReplacedError
 from meshd.service.translation import translate
+from meshd.service.views.dispatch import Assembled
 from meshd.store.errors import StoreError
 from meshd.web.authentication import ANONYMOUS, request_context, request_head
 from meshd.web.cors import cors_headers
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
     from meshd.service.access import Identity, RequestContext
     from meshd.service.objects import Found
-    from meshd.service.views.transforms import Assembled
     from meshd.web.authentication import Authenticator
     from meshd.web.incoming import MeshRequest
     from meshd.web.replies import Header
@@ -116,9 +116,8 @@ class S3Endpoint:
         rendered = render(call.operation, result, trace.request_id)
         return Reply(rendered.status, [*rendered.headers, *trace.also], rendered.body, self._now())
 
-    async def _find(self, asked: ops.GetObject) -> tuple[ops.GetObject, Found]:
+    async def _find(self, asked: ops.GetObject, operation: ops.GetObject) -> tuple[ops.GetObject, Found]:
         """What is answered, and where it lies: for a view, the object that holds the result."""
-        operation = cast("ops.GetObject", await self._deps.views.redirected(asked))
         try:
             return operation, self._deps.objects.find(operation)
         except S3Error as error:
@@ -137,24 +136,25 @@ class S3Endpoint:
     ) -> Reply:
         if asked.overrides and identity is ANYONE:
             raise S3Error("InvalidRequest", _ANONYMOUS_OVERRIDES)
-        assembled = await self._deps.views.assembled(asked)
-        if assembled is not None:
-            return await self._send_assembled(request, asked, assembled, trace)
+        opened = await self._deps.views.opened(asked)
+        if isinstance(opened, Assembled):
+            return await self._send_assembled(request, asked, opened, trace)
         for _ in range(_FINDS - 1):
             with suppress(ReplacedError):  # nothing is sent yet
-                return await self._get_once(request, asked, identity, context, trace)
-        return await self._get_once(request, asked, identity, context, trace)
+                return await self._get_once(request, asked, opened, identity, context, trace)
+        return await self._get_once(request, asked, opened, identity, context, trace)
 
     async def _get_once(
         self,
         request: MeshRequest,
         asked: ops.GetObject,
+        operation: ops.GetObject,
         identity: Identity,
         context: RequestContext,
         trace: Trace,
     ) -> Reply:
         objects = self._deps.objects
-        operation, found = await self._find(asked)
+        operation, found = await self._find(asked, operation)
         if found.head.tag_count and not self._deps.access.may_count_tags(identity, asked, context):
             found = replace(found, head=replace(found.head, tag_count=0))
         status, headers = object_answer(operation, found, trace)

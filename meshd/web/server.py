@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from meshd.service.temporary import Sessions
     from meshd.service.uploads import UploadService
     from meshd.service.versions import Versions
-    from meshd.service.views.transforms import ViewReader
+    from meshd.service.views.dispatch import ViewReader
     from meshd.telemetry.audit import AuditLog
     from meshd.web.incoming import MeshRequest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.views import TransformView, walk_view
+from meshwire.transformviews import TransformView, walk_view
 
 ENDINGS = (".a", ".jpg", ".m.n", ".webp", ".z")
 names = st.text("ab.-/jpgmz", min_size=1, max_size=8)

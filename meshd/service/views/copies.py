@@ -1,4 +1,4 @@
-"""A shard of a view written out as an ordinary object.
+"""What a view puts together, written out as an ordinary object.
 
 Law: the same bytes as a GET gives, hashed on the way like any upload's; stored only if every member was still
 the one that was laid out.
@@ -18,22 +18,22 @@ from meshwire.s3.operations import BodyDigests, ObjectHeaders, PutObject
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from meshd.store.records import Span
+    from meshd.service.views.kinds import Made
+    from meshd.store.records import Record, Span
     from meshwire.checksums import BodyDigest
     from meshwire.s3.operations import CopyObject
 
-_CONTENT = ObjectHeaders({"content-type": "application/x-tar"})
 
+class MadeBody:
+    """`meshd.service.bodies.Body` over the groups of an object that is made."""
 
-class ShardBody:
-    """`meshd.service.bodies.Body` over the groups of a shard; `size` in bytes."""
-
-    def __init__(self, groups: AsyncGenerator[Sequence[Span], None], size: int) -> None:
-        self._groups, self._size = groups, size
+    def __init__(self, made: Made) -> None:
+        self._size = made.record.size
+        self._groups = made.groups(0, self._size)
         self._digest: BodyDigest | None = None
 
     def __repr__(self) -> str:
-        return f"<ShardBody of {self._size} bytes>"
+        return f"<MadeBody of {self._size} bytes>"
 
     @property
     def size(self) -> int | None:
@@ -63,13 +63,13 @@ def _read(spans: Sequence[Span]) -> bytes:
     return b"".join([os.pread(span.fd, span.length, span.offset) for span in spans])
 
 
-def as_upload(operation: CopyObject) -> PutObject:
+def as_upload(operation: CopyObject, source: Record) -> PutObject:
     """The copy as the upload that it is."""
     wanted = () if operation.checksum_algorithm is None else (operation.checksum_algorithm,)
     return PutObject(
         operation.bucket,
         operation.key,
-        operation.headers if operation.replace else _CONTENT,
+        operation.headers if operation.replace else ObjectHeaders(dict(source.headers)),
         BodyDigests(wanted=wanted),
         operation.conditions,
         operation.tags or {},

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from meshd.assembly.errors import BatchError
@@ -20,13 +21,20 @@ from meshd.transform.errors import UnknownBuildError, UnknownOpError
 from meshd.transform.programs import compile_program, completed
 from meshwire.documents import PlanError, checked_object, checked_text, read_json, required, suggestion
 from meshwire.s3.errors import S3Error
-from meshwire.views import FIELD, TransformView, parse_view, view_name
+from meshwire.transformviews import FIELD
+from meshwire.views import parse_view, view_name
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from meshd.control.buckets import BucketTable
     from meshd.kit.clock import Clock
     from meshd.service.access import Access, Caller, Identity
+    from meshd.service.views.kinds import Maker
+    from meshwire.transformviews import TransformView
     from meshwire.views import View
+
+_NO_MAKERS: Mapping[type, Maker] = MappingProxyType({})
 
 
 @lru_cache(maxsize=1024)
@@ -43,8 +51,10 @@ def view_of(bucket: Bucket) -> View:
 class ViewDefinitions:
     """One a worker."""
 
-    def __init__(self, table: BucketTable, clock: Clock, access: Access) -> None:
-        self._table, self._clock, self._access = table, clock, access
+    def __init__(
+        self, table: BucketTable, clock: Clock, access: Access, makers: Mapping[type, Maker] = _NO_MAKERS
+    ) -> None:
+        self._table, self._clock, self._access, self._makers = table, clock, access, makers
 
     def __repr__(self) -> str:
         return "<ViewDefinitions>"
@@ -76,7 +86,7 @@ class ViewDefinitions:
             name = view_name(source.name, short)
             self._require(caller, Need("s3:GetObject", source.name, "*"))  # whatever it holds
             self._require(caller, Need("s3:CreateBucket", name), creating=True)
-            view = _completed(parse_view(given, source.name))
+            view = await self._completed(caller, parse_view(given, source.name))
         except UnknownOpError as error:
             raise BatchError("UnknownOp", str(error), detail={"path": error.path}) from error
         except UnknownBuildError as error:
@@ -94,6 +104,13 @@ class ViewDefinitions:
                 f"there is a bucket or another view {name!r} already",
                 help="choose another name, or delete it first",
             ) from error
+
+    async def _completed(self, caller: Caller, view: View) -> View:
+        maker = self._makers.get(type(view))
+        if maker is None:
+            return view
+        completed: View = await maker(caller, view)
+        return completed
 
     def list_all(self, caller: Caller, bucket: str = "") -> list[dict[str, Any]]:
         """The caller's views (of one bucket), in order of their names. Raises BatchError AccessDenied."""
@@ -153,10 +170,8 @@ def _described(bucket: Bucket) -> dict[str, Any]:
     }
 
 
-def _completed(view: View) -> View:
+async def complete_transform(_: Caller, view: TransformView) -> TransformView:
     """With the op builds this node has; checked that the chain ends in bytes. Raises PlanError."""
-    if not isinstance(view, TransformView):
-        return view
     spec = completed(view.plan, _no_sample)
     output = compile_program(spec, [FIELD]).outputs[FIELD]
     if output.kind != "bytes":

@@ -18,6 +18,7 @@ from awscrt.checksums import crc32c
 
 from meshd.kit.singleflight import SingleFlight
 from meshd.service.translation import store_errors
+from meshd.service.views.kinds import Made
 from meshd.store.errors import CorruptExtentError, ExtentGoneError
 from meshd.store.records import Record, Span
 from meshwire.s3.errors import S3Error
@@ -64,6 +65,11 @@ class ShardReader:
         return f"<ShardReader of {len(self._scans)} layouts>"
 
     # --- one shard ------------------------------------------------------------------------------------
+
+    async def find(self, view: ShardsView, key: str) -> Made:
+        """Raises S3Error NoSuchKey."""
+        shard = await self.shard(view, key)
+        return Made(shard_record(shard), lambda offset, length: self.groups(view, shard, offset, length))
 
     async def shard(self, view: ShardsView, key: str) -> Shard:
         """Raises S3Error NoSuchKey."""

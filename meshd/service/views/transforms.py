@@ -11,19 +11,15 @@ import asyncio
 import hashlib
 import os
 from contextlib import suppress
-from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from meshd.assembly.addressing import DerivedAddress
 from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.assembly.errors import BatchError
-from meshd.service.copying import judge_source
-from meshd.service.objects import found_of
 from meshd.service.translation import store_errors
-from meshd.service.views.copies import ShardBody, as_upload
 from meshd.service.views.definitions import draws
-from meshd.service.views.shards import shard_record
+from meshd.service.views.kinds import Kept
 from meshd.store.errors import ConditionFailedError
 from meshd.store.records import Meta
 from meshd.telemetry import metrics
@@ -31,22 +27,18 @@ from meshwire import checksums
 from meshwire.conditions import Conditions
 from meshwire.documents import canonical_json
 from meshwire.plans import spec_document
-from meshwire.s3 import operations as ops
 from meshwire.s3.errors import S3Error
 from meshwire.s3.results import ObjectEntry, ObjectListing
-from meshwire.shardviews import ShardsView
-from meshwire.views import FIELD, TransformView, walk_view
+from meshwire.transformviews import FIELD, walk_view
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Sequence
+    from collections.abc import Iterator
 
     from meshd.assembly.addressing import Frame, FrameSource
-    from meshd.service.objects import Found
-    from meshd.service.views.definitions import ViewDefinitions
-    from meshd.service.views.shards import ShardReader
     from meshd.store.interface import ObjectStore
-    from meshd.store.records import Record, Span
-    from meshwire.views import Pair
+    from meshd.store.records import Record
+    from meshwire.s3.operations import ListObjects
+    from meshwire.transformviews import Pair, TransformView
 
 PAGE_LIMIT = 1000
 MADE_A_PAGE = 64
@@ -54,19 +46,6 @@ MADE_A_PAGE = 64
 RESULTS = "views/"
 _SOURCE_PAGE = 1000
 _BEYOND = "\U0010ffff"
-# Settings and listings of a view are a bucket's; these are answered from its results.
-_READS = (ops.GetObject, ops.GetObjectAttributes)
-_ALLOWED = (
-    ops.ListObjects,
-    ops.HeadBucket,
-    ops.DeleteBucket,
-    ops.GetBucketLocation,
-    ops.GetBucketSetting,
-    ops.PutBucketSetting,
-    ops.DeleteBucketSetting,
-    ops.Preflight,
-)
-_SETTINGS_REFUSED = frozenset({"versioning", "lifecycle"})
 
 
 @lru_cache(maxsize=256)
@@ -75,97 +54,25 @@ def _program(view: TransformView) -> str:
     return canonical_json({"spec": spec_document(view.plan), "fields": [FIELD]}).decode()
 
 
-class Assembled(NamedTuple):
-    """`groups`: the bytes of `found` as open files, a group at a time."""
-
-    found: Found
-    groups: AsyncGenerator[Sequence[Span], None]
-
-
-class ViewReader:
+class TransformReader:
     """One a worker."""
 
-    def __init__(
-        self, store: ObjectStore, definitions: ViewDefinitions, frames: FrameSource, shards: ShardReader
-    ) -> None:
-        self._store, self._definitions, self._frames, self._shards = store, definitions, frames, shards
+    def __init__(self, store: ObjectStore, frames: FrameSource) -> None:
+        self._store, self._frames = store, frames
 
     def __repr__(self) -> str:
-        return "<ViewReader>"
-
-    def leaves(self, operation: ops.GetObject) -> bool:
-        """Whether `redirected` gives the operation back as it is. Raises like it."""
-        return self._definitions.find(operation.bucket) is None
-
-    async def redirected(self, operation: ops.Operation) -> ops.Operation:
-        """The operation, reads of a view turned to the object that holds the result.
-
-        Raises S3Error: MethodNotAllowed (a write to a view), NoSuchKey, UnprocessableSource, SlowDown.
-        """
-        if isinstance(operation, ops.ListBuckets | ops.CreateBucket):
-            return operation
-        if isinstance(operation, ops.CopyObject | ops.UploadPartCopy):
-            operation = await self._with_source(operation)
-        view = self._definitions.find(operation.bucket)
-        if view is None:
-            return operation
-        if isinstance(operation, _READS) and isinstance(view, TransformView):
-            _check_version(operation)
-            key = await self._result(view, operation.key)
-            return replace(operation, bucket=RESERVED_BUCKET, key=key, version=None)
-        setting = getattr(operation, "setting", "")
-        wrong = isinstance(operation, ops.PutBucketSetting) and setting in _SETTINGS_REFUSED
-        if wrong or not isinstance(operation, _ALLOWED):
-            raise S3Error(
-                "MethodNotAllowed",
-                "This bucket is a view: it is read, and changes with its source.",
-                extra={"Method": ops.operation_name(operation), "ResourceType": "VIEW"},
-            )
-        return operation
-
-    async def _with_source(
-        self, operation: ops.CopyObject | ops.UploadPartCopy
-    ) -> ops.CopyObject | ops.UploadPartCopy:
-        source = operation.source
-        view = self._definitions.find(source.bucket)
-        if view is None:
-            return operation
-        if not isinstance(view, TransformView):
-            if isinstance(operation, ops.CopyObject):
-                return operation  # see `copied`
-            raise S3Error("NotImplemented", "A shard of a view is copied whole: use CopyObject.")
-        key = await self._result(view, source.key)
-        return replace(operation, source=ops.CopySource(RESERVED_BUCKET, key))
-
-    async def assembled(self, operation: ops.GetObject) -> Assembled | None:
-        """What is put together while it is sent, None for all that has an object. Raises S3Error."""
-        view = self._definitions.find(operation.bucket)
-        if not isinstance(view, ShardsView):
-            return None
-        _check_version(operation)
-        shard = await self._shards.shard(view, operation.key)
-        found = found_of(operation, shard_record(shard))
-        return Assembled(found, self._shards.groups(view, shard, found.offset, found.length))
-
-    async def copied(self, operation: ops.CopyObject) -> tuple[ops.PutObject, ShardBody] | None:
-        """A copy of a shard as the upload that it is; None for a copy of what has an object."""
-        view = self._definitions.find(operation.source.bucket)
-        if not isinstance(view, ShardsView):
-            return None
-        shard = await self._shards.shard(view, operation.source.key)
-        judge_source(operation.source_conditions, shard_record(shard))
-        groups = self._shards.groups(view, shard, 0, shard.size)
-        return as_upload(operation), ShardBody(groups, shard.size)
+        return "<TransformReader>"
 
     # --- one object -----------------------------------------------------------------------------------
 
-    async def _result(self, view: TransformView, key: str) -> str:
-        """Where the result of a view's key is kept; made if need be."""
+    async def find(self, view: TransformView, key: str) -> Kept:
+        """The result of a view's key; made if need be. Raises S3Error NoSuchKey, UnprocessableSource,
+        SlowDown."""
         for origin in view.origins(key):
             with store_errors():
                 source = self._store.get(view.source, origin)
             if source is not None:
-                return await self._made(view, origin, source)
+                return Kept(RESERVED_BUCKET, await self._made(view, origin, source))
         raise S3Error("NoSuchKey", extra={"Key": key})
 
     async def _made(self, view: TransformView, origin: str, source: Record) -> str:
@@ -204,14 +111,9 @@ class ViewReader:
 
     # --- listings --------------------------------------------------------------------------------------
 
-    async def listing(self, operation: ops.ListObjects) -> ObjectListing | None:
-        """A page of a view, None when the bucket is none. Every size and ETag is the result's; a page that
-        has to compute many ends early, and says that there is more."""
-        view = self._definitions.find(operation.bucket)
-        if view is None:
-            return None
-        if isinstance(view, ShardsView):
-            return await self._shards.listing(view, operation)
+    async def listing(self, view: TransformView, operation: ListObjects) -> ObjectListing:
+        """A page of a view. Every size and ETag is the result's; a page that has to compute many ends early,
+        and says that there is more."""
         limit = min(operation.max_keys, PAGE_LIMIT)
         if limit <= 0:
             return ObjectListing()
@@ -242,17 +144,10 @@ class ViewReader:
         )
 
 
-def _check_version(operation: ops.GetObject | ops.GetObjectAttributes) -> None:
-    if operation.version not in (None, "null"):
-        raise S3Error("NoSuchVersion", extra={"Key": operation.key})
-
-
 class _Gathering:
     """The keys of one page, found in the index (blocking: run it in a thread)."""
 
-    def __init__(
-        self, store: ObjectStore, view: TransformView, operation: ops.ListObjects, limit: int
-    ) -> None:
+    def __init__(self, store: ObjectStore, view: TransformView, operation: ListObjects, limit: int) -> None:
         self._store, self._view, self._operation, self._limit = store, view, operation, limit
         self.pairs: list[Pair[Record]] = []
         self.prefixes: list[str] = []

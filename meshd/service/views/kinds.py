@@ -1,0 +1,56 @@
+"""What a kind of view is to the node: a reader, one a kind, and what it finds.
+
+Law: a reader is given the view's parsed document and knows nothing of requests, rights or other kinds. What
+it finds is either an object of the store or is made while it is sent; the dispatcher answers both alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from meshd.service.access import Caller
+    from meshd.store.records import Record, Span
+    from meshwire.s3.operations import ListObjects
+    from meshwire.s3.results import ObjectListing
+
+V_contra = TypeVar("V_contra", contravariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A view's object whose bytes are those of a stored one, ETag and all."""
+
+    bucket: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A view's object that is put together while it is sent. `record`: size, ETag, time and headers.
+    `groups(offset, length)`: those bytes as open files, a group at a time, each valid until the next is asked
+    for; what cannot be made raises S3Error or StoreError before the first.
+    """
+
+    record: Record
+    groups: Callable[[int, int], AsyncGenerator[Sequence[Span], None]]
+
+
+class ViewKind(Protocol[V_contra]):
+    """Reads the views of one kind. One a worker."""
+
+    async def find(self, view: V_contra, key: str) -> Kept | Made:
+        """The object called `key`. Raises S3Error NoSuchKey, UnprocessableSource, SlowDown."""
+        ...
+
+    async def listing(self, view: V_contra, operation: ListObjects) -> ObjectListing:
+        """A page, in order of UTF-8 bytes; every size and ETag is what a GET would give."""
+        ...
+
+
+Maker = Callable[["Caller", Any], Awaitable[Any]]
+"""Completes a parsed view before it is kept: op builds, plans. Raises PlanError, BatchError, op errors."""
