@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from meshwire import httpdates, percents, tars
+from meshwire.documents import PlanError
+from meshwire.expressions import order_key, parse_expression
 from meshwire.multipart import FormError, FormReader
 from meshwire.policies import PolicyError, Question, decide, is_public, parse_policy
 from meshwire.ranges import UnsatisfiableRangeError, parse_range, resolve_range
@@ -273,6 +275,21 @@ def fields(data: bytes) -> None:
         tagging.read_header({"x-amz-tagging": text})
 
 
+_SAMPLE = {"key": "a/b.jpg", "size": 12, "json": b'{"a": [1, {"b": "x"}], "c": null}', "raw": b"\xff"}
+
+
+def expression(data: bytes) -> None:
+    """The expression reader; what it takes has a value for a full sample and for an empty one."""
+    try:
+        read = parse_expression(data.decode("utf-8", "surrogateescape"))
+    except PlanError:
+        return
+    for sample in (_SAMPLE, {}):
+        value = read.evaluate(sample)
+        assert value is None or type(value) in (str, bool, float)
+        assert order_key(value) == order_key(read.evaluate(sample))
+
+
 TARGETS = {
     target.name: target
     for target in (
@@ -284,5 +301,6 @@ TARGETS = {
         Target("form", form, words.FORMS, 4096),
         Target("post-policy", post_policy, words.FORMS),
         Target("fields", fields, words.FIELDS, 512),
+        Target("expression", expression, words.EXPRESSIONS, 512),
     )
 }

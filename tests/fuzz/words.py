@@ -50,3 +50,8 @@ success_action_status success_action_redirect redirect x-amz-meta- x-amz-algorit
 x-amz-signature AWSAccessKeyId signature x-amz-checksum-crc32 ${filename} "expiration" "conditions" "eq"
 "starts-with" "content-length-range" "$key" "bucket" 2030-01-01T00:00:00Z
 """.split()
+
+EXPRESSIONS = """
+key size json. json["a"] raw `a b` "/" 'x' and or not in (1, 'a') true false none == != <= >= part( slice(
+folder( base( startswith( glob( 'a*b?') replace( length( number( text( hash( floor( min( max( first( if(
+""".split()
