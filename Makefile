@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test check compat conformance fuzz bench format clean
+.PHONY: help demo test check compat conformance fuzz bench reference format clean
 help:            ## what each verb does
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -42,6 +42,9 @@ fuzz: $(STAMP)   ## the parsers, for MINUTES=n altogether; guided by coverage wh
 bench: $(STAMP)  ## side by side with SeaweedFS, nginx and the peer loaders; writes docs/benchmarks.md
 	@$(BIN)/python -m pip install --quiet --group bench
 	@$(BIN)/python -m bench
+
+reference: $(STAMP) ## write the generated part of docs/ops.md
+	@$(BIN)/python tests/docs/ops_page.py
 
 format: $(STAMP) ## apply the formatter
 	@$(BIN)/ruff format .

@@ -33,7 +33,10 @@ _REQUIRED = object()
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """`parse(value, path)` gives the value the op is built with; without a default it must be given."""
+    """`parse(value, path)` gives the value the op is built with; without a default it must be given.
+
+    The first paragraph of `parse`'s docstring tells a user what may be given.
+    """
 
     name: str
     parse: Parse
@@ -42,6 +45,18 @@ class Parameter:
     @property
     def required(self) -> bool:
         return self.default is _REQUIRED
+
+    @property
+    def kind(self) -> str:
+        """What may be given, in a few words."""
+        text = " ".join((self.parse.__doc__ or "").strip().split("\n\n")[0].split()).rstrip(".")
+        return text[:1].lower() + text[1:]
+
+
+def told(parse: Parse, kind: str) -> Parse:
+    """`parse`, which tells users that it takes `kind`."""
+    parse.__doc__ = kind
+    return parse
 
 
 def parse_arguments(parameters: tuple[Parameter, ...], args: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -60,14 +75,14 @@ def _argument(parameter: Parameter, given: Mapping[str, Any], path: str) -> Any:
 
 
 def side_or_size(value: Any, path: str) -> int | tuple[int, int]:
-    """A number of pixels, or [height, width]."""
+    """The shorter side in pixels, or [height, width]."""
     if isinstance(value, list):
         return size(value, path)
     return checked_integer(value, path, 1, MAX_SIDE)
 
 
 def size(value: Any, path: str) -> tuple[int, int]:
-    """(height, width) in pixels of `n` (a square) or `[height, width]`."""
+    """Pixels: a number (a square), or [height, width]."""
     if not isinstance(value, list):
         side = checked_integer(value, path, 1, MAX_SIDE)
         return side, side
@@ -84,7 +99,11 @@ def probability(value: Any, path: str) -> float:
 
 def number(low: float, high: float) -> Parse:
     """A parser of a number of [low, high]."""
-    return lambda value, path: checked_number(value, path, low, high)
+
+    def parse(value: Any, path: str) -> float:
+        return checked_number(value, path, low, high)
+
+    return told(parse, f"a number of {low:g}…{high:g}")
 
 
 def pair(low: float, high: float) -> Parse:
@@ -101,11 +120,11 @@ def pair(low: float, high: float) -> Parse:
             raise PlanError(path, f"expected lowest ≤ highest, got {shown(value)}")
         return first, last
 
-    return parse
+    return told(parse, f"[lowest, highest] of {low:g}…{high:g}, or x for [−x, x]")
 
 
 def sides(value: Any, path: str) -> tuple[int, int, int, int]:
-    """(top, right, bottom, left) in pixels of `n` or of a list of four."""
+    """Pixels: a number, or [top, right, bottom, left]."""
     given = value if isinstance(value, list) else [value] * 4
     if len(given) != 4:
         raise PlanError(path, f"expected a number or [top, right, bottom, left], got {shown(value)}")
@@ -116,7 +135,7 @@ def sides(value: Any, path: str) -> tuple[int, int, int, int]:
 
 
 def numbers(value: Any, path: str) -> tuple[float, ...]:
-    """A list of at most 16 numbers, or one."""
+    """A number, or a list of at most 16."""
     given = value if isinstance(value, list) else [value]
     if not 1 <= len(given) <= 16:
         raise PlanError(path, f"expected 1…16 numbers, got {shown(value)}")
@@ -125,7 +144,11 @@ def numbers(value: Any, path: str) -> tuple[float, ...]:
 
 def whole(low: int, high: int) -> Parse:
     """A parser of an integer of [low, high]."""
-    return lambda value, path: checked_integer(value, path, low, high)
+
+    def parse(value: Any, path: str) -> int:
+        return checked_integer(value, path, low, high)
+
+    return told(parse, f"an integer of {low}…{high}")
 
 
 def flag(value: Any, path: str) -> bool:
@@ -146,12 +169,16 @@ def interval(low: float, high: float) -> Parse:
             raise PlanError(path, f"expected {low:g} < lowest ≤ highest, got {shown(value)}")
         return first, last
 
-    return parse
+    return told(parse, f"[lowest, highest], above {low:g} and at most {high:g}")
 
 
 def choice(*names: str) -> Parse:
     """A parser of one of `names`."""
-    return lambda value, path: checked_choice(value, path, names)
+
+    def parse(value: Any, path: str) -> str:
+        return checked_choice(value, path, names)
+
+    return told(parse, "one of " + ", ".join(f'"{name}"' for name in names))
 
 
 def classes(value: Any, path: str) -> tuple[str, ...]:

@@ -41,7 +41,8 @@ class Operation(Protocol):
 @dataclass(frozen=True, slots=True)
 class OpDefinition:
     """An op as the registry holds it. `random`: whether it draws (others get no key of their own);
-    `complete`: finds arguments left out in the dataset's first sample.
+    `complete`: finds arguments left out in the dataset's first sample. For its users: `takes` and `gives`
+    are kinds with shapes and dtypes, `refuses` is what makes a sample bad, `subject` the module's name.
     """
 
     name: str
@@ -51,6 +52,10 @@ class OpDefinition:
     random: bool
     summary: str
     complete: Complete | None = None
+    takes: str = ""
+    gives: str = ""
+    refuses: str = ""
+    subject: str = ""
 
 
 OPS: dict[str, dict[str, OpDefinition]] = {}
@@ -58,17 +63,37 @@ _Class = TypeVar("_Class", bound=type[Any])
 
 
 def operation(
-    name: str, *parameters: Parameter, version: str = "1", random: bool = False
+    name: str,
+    *parameters: Parameter,
+    version: str = "1",
+    random: bool = False,
+    takes: str = "",
+    gives: str = "",
+    refuses: str = "",
 ) -> Callable[[_Class], _Class]:
-    """Registers a class as an op; it is built with the parsed arguments by name."""
+    """Registers a class as an op; it is built with the parsed arguments by name.
+
+    Its docstring's first paragraph, `takes`, `gives` and `refuses` are what docs/ops.md and `mesh op show`
+    print.
+    """
 
     def register(cls: _Class) -> _Class:
         builds = OPS.setdefault(name, {})
         if version in builds:
             raise ValueError(f"the op {name!r} is registered twice in version {version}")
-        summary = (cls.__doc__ or "").strip().split("\n")[0]
+        summary = " ".join((cls.__doc__ or "").strip().split("\n\n")[0].split())
         builds[version] = OpDefinition(
-            name, version, parameters, cls, random, summary, getattr(cls, "complete", None)
+            name,
+            version,
+            parameters,
+            cls,
+            random,
+            summary,
+            getattr(cls, "complete", None),
+            takes,
+            gives,
+            refuses,
+            cls.__module__.rpartition(".")[2],
         )
         return cls
 
@@ -96,6 +121,16 @@ def find(
 
 def _version_order(version: str) -> tuple[int, ...]:
     return tuple(int(part) if part.isdigit() else 0 for part in version.split("."))
+
+
+def latest(ops: Mapping[str, dict[str, OpDefinition]] = OPS) -> list[OpDefinition]:
+    """Every op in its latest version, by name."""
+    return [builds[max(builds, key=_version_order)] for _, builds in sorted(ops.items())]
+
+
+def versions(name: str, ops: Mapping[str, dict[str, OpDefinition]] = OPS) -> list[str]:
+    """The versions of a known op, oldest first."""
+    return sorted(ops[name], key=_version_order)
 
 
 def build(op: OpSpec, path: str) -> tuple[OpDefinition, Operation]:

@@ -22,6 +22,7 @@ from meshd.service.blobs import UnreadableError
 from meshd.store.errors import CorruptExtentError, DiskFullError, StoreError
 from meshd.store.records import Span
 from meshd.telemetry import metrics
+from meshd.web.library import library_routes
 from meshd.web.replies import Reply, SentReply, connection_word, head_bytes, write_head
 from meshd.web.sending import send_piece, send_spans
 from meshd.web.server import NativeRoute
@@ -97,6 +98,7 @@ def build_native(
         NativeRoute("POST", "/-/views", native.guarded(native.create_view)),
         NativeRoute("GET", "/-/views", native.guarded(native.list_views)),
         NativeRoute("GET", "/-/views/", native.guarded(native.get_view)),
+        *library_routes(native, clock),
     ]
 
 

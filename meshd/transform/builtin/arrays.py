@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 _HEADER_LIMIT = 10_000
 
 
-@operation("raw")
+@operation(
+    "raw",
+    takes="bytes",
+    gives="uint8, ragged",
+)
 @dataclass(frozen=True, slots=True)
 class Raw:
     """The bytes as they are, uint8 and ragged: what a field without ops gives, too."""
@@ -42,7 +46,14 @@ class Raw:
         return value
 
 
-@operation("npy", Parameter("dtype", dtype), Parameter("shape", shape, None))
+@operation(
+    "npy",
+    Parameter("dtype", dtype),
+    Parameter("shape", shape, None),
+    takes="bytes of an `.npy` file",
+    gives="`dtype` of `shape`; ragged without a `shape`",
+    refuses="no such file, another dtype or shape, Python objects, fewer or more bytes than the header says",
+)
 @dataclass(frozen=True, slots=True)
 class Npy:
     """An array of an `.npy` file, which must have this dtype and, if given, this shape.

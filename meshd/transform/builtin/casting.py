@@ -35,6 +35,8 @@ def _check_array(field: FieldType) -> None:
     Parameter("std", numbers),
     Parameter("scale", numbers, (255.0,)),
     Parameter("dtype", choice("float32", "float16"), "float32"),
+    takes="an image [h, w, c], or an array",
+    gives="float32 or float16, the same shape",
 )
 @dataclass(frozen=True, slots=True)
 class Normalize:
@@ -64,7 +66,13 @@ class Normalize:
         return result.astype(self.dtype, copy=False)
 
 
-@operation("cast", Parameter("dtype", dtype))
+@operation(
+    "cast",
+    Parameter("dtype", dtype),
+    takes="an image or an array",
+    gives="`dtype`, the same shape",
+    refuses="a number does not fit an integer `dtype`, or is none",
+)
 @dataclass(frozen=True, slots=True)
 class Cast:
     """The same numbers in another type. To an integer type, numbers are rounded to even; one that does not
@@ -89,7 +97,11 @@ class Cast:
         return rounded.astype(wanted)
 
 
-@operation("to_npy")
+@operation(
+    "to_npy",
+    takes="an image or an array",
+    gives="bytes of an `.npy` file",
+)
 @dataclass(frozen=True, slots=True)
 class ToNpy:
     """An image or array as the bytes of an `.npy` file (version 1.0)."""

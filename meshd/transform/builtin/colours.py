@@ -34,7 +34,13 @@ def check_colours(field: FieldType) -> None:
         raise ValueError(f"needs 3 channels, not {field}")
 
 
-@operation("grayscale", Parameter("p", probability, 1.0), random=True)
+@operation(
+    "grayscale",
+    Parameter("p", probability, 1.0),
+    random=True,
+    takes="uint8 [h, w, 3]",
+    gives="the same type",
+)
 @dataclass(frozen=True, slots=True)
 class Grayscale:
     """With probability `p` the ITU-R 601 luma in all three channels; the shape stays [height, width, 3]."""
@@ -59,6 +65,8 @@ class Grayscale:
     Parameter("saturation", number(0.0, 10.0), 0.0),
     Parameter("hue", number(0.0, 0.5), 0.0),
     random=True,
+    takes="uint8 [h, w, 3]",
+    gives="the same type",
 )
 @dataclass(frozen=True, slots=True)
 class ColorJitter:

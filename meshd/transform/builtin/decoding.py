@@ -107,7 +107,13 @@ def decode(data: bytes, mode: Mode) -> Pixels:
     return decode_other(data, mode)
 
 
-@operation("decode", Parameter("mode", choice("rgb", "gray"), "rgb"))
+@operation(
+    "decode",
+    Parameter("mode", choice("rgb", "gray"), "rgb"),
+    takes="bytes of a JPEG, PNG, WebP, GIF, BMP or TIFF file",
+    gives='uint8 [h, w, 3]; [h, w, 1] with `mode` "gray"',
+    refuses="no such file, truncated or damaged; more than 67 megapixels; a bomb (see below)",
+)
 @dataclass(frozen=True, slots=True)
 class Decode:
     """An image file to uint8 [height, width, channels]: 3 channels, or 1 with mode "gray"."""

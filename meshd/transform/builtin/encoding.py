@@ -37,6 +37,9 @@ _PNG_LEVEL = 6
     Parameter("quality", whole(1, 100), 90),
     Parameter("subsampling", choice("444", "422", "420"), "420"),
     Parameter("lossless", flag, False),
+    takes="uint8 [h, w, 1 or 3]",
+    gives="bytes of an image file",
+    refuses="more pixels a side than the format holds: 65,500 (JPEG), 16,383 (WebP)",
 )
 @dataclass(frozen=True, slots=True)
 class Encode:

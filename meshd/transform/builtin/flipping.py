@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from meshwire.randomness import KeyedRandom
 
 
-@operation("hflip", Parameter("p", probability, 0.5), random=True)
+@operation(
+    "hflip",
+    Parameter("p", probability, 0.5),
+    random=True,
+    takes="uint8 [h, w, c]",
+    gives="the same type",
+)
 @dataclass(frozen=True, slots=True)
 class HorizontalFlip:
     """Left and right swapped with probability `p`."""

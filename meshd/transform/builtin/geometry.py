@@ -33,7 +33,13 @@ def _check_image(field: FieldType) -> None:
         raise ValueError(f"needs an image with its channels last, not {field}; {what}")
 
 
-@operation("vflip", Parameter("p", probability, 0.5), random=True)
+@operation(
+    "vflip",
+    Parameter("p", probability, 0.5),
+    random=True,
+    takes="uint8 [h, w, c]",
+    gives="the same type",
+)
 @dataclass(frozen=True, slots=True)
 class VerticalFlip:
     """Top and bottom swapped with probability `p`."""
@@ -48,7 +54,14 @@ class VerticalFlip:
         return pixels(cv2.flip(value, 0)) if random.chance(self.p) else value
 
 
-@operation("pad", Parameter("border", sides), Parameter("fill", whole(0, 255), 0))
+@operation(
+    "pad",
+    Parameter("border", sides),
+    Parameter("fill", whole(0, 255), 0),
+    takes="uint8 [h, w, c]",
+    gives="uint8 [h + top + bottom, w + left + right, c]",
+    refuses="a side would exceed 16,384 pixels",
+)
 @dataclass(frozen=True, slots=True)
 class Pad:
     """A border of `fill` around the image: one width in pixels, or [top, right, bottom, left]."""
@@ -76,7 +89,14 @@ class Pad:
         return padded
 
 
-@operation("random_crop", Parameter("size", size), random=True)
+@operation(
+    "random_crop",
+    Parameter("size", size),
+    random=True,
+    takes="uint8 [h, w, c]",
+    gives="uint8 [height, width, c]",
+    refuses="the image is smaller than the crop",
+)
 @dataclass(frozen=True, slots=True)
 class RandomCrop:
     """A random window of [height, width] pixels, not resampled; a smaller image is a bad sample."""
@@ -104,6 +124,8 @@ class RandomCrop:
     Parameter("degrees", pair(-360.0, 360.0)),
     Parameter("fill", whole(0, 255), 0),
     random=True,
+    takes="uint8 [h, w, c]",
+    gives="the same type",
 )
 @dataclass(frozen=True, slots=True)
 class Rotate:

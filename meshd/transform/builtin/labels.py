@@ -31,7 +31,12 @@ def _check_bytes(given: FieldType) -> None:
         raise ValueError(f"needs the source's bytes, not {given}; make it the first op")
 
 
-@operation("int_label")
+@operation(
+    "int_label",
+    takes="bytes: a decimal integer as text",
+    gives="int64",
+    refuses="no integer, or none of 64 bits",
+)
 @dataclass(frozen=True, slots=True)
 class IntLabel:
     """A decimal integer, as `7`, to int64."""
@@ -51,7 +56,13 @@ class IntLabel:
         return number
 
 
-@operation("text_label", Parameter("classes", classes))
+@operation(
+    "text_label",
+    Parameter("classes", classes),
+    takes="bytes: a class name as UTF-8",
+    gives="int64: its place in `classes`",
+    refuses="a name that is none of `classes`",
+)
 @dataclass(frozen=True, slots=True)
 class TextLabel:
     """A class name to its number in `classes`, as int64."""

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from meshwire.randomness import KeyedRandom
 
 
-@operation("to_chw")
+@operation(
+    "to_chw",
+    takes="uint8 or float [h, w, c]",
+    gives="the same dtype [c, h, w]",
+)
 @dataclass(frozen=True, slots=True)
 class ToChw:
     """Channels first: [height, width, channels] to [channels, height, width]."""
@@ -40,7 +44,11 @@ class ToChw:
             np.copyto(row, value.transpose(2, 0, 1), casting="no")
 
 
-@operation("to_hwc")
+@operation(
+    "to_hwc",
+    takes="uint8 or float [c, h, w]",
+    gives="the same dtype [h, w, c]",
+)
 @dataclass(frozen=True, slots=True)
 class ToHwc:
     """Channels last: [channels, height, width] to [height, width, channels]."""

@@ -105,6 +105,8 @@ CHANGES: tuple[tuple[str, Change], ...] = (
     Parameter("strength", whole(0, STRENGTHS - 1), 9),
     Parameter("fill", whole(0, 255), 0),
     random=True,
+    takes="uint8 [h, w, 3]",
+    gives="the same type",
 )
 @dataclass(frozen=True, slots=True)
 class RandAugment:

@@ -40,7 +40,13 @@ def _check_image(field: FieldType) -> None:
         raise ValueError(f"needs an image with its channels last, not {field}; {what}")
 
 
-@operation("resize", Parameter("size", side_or_size))
+@operation(
+    "resize",
+    Parameter("size", side_or_size),
+    takes="uint8 [h, w, c]",
+    gives="uint8 [height, width, c]",
+    refuses="a side would exceed 16,384 pixels",
+)
 @dataclass(frozen=True, slots=True)
 class Resize:
     """To [height, width]; or the shorter side to `size` pixels, the shape kept."""
@@ -73,7 +79,13 @@ def _shorter_to(side: int, height: int, width: int) -> tuple[int, int]:
     return max(1, side * height // width), side
 
 
-@operation("center_crop", Parameter("size", size))
+@operation(
+    "center_crop",
+    Parameter("size", size),
+    takes="uint8 [h, w, c]",
+    gives="uint8 [height, width, c]",
+    refuses="the image is smaller than the crop",
+)
 @dataclass(frozen=True, slots=True)
 class CenterCrop:
     """The middle [height, width] pixels; a smaller image is a bad sample."""
@@ -105,6 +117,8 @@ class CenterCrop:
     Parameter("scale", interval(0.0, 1.0), (0.08, 1.0)),
     Parameter("ratio", interval(0.0, 100.0), (0.75, 1.3333333333333333)),
     random=True,
+    takes="uint8 [h, w, c]",
+    gives="uint8 [height, width, c]",
 )
 @dataclass(frozen=True, slots=True)
 class RandomResizedCrop:

@@ -15,6 +15,7 @@ import click
 from meshsdk.cli.benching import bench
 from meshsdk.cli.copying import cp
 from meshsdk.cli.listing import ls, mb, rb, stat
+from meshsdk.cli.ops import op
 from meshsdk.cli.reading import cat, head
 from meshsdk.cli.removing import rm
 from meshsdk.cli.replaying import bad, replay
@@ -34,6 +35,7 @@ Examples:
   mesh sync --delete ./photos s3://photos/train
   mesh head s3://photos/train/             what a dataset of it would hold
   mesh view create photos--small --match .jpg --op decode --op 'resize size=256' --op 'encode format=jpeg'
+  mesh op ls                               what nodes can do to a field
   mesh bad ls PLAN                         what a plan could not prepare
   mesh replay PLAN 1093 --epoch 2          one position of it again
   mesh bench s3://photos/train --op decode:image --op random_resized_crop:image:224
@@ -50,7 +52,7 @@ def mesh(session: Session) -> None:
     del session  # its options are inherited by the commands
 
 
-for command in (ls, cp, sync, cat, head, stat, rm, mb, rb, view, bench, bad, replay):
+for command in (ls, cp, sync, cat, head, stat, rm, mb, rb, op, view, bench, bad, replay):
     mesh.add_command(command)
 
 

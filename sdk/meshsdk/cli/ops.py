@@ -1,0 +1,99 @@
+"""`mesh op`: what nodes can do to a field."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from meshsdk import library
+from meshsdk.cli.running import shared_options
+
+if TYPE_CHECKING:
+    from meshsdk.cli.running import Session
+    from meshsdk.library import Argument, OpInfo
+
+
+@click.group("op")
+def op() -> None:
+    """What storage nodes can do to a field: in plans (`Dataset.map`) and in views (`--op`)."""
+
+
+@op.command("ls")
+@click.argument("word", default="")
+@shared_options
+def list_all(session: Session, word: str) -> None:
+    """Lists the node's ops, or those that have WORD in their name or summary.
+
+    \b
+    mesh op ls
+    mesh op ls crop
+    """
+    with session.client() as client:
+        found = library.list_ops(client.transport)
+    for line in found:
+        if word.lower() in f"{line.op} {line.summary}".lower():
+            session.show(
+                f"{line.op:20} {line.takes} → {line.gives}",
+                op=line.op,
+                version=line.version,
+                summary=line.summary,
+                takes=line.takes,
+                gives=line.gives,
+                arguments=list(line.arguments),
+            )
+
+
+@op.command()
+@click.argument("name")
+@shared_options
+def show(session: Session, name: str) -> None:
+    """Tells all about one op: what it takes and gives, its arguments, what makes a sample bad.
+
+    \b
+    mesh op show random_resized_crop
+    """
+    with session.client() as client:
+        found = library.show_op(client.transport, name)
+    session.show(
+        _page(found),
+        op=found.op,
+        version=found.version,
+        versions=list(found.versions),
+        summary=found.summary,
+        takes=found.takes,
+        gives=found.gives,
+        refuses=found.refuses,
+        random=found.random,
+        arguments=[
+            {"name": item.name, "kind": item.kind, "required": item.required, "default": item.default}
+            for item in found.arguments
+        ],
+    )
+
+
+def _page(found: OpInfo) -> str:
+    lines = [f"{found.op} (version {found.version})", f"  {found.summary}", ""]
+    lines += [f"  takes  {found.takes}", f"  gives  {found.gives}"]
+    if found.refuses:
+        lines.append(f"  a sample is bad when: {found.refuses}")
+    if found.random:
+        lines.append("  draws: keyed by seed, epoch and position, the same on every node")
+    if found.arguments:
+        wide = max(len(item.name) for item in found.arguments)
+        lines += ["", *(f"  {item.name:{wide}}  {_told(item)}" for item in found.arguments)]
+    example = " ".join(f"{item.name}={_example(item)}" for item in found.arguments if item.required)
+    lines += ["", f"  in a view: --op '{f'{found.op} {example}'.strip()}'"]
+    return "\n".join(lines)
+
+
+def _told(item: Argument) -> str:
+    if item.required:
+        return f"{item.kind} (required)"
+    return f"{item.kind}  [default: {json.dumps(item.default, ensure_ascii=False)}]"
+
+
+def _example(item: Argument) -> str:
+    """A place holder for a value, or the first choice."""
+    return item.kind.split('"')[1] if item.kind.startswith('one of "') else item.name.upper()
