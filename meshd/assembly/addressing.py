@@ -41,7 +41,8 @@ class RowsAddress(msgspec.Struct, frozen=True, tag="rows"):
 
 class DerivedAddress(msgspec.Struct, frozen=True, tag="derived"):
     """What a program makes of one object, which must still have this ETag. `program` is the text a transform
-    process compiles, `digest` names it; `position` keys its randomness.
+    process compiles, `digest` names it; `position` keys its randomness; `assets` are what its ops are built
+    with.
     """
 
     digest: str
@@ -50,6 +51,7 @@ class DerivedAddress(msgspec.Struct, frozen=True, tag="derived"):
     key: str
     etag: str
     position: int = 0
+    assets: tuple[str, ...] = ()
 
 
 Address = FrameAddress | RowsAddress

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from meshd.assembly.assets import asset_places
 from meshd.assembly.drafting import Draft, Rows
 from meshd.assembly.errors import BatchError, busy
 from meshd.assembly.ledger import BadSample
@@ -109,6 +110,7 @@ class FrameBuilder:
             frame_fd=draft.frame.fd,
             frame_bytes=draft.frame.size,
             targets=draft.targets,
+            assets=asset_places(self._kitchen.store, self._plan.assets),
         )
         draft.take(rendered)
         return sorted(rendered.failures, key=lambda failure: failure.row)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from meshd.assembly.assets import asset_places
 from meshd.assembly.errors import BatchError, busy
 from meshd.assembly.ledger import BadSample
 from meshd.assembly.memory import MemoryFrame
@@ -65,6 +66,7 @@ async def _render_once(kitchen: Kitchen, address: DerivedAddress, made: MemoryFr
         frame_fd=made.fd,
         frame_bytes=0,
         targets=[None],
+        assets=asset_places(kitchen.store, address.assets),
     )
 
 

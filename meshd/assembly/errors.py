@@ -18,6 +18,7 @@ Code = Literal[
     "NoSuchPlan",
     "NoSuchKey",
     "NoSuchView",
+    "NoSuchAsset",
     "ViewExists",
     "SnapshotChanged",
     "UnknownOpBuild",

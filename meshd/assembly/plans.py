@@ -39,7 +39,8 @@ class Output:
 @dataclass(frozen=True)
 class Plan:
     """`outputs`: of the bytes fields, by name in order. Label fields are int64 scalars and need no op.
-    `bucket`, `samples`: of the snapshot, so that requests are admitted without loading it.
+    `bucket`, `samples`: of the snapshot, so that requests are admitted without loading it. `assets`: sha256
+    of what the ops are built with.
     """
 
     hash: str
@@ -48,6 +49,7 @@ class Plan:
     samples: int
     spec: PlanSpec
     outputs: Mapping[str, Output]
+    assets: tuple[str, ...] = ()
 
     @cached_property
     def program_text(self) -> str:
@@ -70,6 +72,7 @@ class Plan:
                 "samples": self.samples,
                 "spec": spec_document(self.spec),
                 "outputs": outputs,
+                "assets": list(self.assets),
             }
         )
 
@@ -82,4 +85,5 @@ class Plan:
             for name, item in sorted(value["outputs"].items())
         }
         spec = parse_spec(value["spec"])
-        return cls(digest, value["snapshot"], value["bucket"], value["samples"], spec, outputs)
+        assets = tuple(value.get("assets", ()))
+        return cls(digest, value["snapshot"], value["bucket"], value["samples"], spec, outputs, assets)

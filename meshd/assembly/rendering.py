@@ -15,6 +15,10 @@ Pieces = tuple[tuple[str, int, int], ...]
 """(path, offset, length), in bytes: where the bytes of one field lie."""
 
 
+AssetPlace = tuple[str, Pieces]
+"""(sha256 in hex, where the bytes lie)."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowWork:
     """One row to render: its number in the frame, its epoch position, and the pieces of each bytes field."""
@@ -99,8 +103,9 @@ class Renderer(Protocol):
         frame_fd: int,
         frame_bytes: int,
         targets: Sequence[tuple[int, int] | None],
+        assets: Sequence[AssetPlace] = (),
     ) -> Rendered:
-        """`rows` are RowWork. `targets`: for each field in order of name, (offset of its tensor, number of
-        rows in it), or None for a ragged one.
+        """`rows` are RowWork, `assets` what the program's ops are built with. `targets`: for each field in
+        order of name, (offset of its tensor, number of rows in it), or None for a ragged one.
         """
         ...

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from meshd.assembly.catalog import Catalog
@@ -18,6 +19,7 @@ from meshd.control.nodesecret import NodeSecret
 from meshd.kit.clock import SystemClock
 from meshd.service.access import Access
 from meshd.service.acls import AclService
+from meshd.service.assets import AssetService
 from meshd.service.batches import BatchService
 from meshd.service.buckets import BucketService
 from meshd.service.datasets import DatasetService
@@ -130,8 +132,9 @@ def native_routes(node: Node, access: Access, frames: FrameSource) -> list[Nativ
     catalog = Catalog(node.store)
     readers = Readers(access)
     datasets = DatasetService(node.store, catalog, readers)
-    batches = BatchService(node.store, catalog, datasets, readers, frames)
+    assets = AssetService(node.store, catalog, readers)
+    batches = BatchService(node.store, catalog, datasets, readers, frames, assets)
     gathers = GatherService(node.store, datasets, readers)
-    makers: dict[type, Maker] = {TransformView: complete_transform}
+    makers: dict[type, Maker] = {TransformView: partial(complete_transform, assets)}
     definitions = ViewDefinitions(node.buckets, node.clock, access, makers)
     return build_native(datasets, batches, gathers, definitions, node.clock)

@@ -15,14 +15,14 @@ import numpy as np
 
 from meshd.assembly.addressing import RowsAddress
 from meshd.assembly.assembler import count_rows
-from meshd.assembly.errors import BatchError
+from meshd.assembly.errors import busy
 from meshd.assembly.ledger import read_ledger
 from meshd.assembly.plans import Output, Plan
 from meshd.assembly.sources import PinnedObjects, bytes_columns
 from meshd.service.blobs import Blob, as_samples, as_tar
 from meshd.service.datasets import invalid
-from meshd.transform.errors import UnknownBuildError, UnknownOpError
-from meshd.transform.programs import compile_program, completed
+from meshd.transform.programs import asset_digests, compile_program, completed
+from meshd.transform.reading import SourceGoneError
 from meshwire.documents import MAX_INTEGER, PlanError, checked_integer, checked_object, read_json, required
 from meshwire.fields import sample_key
 from meshwire.frames import FRAME_VERSION, Status
@@ -39,10 +39,12 @@ if TYPE_CHECKING:
     from meshd.assembly.addressing import Address, Frame, FrameAddress, FrameSource
     from meshd.assembly.catalog import Catalog
     from meshd.service.access import Caller
+    from meshd.service.assets import AssetService
     from meshd.service.blobs import Outgoing
     from meshd.service.datasets import DatasetService
     from meshd.service.readers import Readers
     from meshd.store.interface import ObjectStore
+    from meshd.transform.assets import Load
     from meshd.transform.fieldtypes import FieldType
     from meshwire.plans import PlanSpec, Slice
     from meshwire.snapshots import Snapshot
@@ -70,9 +72,10 @@ class BatchService:
         datasets: DatasetService,
         readers: Readers,
         frames: FrameSource,
+        assets: AssetService,
     ) -> None:
         self._store, self._catalog, self._datasets = store, catalog, datasets
-        self._readers, self._frames = readers, frames
+        self._readers, self._frames, self._assets = readers, frames, assets
         self._compiled: set[str] = set()
 
     def __repr__(self) -> str:
@@ -87,10 +90,19 @@ class BatchService:
         asked = _parse_registration(body)
         snapshot = await self._datasets.snapshot(caller, asked.snapshot)
         await self._check_objects(snapshot)
-        plan = _compile(snapshot, asked.spec, partial(self._first, snapshot))
+        try:
+            spec = await self._assets.pinned(caller, asked.spec)
+        except PlanError as error:
+            raise invalid(error) from error
+        plan = await self._compile(snapshot, spec)
         await self._catalog.add_plan(plan)
         self._compiled.add(plan.hash)
         return _describe(plan, snapshot, asked.batch)
+
+    async def _compile(self, snapshot: Snapshot, spec: PlanSpec) -> Plan:
+        """In a thread: building an op of its asset may take a second."""
+        first, load = partial(self._first, snapshot), self._assets.load
+        return await asyncio.to_thread(_compile, snapshot, spec, first, load)
 
     def _first(self, snapshot: Snapshot, field: str) -> bytes:
         """A field's bytes of the first sample. Raises KeyError, BatchError SnapshotChanged."""
@@ -122,7 +134,7 @@ class BatchService:
         await self._require(caller, plan)
         if digest not in self._compiled:
             snapshot = await self._catalog.snapshot(plan.snapshot)
-            _compile(snapshot, plan.spec, partial(self._first, snapshot))
+            await self._compile(snapshot, plan.spec)
             self._compiled.add(digest)
         return plan
 
@@ -253,21 +265,20 @@ def _checked_spec(value: Any) -> dict[str, Any]:
     return value
 
 
-def _compile(snapshot: Snapshot, spec: PlanSpec, first: Callable[[str], bytes]) -> Plan:
+def _compile(snapshot: Snapshot, spec: PlanSpec, first: Callable[[str], bytes], load: Load) -> Plan:
     """The plan with versions and outputs filled in. Raises BatchError."""
     labels = [name for name, column in snapshot.fields.items() if isinstance(column, LabelColumn)]
     try:
         spec = completed(spec, first)
-        program = compile_program(spec, list(bytes_columns(snapshot)), labels)
+        program = compile_program(spec, list(bytes_columns(snapshot)), labels, load=load)
         digest = plan_hash(snapshot.hash, spec)
-    except UnknownOpError as error:
-        raise BatchError("UnknownOp", str(error), detail={"path": error.path}) from error
-    except UnknownBuildError as error:
-        raise BatchError("UnknownOpBuild", str(error), detail={"path": error.path}) from error
+        assets = asset_digests(spec)
+    except SourceGoneError as error:
+        raise busy(str(error)) from error
     except PlanError as error:
         raise invalid(error) from error
     outputs = {name: _output(found) for name, found in program.outputs.items()}
-    return Plan(digest, snapshot.hash, snapshot.objects.bucket, snapshot.samples, spec, outputs)
+    return Plan(digest, snapshot.hash, snapshot.objects.bucket, snapshot.samples, spec, outputs, assets)
 
 
 def _output(field: FieldType) -> Output:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from meshd.assembly.errors import BatchError
 from meshd.kit.singleflight import SingleFlight
+from meshd.transform.assets import MissingAssetError
+from meshd.transform.errors import UnknownBuildError, UnknownOpError
 from meshwire.columns import ColumnError
 from meshwire.documents import PlanError, checked_choice, checked_object, read_json, required
 from meshwire.fields import parse_fields, parse_source
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from meshd.assembly.catalog import Catalog
+    from meshd.assembly.errors import Code
     from meshd.service.access import Caller
     from meshd.service.readers import Readers
     from meshd.store.interface import ObjectStore
@@ -34,11 +37,17 @@ Kind = Literal["auto", "objects", "tar"]
 _PAGE = 1000
 _READ_AHEAD = 64 << 10
 MAX_MEMBERS = 10_000_000
+_CODES: tuple[tuple[type[PlanError], Code], ...] = (
+    (UnknownOpError, "UnknownOp"),
+    (UnknownBuildError, "UnknownOpBuild"),
+    (MissingAssetError, "NoSuchAsset"),
+)
 
 
 def invalid(error: PlanError) -> BatchError:
     """A PlanError in the protocol's words."""
-    return BatchError("InvalidPlan", str(error), detail={"path": error.path})
+    code: Code = next((code for kind, code in _CODES if isinstance(error, kind)), "InvalidPlan")
+    return BatchError(code, str(error), detail={"path": error.path})
 
 
 class DatasetService:

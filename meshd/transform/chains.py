@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from meshd.transform import builtin, registry
+from meshd.transform.assets import no_assets
 from meshd.transform.errors import BadSampleError, OpFailedError
 from meshd.transform.fieldtypes import BYTES
 from meshwire.documents import PlanError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from meshd.transform.assets import Load
     from meshd.transform.fieldtypes import FieldType
     from meshwire.plans import OpSpec
 
@@ -116,7 +118,7 @@ def _copy(value: Any, row: npt.NDArray[Any]) -> None:
     np.copyto(row, value, casting="no")
 
 
-def compile_chain(ops: Sequence[tuple[int, OpSpec]], *, fuse: bool = True) -> Chain:
+def compile_chain(ops: Sequence[tuple[int, OpSpec]], *, fuse: bool = True, load: Load = no_assets) -> Chain:
     """The chain of a bytes field's ops, each with its index in the plan.
 
     Raises PlanError with the path of the bad field: unknown ops, arguments, types that do not fit together.
@@ -124,7 +126,7 @@ def compile_chain(ops: Sequence[tuple[int, OpSpec]], *, fuse: bool = True) -> Ch
     field, steps = BYTES, list[Step]()
     for index, op in ops:
         path = f"ops[{index}]"
-        definition, operation = registry.build(op, path)
+        definition, operation = registry.build(op, path, load)
         try:
             field = operation.infer(field)
         except ValueError as error:

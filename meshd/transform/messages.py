@@ -31,6 +31,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class RenderRequest(msgspec.Struct, frozen=True, array_like=True):
     """`program_text` only when this connection has not had `program` yet. `targets`, one a field in order of
     name: (offset of the field's tensor in the frame, its number of rows), or None for a ragged field.
+    `assets`: the digest of each asset of the program and the pieces it lies in.
     """
 
     number: int
@@ -41,6 +42,7 @@ class RenderRequest(msgspec.Struct, frozen=True, array_like=True):
     targets: tuple[tuple[int, int] | None, ...]
     paths: tuple[str, ...]
     rows: tuple[Row, ...]
+    assets: tuple[tuple[str, tuple[tuple[int, int, int], ...]], ...] = ()
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):

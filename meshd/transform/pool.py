@@ -108,6 +108,7 @@ class _Call:
     frame: _Frame
     frame_bytes: int
     targets: tuple[tuple[int, int] | None, ...]
+    assets: tuple[tuple[str, tuple[tuple[str, int, int], ...]], ...] = ()
 
 
 class _Slice:
@@ -136,24 +137,21 @@ class _Slice:
     def request(self, number: int, *, with_text: bool) -> RenderRequest:
         self.number = number
         paths: dict[str, int] = {}
-        rows = tuple(
-            Row(
-                work.row,
-                work.position,
-                tuple(
-                    tuple(
-                        (paths.setdefault(path, len(paths)), offset, length)
-                        for path, offset, length in pieces
-                    )
-                    for pieces in work.sources
-                ),
+
+        def placed(pieces: Sequence[tuple[str, int, int]]) -> tuple[tuple[int, int, int], ...]:
+            return tuple(
+                (paths.setdefault(path, len(paths)), offset, length) for path, offset, length in pieces
             )
+
+        rows = tuple(
+            Row(work.row, work.position, tuple(placed(pieces) for pieces in work.sources))
             for work in self.rows
         )
         call = self.call
+        assets = tuple((digest, placed(pieces)) for digest, pieces in call.assets)
         text = call.program_text if with_text else ""
         return RenderRequest(
-            number, call.program, text, call.epoch, call.frame_bytes, call.targets, tuple(paths), rows
+            number, call.program, text, call.epoch, call.frame_bytes, call.targets, tuple(paths), rows, assets
         )
 
 
@@ -195,8 +193,10 @@ class TransformPool:
         frame_fd: int,
         frame_bytes: int,
         targets: Sequence[tuple[int, int] | None],
+        assets: Sequence[tuple[str, tuple[tuple[str, int, int], ...]]] = (),
     ) -> Rendered:
-        """Render rows into the frame at `frame_fd` (which stays the caller's). `targets`: see RenderRequest.
+        """Render rows into the frame at `frame_fd` (which stays the caller's). `targets`, `assets`: see
+        RenderRequest.
 
         Cancelling forgets rows not yet begun; those under way still write into the frame. Raises
         PoolClosedError.
@@ -206,7 +206,8 @@ class TransformPool:
         if not rows:
             return Rendered()
         frame = _Frame(frame_fd)
-        call = _Call(job, program_text, program_key(program_text), epoch, frame, frame_bytes, tuple(targets))
+        program = program_key(program_text)
+        call = _Call(job, program_text, program, epoch, frame, frame_bytes, tuple(targets), tuple(assets))
         slices = [_Slice(call, rows[start : start + SLICE_ROWS]) for start in range(0, len(rows), SLICE_ROWS)]
         for item in slices:
             self._queue.put(job, item)

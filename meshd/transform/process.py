@@ -18,14 +18,16 @@ import msgspec
 
 from meshd.kit.clock import SystemClock
 from meshd.net.unixmessages import BlockingMessageStream, MessageError, StreamClosedError
+from meshd.transform.assets import LoadedAssets
 from meshd.transform.messages import Failure, RenderReply, RenderRequest, write_progress
 from meshd.transform.programs import load_program
-from meshd.transform.reading import SourceFiles
+from meshd.transform.reading import SourceFiles, SourceGoneError
 from meshd.transform.rendering import SliceRenderer
 
 if TYPE_CHECKING:
     import socket
 
+    from meshd.transform.messages import FailureKind
     from meshd.transform.programs import Program
 
 _log = logging.getLogger(__name__)
@@ -56,10 +58,11 @@ def program_key(text: str) -> str:
 
 def _broken(request: RenderRequest, error: Exception) -> RenderReply:
     """What is answered when not a row but the renderer failed: a defect, which no bad-sample policy
-    covers.
+    covers, or an asset that lies elsewhere now.
     """
     reason = f"{type(error).__name__}: {error}"[:300]
-    failures = tuple(Failure(row.row, 0, "op", "renderer", reason) for row in request.rows)
+    kind: FailureKind = "read" if isinstance(error, SourceGoneError) else "op"
+    failures = tuple(Failure(row.row, 0, kind, "renderer", reason) for row in request.rows)
     return RenderReply(request.number, (), failures, (), (), 0.0)
 
 
@@ -67,6 +70,8 @@ class _Serving:
     def __init__(self, stream: BlockingMessageStream) -> None:
         self._stream = stream
         self._files = SourceFiles()
+        self._assets = LoadedAssets(self._files)
+        self._texts: OrderedDict[str, str] = OrderedDict()
         self._programs: OrderedDict[str, Program] = OrderedDict()
         self._clock = SystemClock()
 
@@ -105,8 +110,20 @@ class _Serving:
     def _program(self, request: RenderRequest) -> Program:
         known: Any = self._programs.get(request.program)
         if known is None:
-            known = self._programs[request.program] = load_program(request.program_text)
+            known = self._programs[request.program] = self._compiled(request)
             if len(self._programs) > PROGRAMS:
                 self._programs.popitem(last=False)
         self._programs.move_to_end(request.program)
         return known  # type: ignore[no-any-return]  # OrderedDict.get of a known key
+
+    def _compiled(self, request: RenderRequest) -> Program:
+        """Kept with its text, which does not come again if an asset cannot be read at once."""
+        text = self._texts[request.program] = request.program_text or self._texts[request.program]
+        self._texts.move_to_end(request.program)
+        if len(self._texts) > PROGRAMS:
+            self._texts.popitem(last=False)
+        places = {
+            digest: [(request.paths[path], offset, length) for path, offset, length in pieces]
+            for digest, pieces in request.assets
+        }
+        return load_program(text, self._assets.loader(places))

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from meshd.transform import registry
+from meshd.transform.assets import PREFIX, no_assets
 from meshd.transform.chains import compile_chain
 from meshd.transform.errors import BadSampleError
 from meshwire.documents import PlanError, suggestion
@@ -20,11 +21,12 @@ from meshwire.randomness import KeyedRandom
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from meshd.transform.assets import Load
     from meshd.transform.chains import Chain
     from meshd.transform.fieldtypes import FieldType
     from meshwire.plans import OpSpec, PlanSpec
 
-__all__ = ["Program", "compile_program", "completed", "load_program"]
+__all__ = ["Program", "asset_digests", "compile_program", "completed", "load_program"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +72,17 @@ def _completed(op: OpSpec, path: str, first: Callable[[str], bytes]) -> OpSpec:
 
 
 def compile_program(
-    spec: PlanSpec, fields: Sequence[str], labels: Sequence[str] = (), *, fuse: bool = True
+    spec: PlanSpec,
+    fields: Sequence[str],
+    labels: Sequence[str] = (),
+    *,
+    fuse: bool = True,
+    load: Load = no_assets,
 ) -> Program:
     """The program over the bytes fields `fields`; `labels` are known to the plan but take no ops.
 
     Raises PlanError with the path of the bad field. `fuse=False` compiles the plain chain (the tests'
-    oracle).
+    oracle); `load` gives ops the assets they are built with.
     """
     by_field: dict[str, list[tuple[int, OpSpec]]] = {name: [] for name in sorted(fields)}
     for index, op in enumerate(spec.ops):
@@ -85,11 +92,22 @@ def compile_program(
         if op.field not in by_field:
             raise PlanError(path, f"the dataset has no field {op.field!r}{suggestion(op.field, by_field)}")
         by_field[op.field].append((index, op))
-    chains = {name: compile_chain(ops, fuse=fuse) for name, ops in by_field.items()}
+    chains = {name: compile_chain(ops, fuse=fuse, load=load) for name, ops in by_field.items()}
     return Program(spec.seed, chains)
 
 
-def load_program(text: str) -> Program:
+def asset_digests(spec: PlanSpec) -> tuple[str, ...]:
+    """The assets a pinned spec needs, each once, in order. Raises UnknownOpError, UnknownBuildError."""
+    found = {
+        str(op.args[name]).removeprefix(PREFIX)
+        for index, op in enumerate(spec.ops)
+        for name in registry.find(op.op, op.version, f"ops[{index}]").assets
+        if op.args.get(name) is not None
+    }
+    return tuple(sorted(found))
+
+
+def load_program(text: str, load: Load = no_assets) -> Program:
     """The program of canonical JSON {"spec", "fields"}. Raises PlanError as `compile_program` does."""
     document = json.loads(text)
-    return compile_program(parse_spec(document["spec"]), document["fields"])
+    return compile_program(parse_spec(document["spec"]), document["fields"], load=load)

@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from meshd.transform.assets import BadAssetError, asset, no_assets
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
 from meshd.transform.parameters import parse_arguments
-from meshwire.documents import join, shown, suggestion
+from meshwire.documents import PlanError, join, shown, suggestion
 
 if TYPE_CHECKING:
+    from meshd.transform.assets import Load
     from meshd.transform.fieldtypes import FieldType
     from meshd.transform.parameters import Parameter
     from meshwire.plans import OpSpec
@@ -56,6 +58,11 @@ class OpDefinition:
     gives: str = ""
     refuses: str = ""
     subject: str = ""
+
+    @property
+    def assets(self) -> tuple[str, ...]:
+        """The parameters whose values are assets."""
+        return tuple(parameter.name for parameter in self.parameters if parameter.parse is asset)
 
 
 OPS: dict[str, dict[str, OpDefinition]] = {}
@@ -133,8 +140,16 @@ def versions(name: str, ops: Mapping[str, dict[str, OpDefinition]] = OPS) -> lis
     return sorted(ops[name], key=_version_order)
 
 
-def build(op: OpSpec, path: str) -> tuple[OpDefinition, Operation]:
-    """The op of a spec with its arguments checked. Raises PlanError with the path of the bad field."""
+def build(op: OpSpec, path: str, load: Load = no_assets) -> tuple[OpDefinition, Operation]:
+    """The op of a spec with its arguments checked. Raises PlanError with the path of the bad field,
+    MissingAssetError.
+    """
     definition = find(op.op, op.version, path)
     arguments = parse_arguments(definition.parameters, op.args, join(path, "args"))
-    return definition, definition.build(**arguments)
+    for name in definition.assets:
+        if arguments[name] is not None:
+            arguments[name] = load(arguments[name])
+    try:
+        return definition, definition.build(**arguments)
+    except BadAssetError as error:
+        raise PlanError(f"{path}.args.{error.parameter}", error.reason) from error

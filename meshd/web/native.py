@@ -62,6 +62,7 @@ _STATUS: Mapping[Code, int] = {
     "SnapshotChanged": 409,
     "ViewExists": 409,
     "UnknownOpBuild": 410,
+    "NoSuchAsset": 410,
     "TooLarge": 413,
     "NotOwner": 421,
     "BadSample": 422,

@@ -107,6 +107,7 @@ _BY_CODE: dict[str, type[ServerError]] = {
     "InvalidPlan": InvalidPlanError,
     "UnknownOp": InvalidPlanError,
     "UnknownOpBuild": InvalidPlanError,
+    "NoSuchAsset": InvalidPlanError,
     "Busy": BusyError,
     "SlowDown": BusyError,
     "PreconditionFailed": PreconditionError,

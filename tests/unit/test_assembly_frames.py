@@ -77,6 +77,7 @@ class Stamper:
         frame_fd: int,
         frame_bytes: int,
         targets: Sequence[tuple[int, int] | None],
+        assets: Sequence[Any] = (),
     ) -> Rendered:
         self.calls += 1
         self.called.set()

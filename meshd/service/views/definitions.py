@@ -7,6 +7,7 @@ else's now, shows nothing.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from functools import lru_cache
@@ -15,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from meshd.assembly.errors import BatchError
 from meshd.control.buckets import Bucket, BucketExistsError
+from meshd.service.datasets import invalid
 from meshd.service.permissions import Need
 from meshd.transform import registry
-from meshd.transform.errors import UnknownBuildError, UnknownOpError
 from meshd.transform.programs import compile_program, completed
 from meshwire.documents import PlanError, checked_object, checked_text, read_json, required, suggestion
 from meshwire.s3.errors import S3Error
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from meshd.control.buckets import BucketTable
     from meshd.kit.clock import Clock
     from meshd.service.access import Access, Caller, Identity
+    from meshd.service.assets import AssetService
     from meshd.service.views.kinds import Maker
     from meshwire.transformviews import TransformView
     from meshwire.views import View
@@ -87,12 +89,8 @@ class ViewDefinitions:
             self._require(caller, Need("s3:GetObject", source.name, "*"))  # whatever it holds
             self._require(caller, Need("s3:CreateBucket", name), creating=True)
             view = await self._completed(caller, parse_view(given, source.name))
-        except UnknownOpError as error:
-            raise BatchError("UnknownOp", str(error), detail={"path": error.path}) from error
-        except UnknownBuildError as error:
-            raise BatchError("UnknownOpBuild", str(error), detail={"path": error.path}) from error
         except PlanError as error:
-            raise BatchError("InvalidPlan", str(error), detail={"path": error.path}) from error
+            raise invalid(error) from error
         bucket = Bucket(name, source.owner, self._clock.now_ms(), source.region, view=view.to_json().decode())
         try:
             return _described(await self._table.create(bucket))
@@ -170,10 +168,11 @@ def _described(bucket: Bucket) -> dict[str, Any]:
     }
 
 
-async def complete_transform(_: Caller, view: TransformView) -> TransformView:
-    """With the op builds this node has; checked that the chain ends in bytes. Raises PlanError."""
-    spec = completed(view.plan, _no_sample)
-    output = compile_program(spec, [FIELD]).outputs[FIELD]
+async def complete_transform(assets: AssetService, caller: Caller, view: TransformView) -> TransformView:
+    """With the op builds and assets this node has; checked that the chain ends in bytes. Raises PlanError."""
+    spec = completed(await assets.pinned(caller, view.plan), _no_sample)
+    program = await asyncio.to_thread(compile_program, spec, [FIELD], load=assets.load)
+    output = program.outputs[FIELD]
     if output.kind != "bytes":
         raise PlanError("ops", f"the chain ends in {output}, an object is bytes; add `encode` or `to_npy`")
     return replace(view, ops=spec.ops)

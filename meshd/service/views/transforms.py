@@ -23,6 +23,7 @@ from meshd.service.views.kinds import Kept
 from meshd.store.errors import ConditionFailedError
 from meshd.store.records import Meta
 from meshd.telemetry import metrics
+from meshd.transform.programs import asset_digests
 from meshwire import checksums
 from meshwire.conditions import Conditions
 from meshwire.documents import canonical_json
@@ -85,7 +86,13 @@ class TransformReader:
 
     async def _make(self, view: TransformView, origin: str, source: Record, place: str) -> None:
         address = DerivedAddress(
-            view.digest, _program(view), view.source, origin, source.etag, _position(view, origin)
+            view.digest,
+            _program(view),
+            view.source,
+            origin,
+            source.etag,
+            _position(view, origin),
+            asset_digests(view.plan),
         )
         try:
             frame = await self._frames.frame(address)

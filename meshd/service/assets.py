@@ -1,0 +1,96 @@
+"""Assets taken in: an object a spec names by its address becomes content the node keeps, under its hash.
+
+Law: read with the caller's rights, when the plan or view is made, and never again: what the object becomes
+later changes no plan. Bounded in size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from meshd.assembly.assets import asset_key
+from meshd.assembly.catalog import RESERVED_BUCKET
+from meshd.assembly.errors import BatchError
+from meshd.transform import registry
+from meshd.transform.assets import MAX_ASSET_BYTES, PREFIX, MissingAssetError, checked_asset, no_assets
+from meshwire.documents import PlanError, shown
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from meshd.assembly.catalog import Catalog
+    from meshd.service.access import Caller
+    from meshd.service.readers import Readers
+    from meshd.store.interface import ObjectStore
+    from meshd.transform.assets import Asset
+    from meshwire.plans import OpSpec, PlanSpec
+
+
+class AssetService:
+    """One a worker."""
+
+    def __init__(self, store: ObjectStore, catalog: Catalog, readers: Readers) -> None:
+        self._store, self._catalog, self._readers = store, catalog, readers
+
+    def __repr__(self) -> str:
+        return "<AssetService>"
+
+    async def pinned(self, caller: Caller, spec: PlanSpec) -> PlanSpec:
+        """The spec with `sha256:HEX` in the place of every address of an asset, the content kept.
+
+        Raises PlanError (with the path), UnknownOpError, UnknownBuildError, MissingAssetError; BatchError
+        NoSuchBucket, NoSuchKey, AccessDenied, TooLarge.
+        """
+        ops = [await self._pinned(caller, op, f"ops[{index}]") for index, op in enumerate(spec.ops)]
+        return replace(spec, ops=tuple(ops))
+
+    async def _pinned(self, caller: Caller, op: OpSpec, path: str) -> OpSpec:
+        names = registry.find(op.op, op.version, path).assets
+        given = {name: op.args[name] for name in names if op.args.get(name) is not None}
+        if not given:
+            return op
+        found = {name: await self._pin(caller, value, f"{path}.args.{name}") for name, value in given.items()}
+        return replace(op, args={**op.args, **found})
+
+    async def _pin(self, caller: Caller, value: Any, path: str) -> Any:
+        if isinstance(value, str) and value.startswith("s3://"):
+            data = await asyncio.to_thread(self._store.read, *self._located(caller, value, path))
+            return f"{PREFIX}{await self.keep(data)}"
+        if isinstance(value, str) and value.startswith(PREFIX):
+            digest = value.removeprefix(PREFIX)
+            if self._store.get(RESERVED_BUCKET, asset_key(digest)) is None:
+                raise MissingAssetError(path, f"this node does not have the asset {shown(value)}")
+        return value  # what is no reference at all is refused where arguments are parsed
+
+    def _located(self, caller: Caller, url: str, path: str) -> tuple[Any, int, int]:
+        bucket, _, key = url.removeprefix("s3://").partition("/")
+        if not bucket or not key:
+            raise PlanError(path, f"expected s3://BUCKET/KEY, got {shown(url)}")
+        if not self._readers.rights(caller, bucket).allows(key):
+            raise BatchError(
+                "AccessDenied", f"{path}: this key may not read {url[:300]}", help="it takes s3:GetObject"
+            )
+        record = self._store.get(bucket, key)
+        if record is None:
+            code = self._readers.missing(caller, bucket, key)
+            raise BatchError(code, f"{path}: there is no object {url[:300]}", help="look with: mesh ls")
+        if record.size > MAX_ASSET_BYTES:
+            raise BatchError(
+                "TooLarge",
+                f"{path}: {url[:300]} has {record.size} bytes; an asset has at most {MAX_ASSET_BYTES}",
+            )
+        return record, 0, record.size
+
+    async def keep(self, data: bytes) -> str:
+        """Keep content durably; its sha256 in hex. Idempotent."""
+        digest = hashlib.sha256(data).hexdigest()
+        await self._catalog.write(asset_key(digest), data, once=True)
+        return digest
+
+    def load(self, digest: str) -> Asset:
+        """An asset's content (blocking). Raises MissingAssetError, SourceGoneError."""
+        data = self._catalog.read(asset_key(digest))
+        return no_assets(digest) if data is None else checked_asset(digest, data)

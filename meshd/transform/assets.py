@@ -1,0 +1,107 @@
+"""Assets: what an op's argument names by content (a tokenizer's file, a user's module), given to its build as
+bytes.
+
+Law: a spec that is hashed or run names an asset as `sha256:HEX` and nothing else; bytes that do not have that
+hash are never handed on. Seam: a parameter is one with `Parameter("file", asset)`; the op is built with an
+`Asset` in that place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from meshd.transform.reading import SourceGoneError
+from meshwire.documents import PlanError, checked_text, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from meshd.transform.reading import Piece, SourceFiles
+
+PREFIX = "sha256:"
+MAX_ASSET_BYTES = 64 << 20
+_NAME = re.compile(r"sha256:[0-9a-f]{64}")
+
+Load = Callable[[str], "Asset"]
+"""Digest (hex) → the asset. Raises MissingAssetError, SourceGoneError."""
+
+
+class MissingAssetError(PlanError):
+    """The plan names content that this node does not have: it cannot reproduce the plan."""
+
+
+class BadAssetError(ValueError):
+    """The content is not what the op needs: raised by an op's build, of its `parameter`."""
+
+    def __init__(self, parameter: str, reason: str) -> None:
+        super().__init__(reason)
+        self.parameter, self.reason = parameter, reason[:300]
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """`digest`: sha256 of `data` in hex, and all that equality looks at: what is made of an asset can be kept
+    by it."""
+
+    digest: str
+    data: bytes = field(repr=False, compare=False)
+
+
+def asset(value: Any, path: str) -> str:
+    """The digest of `sha256:HEX`, which is what a node has put in the place of an `s3://` address."""
+    text = checked_text(value, path, at_most=1200)
+    if _NAME.fullmatch(text):
+        return text.removeprefix(PREFIX)
+    if text.startswith("s3://"):
+        raise PlanError(path, f"{shown(text)} was not read yet: plans and views name it by sha256")
+    raise PlanError(path, f"expected s3://BUCKET/KEY or sha256:HEX, got {shown(text)}")
+
+
+def checked_asset(digest: str, data: bytes) -> Asset:
+    """Raises SourceGoneError unless the bytes are what the digest names."""
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise SourceGoneError(f"the asset {PREFIX}{digest[:12]}… is damaged where it is kept")
+    return Asset(digest, data)
+
+
+def no_assets(digest: str) -> Asset:
+    """Loads nothing."""
+    raise MissingAssetError("", f"this node does not have the asset {PREFIX}{digest}")
+
+
+class LoadedAssets:
+    """The assets a process used last, at most `limit` bytes. Not for threads."""
+
+    def __init__(self, files: SourceFiles, limit: int = 4 * MAX_ASSET_BYTES) -> None:
+        self._files, self._limit = files, limit
+        self._known: OrderedDict[str, Asset] = OrderedDict()
+        self._bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<LoadedAssets {len(self._known)}, {self._bytes} bytes>"
+
+    def loader(self, places: Mapping[str, Sequence[Piece]]) -> Load:
+        """A loader that knows where these assets lie."""
+
+        def load(digest: str) -> Asset:
+            known = self._known.get(digest)
+            if known is not None:
+                self._known.move_to_end(digest)
+                return known
+            if digest not in places:
+                return no_assets(digest)
+            return self._keep(checked_asset(digest, self._files.read(places[digest])))
+
+        return load
+
+    def _keep(self, loaded: Asset) -> Asset:
+        self._known[loaded.digest] = loaded
+        self._bytes += len(loaded.data)
+        while self._bytes > self._limit and len(self._known) > 1:
+            self._bytes -= len(self._known.popitem(last=False)[1].data)
+        return loaded
