@@ -1,0 +1,287 @@
+"""A user's op as its module declares it: what it takes, what it makes, its arguments and its limits.
+
+Law: a declaration is plain JSON, the same for the same source. It comes out of a process that nobody trusts:
+whatever is wrong with it is a PlanError with the place.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
+
+from meshwire.documents import (
+    PlanError,
+    checked_choice,
+    checked_integer,
+    checked_json,
+    checked_number,
+    checked_object,
+    checked_text,
+    join,
+    required,
+    shown,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Kind = Literal["bytes", "image", "array"]
+Extent = int | str | None
+"""Of one axis: a number, a name (the same name is the same number), or None where samples differ."""
+
+KINDS: Final = ("bytes", "image", "array")
+LAYOUTS: Final = ("", "hwc", "chw")
+ARGUMENTS: Final = ("any", "bool", "dict", "float", "int", "list", "str")
+MAX_SOURCE: Final = 1 << 20
+MAX_OPS: Final = 64
+MAX_AXES: Final = 16
+MAX_EXTENT: Final = 1 << 31
+SECONDS: Final = 10.0
+MEMORY: Final = 1 << 30
+_MODULE = re.compile(r"[a-z][a-z0-9_\-]{0,39}")
+_FUNCTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,49}")
+
+
+@dataclass(frozen=True, slots=True)
+class ValueType:
+    """What a function takes or makes. Of an input, `dtype` "" and `shape` None take any."""
+
+    kind: Kind
+    dtype: str = ""
+    shape: tuple[Extent, ...] | None = None
+    layout: str = ""
+
+    def __str__(self) -> str:
+        sizes = (
+            "…" if self.shape is None else "×".join("?" if item is None else str(item) for item in self.shape)
+        )
+        layout = f" ({self.layout})" if self.layout else ""
+        return "bytes" if self.kind == "bytes" else f"{self.kind}{layout} {self.dtype or 'any'}[{sizes}]"
+
+    def document(self) -> dict[str, Any]:
+        shape = None if self.shape is None else list(self.shape)
+        return {"kind": self.kind, "dtype": self.dtype, "shape": shape, "layout": self.layout}
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """`type`: one of ARGUMENTS. Without a default it must be given."""
+
+    name: str
+    type: str = "any"
+    required: bool = True
+    default: Any = None
+
+    def document(self) -> dict[str, Any]:
+        default = {} if self.required else {"default": self.default}
+        return {"name": self.name, "type": self.type, **default}
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """One op of a module. `seconds`: of one sample; `memory`: bytes, beyond what its imports take."""
+
+    name: str
+    input: ValueType
+    output: ValueType
+    arguments: tuple[Argument, ...] = ()
+    random: bool = False
+    seconds: float = SECONDS
+    memory: int = MEMORY
+    summary: str = ""
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "input": self.input.document(),
+            "output": self.output.document(),
+            "arguments": [argument.document() for argument in self.arguments],
+            "random": self.random,
+            "seconds": self.seconds,
+            "memory": self.memory,
+            "summary": self.summary,
+        }
+
+
+BYTES: Final = ValueType("bytes", "uint8", (None,))
+
+
+# --- read back, from a process that is not trusted --------------------------------------------------------
+
+
+def parse_declarations(value: Any, path: str = "ops") -> dict[str, Declaration]:
+    """The ops of a module by name. Raises PlanError."""
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_OPS:
+        raise PlanError(
+            path, f"a module declares 1…{MAX_OPS} ops: mark functions with @op(input=…, output=…)"
+        )
+    read = [parse_declaration(item, f"{path}[{number}]") for number, item in enumerate(value)]
+    names = [declared.name for declared in read]
+    if len(set(names)) != len(names):
+        raise PlanError(path, "two ops have one name; give each its own")
+    return {declared.name: declared for declared in read}
+
+
+def parse_declaration(value: Any, path: str = "") -> Declaration:
+    """Raises PlanError."""
+    known = ("name", "input", "output", "arguments", "random", "seconds", "memory", "summary")
+    document = checked_object(checked_json(value, path), path, known)
+    name = checked_text(required(document, "name", path), join(path, "name"), at_most=50)
+    if not _FUNCTION.fullmatch(name):
+        raise PlanError(join(path, "name"), f"{shown(name)} is no name for an op; use letters, digits and _")
+    arguments = _parsed_arguments(document.get("arguments", []), join(path, "arguments"))
+    random = document.get("random", False)
+    if not isinstance(random, bool):
+        raise PlanError(join(path, "random"), "expected true or false")
+    taken = _value_type(required(document, "input", path), join(path, "input"))
+    made = _value_type(required(document, "output", path), join(path, "output"))
+    _check_output(taken, made, arguments, join(path, "output"))
+    return Declaration(
+        name,
+        taken,
+        made,
+        arguments,
+        random,
+        checked_number(document.get("seconds", SECONDS), join(path, "seconds"), 0.001, 3600.0),
+        checked_integer(document.get("memory", MEMORY), join(path, "memory"), 1 << 20, 1 << 44),
+        checked_text(document.get("summary", ""), join(path, "summary"), at_most=200),
+    )
+
+
+def _value_type(value: Any, path: str) -> ValueType:
+    document = checked_object(value, path, ("kind", "dtype", "shape", "layout"))
+    kind = cast("Kind", checked_choice(required(document, "kind", path), join(path, "kind"), KINDS))
+    dtype = document.get("dtype", "")
+    if dtype:
+        names = [f"{kind}{bits}" for kind in ("uint", "int") for bits in (8, 16, 32, 64)]
+        dtype = checked_choice(dtype, join(path, "dtype"), ["bool", *names, "float16", "float32", "float64"])
+    layout = checked_choice(document.get("layout", ""), join(path, "layout"), LAYOUTS)
+    shape = _shape(document.get("shape"), join(path, "shape"))
+    if kind == "bytes":
+        return BYTES
+    if kind == "image" and (dtype != "uint8" or not layout or shape is None or len(shape) != 3):
+        raise PlanError(path, "an image is uint8 with three axes and a layout; write image(height, width)")
+    return ValueType(kind, dtype, shape, layout if kind == "image" else "")
+
+
+def _shape(value: Any, path: str) -> tuple[Extent, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) > MAX_AXES:
+        raise PlanError(path, f"expected a list of at most {MAX_AXES} extents, got {shown(value)}")
+    return tuple(_extent(item, f"{path}[{number}]") for number, item in enumerate(value))
+
+
+def _extent(value: Any, path: str) -> Extent:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        if not _FUNCTION.fullmatch(value):
+            raise PlanError(path, f"{shown(value)} is no name of an extent; use letters, digits and _")
+        return value
+    return checked_integer(value, path, 0, MAX_EXTENT)
+
+
+def _check_output(taken: ValueType, made: ValueType, arguments: Sequence[Argument], path: str) -> None:
+    """What is made must be known from what is taken and the arguments."""
+    if made.kind == "bytes":
+        return
+    if not made.dtype or made.shape is None:
+        raise PlanError(path, 'an output has a dtype and a shape; write array("float32", (3, None))')
+    named = {item for item in taken.shape or () if isinstance(item, str)}
+    named |= {argument.name for argument in arguments if argument.type == "int"}
+    if made.kind == "image" and made.shape[0 if made.layout == "chw" else 2] is None:
+        raise PlanError(path, "an image's number of channels is known: give it")
+    for item in made.shape:
+        if isinstance(item, str) and item not in named:
+            raise PlanError(
+                path, f"{item!r} is no extent of the input and no argument annotated `int`; it must be one"
+            )
+
+
+def _parsed_arguments(value: Any, path: str) -> tuple[Argument, ...]:
+    if not isinstance(value, list) or len(value) > MAX_OPS:
+        raise PlanError(path, f"expected a list of at most {MAX_OPS} arguments")
+    read = []
+    for number, item in enumerate(value):
+        where = f"{path}[{number}]"
+        document = checked_object(item, where, ("name", "type", "default"))
+        name = checked_text(required(document, "name", where), join(where, "name"), at_most=50)
+        if not _FUNCTION.fullmatch(name):
+            raise PlanError(join(where, "name"), f"{shown(name)} is no name of an argument")
+        kind = checked_choice(document.get("type", "any"), join(where, "type"), ARGUMENTS)
+        read.append(Argument(name, kind, "default" not in document, document.get("default")))
+    return tuple(read)
+
+
+# --- arguments and types of one use ------------------------------------------------------------------------
+
+_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
+    "any": (object,),
+    "bool": (bool,),
+    "dict": (dict,),
+    "float": (int, float),
+    "int": (int,),
+    "list": (list,),
+    "str": (str,),
+}
+
+
+def checked_argument(argument: Argument, value: Any, path: str) -> Any:
+    """`value`, if it is of the argument's type. Raises PlanError."""
+    wrong = isinstance(value, bool) and argument.type in ("int", "float")
+    if wrong or not isinstance(value, _TYPES[argument.type]):
+        raise PlanError(path, f"expected {argument.type}, got {shown(value)}")
+    return float(value) if isinstance(value, int) and argument.type == "float" else value
+
+
+def extents(
+    declared: Declaration, shape: Sequence[int | None], args: Mapping[str, Any]
+) -> tuple[int | None, ...]:
+    """The output's shape for an input of `shape`: names replaced. Raises ValueError when `shape` does not fit
+    the declared input."""
+    bound: dict[str, int | None] = {
+        argument.name: args[argument.name] for argument in declared.arguments if argument.type == "int"
+    }
+    taken = declared.input.shape
+    if taken is not None:
+        _bind(taken, shape, bound)
+    return tuple(bound[item] if isinstance(item, str) else item for item in declared.output.shape or ())
+
+
+def _bind(taken: Sequence[Extent], shape: Sequence[int | None], bound: dict[str, int | None]) -> None:
+    if len(taken) != len(shape):
+        raise ValueError(f"takes {len(taken)} axes, not {len(shape)}")
+    for axis, (item, extent) in enumerate(zip(taken, shape, strict=True)):
+        if isinstance(item, int) and item != extent:
+            raise ValueError(
+                f"axis {axis} must have {item}, not {'a size that differs' if extent is None else extent}"
+            )
+        if isinstance(item, str) and bound.setdefault(item, extent) != extent:
+            raise ValueError(f"axis {axis} is {item!r} and must have {bound[item]}, not {extent}")
+
+
+# --- names --------------------------------------------------------------------------------------------------
+
+VERSION_PREFIX: Final = "sha256:"
+
+
+def checked_module(name: str, path: str = "name") -> str:
+    """`name`, if a module may have it. Raises PlanError."""
+    if not _MODULE.fullmatch(name):
+        raise PlanError(
+            path, f"{shown(name)} is no name of a module; use lower-case letters, digits, _ and -"
+        )
+    return name
+
+
+def is_user_op(name: str) -> bool:
+    """Whether an op's name is that of a module's function, as `augment/brighten`."""
+    return "/" in name
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """(module, function) of `augment/brighten`."""
+    module, _, function = name.partition("/")
+    return module, function
