@@ -118,7 +118,7 @@ class NodeSettings:
     hang_timeout: float = 60.0
     """Seconds after which a process whose event loop stands still is killed and replaced."""
     view_cache_bytes: int = 10 << 30
-    """Results of views kept on the disks; the oldest go beyond."""
+    """Results of views kept on the disks; the least recently used go beyond."""
     lifecycle_interval: float = 900.0
     """Seconds from one look for what lifecycle rules remove to the next."""
     stale_upload_days: int = 7
@@ -144,6 +144,11 @@ class NodeSettings:
     def control_dir(self) -> Path:
         """The embedded control store."""
         return self.store.data_dir / "control"
+
+    @property
+    def uses_path(self) -> Path:
+        """When results of views were last read."""
+        return self.store.data_dir / "view-uses"
 
     @property
     def steward_socket(self) -> Path:

@@ -61,7 +61,7 @@ def node_chores(node: Node) -> list[Chore]:
     """What is done once a node: the steward's."""
     settings = node.settings
     lifecycle = Lifecycle(node.store, node.buckets, node.control, node.clock, settings.stale_upload_days)
-    results = ResultKeeper(node.store, settings.view_cache_bytes)
+    results = ResultKeeper(node.store, node.uses, settings.view_cache_bytes)
     return [
         Chore("view results", 60.0, results.sweep),
         Chore("lifecycle", settings.lifecycle_interval, lifecycle.sweep),

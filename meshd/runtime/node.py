@@ -41,6 +41,7 @@ from meshd.service.views.definitions import ViewDefinitions, complete_transform
 from meshd.service.views.dispatch import ViewReader
 from meshd.service.views.shards import ShardReader
 from meshd.service.views.transforms import TransformReader
+from meshd.service.views.uses import UseFile
 from meshd.store.store import Store
 from meshd.web.admin import AdminEndpoint
 from meshd.web.native import build_native
@@ -72,6 +73,8 @@ class Node:
     buckets: BucketTable
     identities: IdentityTable
     use: KeyUse
+    uses: UseFile
+    """Of results of views."""
 
 
 @contextmanager
@@ -83,9 +86,10 @@ def open_node(settings: NodeSettings, writer: str) -> Iterator[Node]:
         stack.callback(control.close)
         store = Store.open(settings.store, writer=writer, clock=clock)
         stack.callback(store.close)
-        yield Node(
-            settings, clock, store, control, BucketTable(control), IdentityTable(control), KeyUse(control)
-        )
+        uses = UseFile(settings.uses_path, clock)
+        stack.callback(uses.close)
+        buckets, identities = BucketTable(control), IdentityTable(control)
+        yield Node(settings, clock, store, control, buckets, identities, KeyUse(control), uses)
 
 
 def web_deps(node: Node, frames: FrameSource, audit: AuditLog | None = None) -> WebDeps:
@@ -96,7 +100,7 @@ def web_deps(node: Node, frames: FrameSource, audit: AuditLog | None = None) -> 
     access = Access(node.buckets, node.clock, finder(node.store))
     definitions = ViewDefinitions(node.buckets, node.clock, access)
     kinds: dict[type, ViewKind[Any]] = {
-        TransformView: TransformReader(node.store, frames),
+        TransformView: TransformReader(node.store, frames, node.uses),
         ShardsView: ShardReader(node.store, node.clock),
     }
     return WebDeps(

@@ -22,6 +22,7 @@ from meshd.control.memory import MemoryControl
 from meshd.control.nodesecret import NodeSecret
 from meshd.kit.clock import ManualClock
 from meshd.runtime.node import Node, web_deps
+from meshd.service.views.uses import UseFile
 from meshd.store.records import Meta
 from meshd.store.store import Store
 from meshd.telemetry import metrics
@@ -105,6 +106,7 @@ class Pair:
         self.loop, self.clock = asyncio.new_event_loop(), ManualClock(NOW * 10**9)
         self._settings = NodeSettings("n", StoreSettings.at(self._place, durability="relaxed"))
         self.store = Store.open(self._settings.store, writer="w0", clock=self.clock)
+        self._uses = UseFile(self._settings.uses_path, self.clock)
         self.loop.run_until_complete(self._open())
 
     async def _open(self) -> None:
@@ -117,6 +119,7 @@ class Pair:
             BucketTable(control),
             IdentityTable(control),
             KeyUse(control),
+            self._uses,
         )
         await NodeSecret(control).ensure()
         await self._people(node)
@@ -227,6 +230,7 @@ class Pair:
         self.loop.run_until_complete(self._close())
         self.loop.close()
         self.store.close()
+        self._uses.close()
         shutil.rmtree(self._place)
 
     async def _close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,8 +11,12 @@ from hypothesis import strategies as st
 from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.kit.clock import ManualClock
 from meshd.service.views.keeping import ResultKeeper, cutoff
+from meshd.service.views.uses import UseFile
 from meshd.store.memory import MemoryStore
 from meshd.store.records import Meta
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @given(st.dictionaries(st.integers(0, 50), st.integers(0, 100)), st.integers(0, 2000))
@@ -25,9 +30,9 @@ def test_the_newest_stay_and_fit(made: dict[int, int], limit: int) -> None:
         assert sum(kept.values()) + made[max(older)] > limit  # no more would have fitted
 
 
-def test_old_results_go_and_nothing_else_does() -> None:
+def test_what_was_read_long_ago_goes_and_nothing_else_does(tmp_path: Path) -> None:
     clock = ManualClock()
-    store = MemoryStore(clock)
+    store, uses = MemoryStore(clock), UseFile(tmp_path / "uses", clock)
 
     async def put(key: str, size: int) -> None:
         writer = store.writer(RESERVED_BUCKET, key, size=size)
@@ -39,10 +44,25 @@ def test_old_results_go_and_nothing_else_does() -> None:
         for number in range(10):
             await put(f"views/a/{9 - number}", 100)
             clock.advance(120.0)
-        keeper = ResultKeeper(store, 500)
+        uses.note("views/a/9")  # the oldest of them
+        keeper = ResultKeeper(store, uses, 500)
         assert await keeper.sweep() == 6
         assert await keeper.sweep() == 0
 
     asyncio.run(run())
     left = [key for key, _ in store.list(RESERVED_BUCKET).entries]
-    assert left == ["plans/p", "views/a/0", "views/a/1", "views/a/2", "views/a/3"]
+    assert left == ["plans/p", "views/a/0", "views/a/1", "views/a/2", "views/a/9"]
+    uses.close()
+
+
+def test_uses_are_seen_by_other_processes_and_kept(tmp_path: Path) -> None:
+    clock = ManualClock()
+    first, second = UseFile(tmp_path / "uses", clock), UseFile(tmp_path / "uses", clock)
+    first.note("views/a")
+    clock.advance(600)
+    second.note("views/b")
+    table = first.table()
+    assert table.minute("views/b") - table.minute("views/a") == 10
+    assert table.minute("views/c") == 0
+    first.close()
+    second.close()

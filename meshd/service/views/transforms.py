@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from meshd.assembly.addressing import Frame, FrameSource
+    from meshd.service.views.uses import Uses
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
     from meshwire.s3.operations import ListObjects
@@ -58,8 +59,8 @@ def _program(view: TransformView) -> str:
 class TransformReader:
     """One a worker."""
 
-    def __init__(self, store: ObjectStore, frames: FrameSource) -> None:
-        self._store, self._frames = store, frames
+    def __init__(self, store: ObjectStore, frames: FrameSource, uses: Uses) -> None:
+        self._store, self._frames, self._uses = store, frames, uses
 
     def __repr__(self) -> str:
         return "<TransformReader>"
@@ -73,7 +74,9 @@ class TransformReader:
             with store_errors():
                 source = self._store.get(view.source, origin)
             if source is not None:
-                return Kept(RESERVED_BUCKET, await self._made(view, origin, source))
+                place = await self._made(view, origin, source)
+                self._uses.note(place)
+                return Kept(RESERVED_BUCKET, place)
         raise S3Error("NoSuchKey", extra={"Key": key})
 
     async def _made(self, view: TransformView, origin: str, source: Record) -> str:
