@@ -27,7 +27,7 @@ from meshwire.permutations import order
 from meshwire.plans import batch_rows, rank_rows, rank_slice
 
 if TYPE_CHECKING:
-    from meshd.assembly.addressing import Address, Asked, Frame
+    from meshd.assembly.addressing import Address, Asked, Frame, FrameResult
     from meshd.assembly.drafting import Rows
     from meshd.assembly.memory import MemoryFrame
     from meshd.assembly.plans import Plan
@@ -68,11 +68,19 @@ class Assembler:
         """
         cached = self._cache.get(address)
         if cached is not None:
-            metrics.frames.labels("hit").inc()
+            await self._count("hit", address, cached.rows)
             return cached.hand_out("hit")
         built, joined = await self._flights.run(address, lambda: self._build(address))
-        metrics.frames.labels("joined" if joined else "miss").inc()
+        await self._count("joined" if joined else "miss", address, built.rows)
         return built.hand_out("joined" if joined else "miss")
+
+    async def _count(self, result: FrameResult, address: Asked, rows: int) -> None:
+        """In the metrics: what was asked for, and the ops' work that was spared."""
+        metrics.frames.labels(result).inc()
+        if result == "miss" or isinstance(address, DerivedAddress):
+            return
+        for op in (await self.catalog.plan(address.plan)).spec.ops:
+            metrics.op_cache_hits.labels(metrics.op_label(op.op)).inc(rows)
 
     async def aclose(self) -> None:
         """Forget the finished frames."""

@@ -19,6 +19,7 @@ from meshd.assembly.ledger import BadSample
 from meshd.assembly.memory import Memory
 from meshd.assembly.rendering import RowWork
 from meshd.assembly.sources import PinnedObjects
+from meshd.kit.accounts import account
 from meshwire.frames import Status
 from meshwire.randomness import KeyedRandom
 
@@ -111,6 +112,7 @@ class FrameBuilder:
             frame_bytes=draft.frame.size,
             targets=draft.targets,
             assets=asset_places(self._kitchen.store, self._plan.assets),
+            account=account(),
         )
         draft.take(rendered)
         return sorted(rendered.failures, key=lambda failure: failure.row)

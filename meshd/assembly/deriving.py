@@ -14,6 +14,7 @@ from meshd.assembly.errors import BatchError, busy
 from meshd.assembly.ledger import BadSample
 from meshd.assembly.memory import MemoryFrame
 from meshd.assembly.rendering import RowWork
+from meshd.kit.accounts import account
 
 if TYPE_CHECKING:
     from meshd.assembly.addressing import DerivedAddress
@@ -67,6 +68,7 @@ async def _render_once(kitchen: Kitchen, address: DerivedAddress, made: MemoryFr
         frame_bytes=0,
         targets=[None],
         assets=asset_places(kitchen.store, address.assets),
+        account=account(),
     )
 
 

@@ -13,8 +13,11 @@ from meshd.assembly.addressing import Asked, FrameResult  # noqa: TC001  msgspec
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
+    """`account`: whom the work is charged to."""
+
     number: int
     address: Asked
+    account: str = ""
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):

@@ -18,6 +18,7 @@ import msgspec
 from meshd.assembly.addressing import Frame
 from meshd.assembly.errors import BatchError, busy
 from meshd.assembly.messages import Answer, Ask, Forget
+from meshd.kit.accounts import account
 from meshd.kit.tasks import Tasks
 from meshd.net.unixmessages import StreamClosedError, connect
 
@@ -51,7 +52,7 @@ class RemoteAssembler:
         answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            await self._send(stream, Ask(number, address))
+            await self._send(stream, Ask(number, address, account()))
             return await answer
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled() and answer.exception() is None:

@@ -104,8 +104,10 @@ class Renderer(Protocol):
         frame_bytes: int,
         targets: Sequence[tuple[int, int] | None],
         assets: Sequence[AssetPlace] = (),
+        account: str = "",
     ) -> Rendered:
         """`rows` are RowWork, `assets` what the program's ops are built with. `targets`: for each field in
-        order of name, (offset of its tensor, number of rows in it), or None for a ragged one.
+        order of name, (offset of its tensor, number of rows in it), or None for a ragged one. `account`: with
+        whose share of the processes.
         """
         ...

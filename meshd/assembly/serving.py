@@ -11,6 +11,7 @@ import msgspec
 
 from meshd.assembly.errors import BatchError
 from meshd.assembly.messages import Answer, Ask, Forget
+from meshd.kit.accounts import charged
 from meshd.net.unixmessages import StreamClosedError, accept_streams
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ class _Conversation:
 
     async def _answer(self, ask: Ask) -> None:
         try:
-            frame = await self._assembler.frame(ask.address)
+            with charged(ask.account):
+                frame = await self._assembler.frame(ask.address)
         except BatchError as error:
             await self._say(Answer(ask.number, error=error.to_document()))
             return

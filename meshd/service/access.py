@@ -68,6 +68,11 @@ class Identity:
     bounds: tuple[Policy, ...] = ()
     session: Session | None = None
 
+    @property
+    def account(self) -> str:
+        """Whom work is charged to: the permanent key, so that temporary ones made with it win no share."""
+        return self.access_key if self.session is None else self.session.parent
+
     @classmethod
     def of(cls, signer: Signer) -> Identity:
         """The identity of a permanent key."""

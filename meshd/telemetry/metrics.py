@@ -47,6 +47,12 @@ batch_rows_served = _counter("meshd_batch_rows_served_total", "Rows of batches s
 transform_samples = _counter("meshd_transform_samples_total", "Samples a transform worked on.", "op")
 transform_seconds = _histogram("meshd_transform_seconds", "Transform time of one slice of rows.")
 transform_failures = _counter("meshd_transform_failures_total", "Samples no transform could read.", "op")
+op_calls = _counter("meshd_op_calls_total", "Samples an op (or several in one step) worked on.", "op")
+op_seconds = _counter("meshd_op_seconds_total", "Time an op took.", "op")
+op_bytes = _counter(
+    "meshd_op_bytes_total", "Bytes of the values an op took (in) and made (out).", "op", "direction"
+)
+op_cache_hits = _counter("meshd_op_cache_hits_total", "Samples an op was spared: the result was kept.", "op")
 transform_queue = _gauge("meshd_transform_queue_rows", "Rows waiting for a transform process.")
 gather_items = _counter("meshd_gather_items_total", "Gathered items looked up; ok or the error.", "result")
 frames = _counter("meshd_frames_total", "Batch frames asked for; result is hit, joined or miss.", "result")
@@ -77,6 +83,20 @@ lifecycle_expired = _counter("meshd_lifecycle_expired_total", "What lifecycle ru
 # processes; role is worker, steward or transform
 process_restarts = _counter("meshd_process_restarts_total", "Children that died and were replaced.", "role")
 processes_up = _gauge("meshd_processes_up", "Children that are ready.", "role", mode="mostrecent")
+
+
+OTHER = "other"
+_MAX_OPS = 200
+_ops: set[str] = set()
+
+
+def op_label(op: str) -> str:
+    """An op's name as a label. Users may bring ops of their own: beyond so many names, the rest is one."""
+    if op not in _ops:
+        if len(_ops) >= _MAX_OPS:
+            return OTHER
+        _ops.add(op)
+    return op
 
 
 def render() -> bytes:

@@ -14,8 +14,9 @@ import numpy as np
 
 from meshd.transform import builtin, registry
 from meshd.transform.assets import no_assets
-from meshd.transform.errors import BadSampleError, OpFailedError
-from meshd.transform.fieldtypes import BYTES
+from meshd.transform.counting import Tally, size_of
+from meshd.transform.errors import BadSampleError, OpFailedError, WrongOutputError
+from meshd.transform.fieldtypes import BYTES, mismatch
 from meshwire.documents import PlanError
 from meshwire.randomness import KeyedRandom
 
@@ -34,6 +35,7 @@ Draw = Callable[[int], KeyedRandom]
 builtin.load()
 
 _NO_DRAWS = KeyedRandom(0, 0, 0)
+_UNTIMED = Tally(lambda: 0.0)
 
 
 @runtime_checkable
@@ -56,14 +58,21 @@ class Placing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call. `index`: the op's place in the plan, the stream of its draws; -1 when it draws nothing."""
+    """One call. `index`: the op's place in the plan, the stream of its draws; -1 when it draws nothing.
+    `output`: what it promises to make.
+    """
 
     label: str
     index: int
     operation: registry.Operation
+    output: FieldType
 
     def run(self, value: Any, draw: Draw) -> Any:
-        return self.operation.apply(value, draw(self.index) if self.index >= 0 else _NO_DRAWS)
+        made = self.operation.apply(value, draw(self.index) if self.index >= 0 else _NO_DRAWS)
+        wrong = mismatch(self.output, made)
+        if wrong:
+            raise WrongOutputError(f"made {wrong}, promised {self.output}")
+        return made
 
 
 class Chain:
@@ -82,34 +91,43 @@ class Chain:
     def __repr__(self) -> str:
         return f"Chain({' → '.join(step.label for step in self._steps) or 'bytes'}: {self.output})"
 
-    def render(self, data: bytes, draw: Draw) -> Any:
-        """The value of one sample: an array, or bytes when there are no ops.
+    def render(self, data: bytes, draw: Draw, tally: Tally = _UNTIMED) -> Any:
+        """The value of one sample: an array, or bytes when there are no ops. `tally` is told of each step.
 
         Raises BadSampleError (the data is at fault) or OpFailedError (the op is), both naming the op.
         """
-        return self._run(self._steps, data, draw)
+        return self._run(self._steps, data, draw, tally)
 
-    def render_into(self, data: bytes, draw: Draw, row: npt.NDArray[Any]) -> None:
+    def render_into(self, data: bytes, draw: Draw, row: npt.NDArray[Any], tally: Tally = _UNTIMED) -> None:
         """Writes the value of one sample of a fixed type into `row`; on an error `row` may be half
         written.
         """
-        value = self._run(self._placed_steps, data, draw)
+        value = self._run(self._placed_steps, data, draw, tally)
+        began, label = tally.clock(), self._place_label
         try:
             self._place(value, row)
         except Exception as error:
-            raise OpFailedError(self._place_label or "row", error) from error
+            raise OpFailedError(label or "row", error) from error
+        if label:
+            tally.add(label, tally.clock() - began, size_of(value), row.nbytes)
 
     @staticmethod
-    def _run(steps: tuple[Step, ...], value: Any, draw: Draw) -> Any:
-        label = ""
+    def _run(steps: tuple[Step, ...], value: Any, draw: Draw, tally: Tally) -> Any:
+        began, taken, label = tally.clock(), size_of(value), ""
         try:
             for step in steps:
                 label = step.label
                 value = step.run(value, draw)
-        except BadSampleError as error:
-            error.op = label
+                now, made = tally.clock(), size_of(value)
+                tally.add(label, now - began, taken, made)
+                began, taken = now, made
+        except MemoryError:
             raise
         except Exception as error:
+            tally.add(label, tally.clock() - began, taken, 0, failed=True)
+            if isinstance(error, BadSampleError):
+                error.op = label
+                raise
             raise OpFailedError(label, error) from error
         return value
 
@@ -131,7 +149,7 @@ def compile_chain(ops: Sequence[tuple[int, OpSpec]], *, fuse: bool = True, load:
             field = operation.infer(field)
         except ValueError as error:
             raise PlanError(path, f"{op.op}: {error}") from None
-        _append(steps, Step(op.op, index if definition.random else -1, operation), fuse=fuse)
+        _append(steps, Step(op.op, index if definition.random else -1, operation, field), fuse=fuse)
     return Chain(steps, field)
 
 
@@ -140,6 +158,6 @@ def _append(steps: list[Step], step: Step, *, fuse: bool) -> None:
     if fuse and last is not None and last.index < 0 and isinstance(last.operation, Fusible):
         fused = last.operation.fuse(step.operation)
         if fused is not None:
-            steps[-1] = Step(f"{last.label}+{step.label}", step.index, fused)
+            steps[-1] = Step(f"{last.label}+{step.label}", step.index, fused, step.output)
             return
     steps.append(step)

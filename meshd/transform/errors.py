@@ -32,6 +32,10 @@ class OpFailedError(TransformError):
         self.op = op
 
 
+class WrongOutputError(TransformError):
+    """An op made something else than it promised when the plan was compiled."""
+
+
 class UnknownOpError(PlanError):
     """No op has this name; the message suggests one."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -43,6 +43,27 @@ class FieldType:
         return f"{self.kind}{f' ({self.layout})' if self.layout else ''} {self.dtype}[{sizes}]"
 
 
+def mismatch(field: FieldType, value: Any) -> str:
+    """What is wrong with a value that should be of type `field`; "" when nothing is."""
+    if isinstance(value, np.ndarray):
+        right = value.dtype == field.dtype and _fits(field.shape, value.shape)
+        return "" if right else f"{value.dtype}{list(value.shape)}"
+    if isinstance(value, bytes):
+        right = field.dtype == "uint8" and _fits(field.shape, (len(value),))
+        return "" if right else f"{len(value)} bytes"
+    plain = isinstance(value, int | float | np.generic) and not isinstance(value, bool)
+    if plain and not field.shape:
+        return ""
+    return "" if field.kind not in _CHECKED else f"a {type(value).__name__}"
+
+
+def _fits(promised: tuple[int | None, ...], shape: tuple[int, ...]) -> bool:
+    if len(promised) != len(shape):
+        return False
+    return all(want is None or want == have for want, have in zip(promised, shape, strict=True))
+
+
+_CHECKED = frozenset({"bytes", "image", "array", "label"})
 BYTES = FieldType("bytes", "uint8", (None,))
 LABEL = FieldType("label", "int64", ())
 

@@ -32,6 +32,7 @@ class RenderRequest(msgspec.Struct, frozen=True, array_like=True):
     """`program_text` only when this connection has not had `program` yet. `targets`, one a field in order of
     name: (offset of the field's tensor in the frame, its number of rows), or None for a ragged field.
     `assets`: the digest of each asset of the program and the pieces it lies in.
+    `last`: a process died on the row already.
     """
 
     number: int
@@ -43,6 +44,7 @@ class RenderRequest(msgspec.Struct, frozen=True, array_like=True):
     paths: tuple[str, ...]
     rows: tuple[Row, ...]
     assets: tuple[tuple[str, tuple[tuple[int, int, int], ...]], ...] = ()
+    last: bool = False
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
@@ -67,9 +69,24 @@ class RaggedColumn(msgspec.Struct, frozen=True, array_like=True):
     shapes: tuple[tuple[int, ...], ...]
 
 
+class OpUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one op (or several fused) did for a slice: `calls`, those that failed among them; seconds; bytes
+    of the values it took and made.
+    """
+
+    op: str
+    calls: int
+    failures: int
+    seconds: float
+    bytes_in: int
+    bytes_out: int
+
+
 class RenderReply(msgspec.Struct, frozen=True, array_like=True):
-    """`rendered`: the rows that succeeded; `ragged`: their ragged fields, one after the other in the
-    scratch; `sums`: for each fixed field in order of name, the crc32c of each of those rows.
+    """`rendered`: the rows that succeeded; `ragged`: their ragged fields, one after the other in the scratch;
+    `sums`: for each fixed field in order of name, the crc32c of each of those rows; `ops`: use by op.
+
+    A slice may end early: rows neither rendered nor failed are to be asked for again.
     """
 
     number: int
@@ -78,6 +95,7 @@ class RenderReply(msgspec.Struct, frozen=True, array_like=True):
     ragged: tuple[RaggedColumn, ...]
     sums: tuple[tuple[int, ...], ...]
     seconds: float
+    ops: tuple[OpUse, ...] = ()
 
 
 def write_progress(fd: int, number: int, row: int) -> None:

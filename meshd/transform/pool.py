@@ -1,7 +1,8 @@
 """The pool of transform processes, seen from the steward: rows go out in slices, outcomes come back.
 
 Law: a process that dies costs its rows one retry, alone; the row a process dies on twice is a bad sample.
-What a slice's frame holds is only meaningful once its outcome is there. Fair between jobs.
+What a slice's frame holds is only meaningful once its outcome is there. Processes' time is shared evenly
+between accounts, and between the jobs of one.
 """
 
 from __future__ import annotations
@@ -19,17 +20,19 @@ import msgspec
 from meshd.kit.tasks import Tasks
 from meshd.net.unixmessages import StreamClosedError, connect
 from meshd.telemetry import metrics
+from meshd.transform.counting import count_reply
 from meshd.transform.errors import PoolClosedError
 from meshd.transform.messages import Failure, RenderReply, RenderRequest, Row, read_progress
 from meshd.transform.process import PROGRAMS, program_key
 from meshd.transform.queueing import FairQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from meshd.net.unixmessages import MessageStream
     from meshd.transform.messages import FailureKind, RaggedColumn
+    from meshd.transform.queueing import Turn
 
 SLICE_ROWS = 16
 IN_FLIGHT = 2  # slices a process has at a time: one it works on, one so that it never waits
@@ -81,31 +84,63 @@ class Rendered:
             os.close(self.parts.pop().fd)
 
 
-class _Frame:
-    """The frame's descriptor, kept open until the last slice that needs it is settled."""
+class _Call:
+    """What all slices of one `render` share: the order, and the outcome as it comes together.
 
-    def __init__(self, fd: int) -> None:
-        self.fd = os.dup(fd)
-        self._users = 0
+    The frame's descriptor is kept open until the last slice is through.
+    """
 
-    def take(self) -> None:
-        self._users += 1
+    def __init__(self, order: _Order, frame_fd: int, rows: int) -> None:
+        self.order = order
+        self.frame_fd = os.dup(frame_fd)
+        self.outcome: asyncio.Future[Rendered] = asyncio.get_running_loop().create_future()
+        self._rendered = Rendered()
+        self._left, self._slices = rows, 0
 
-    def drop(self) -> None:
-        self._users -= 1
-        if not self._users:
-            os.close(self.fd)
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody still waits for the outcome."""
+        return not self.outcome.done()
+
+    def enter(self) -> None:
+        self._slices += 1
+
+    def leave(self) -> None:
+        self._slices -= 1
+        if not self._slices:
+            os.close(self.frame_fd)
+
+    def take(self, part: Rendered, rows: int) -> None:
+        """The outcome of `rows` more rows."""
+        if not self.wanted:
+            part.close()
+            return
+        self._rendered.failures += part.failures
+        self._rendered.parts += part.parts
+        self._rendered.checksums += part.checksums
+        self._left -= rows
+        if not self._left:
+            self.outcome.set_result(self._rendered)
+
+    def give_up(self, error: Exception) -> None:
+        if self.wanted:
+            self.discard()
+            self.outcome.set_exception(error)
+
+    def discard(self) -> None:
+        """Of a call that failed or was cancelled: nobody else will close its scratch files."""
+        self._rendered.close()
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
-    """What all slices of one `render` share."""
+class _Order:
+    """What is to be done with the rows of a call, and for whom."""
 
+    account: str
     job: str
     program_text: str
     program: str
     epoch: int
-    frame: _Frame
     frame_bytes: int
     targets: tuple[tuple[int, int] | None, ...]
     assets: tuple[tuple[str, tuple[tuple[str, int, int], ...]], ...] = ()
@@ -113,26 +148,14 @@ class _Call:
 
 class _Slice:
     """Rows on their way. `suspect`: one row, tried again because a process died on it; `lost`: how often a
-    process died that had this slice but had not begun it.
+    process died that had this slice but had not begun it; `turn`: what the queue is to be told of.
     """
 
     def __init__(self, call: _Call, rows: Sequence[RowWork], *, suspect: bool = False) -> None:
         self.call, self.rows, self.suspect = call, rows, suspect
         self.number, self.lost = 0, 0
-        self.outcome: asyncio.Future[Rendered] = asyncio.get_running_loop().create_future()
-        call.frame.take()
-
-    def settle(self, result: Rendered) -> None:
-        self.call.frame.drop()
-        if self.outcome.done():
-            result.close()
-        else:
-            self.outcome.set_result(result)
-
-    def fail(self, error: Exception) -> None:
-        self.call.frame.drop()
-        if not self.outcome.done():
-            self.outcome.set_exception(error)
+        self.turn: Turn[_Slice] | None = None
+        call.enter()
 
     def request(self, number: int, *, with_text: bool) -> RenderRequest:
         self.number = number
@@ -147,11 +170,19 @@ class _Slice:
             Row(work.row, work.position, tuple(placed(pieces) for pieces in work.sources))
             for work in self.rows
         )
-        call = self.call
-        assets = tuple((digest, placed(pieces)) for digest, pieces in call.assets)
-        text = call.program_text if with_text else ""
+        order = self.call.order
+        assets = tuple((digest, placed(pieces)) for digest, pieces in order.assets)
         return RenderRequest(
-            number, call.program, text, call.epoch, call.frame_bytes, call.targets, tuple(paths), rows, assets
+            number,
+            order.program,
+            order.program_text if with_text else "",
+            order.epoch,
+            order.frame_bytes,
+            order.targets,
+            tuple(paths),
+            rows,
+            assets,
+            self.suspect,
         )
 
 
@@ -180,8 +211,7 @@ class TransformPool:
         self.closed = True
         await self._tasks.aclose()
         while len(self._queue):
-            _, item = await self._queue.get()
-            item.fail(PoolClosedError("the node is shutting down; ask again"))
+            self.abandon((await self._queue.get()).item)
 
     async def render(
         self,
@@ -194,29 +224,28 @@ class TransformPool:
         frame_bytes: int,
         targets: Sequence[tuple[int, int] | None],
         assets: Sequence[tuple[str, tuple[tuple[str, int, int], ...]]] = (),
+        account: str = "",
     ) -> Rendered:
         """Render rows into the frame at `frame_fd` (which stays the caller's). `targets`, `assets`: see
-        RenderRequest.
+        RenderRequest; `account`: with whose share of the processes' time.
 
         Cancelling forgets rows not yet begun; those under way still write into the frame. Raises
         PoolClosedError.
         """
         if self.closed:
-            raise PoolClosedError("the node is shutting down; ask again")
+            raise _closed()
         if not rows:
             return Rendered()
-        frame = _Frame(frame_fd)
         program = program_key(program_text)
-        call = _Call(job, program_text, program, epoch, frame, frame_bytes, tuple(targets), tuple(assets))
-        slices = [_Slice(call, rows[start : start + SLICE_ROWS]) for start in range(0, len(rows), SLICE_ROWS)]
-        for item in slices:
-            self._queue.put(job, item)
-        outcomes = [item.outcome for item in slices]
+        order = _Order(account, job, program_text, program, epoch, frame_bytes, tuple(targets), tuple(assets))
+        call = _Call(order, frame_fd, len(rows))
+        for start in range(0, len(rows), SLICE_ROWS):
+            self._put(_Slice(call, rows[start : start + SLICE_ROWS]))
         with self._accounting(len(rows)):
             try:
-                return _merge(await asyncio.gather(*outcomes))
+                return await call.outcome
             except BaseException:
-                _discard(outcomes)
+                call.discard()
                 raise
 
     @contextlib.contextmanager
@@ -231,66 +260,93 @@ class TransformPool:
         self.queued_rows += rows
         metrics.transform_queue.inc(rows)
 
+    def _put(self, item: _Slice, *, first: bool = False) -> None:
+        order = item.call.order
+        self._queue.put(order.account, order.job, item, first=first)
+
     async def next_slice(self) -> _Slice:
         """The next slice somebody still waits for."""
         while True:
-            _, item = await self._queue.get()
-            if not item.outcome.done():
-                return item
-            item.fail(PoolClosedError("nobody waits"))
+            turn = await self._queue.get()
+            if turn.item.call.wanted:
+                turn.item.turn = turn
+                return turn.item
+            self._queue.done(turn)
+            turn.item.call.leave()
+
+    def _end_turn(self, item: _Slice, seconds: float | None) -> None:
+        if item.turn is not None:
+            self._queue.done(item.turn, seconds)
+            item.turn = None
+
+    def answered(self, item: _Slice, reply: RenderReply, fds: Sequence[int]) -> None:
+        """A process is through with `item`, or with a part of it: what is left goes on when its job's turn
+        comes."""
+        self._end_turn(item, reply.seconds)
+        count_reply(reply)
+        told = {*reply.rendered, *(failure.row for failure in reply.failures)}
+        left = [work for work in item.rows if work.row not in told]
+        if len(left) == len(item.rows):
+            left, reply = [], msgspec.structs.replace(reply, failures=_failures(item, "op", _SILENT))
+        parts = [RaggedPart(reply.rendered, reply.ragged, fds[0])] if fds else []
+        sums = [RowChecksums(reply.rendered, reply.sums)] if reply.rendered else []
+        item.call.take(Rendered(list(reply.failures), parts, sums), len(item.rows) - len(left))
+        if left and item.call.wanted:
+            self._put(_Slice(item.call, left), first=True)
+        item.call.leave()
+
+    def abandon(self, item: _Slice) -> None:
+        """The node is going down with `item` undone."""
+        self._end_turn(item, None)
+        item.call.give_up(_closed())
+        item.call.leave()
 
     def lost(self, item: _Slice) -> None:
         """A process died that had not begun `item`: another one gets it, a bounded number of times."""
+        self._end_turn(item, None)
         item.lost += 1
-        if item.outcome.done():
-            item.fail(PoolClosedError("nobody waits"))
+        if not item.call.wanted:
+            item.call.leave()
         elif item.lost > _LOST:
-            item.settle(_failed(item, "read", "transform processes die before they come to this row"))
+            self._fail(item, "read", "transform processes die before they come to this row")
         else:
-            self._queue.put(item.call.job, item, first=True)
+            self._put(item, first=True)
 
-    def crashed(self, item: _Slice, row: int) -> None:
-        """A process died on a row of `item`. The row is tried once more, alone; the others as they were."""
-        if item.outcome.done():
-            item.fail(PoolClosedError("nobody waits"))
+    def crashed(self, item: _Slice, row: int, seconds: float) -> None:
+        """A process died on a row of `item`, after so long. The row is tried once more, alone; the others as
+        they were."""
+        self._end_turn(item, seconds)
+        if not item.call.wanted:
+            item.call.leave()
             return
         if item.suspect:
-            item.settle(_failed(item, "bad", "the transform process died on this sample, twice"))
+            self._fail(item, "bad", "the transform process died on this sample, twice")
             return
         others = [work for work in item.rows if work.row != row]
         suspects = [work for work in item.rows if work.row == row]
-        again = [_Slice(item.call, rows, suspect=rows is suspects) for rows in (others, suspects) if rows]
-        for part in reversed(again):
-            self._queue.put(item.call.job, part, first=True)
-        gathered = asyncio.gather(*(part.outcome for part in again))
-        gathered.add_done_callback(lambda done: _pass_on(item, done))
+        if others:
+            self._put(_Slice(item.call, others), first=True)
+        if suspects:
+            self._put(_Slice(item.call, suspects, suspect=True), first=True)
+        item.call.leave()
+
+    def _fail(self, item: _Slice, kind: FailureKind, reason: str) -> None:
+        failures = _failures(item, kind, reason)
+        for failure in failures:
+            metrics.transform_failures.labels(failure.op).inc()
+        item.call.take(Rendered(list(failures)), len(item.rows))
+        item.call.leave()
 
 
-def _pass_on(item: _Slice, done: asyncio.Future[list[Rendered]]) -> None:
-    if done.cancelled() or done.exception() is not None:
-        item.fail(PoolClosedError("the node is shutting down; ask again"))
-    else:
-        item.settle(_merge(done.result()))
+_SILENT = "the transform process answered nothing"
 
 
-def _failed(item: _Slice, kind: FailureKind, reason: str) -> Rendered:
-    return Rendered([Failure(work.row, 0, kind, "process", reason) for work in item.rows])
+def _failures(item: _Slice, kind: FailureKind, reason: str) -> tuple[Failure, ...]:
+    return tuple(Failure(work.row, 0, kind, "process", reason) for work in item.rows)
 
 
-def _merge(outcomes: Iterable[Rendered]) -> Rendered:
-    merged = Rendered()
-    for outcome in outcomes:
-        merged.failures += outcome.failures
-        merged.parts += outcome.parts
-        merged.checksums += outcome.checksums
-    return merged
-
-
-def _discard(outcomes: Iterable[asyncio.Future[Rendered]]) -> None:
-    """Of a call that failed or was cancelled: nobody else will close its scratch files."""
-    for outcome in outcomes:
-        if not outcome.cancel() and not outcome.cancelled() and outcome.exception() is None:
-            outcome.result().close()
+def _closed() -> PoolClosedError:
+    return PoolClosedError("the node is shutting down; ask again")
 
 
 class _Lane:
@@ -303,6 +359,8 @@ class _Lane:
         self._progress = os.memfd_create("mesh-progress", os.MFD_CLOEXEC)
         self._finalizer = weakref.finalize(self, os.close, self._progress)
         self._room = asyncio.Semaphore(IN_FLIGHT)
+        self._since = 0.0
+        """When the process could begin the first of what it has."""
 
     async def run(self) -> None:
         try:
@@ -312,7 +370,7 @@ class _Lane:
                 await self._converse(stream)
         finally:
             for item in self._sent:
-                item.fail(PoolClosedError("the node is shutting down; ask again"))
+                self._pool.abandon(item)
             self._finalizer()
 
     async def _connect(self) -> MessageStream:
@@ -343,7 +401,7 @@ class _Lane:
         left, self._sent = list(self._sent), deque()
         for item in reversed(left):
             if item.number == number:
-                self._pool.crashed(item, row)
+                self._pool.crashed(item, row, self._now() - self._since)
             else:
                 self._pool.lost(item)
 
@@ -352,15 +410,17 @@ class _Lane:
         while True:
             await self._room.acquire()
             item = await self._pool.next_slice()
-            program = item.call.program
+            program = item.call.order.program
             if len(texts) > PROGRAMS // 2:
                 texts.clear()
             self._number += 1
+            if not self._sent:
+                self._since = self._now()
             self._sent.append(item)
             request = item.request(self._number, with_text=program not in texts)
             texts.add(program)
             try:
-                await stream.send(request, (item.call.frame.fd, self._progress))
+                await stream.send(request, (item.call.frame_fd, self._progress))
             except StreamClosedError:
                 return  # the receiving side reads what was still answered, then notices too
 
@@ -369,11 +429,10 @@ class _Lane:
             body, fds = await stream.receive()
             reply = msgspec.convert(body, RenderReply)
             item = self._sent.popleft()
+            self._since = self._now()
             self._room.release()
-            metrics.transform_samples.labels("row").inc(len(item.rows))
-            metrics.transform_seconds.observe(reply.seconds)
-            for failure in reply.failures:
-                metrics.transform_failures.labels(failure.op).inc()
-            parts = [RaggedPart(reply.rendered, reply.ragged, fds[0])] if fds else []
-            sums = [RowChecksums(reply.rendered, reply.sums)] if reply.rendered else []
-            item.settle(Rendered(list(reply.failures), parts, sums))
+            self._pool.answered(item, reply, fds)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

@@ -89,15 +89,16 @@ class _Serving:
             self._files.close()
 
     def _answer(self, request: RenderRequest, frame_fd: int, progress_fd: int) -> None:
-        began = self._clock.monotonic()
-        renderer = SliceRenderer(self._files, lambda row: _begin(progress_fd, request.number, row))
+        clock = self._clock.monotonic
+        began = clock()
+        renderer = SliceRenderer(self._files, lambda row: _begin(progress_fd, request.number, row), clock)
         try:
             reply, scratch = renderer.render(self._program(request), request, frame_fd)
         except Exception as error:
             _log.exception("a slice of rows broke the renderer")
             reply, scratch = _broken(request, error), None
         signal.setitimer(signal.ITIMER_REAL, 0)
-        reply = msgspec.structs.replace(reply, seconds=self._clock.monotonic() - began)
+        reply = msgspec.structs.replace(reply, seconds=clock() - began)
         self._send(reply, scratch)
 
     def _send(self, reply: RenderReply, scratch: int | None) -> None:

@@ -1,43 +1,91 @@
-"""Rows waiting for a transform process: one line a job, served in turn.
+"""Work waiting for a transform process: a line a job, jobs by account; accounts share the time evenly.
 
-Law: a job with a long line delays another's next slice by at most one slice a job. Within a job, first come
-first.
+Law: whoever has been given least time is served next: among accounts, then among the jobs of the account
+chosen. Within a job, first come first. Time not asked for is not saved up.
+Invariant: of two accounts that always have work waiting, neither gets ahead of the other by more time than
+what is under way takes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import deque
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+EXPECTED = 0.05  # seconds that a slice is taken to need until a job's first ones are done
+
+
+class _Job(Generic[T]):
+    """`spent`: seconds of its account's time, on the account's own scale; `usual`: of one piece of work."""
+
+    __slots__ = ("line", "spent", "underway", "usual")
+
+    def __init__(self, spent: float) -> None:
+        self.line: deque[T] = deque()
+        self.spent, self.underway, self.usual = spent, 0, EXPECTED
+
+
+class _Account(Generic[T]):
+    """`spent`: seconds on the queue's scale; `now`: where the account's own scale stands; `waiting` and
+    `underway`: pieces of work.
+    """
+
+    __slots__ = ("jobs", "now", "spent", "underway", "waiting")
+
+    def __init__(self, spent: float) -> None:
+        self.jobs: dict[str, _Job[T]] = {}
+        self.spent, self.now = spent, 0.0
+        self.waiting = self.underway = 0
+
+
+class Turn(Generic[T]):
+    """Work that was handed out; to be given back to `FairQueue.done`."""
+
+    __slots__ = ("account", "expected", "item", "job")
+
+    def __init__(self, account: str, job: str, item: T, expected: float) -> None:
+        self.account, self.job, self.item, self.expected = account, job, item, expected
 
 
 class FairQueue(Generic[T]):
     """Use on one event loop only."""
 
     def __init__(self) -> None:
-        self._lines: OrderedDict[str, deque[T]] = OrderedDict()
+        self._accounts: dict[str, _Account[T]] = {}
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._now = 0.0
+        self._length = 0
 
     def __len__(self) -> int:
-        return sum(len(line) for line in self._lines.values())
+        return self._length
 
     def __repr__(self) -> str:
-        return f"<FairQueue { ({job[:8]: len(line) for job, line in self._lines.items()}) }>"
+        return f"<FairQueue of {self._length}, {len(self._accounts)} accounts>"
 
-    def put(self, job: str, item: T, *, first: bool = False) -> None:
+    def put(self, account: str, job: str, item: T, *, first: bool = False) -> None:
         """Add to the job's line; `first`: at its head (what is retried has waited already)."""
-        line = self._lines.setdefault(job, deque())
+        owner = self._accounts.get(account)
+        if owner is None:
+            owner = self._accounts[account] = _Account(self._now)
+        elif not owner.waiting:
+            owner.spent = max(owner.spent, self._now)
+        mine = owner.jobs.get(job)
+        if mine is None:
+            mine = owner.jobs[job] = _Job(owner.now)
+        elif not mine.line:
+            mine.spent = max(mine.spent, owner.now)
         if first:
-            line.appendleft(item)
+            mine.line.appendleft(item)
         else:
-            line.append(item)
+            mine.line.append(item)
+        owner.waiting += 1
+        self._length += 1
         self._wake()
 
-    async def get(self) -> tuple[str, T]:
-        """(job, item): the head of the line whose turn it is."""
-        while not self._lines:
+    async def get(self) -> Turn[T]:
+        """The next piece of work, once there is any."""
+        while not self._length:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)
             try:
@@ -45,16 +93,56 @@ class FairQueue(Generic[T]):
             except asyncio.CancelledError:
                 if waiter in self._waiting:
                     self._waiting.remove(waiter)
-                elif self._lines:
+                elif len(self):
                     self._wake()  # woken and cancelled in the same moment: pass it on
                 raise
-        job, line = next(iter(self._lines.items()))
-        item = line.popleft()
-        if line:
-            self._lines.move_to_end(job)
-        else:
-            del self._lines[job]
-        return job, item
+        return self._take()
+
+    def _take(self) -> Turn[T]:
+        waiting = [entry for entry in self._accounts.items() if entry[1].waiting]
+        name, owner = min(waiting, key=lambda entry: entry[1].spent)
+        lines = [entry for entry in owner.jobs.items() if entry[1].line]
+        job, mine = min(lines, key=lambda entry: entry[1].spent)
+        self._now, owner.now = max(self._now, owner.spent), max(owner.now, mine.spent)
+        turn = Turn(name, job, mine.line.popleft(), mine.usual)
+        owner.spent += turn.expected
+        mine.spent += turn.expected
+        mine.underway += 1
+        owner.underway += 1
+        owner.waiting -= 1
+        self._length -= 1
+        return turn
+
+    def done(self, turn: Turn[T], seconds: float | None = None) -> None:
+        """What `get` gave is over: it took so long; None: it was not begun."""
+        owner = self._accounts[turn.account]
+        mine = owner.jobs[turn.job]
+        mine.underway -= 1
+        owner.underway -= 1
+        late = (seconds or 0.0) - turn.expected
+        owner.spent += late
+        mine.spent += late
+        if seconds is not None:
+            mine.usual += (seconds - mine.usual) / 8
+        if not mine.line and not mine.underway:
+            self._prune(owner)
+
+    def _prune(self, owner: _Account[T]) -> None:
+        """Forget jobs and accounts that are idle and not ahead: they would begin at the present anyway. With
+        nothing else to be ahead of, all are forgotten."""
+        alone = not owner.waiting and not owner.underway
+        owner.jobs = {
+            name: job
+            for name, job in owner.jobs.items()
+            if job.line or job.underway or (job.spent > owner.now and not alone)
+        }
+        if alone:
+            busy = any(other.waiting or other.underway for other in self._accounts.values())
+            self._accounts = {
+                name: other
+                for name, other in self._accounts.items()
+                if other.waiting or other.underway or (other.spent > self._now and busy)
+            }
 
     def _wake(self) -> None:
         while self._waiting:

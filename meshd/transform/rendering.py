@@ -14,6 +14,7 @@ import numpy as np
 from awscrt.checksums import crc32c
 
 from meshd.kit import failpoints
+from meshd.transform.counting import Tally, size_of
 from meshd.transform.errors import BadSampleError, OpFailedError
 from meshd.transform.messages import Failure, RaggedColumn, RenderReply
 from meshd.transform.reading import SourceGoneError
@@ -28,11 +29,17 @@ if TYPE_CHECKING:
     from meshd.transform.programs import Program
     from meshd.transform.reading import SourceFiles
 
-MAX_RAGGED_BYTES = 1 << 30  # of one slice's ragged fields: more is refused as bad samples
+MAX_RAGGED_BYTES = 1 << 30  # of one sample's ragged fields: more makes it a bad sample
+SLICE_RAGGED_BYTES = 128 << 20  # held by a slice, which ends when there are more
+SLICE_SECONDS = 0.1  # after which a slice ends, so that somebody else's turn may come
 
 
 def _nothing(row: int) -> None:
     pass
+
+
+def _still() -> float:
+    return 0.0
 
 
 @dataclass(slots=True)
@@ -55,16 +62,23 @@ class _Ragged:
 
 
 class SliceRenderer:
-    """Renders requests over `files`. `before_row` is told each row that is begun (the process' watchdog)."""
+    """Renders requests over `files`. `before_row` is told each row that is begun (the process' watchdog);
+    `clock` gives seconds.
+    """
 
-    def __init__(self, files: SourceFiles, before_row: Callable[[int], None] = _nothing) -> None:
-        self._files, self._before_row = files, before_row
+    def __init__(
+        self,
+        files: SourceFiles,
+        before_row: Callable[[int], None] = _nothing,
+        clock: Callable[[], float] = _still,
+    ) -> None:
+        self._files, self._before_row, self._clock = files, before_row, clock
 
     def render(
         self, program: Program, request: RenderRequest, frame_fd: int
     ) -> tuple[RenderReply, int | None]:
-        """(reply, scratch memfd or None); the scratch is the caller's to close. `seconds` is left 0."""
-        return _Slice(self._files, program, request, frame_fd).render(self._before_row)
+        """(reply, scratch memfd or None); the scratch is the caller's to close."""
+        return _Slice(self._files, program, request, frame_fd, self._clock).render(self._before_row)
 
 
 class _Column:
@@ -89,8 +103,16 @@ class _Column:
 
 
 class _Slice:
-    def __init__(self, files: SourceFiles, program: Program, request: RenderRequest, frame_fd: int) -> None:
+    def __init__(
+        self,
+        files: SourceFiles,
+        program: Program,
+        request: RenderRequest,
+        frame_fd: int,
+        clock: Callable[[], float],
+    ) -> None:
         self._files, self._request = files, request
+        self._tally = Tally(clock)
         self._program = program
         self._chains = tuple(program.chains.values())
         self._columns = [
@@ -104,20 +126,25 @@ class _Slice:
         self._failures: list[Failure] = []
 
     def render(self, before_row: Callable[[int], None]) -> tuple[RenderReply, int | None]:
-        rendered = []
+        rendered: list[int] = []
+        clock = self._tally.clock
+        began = clock()
         for row in self._request.rows:
             before_row(row.row)
             failpoints.hit("transform.row")
             if self._row(row):
                 rendered.append(row.row)
+            if clock() - began > SLICE_SECONDS or self._ragged_bytes > SLICE_RAGGED_BYTES:
+                break
         columns = tuple(
             RaggedColumn(number, tuple(ragged.lengths), tuple(ragged.shapes))
             for number, ragged in self._ragged.items()
         )
         scratch = _scratch(list(self._ragged.values())) if self._ragged else None
         sums = tuple(tuple(column.sums) for column in self._columns if column is not None)
-        reply = RenderReply(self._request.number, tuple(rendered), tuple(self._failures), columns, sums, 0.0)
-        return reply, scratch
+        number, failures, seconds = self._request.number, tuple(self._failures), clock() - began
+        uses = self._tally.uses()
+        return RenderReply(number, tuple(rendered), failures, columns, sums, seconds, uses), scratch
 
     def _row(self, row: Row) -> bool:
         draw = self._program.draw(self._request.epoch, row.position)
@@ -134,6 +161,7 @@ class _Slice:
             return self._failed(row, number, "op", error.op, str(error))
         for ragged, value in values:
             ragged.add(value)
+            self._ragged_bytes += size_of(value)
         for column in self._columns:
             if column is not None:
                 column.store(row.row)
@@ -146,12 +174,12 @@ class _Slice:
         )
         column, chain = self._columns[number], self._chains[number]
         if column is not None:
-            chain.render_into(data, draw, column.row)
+            chain.render_into(data, draw, column.row, self._tally)
             return
-        value = chain.render(data, draw)
-        self._ragged_bytes += len(value) if isinstance(value, bytes) else value.nbytes
-        if self._ragged_bytes > MAX_RAGGED_BYTES:
-            raise BadSampleError("the ragged fields of one slice exceed 1 GiB; resize or crop in the plan")
+        value = chain.render(data, draw, self._tally)
+        size = sum(size_of(other) for _, other in values) + size_of(value)
+        if size > MAX_RAGGED_BYTES:
+            raise BadSampleError("its ragged fields exceed 1 GiB; resize or crop in the plan", op="row")
         values.append((self._ragged[number], value))
 
     def _failed(self, row: Row, field_number: int, kind: FailureKind, op: str, message: str) -> bool:

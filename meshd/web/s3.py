@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from meshd.kit.accounts import charge
 from meshd.service.access import ANYONE
 from meshd.service.objects import ReplacedError
 from meshd.service.translation import translate
@@ -95,6 +96,7 @@ class S3Endpoint:
                 signer, context = ANONYMOUS, request_context(request, head, ANONYMOUS)
             else:
                 signer = self._authenticator.authenticate(head, trace)
+                charge(signer.identity.account)
                 context = request_context(request, head, signer)
                 deps.access.admit(signer.identity, operation, context)
         try:

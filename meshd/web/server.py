@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, cast
 from aiohttp import web
 
 from meshd.config import HttpSettings
+from meshd.kit.accounts import charge
 from meshd.service.access import Identity
 from meshd.web.authentication import Authenticator, request_context, request_head
 from meshd.web.connections import MeshServer
@@ -208,6 +209,7 @@ class Dispatcher:
         http = self._deps.http
         head = request_head(request, http.max_header_bytes)
         request.signer = signer = self._authenticator.authenticate(head, request.trace)
+        charge(signer.identity.account)
         # Version 2 signs neither the query, which says which rows are meant, nor the body.
         if not isinstance(signer.claim, Claim):
             raise S3Error("AccessDenied", "Sign this request with AWS Signature Version 4 (service s3).")

@@ -78,6 +78,7 @@ class Stamper:
         frame_bytes: int,
         targets: Sequence[tuple[int, int] | None],
         assets: Sequence[Any] = (),
+        account: str = "",
     ) -> Rendered:
         self.calls += 1
         self.called.set()

@@ -1,32 +1,112 @@
-"""The fair queue: turns between jobs, order within one, nothing lost to a cancelled waiter."""
+"""The fair queue: time shared between accounts and jobs, order within a job, nothing lost to a cancelled
+waiter."""
 
 from __future__ import annotations
 
 import asyncio
 
-from meshd.transform.queueing import FairQueue
+import pytest
+
+from meshd.transform.queueing import EXPECTED, FairQueue
 
 
 def test_jobs_take_turns() -> None:
     async def run() -> list[tuple[str, int]]:
         queue: FairQueue[int] = FairQueue()
         for number in range(4):
-            queue.put("greedy", number)
-        queue.put("modest", 0)
-        queue.put("modest", 1)
-        return [await queue.get() for _ in range(6)]
+            queue.put("ann", "greedy", number)
+        queue.put("ann", "modest", 0)
+        queue.put("ann", "modest", 1)
+        return [(turn.job, turn.item) for turn in [await queue.get() for _ in range(6)]]
 
     assert asyncio.run(run()) == [
         ("greedy", 0), ("modest", 0), ("greedy", 1), ("modest", 1), ("greedy", 2), ("greedy", 3),
     ]  # fmt: skip
 
 
+def test_many_jobs_of_one_account_do_not_outweigh_one_of_another() -> None:
+    async def run() -> list[str]:
+        queue: FairQueue[int] = FairQueue()
+        for number in range(100):
+            queue.put("ann", f"job-{number}", number)
+        for number in range(5):
+            queue.put("ben", "job", number)
+        return [(await queue.get()).account for _ in range(12)]
+
+    assert asyncio.run(run()) == ["ann", "ben"] * 5 + ["ann", "ann"]
+
+
+@pytest.mark.parametrize("slow", [0.001, 0.4, 7.0])
+def test_time_is_shared_evenly_whatever_a_slice_takes(slow: float) -> None:
+    async def run() -> dict[str, float]:
+        queue: FairQueue[None] = FairQueue()
+        cost, spent = {"ann": slow, "ben": 0.02}, {"ann": 0.0, "ben": 0.0}
+        for account in cost:
+            for _ in range(20_000):
+                queue.put(account, "job", None)
+        while min(spent.values()) < 8:
+            turn = await queue.get()
+            queue.done(turn, cost[turn.account])
+            spent[turn.account] += cost[turn.account]
+        return spent
+
+    spent = asyncio.run(run())
+    assert abs(spent["ann"] - spent["ben"]) <= max(slow, EXPECTED) + EXPECTED
+
+
+def test_a_newcomer_does_not_pay_for_the_past_nor_is_it_paid() -> None:
+    async def run() -> list[str]:
+        queue: FairQueue[int] = FairQueue()
+        for number in range(50):
+            queue.put("ann", "job", number)
+        for _ in range(20):
+            queue.done(await queue.get(), 1.0)
+        for number in range(10):
+            queue.put("ben", "job", number)
+        order = []
+        for _ in range(10):
+            turn = await queue.get()
+            queue.done(turn, 1.0)
+            order.append(turn.account)
+        return order
+
+    order = asyncio.run(run())
+    assert 4 <= order.count("ann") <= 6
+
+
+def test_what_was_not_begun_costs_nothing() -> None:
+    async def run() -> list[str]:
+        queue: FairQueue[int] = FairQueue()
+        for number in range(4):
+            queue.put("ann", "job", number)
+            queue.put("ben", "job", number)
+        turn = await queue.get()
+        queue.done(turn)
+        queue.put(turn.account, turn.job, turn.item, first=True)
+        return [(await queue.get()).account for _ in range(8)]
+
+    assert asyncio.run(run()) == ["ann", "ben"] * 4
+
+
+def test_nothing_is_kept_of_what_is_over() -> None:
+    async def run() -> str:
+        queue: FairQueue[int] = FairQueue()
+        for number in range(1000):
+            queue.put(f"key-{number % 30}", f"job-{number}", number)
+        turns = [await queue.get() for _ in range(1000)]
+        for turn in turns:
+            queue.done(turn, 0.5)
+        return repr(queue)
+
+    assert asyncio.run(run()) == "<FairQueue of 0, 0 accounts>"
+
+
 def test_what_is_retried_goes_first() -> None:
     async def run() -> list[int]:
         queue: FairQueue[int] = FairQueue()
-        queue.put("job", 1)
-        queue.put("job", 0, first=True)
-        return [(await queue.get())[1] for _ in range(2)]
+        queue.put("ann", "job", 1)
+        queue.put("ann", "job", 0, first=True)
+        return [(await queue.get()).item for _ in range(2)]
 
     assert asyncio.run(run()) == [0, 1]
 
@@ -36,9 +116,9 @@ def test_a_cancelled_waiter_passes_its_turn_on() -> None:
         queue: FairQueue[int] = FairQueue()
         first, second = asyncio.create_task(queue.get()), asyncio.create_task(queue.get())
         await asyncio.sleep(0)
-        queue.put("job", 5)  # wakes the first
+        queue.put("ann", "job", 5)  # wakes the first
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        return (await second)[1]
+        return (await second).item
 
     assert asyncio.run(run()) == 5

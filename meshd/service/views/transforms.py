@@ -83,6 +83,8 @@ class TransformReader:
         place = result_key(view, origin, source)
         made = self._store.get(RESERVED_BUCKET, place) is not None
         metrics.view_results.labels("hit" if made else "miss").inc()
+        for op in view.plan.ops if made else ():
+            metrics.op_cache_hits.labels(metrics.op_label(op.op)).inc()
         if not made:
             await self._make(view, origin, source, place)
         return place
