@@ -17,6 +17,7 @@ from meshd.control.identities import IdentityTable
 from meshd.control.keyuse import KeyUse
 from meshd.control.nodesecret import NodeSecret
 from meshd.kit.clock import SystemClock
+from meshd.runtime.jobs import job_desk
 from meshd.service.access import Access
 from meshd.service.acls import AclService
 from meshd.service.assets import AssetService
@@ -44,6 +45,7 @@ from meshd.service.views.transforms import TransformReader
 from meshd.service.views.uses import UseFile
 from meshd.store.store import Store
 from meshd.web.admin import AdminEndpoint
+from meshd.web.jobs import job_routes
 from meshd.web.native import build_native
 from meshd.web.server import WebDeps
 from meshd.web.sessions import SessionEndpoint
@@ -141,4 +143,5 @@ def native_routes(node: Node, access: Access, frames: FrameSource) -> list[Nativ
     gathers = GatherService(node.store, datasets, readers)
     makers: dict[type, Maker] = {TransformView: partial(complete_transform, assets)}
     definitions = ViewDefinitions(node.buckets, node.clock, access, makers)
-    return build_native(datasets, batches, gathers, definitions, node.clock)
+    also = [job_routes(job_desk(node, access))]
+    return build_native(datasets, batches, gathers, definitions, node.clock, also)

@@ -19,6 +19,7 @@ from meshd.assembly.assembler import Assembler
 from meshd.assembly.serving import serve_assembler
 from meshd.kit.tasks import Tasks
 from meshd.runtime.chores import node_chores, process_chores, start_chores
+from meshd.runtime.jobs import job_runner
 from meshd.runtime.node import open_node
 from meshd.telemetry import logs
 from meshd.transform.pool import TransformPool
@@ -63,6 +64,7 @@ async def steward(node: Node, listener: socket.socket) -> AsyncIterator[Assemble
     try:
         tasks.spawn(_vital(serve_assembler(assembler, listener)), "assembler")
         start_chores(node_chores(node), tasks)
+        tasks.spawn(_vital(job_runner(node).run()), "jobs")
         yield assembler
     finally:
         await tasks.aclose()
@@ -76,5 +78,5 @@ async def _vital(work: Coroutine[Any, Any, None]) -> None:
     try:
         await work
     except Exception:
-        _log.exception("the assembler's door failed; restarting this process")
+        _log.exception("work that must go on failed; restarting this process")
         os.kill(os.getpid(), signal.SIGTERM)

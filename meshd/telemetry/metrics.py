@@ -61,6 +61,14 @@ view_results_evicted = _counter("meshd_view_results_evicted_total", "Results rem
 view_result_bytes = _gauge("meshd_view_result_bytes", "Results of views on the disks.", mode="mostrecent")
 frame_cache_bytes = _gauge("meshd_frame_cache_bytes", "Shared memory held by finished batches.")
 
+# jobs; state is done, failed or cancelled
+jobs_running = _gauge("meshd_jobs_running", "Jobs at work.", mode="mostrecent")
+jobs_waiting = _gauge("meshd_jobs_waiting", "Jobs that wait for their turn.", mode="mostrecent")
+jobs_ended = _counter("meshd_jobs_ended_total", "Jobs that came to an end.", "state")
+job_bytes = _counter("meshd_job_bytes_total", "Bytes of outputs written by jobs.")
+job_outputs = _counter("meshd_job_outputs_total", "Outputs of jobs; written or there.", "result")
+job_failures = _counter("meshd_job_failures_total", "Sources that jobs could not read, and skipped.")
+
 # store, as the steward measures it
 store_objects = _gauge("meshd_store_objects", "Objects in the store.", mode="mostrecent")
 store_versions = _gauge("meshd_store_versions", "Older versions and delete markers.", mode="mostrecent")

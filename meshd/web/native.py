@@ -30,7 +30,7 @@ from meshwire import frames, snapshots
 from meshwire.documents import PlanError, checked_choice, suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from aiohttp import web
 
@@ -58,6 +58,7 @@ _STATUS: Mapping[Code, int] = {
     "NoSuchPlan": 404,
     "NoSuchKey": 404,
     "NoSuchView": 404,
+    "NoSuchJob": 404,
     "MethodNotAllowed": 405,
     "SnapshotChanged": 409,
     "ViewExists": 409,
@@ -86,8 +87,9 @@ def build_native(
     gathers: GatherService,
     views: ViewDefinitions,
     clock: Clock,
+    also: Sequence[Callable[[NativeEndpoint], list[NativeRoute]]] = (),
 ) -> list[NativeRoute]:
-    """The routes of the native protocol, all of them signed."""
+    """The routes of the native protocol, all of them signed; `also` make those of other endpoints."""
     native = NativeEndpoint(datasets, batches, gathers, views, clock)
     return [
         NativeRoute("POST", "/-/snapshots", native.guarded(native.create_snapshot)),
@@ -100,6 +102,7 @@ def build_native(
         NativeRoute("GET", "/-/views", native.guarded(native.list_views)),
         NativeRoute("GET", "/-/views/", native.guarded(native.get_view)),
         *library_routes(native, clock),
+        *[route for make in also for route in make(native)],
     ]
 
 
@@ -141,64 +144,66 @@ class NativeEndpoint:
         return guard
 
     async def create_snapshot(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
-        return self._json(await self._datasets.create(_caller(request, identity), await request.read()))
+        return self.json(await self._datasets.create(caller_of(request, identity), await request.read()))
 
     async def get_snapshot(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         (digest,) = _path(request, "/-/snapshots/", 1)
-        document = await self._datasets.document(_caller(request, identity), digest)
+        document = await self._datasets.document(caller_of(request, identity), digest)
         return self._reply(200, snapshots.CONTENT_TYPE, document)
 
     async def create_plan(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
-        return self._json(await self._batches.create(_caller(request, identity), await request.read()))
+        return self.json(await self._batches.create(caller_of(request, identity), await request.read()))
 
     async def get_plan(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         parts = _path(request, "/-/plans/", 1, 2, 3)
         if len(parts) == 1:
-            return self._json((await self._batches.plan(_caller(request, identity), parts[0])).describe())
+            return self.json((await self._batches.plan(caller_of(request, identity), parts[0])).describe())
         if len(parts) == 2:
             if parts[1] != "bad":
                 raise BatchError("NoSuchKey", f"there is nothing at {request.path[:200]}")
-            return self._json(await self._batches.bad(_caller(request, identity), parts[0]))
+            return self.json(await self._batches.bad(caller_of(request, identity), parts[0]))
         return await self._get_frame(request, identity, parts)
 
     async def _get_frame(
         self, request: MeshRequest, identity: Identity, parts: tuple[str, ...]
     ) -> web.StreamResponse:
-        query = _query(request, _QUERY)
+        query = query_of(request, _QUERY)
         form = checked_choice(query.get("format", "tensors"), "format", _FORMATS)
         numbers = {name: _number(query.get(name, str(default)), name) for name, default in _NUMBERS.items()}
         address = FrameAddress(parts[0], _number(parts[1], "epoch"), _number(parts[2], "step"), **numbers)
         if form == "samples":
             return await self._stream(
-                request, await self._batches.samples(_caller(request, identity), address)
+                request, await self._batches.samples(caller_of(request, identity), address)
             )
         if form == "tar":
-            return await self._stream(request, await self._batches.tar(_caller(request, identity), address))
-        return await self._send_frame(request, await self._batches.frame(_caller(request, identity), address))
+            return await self._stream(request, await self._batches.tar(caller_of(request, identity), address))
+        return await self._send_frame(
+            request, await self._batches.frame(caller_of(request, identity), address)
+        )
 
     async def post_rows(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         digest, what = _path(request, "/-/plans/", 2)
         if what != "rows":
             raise BatchError("NoSuchKey", f"there is nothing at {request.path[:200]}")
-        epoch = _number(_query(request, ("epoch",)).get("epoch", "0"), "epoch")
-        frame = await self._batches.rows(_caller(request, identity), digest, epoch, await request.read())
+        epoch = _number(query_of(request, ("epoch",)).get("epoch", "0"), "epoch")
+        frame = await self._batches.rows(caller_of(request, identity), digest, epoch, await request.read())
         return await self._send_frame(request, frame)
 
     async def gather(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         return await self._stream(
-            request, await self._gathers.gather(_caller(request, identity), await request.read())
+            request, await self._gathers.gather(caller_of(request, identity), await request.read())
         )
 
     async def create_view(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
-        return self._json(await self._views.create(_caller(request, identity), await request.read()))
+        return self.json(await self._views.create(caller_of(request, identity), await request.read()))
 
     async def list_views(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
-        bucket = _query(request, ("bucket",)).get("bucket", "")
-        return self._json({"views": self._views.list_all(_caller(request, identity), bucket)})
+        bucket = query_of(request, ("bucket",)).get("bucket", "")
+        return self.json({"views": self._views.list_all(caller_of(request, identity), bucket)})
 
     async def get_view(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         name = request.raw_path.partition("?")[0].removeprefix("/-/views/")
-        return self._json(self._views.describe(_caller(request, identity), name))
+        return self.json(self._views.describe(caller_of(request, identity), name))
 
     async def _send_frame(self, request: MeshRequest, frame: Frame) -> web.StreamResponse:
         headers = [
@@ -236,7 +241,8 @@ class NativeEndpoint:
     def _now(self) -> int:
         return self._clock.now_ms() // 1000
 
-    def _json(self, document: Any) -> Reply:
+    def json(self, document: Any) -> Reply:
+        """An answer."""
         return self._reply(200, "application/json", json.dumps(document).encode())
 
     def _reply(self, status: int, content_type: str, body: bytes, *more: Header) -> Reply:
@@ -260,7 +266,8 @@ class NativeEndpoint:
         return self._reply(_STATUS[error.code], "application/json", body, *more)
 
 
-def _caller(request: MeshRequest, identity: Identity) -> Caller:
+def caller_of(request: MeshRequest, identity: Identity) -> Caller:
+    """Who asks, and how."""
     return Caller(identity, getattr(request, "context", None) or NO_CONTEXT)
 
 
@@ -295,7 +302,8 @@ def _path(request: MeshRequest, prefix: str, *counts: int) -> tuple[str, ...]:
     return parts
 
 
-def _query(request: MeshRequest, known: tuple[str, ...]) -> dict[str, str]:
+def query_of(request: MeshRequest, known: tuple[str, ...]) -> dict[str, str]:
+    """The query without its signature. Raises BatchError BadRequest for a parameter not `known`."""
     raw = request.raw_path.partition("?")[2]
     if raw.count("&") > _MAX_PARAMETERS:
         raise BatchError("BadRequest", f"more than {_MAX_PARAMETERS} query parameters")

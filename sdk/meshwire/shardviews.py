@@ -221,7 +221,7 @@ def lay_out(view: ShardsView, objects: Iterable[SourceObject]) -> ShardLayout:
     samples = _samples(view, objects)
     parts: dict[str, list[tuple[SourceObject, ...]]] = {name: [] for name, _ in view.split or (("", 1.0),)}
     for stem, sample in samples:
-        parts[_part(view, stem)].append(sample)
+        parts[part_of(view, stem)].append(sample)
     return ShardLayout(shard for part, found in parts.items() for shard in _shards(view, part, found))
 
 
@@ -234,7 +234,7 @@ def _samples(view: ShardsView, objects: Iterable[SourceObject]) -> list[tuple[st
     return [(stem, tuple(files)) for stem, files in found.items()]
 
 
-def _part(view: ShardsView, stem: str) -> str:
+def part_of(view: ShardsView, stem: str) -> str:
     """The part of the split a sample belongs to: by its name, so that new data moves none."""
     if not view.split:
         return ""
@@ -247,14 +247,24 @@ def _part(view: ShardsView, stem: str) -> str:
     return view.split[-1][0]
 
 
+def shuffled(seed: int, samples: int) -> Feistel:
+    """The order of so many samples of one part."""
+    return Feistel(samples, derive_key(seed, _SHUFFLE))
+
+
 def _shards(view: ShardsView, part: str, samples: Sequence[tuple[SourceObject, ...]]) -> Iterator[Shard]:
     order: Iterable[int] = range(len(samples))
     if view.shuffle is not None:
-        permutation = Feistel(len(samples), derive_key(view.shuffle, _SHUFFLE))
+        permutation = shuffled(view.shuffle, len(samples))
         order = (permutation.one(position) for position in range(len(samples)))
     folder = f"{part}/" if part else ""
     for number, members in enumerate(_filled(view, (samples[index] for index in order))):
-        yield Shard.of(f"{folder}{view.name}-{number:0{_DIGITS}d}.tar", members, view.prefix)
+        yield Shard.of(f"{folder}{shard_name(view, number)}.tar", members, view.prefix)
+
+
+def shard_name(view: ShardsView, number: int) -> str:
+    """The name of a part's shard, without folder and ending."""
+    return f"{view.name}-{number:0{_DIGITS}d}"
 
 
 def _filled(view: ShardsView, samples: Iterable[tuple[SourceObject, ...]]) -> Iterator[list[SourceObject]]:

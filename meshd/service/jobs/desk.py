@@ -1,0 +1,177 @@
+"""Jobs as their users meet them: started, listed, looked at, waited for, cancelled.
+
+Law: who starts one is the one (beside root) who sees it. The same document of the same user is one job: while
+it runs, starting it again is joining it; afterwards it is run anew. Beyond the limits: Busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from meshd.assembly.errors import BatchError, busy
+from meshd.control.jobs import TOPIC, Job
+from meshd.service.jobs.principals import principal_of
+from meshd.service.permissions import Need
+from meshwire.documents import PlanError, suggestion
+from meshwire.jobspecs import parse_job
+from meshwire.s3.errors import S3Error
+
+if TYPE_CHECKING:
+    from meshd.control.buckets import BucketTable
+    from meshd.control.interface import ControlStore
+    from meshd.control.jobs import JobTable
+    from meshd.kit.clock import Clock
+    from meshd.service.access import Access, Caller
+    from meshwire.jobspecs import JobSpec
+
+MAX_WAITING: Final = 64
+MAX_WAITING_EACH: Final = 16
+"""Jobs that are queued or running, of all users and of one."""
+MAX_WAIT: Final = 30.0
+_RETRY_AFTER: Final = 5
+
+
+class JobDesk:
+    """One a worker."""
+
+    def __init__(
+        self, table: JobTable, control: ControlStore, buckets: BucketTable, access: Access, clock: Clock
+    ) -> None:
+        self._table, self._control, self._buckets = table, control, buckets
+        self._access, self._clock = access, clock
+
+    def __repr__(self) -> str:
+        return "<JobDesk>"
+
+    async def start(self, caller: Caller, body: bytes) -> dict[str, Any]:
+        """What `POST /-/jobs` answers. Raises BatchError: InvalidPlan, NoSuchBucket, AccessDenied, Busy."""
+        try:
+            spec = parse_job(body)
+            self._check(caller, spec)
+        except PlanError as error:
+            raise BatchError("InvalidPlan", str(error), detail={"path": error.path}) from error
+        principal = principal_of(caller)
+        job_id = spec.job_id(principal.user_id)
+
+        def decide(present: Job | None) -> Job | None:
+            if present is not None and not present.ended:
+                if present.cancel:
+                    raise busy("this job is being cancelled; start it again when it has ended")
+                return None
+            self._require_room(principal.user_id)
+            run = present.run + 1 if present is not None else 1
+            text = spec.to_json().decode()
+            return Job(job_id, spec.kind, text, principal, self._clock.now_ms(), run=run)
+
+        job = await self._table.change(job_id, decide)
+        assert job is not None
+        return described(job)
+
+    def _check(self, caller: Caller, spec: JobSpec) -> None:
+        """What can be known at once; the rest is decided key by key while the job runs."""
+        source = self._buckets.get(spec.source.bucket)
+        if spec.kind == "materialize" and (source is None or not source.view):
+            raise PlanError("source", f"{spec.source.bucket!r} is no view: it is BUCKET--NAME")
+        if spec.kind != "materialize" and source is not None and source.view:
+            raise PlanError("source", f"{spec.source.bucket!r} is a view: use the kind materialize")
+        target = self._buckets.get(spec.target.bucket)
+        if target is not None and target.view:
+            raise PlanError("target", f"{spec.target.bucket!r} is a view: nobody writes to it")
+        listing = {"s3:prefix": spec.source.prefix, "s3:delimiter": "", "s3:max-keys": "1000"}
+        self._require(caller, Need("s3:ListBucket", spec.source.bucket, facts=listing))
+        self._require(caller, Need("s3:GetObject", spec.source.bucket, f"{spec.source.prefix}*"))
+        self._require(caller, Need("s3:PutObject", spec.target.bucket, f"{spec.target.prefix}*"))
+
+    def _require(self, caller: Caller, need: Need) -> None:
+        try:
+            self._access.require(caller.identity, need, caller.context)
+        except S3Error as error:
+            if error.code == "NoSuchBucket":
+                raise BatchError("NoSuchBucket", f"there is no bucket {need.bucket!r}") from error
+            raise BatchError("AccessDenied", error.message) from error
+
+    def _require_room(self, user_id: str) -> None:
+        alive = [job for job in self._table.list_all().values() if not job.ended]
+        mine = sum(job.principal.user_id == user_id for job in alive)
+        if len(alive) >= MAX_WAITING or mine >= MAX_WAITING_EACH:
+            raise BatchError(
+                "Busy",
+                f"{len(alive)} jobs wait or run on this node, {mine} of them yours; the limits are "
+                f"{MAX_WAITING} and {MAX_WAITING_EACH}",
+                help="wait for one to end, or cancel one with `mesh job cancel ID`",
+                retry_after=_RETRY_AFTER,
+            )
+
+    def list_all(self, caller: Caller) -> list[dict[str, Any]]:
+        """The caller's jobs, the youngest first; root sees all."""
+        jobs = [job for job in self._table.list_all().values() if _sees(caller, job)]
+        return [described(job) for job in sorted(jobs, key=lambda job: (-job.created_ms, job.job_id))]
+
+    def describe(self, caller: Caller, job_id: str) -> dict[str, Any]:
+        """Raises BatchError NoSuchJob."""
+        return described(self._find(caller, job_id))
+
+    async def wait(self, caller: Caller, job_id: str, seconds: float) -> dict[str, Any]:
+        """As `describe`, when the job has ended or that many seconds (at most 30) are over."""
+        job = self._find(caller, job_id)
+        with suppress(TimeoutError):
+            async with (
+                asyncio.timeout(min(seconds, MAX_WAIT)),
+                aclosing(self._control.watch(TOPIC)) as changes,
+            ):
+                while not job.ended:
+                    await anext(changes)
+                    job = self._find(caller, job_id)
+        return described(job)
+
+    async def cancel(self, caller: Caller, job_id: str) -> dict[str, Any]:
+        """Ask a job to end; one that has ended stays as it is. Raises BatchError NoSuchJob."""
+        self._find(caller, job_id)
+
+        def decide(present: Job | None) -> Job | None:
+            if present is None or present.ended:
+                return None
+            return msgspec.structs.replace(present, cancel=True)
+
+        job = await self._table.change(job_id, decide)
+        return described(job if job is not None else self._find(caller, job_id))
+
+    def _find(self, caller: Caller, job_id: str) -> Job:
+        job = self._table.get(job_id)
+        if job is None or not _sees(caller, job):
+            known = [item.job_id for item in self._table.list_all().values() if _sees(caller, item)]
+            hint = suggestion(job_id, known) if known else ""
+            raise BatchError("NoSuchJob", f"there is no job {job_id[:80]!r}{hint}", help="see `mesh job ls`")
+        return job
+
+
+def _sees(caller: Caller, job: Job) -> bool:
+    return caller.identity.root or caller.identity.user_id == job.principal.user_id
+
+
+def described(job: Job) -> dict[str, Any]:
+    """A job as plain JSON values. `eta_s` is None while nothing is known."""
+    progress = job.progress
+    left = progress.bytes_total - progress.bytes
+    eta = left / progress.rate if job.state == "running" and progress.rate > 0 else None
+    return {
+        "id": job.job_id,
+        "kind": job.kind,
+        "state": "cancelling" if job.cancel and not job.ended else job.state,
+        "run": job.run,
+        "owner": job.principal.user_id,
+        "spec": json.loads(job.spec),
+        "created_ms": job.created_ms,
+        "started_ms": job.started_ms,
+        "ended_ms": job.ended_ms,
+        "progress": {name: getattr(progress, name) for name in progress.__struct_fields__},
+        "eta_s": None if eta is None else round(eta, 1),
+        "failed": job.failed,
+        "failures": [{"name": item.name, "error": item.error} for item in job.failures],
+        "error": job.error,
+    }

@@ -1,0 +1,87 @@
+"""What a job finds in its source, pinned: objects, and the files in archives.
+
+Law: every object is one the job's maker may read; one that may not be is an error, never left out. An archive
+that cannot be read fails the job, or is skipped by its own name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from meshd.assembly.errors import BatchError
+from meshwire.jobplans import FileList
+from meshwire.jobspecs import archive_stem, is_archive
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from meshd.service.datasets import DatasetService
+    from meshd.service.jobs.kinds import Running
+    from meshd.service.jobs.principals import Grant
+    from meshd.store.interface import ObjectStore
+    from meshd.store.records import Record
+    from meshwire.jobspecs import JobSpec
+
+_PAGE: Final = 1000
+
+
+class Inventories:
+    """Makes them. One a node (the steward's)."""
+
+    def __init__(self, store: ObjectStore, datasets: DatasetService) -> None:
+        self._store, self._datasets = store, datasets
+
+    def __repr__(self) -> str:
+        return "<Inventories>"
+
+    async def objects(self, running: Running, grant: Grant) -> FileList:
+        """The source's objects as files, named as they are below its folder."""
+        spec, found = running.spec, FileList()
+        for_all = np.zeros(1, dtype=np.int64)
+        async for key, record in self._list(spec, grant):
+            if spec.layout.takes(key):
+                name = key[len(spec.source.prefix) :].lstrip("/") or key
+                found.add(key, record.etag, record.size, [name], for_all, np.array([record.size]))
+                running.tally.samples_total += 1
+        return found
+
+    async def archives(self, running: Running, grant: Grant) -> FileList:
+        """The files in the source's archives. Raises BatchError BadSample."""
+        spec, found = running.spec, FileList()
+        async for key, record in self._list(spec, grant):
+            if not is_archive(key):
+                continue
+            try:
+                await self._add(found, spec, key, record)
+            except BatchError as error:
+                if error.code != "BadSample" or spec.on_bad != "skip":
+                    raise
+                running.tally.fail(f"s3://{spec.source.bucket}/{key}", error.message)
+        return found
+
+    async def _add(self, found: FileList, spec: JobSpec, key: str, record: Record) -> None:
+        index = await self._datasets.shard_index(spec.source.bucket, key, record)
+        folder = (
+            f"{archive_stem(key)[len(spec.source.prefix) :].lstrip('/')}/" if spec.names == "archive" else ""
+        )
+        names, match = list(index.names), spec.layout.match
+        last = {name: number for number, name in enumerate(names)}  # a name that stands twice was replaced
+        chosen = sorted(number for name, number in last.items() if not match or name.endswith(match))
+        offsets, sizes = index.offsets[chosen], index.sizes[chosen]
+        found.add(
+            key, record.etag, record.size, [folder + names[number] for number in chosen], offsets, sizes
+        )
+
+    async def _list(self, spec: JobSpec, grant: Grant) -> AsyncGenerator[tuple[str, Record], None]:
+        """The source's objects in order of their keys."""
+        bucket, prefix = spec.source.bucket, spec.source.prefix
+        after, more = "", True
+        while more:
+            page = await asyncio.to_thread(self._store.list, bucket, prefix=prefix, after=after, limit=_PAGE)
+            for key, record in page.entries:
+                grant.require(key)
+                yield key, record
+            after, more = page.next_after, page.truncated

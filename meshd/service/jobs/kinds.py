@@ -1,0 +1,94 @@
+"""What a kind of job is to the node, and what one that runs is given.
+
+Law: a kind plans and writes; states, rights of others, queues and saving are not its business. It may be
+stopped at any await, and run again from its beginning: what it finds done it leaves alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Protocol
+
+from meshd.control.jobs import Failure, Progress
+from meshd.telemetry import metrics
+
+if TYPE_CHECKING:
+    from meshd.service.access import Caller
+    from meshwire.jobspecs import JobSpec
+
+FAILURES: Final = 100
+_TEXT: Final = 300
+
+
+class Tally:
+    """How far a job has come; looked at now and then by whoever saves it."""
+
+    def __init__(self) -> None:
+        self.phase = "planning"
+        self.outputs_total = self.samples_total = self.bytes_total = 0
+        self.samples = self.bytes = self.moved = 0
+        self.written = self.there = self.removed = self.failed = 0
+        self.failures: list[Failure] = []
+
+    def __repr__(self) -> str:
+        return (
+            f"<Tally {self.phase} {self.written + self.there} of {self.outputs_total}, {self.failed} failed>"
+        )
+
+    def done(self, samples: int, size: int, *, there: bool) -> None:
+        """An output is there, written now or earlier."""
+        self.there += there
+        self.written += not there
+        self.samples += samples
+        self.bytes += size
+        metrics.job_outputs.labels("there" if there else "written").inc()
+
+    def move(self, size: int) -> None:
+        """So many bytes went into an output that may not be complete yet."""
+        self.moved += size
+        metrics.job_bytes.inc(size)
+
+    def fail(self, name: str, error: str) -> None:
+        """Something could not be read; the first hundred are named."""
+        self.failed += 1
+        metrics.job_failures.inc()
+        if len(self.failures) < FAILURES:
+            self.failures.append(Failure(name[:_TEXT], error[:_TEXT]))
+
+    def progress(self, rate: float) -> Progress:
+        return Progress(
+            self.phase,
+            self.written + self.there,
+            self.outputs_total,
+            self.samples,
+            self.samples_total,
+            self.bytes,
+            self.bytes_total,
+            self.written,
+            self.there,
+            self.removed,
+            rate,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A job while it runs. `name` is of this run: what is kept for it lies below `jobs/name/`."""
+
+    job_id: str
+    run: int
+    spec: JobSpec
+    caller: Caller
+    tally: Tally = field(default_factory=Tally)
+
+    @property
+    def name(self) -> str:
+        return f"{self.job_id}-{self.run}"
+
+
+class JobKind(Protocol):
+    """Does the jobs of one kind, or of several that are alike."""
+
+    async def work(self, running: Running) -> None:
+        """To the end. Raises BatchError, S3Error, PlanError, StoreError: what stopped it."""
+        ...

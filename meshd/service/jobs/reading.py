@@ -1,0 +1,155 @@
+"""The bytes of a job's files, read a few megabytes at a time.
+
+Law: a source is read only while it is what the plan pinned. What lies together is read together.
+Invariant: memory is a group's bytes, however large files and sources are.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from contextlib import ExitStack, contextmanager
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from meshd.assembly.catalog import RESERVED_BUCKET
+from meshd.assembly.errors import BatchError
+from meshd.store.errors import CorruptExtentError, ExtentGoneError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from meshd.store.interface import ObjectStore
+    from meshd.store.records import Record, Span
+    from meshwire.jobplans import JobPlan
+
+GROUP: Final = 4 << 20
+_GROUP_READS: Final = 2000
+_GAP: Final = 8 << 10
+"""Bytes between two files of one object that are read and dropped rather than read around."""
+_IOV: Final = 900
+
+
+class Piece(NamedTuple):
+    """`length` bytes at `offset` of source number `source` are to be put at `at` of the group's buffer."""
+
+    at: int
+    source: int
+    offset: int
+    length: int
+
+
+class Opened:
+    """An object's bytes in open files."""
+
+    __slots__ = ("spans", "starts")
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self.spans = spans
+        self.starts = list(accumulate((span.length for span in spans), initial=0))
+
+    def read(self, offset: int, buffers: list[memoryview]) -> None:
+        """Fill the buffers from `offset` on, one after the other (blocking). Raises CorruptExtentError."""
+        length = sum(map(len, buffers))
+        number = bisect_right(self.starts, offset) - 1
+        if length and offset + length <= self.starts[min(number + 1, len(self.spans))]:
+            span = self.spans[number]
+            _fill(span.fd, span.offset + offset - self.starts[number], buffers, length)
+            return
+        for buffer in buffers:
+            offset = self._read_across(offset, buffer)
+
+    def _read_across(self, offset: int, buffer: memoryview) -> int:
+        """One buffer, from several extents; where it ends."""
+        while len(buffer):
+            number = bisect_right(self.starts, offset) - 1
+            if number >= len(self.spans):
+                raise _short()
+            span, inside = self.spans[number], offset - self.starts[number]
+            taken = min(len(buffer), span.length - inside)
+            _fill(span.fd, span.offset + inside, [buffer[:taken]], taken)
+            buffer, offset = buffer[taken:], offset + taken
+        return offset
+
+
+class SourceReader:
+    """Reads one plan's sources. One a job that runs."""
+
+    def __init__(self, store: ObjectStore, bucket: str, plan: JobPlan, unpacked: str) -> None:
+        """`unpacked`: what names of unpacked sources begin with."""
+        self._store, self._bucket, self._plan, self._unpacked = store, bucket, plan, unpacked
+
+    def __repr__(self) -> str:
+        return f"<SourceReader of {self._plan!r}>"
+
+    @contextmanager
+    def opened(self, numbers: Sequence[int]) -> Iterator[dict[int, Opened]]:
+        """These sources, open inside the `with`. Raises BatchError SnapshotChanged."""
+        with ExitStack() as stack:
+            yield {number: self._open(stack, number) for number in numbers}
+
+    def _open(self, stack: ExitStack, number: int) -> Opened:
+        record = self._record(number)
+        try:
+            return Opened(stack.enter_context(self._store.reading(record, 0, record.size)))
+        except ExtentGoneError:  # moved by compaction
+            record = self._record(number)
+            return Opened(stack.enter_context(self._store.reading(record, 0, record.size)))
+
+    def _record(self, number: int) -> Record:
+        sources = self._plan.sources
+        key, etag = sources.keys[number], sources.etags[number]
+        if sources.unpacked[number]:
+            bucket, key = RESERVED_BUCKET, f"{self._unpacked}{number}"
+        else:
+            bucket = self._bucket
+        record = self._store.get(bucket, key)
+        if record is None or (record.etag != etag and not sources.unpacked[number]):
+            raise BatchError(
+                "SnapshotChanged",
+                f"s3://{bucket}/{key} was {'removed' if record is None else 'replaced'} while the job ran",
+                help="start the job again: it keeps what is written and takes the source as it is now",
+            )
+        return record
+
+
+def read_pieces(buffer: memoryview, pieces: Sequence[Piece], opened: dict[int, Opened]) -> None:
+    """Fill a group's buffer (blocking). Raises CorruptExtentError when bytes are missing."""
+    scratch = memoryview(bytearray(_GAP))
+    run: list[memoryview] = []
+    source = start = end = -1
+    for piece in pieces:
+        gap = piece.offset - end
+        if piece.source != source or not 0 <= gap <= _GAP or len(run) >= _IOV:
+            if run:
+                opened[source].read(start, run)
+            run, source, start = [], piece.source, piece.offset
+        elif gap:
+            run.append(scratch[:gap])
+        run.append(buffer[piece.at : piece.at + piece.length])
+        end = piece.offset + piece.length
+    if run:
+        opened[source].read(start, run)
+
+
+def _fill(fd: int, offset: int, buffers: list[memoryview], length: int) -> None:
+    got = os.preadv(fd, buffers, offset)
+    while got < length:
+        rest = _after(buffers, got)
+        more = os.preadv(fd, rest, offset + got)
+        if more == 0:
+            raise _short()
+        got += more
+
+
+def _after(buffers: list[memoryview], count: int) -> list[memoryview]:
+    """The buffers without their first `count` bytes."""
+    for number, buffer in enumerate(buffers):
+        if count < len(buffer):
+            return [buffer[count:], *buffers[number + 1 :]]
+        count -= len(buffer)
+    return []
+
+
+def _short() -> CorruptExtentError:
+    return CorruptExtentError("a source is shorter than its record; run meshd fsck and restore the object")

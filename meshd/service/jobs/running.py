@@ -1,0 +1,175 @@
+"""The steward's side of jobs: takes them from the table, a few at a time, and runs each to its end.
+
+Law: the table is the truth. A job found queued or running and not in hand is begun, whoever began it before;
+its end is written once. Invariant: a job that fails, however it does, ends itself and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from meshd.assembly.errors import BatchError
+from meshd.control.jobs import TOPIC
+from meshd.kit import failpoints
+from meshd.kit.tasks import Tasks
+from meshd.service.jobs.kinds import Running, Tally
+from meshd.service.jobs.principals import caller_of
+from meshd.store.errors import StoreError
+from meshd.telemetry import metrics
+from meshwire.documents import PlanError
+from meshwire.jobspecs import parse_job
+from meshwire.s3.errors import S3Error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from meshd.control.identities import IdentityTable
+    from meshd.control.interface import ControlStore
+    from meshd.control.jobs import Job, JobTable, State
+    from meshd.kit.clock import Clock
+    from meshd.service.jobs.kinds import JobKind
+
+_log = logging.getLogger("meshd.jobs")
+AT_A_TIME: Final = 2
+KEPT: Final = 500
+"""Jobs that have ended and are still shown; of older ones the record goes."""
+_SAVE_EVERY: Final = 1.0
+_SMOOTHING: Final = 0.3
+
+
+class JobRunner:
+    """One a node (the steward's)."""
+
+    def __init__(
+        self,
+        table: JobTable,
+        control: ControlStore,
+        identities: IdentityTable,
+        kinds: Mapping[str, JobKind],
+        clock: Clock,
+    ) -> None:
+        self._table, self._control, self._identities = table, control, identities
+        self._kinds, self._clock = kinds, clock
+        self._tasks = Tasks("jobs")
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    def __repr__(self) -> str:
+        return f"<JobRunner of {sorted(self._running)}>"
+
+    async def run(self) -> None:
+        """Until cancelled; then what runs is left for the next start."""
+        try:
+            async with aclosing(self._control.watch(TOPIC)) as changes:
+                async for _ in changes:
+                    await self._look()
+        finally:
+            await self._tasks.aclose()
+
+    async def _look(self) -> None:
+        """Begin what may begin, stop what is to be stopped."""
+        jobs = self._table.list_all()
+        alive = sorted((job for job in jobs.values() if not job.ended), key=_turn)
+        for job in alive:
+            task = self._running.get(job.job_id)
+            if job.cancel and task is not None:
+                task.cancel()
+            elif job.cancel:
+                await self._end(job.job_id, "cancelled")
+            elif task is None and len(self._running) < AT_A_TIME:
+                self._running[job.job_id] = self._tasks.spawn(self._run(job), job.job_id)
+        metrics.jobs_waiting.set(len(alive) - len(self._running))
+        metrics.jobs_running.set(len(self._running))
+        ended = sorted((job for job in jobs.values() if job.ended), key=lambda job: -job.ended_ms)
+        for job in ended[KEPT:]:
+            await self._table.forget(job.job_id)
+
+    async def _run(self, job: Job) -> None:
+        tally = Tally()
+        try:
+            saver = self._tasks.spawn(self._save_often(job.job_id, tally), f"{job.job_id}:progress")
+            try:
+                await self._work(job, tally)
+            finally:
+                saver.cancel()
+        except asyncio.CancelledError:
+            present = self._table.get(job.job_id)
+            if present is None or not present.cancel:
+                raise  # the node stops: the next start goes on
+            await self._end(job.job_id, "cancelled", tally)
+        except (BatchError, S3Error, PlanError, StoreError) as error:
+            _log.warning("job failed", extra={"job": job.job_id, "why": str(error)[:500]})
+            await self._end(job.job_id, "failed", tally, _told(error))
+        except Exception:
+            _log.exception("job failed", extra={"job": job.job_id})
+            await self._end(job.job_id, "failed", tally, "it broke; the node's log says how")
+        else:
+            await self._end(job.job_id, "done", tally)
+        finally:
+            self._running.pop(job.job_id, None)
+            await self._look()
+
+    async def _work(self, job: Job, tally: Tally) -> None:
+        began = msgspec.structs.replace(
+            job, state="running", started_ms=job.started_ms or self._clock.now_ms()
+        )
+        await self._table.change(job.job_id, lambda now: _merged(now, began))
+        failpoints.hit("jobs.begun")
+        spec = parse_job(job.spec)
+        caller = caller_of(job.principal, self._identities)
+        await self._kinds[job.kind].work(Running(job.job_id, job.run, spec, caller, tally))
+        failpoints.hit("jobs.worked")
+
+    async def _save_often(self, job_id: str, tally: Tally) -> None:
+        at, moved, rate = self._clock.monotonic(), 0, 0.0
+        while True:
+            await asyncio.sleep(_SAVE_EVERY)
+            now = self._clock.monotonic()
+            lately = (tally.moved - moved) / max(now - at, 1e-3)
+            rate = lately if rate == 0 else rate + _SMOOTHING * (lately - rate)
+            at, moved = now, tally.moved
+            await self._table.change(job_id, lambda job, rate=rate: _saved(job, tally, rate))  # type: ignore[misc]
+
+    async def _end(self, job_id: str, state: State, tally: Tally | None = None, error: str = "") -> None:
+        now = self._clock.now_ms()
+
+        def decide(job: Job | None) -> Job | None:
+            if job is None or job.ended:
+                return None
+            saved = job if tally is None else _saved(job, tally, 0.0)
+            return msgspec.structs.replace(saved, state=state, ended_ms=now, error=error[:1000])
+
+        await self._table.change(job_id, decide)
+        metrics.jobs_ended.labels(state).inc()
+        failpoints.hit("jobs.ended")
+
+
+def _turn(job: Job) -> tuple[bool, int, str]:
+    """Who was running goes on first; then first come, first served."""
+    return job.state != "running", job.created_ms, job.job_id
+
+
+def _merged(present: Job | None, wanted: Job) -> Job | None:
+    """`wanted`, without forgetting that its end was asked for meanwhile."""
+    return None if present is None else msgspec.structs.replace(wanted, cancel=present.cancel)
+
+
+def _saved(job: Job | None, tally: Tally, rate: float) -> Job:
+    assert job is not None
+    return msgspec.structs.replace(
+        job, progress=tally.progress(rate), failed=tally.failed, failures=tuple(tally.failures)
+    )
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, BatchError):
+        return f"{error.message} {error.help}".strip()
+    if isinstance(error, S3Error):
+        return f"{error.code}: {error.message}"
+    if isinstance(error, StoreError):
+        return f"the store refused: {error}"
+    return str(error)

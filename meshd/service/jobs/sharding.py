@@ -1,0 +1,136 @@
+"""Jobs that write archives: objects into shards, shards into other shards.
+
+Law: a shard is written by one pass over its files, in the plan's order. Invariant: memory is two groups a
+shard under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import TYPE_CHECKING, Final
+
+from awscrt.checksums import crc32c
+
+from meshd.service.jobs.packing import tar_groups, tar_size
+from meshd.service.jobs.plans import scratch
+from meshd.service.jobs.principals import Grant
+from meshd.service.jobs.reading import SourceReader, read_pieces
+from meshd.service.jobs.tidying import Tidier
+from meshd.service.jobs.writing import Output, OutputWriter, Sums
+from meshwire.documents import PlanError
+from meshwire.jobspecs import FORMATS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator
+
+    from meshd.service.access import Access
+    from meshd.service.jobs.inventories import Inventories
+    from meshd.service.jobs.kinds import Running
+    from meshd.service.jobs.packing import Group
+    from meshd.service.jobs.plans import PlanShelf
+    from meshd.service.jobs.reading import Opened
+    from meshd.service.versions import Versions
+    from meshd.store.interface import ObjectStore
+    from meshwire.jobplans import FileList, JobPlan
+
+_AT_A_TIME: Final = 2
+
+
+class Sharding:
+    """One a node (the steward's)."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        versions: Versions,
+        access: Access,
+        inventories: Inventories,
+        shelf: PlanShelf,
+    ) -> None:
+        self._store, self._versions, self._access = store, versions, access
+        self._inventories, self._shelf = inventories, shelf
+
+    def __repr__(self) -> str:
+        return "<Sharding>"
+
+    async def work(self, running: Running) -> None:
+        """See JobKind.work."""
+        spec, tally = running.spec, running.tally
+        plan = await self._shelf.plan(running, lambda: self._plan(running))
+        tally.phase = "writing"
+        tally.outputs_total, tally.bytes_total = len(plan), plan.total
+        tally.samples_total = int(plan.samples.sum())
+        grant = Grant.of(self._access, running.caller, "s3:PutObject", spec.target.bucket)
+        writer = OutputWriter(self._store, self._versions, running, grant)
+        reader = SourceReader(self._store, spec.source.bucket, plan, f"{scratch(running)}unpacked/")
+        numbers = iter(range(len(plan)))
+        async with asyncio.TaskGroup() as group:
+            for _ in range(_AT_A_TIME):
+                group.create_task(_Lane(running, plan, reader, writer).run(numbers))
+        tally.phase = "tidying"
+        await Tidier(self._store, self._versions, self._access).remove_stale(running, frozenset(plan.outputs))
+        await self._shelf.clear(running)
+
+    async def _plan(self, running: Running) -> JobPlan:
+        spec = running.spec
+        grant = Grant.of(self._access, running.caller, "s3:GetObject", spec.source.bucket)
+        if spec.kind == "shard":
+            files = await self._inventories.objects(running, grant)
+        else:
+            files = await self._inventories.archives(running, grant)
+        if not len(files):
+            what = "objects" if spec.kind == "shard" else "files in archives"
+            raise PlanError("source", f"there are no {what} under {spec.source} that fit")
+        return await asyncio.to_thread(_laid_out, files, running)
+
+
+def _laid_out(files: FileList, running: Running) -> JobPlan:
+    doubled = files.doubled()
+    if doubled is not None:
+        name, first, second = doubled
+        raise PlanError(
+            "names", f'{name!r} is in {first} and in {second}; give names = "archive" to keep them apart'
+        )
+    spec = running.spec
+    below = spec.source.prefix if spec.kind == "shard" else ""
+    return files.laid_out(spec.layout, spec.target.prefix, f".{spec.format}", below=below)
+
+
+class _Lane:
+    """Writes one output after the other, with a buffer of its own."""
+
+    def __init__(self, running: Running, plan: JobPlan, reader: SourceReader, writer: OutputWriter) -> None:
+        self._running, self._plan, self._reader, self._writer = running, plan, reader, writer
+
+    async def run(self, numbers: Iterator[int]) -> None:
+        plan, tally = self._plan, self._running.tally
+        form = self._running.spec.format
+        for number in numbers:
+            key, made_of = plan.outputs[number], await asyncio.to_thread(plan.digest, number, form)
+            files = await asyncio.to_thread(plan.files, number)
+            output = Output(key, tar_size(files), made_of, FORMATS[form])
+            there = self._writer.is_there(output)
+            if not there:
+                sums = Sums(f"{made_of}-{max(1, len(files))}")
+                await self._writer.write(output, self._body(tar_groups(files), sums), sums)
+            tally.done(int(plan.samples[number]), sum(item.size for item in files), there=there)
+
+    async def _body(self, groups: Iterator[Group], sums: Sums) -> AsyncGenerator[bytes, None]:
+        crc = 0
+        for group in groups:
+            numbers = list(dict.fromkeys(piece.source for piece in group.pieces))
+            with self._reader.opened(numbers) as opened:
+                data, crc = await asyncio.to_thread(_filled, group, opened, crc)
+            yield data
+        sums.checksums = {"crc32c": base64.b64encode(crc.to_bytes(4, "big")).decode()}
+
+
+def _filled(group: Group, opened: dict[int, Opened], crc: int) -> tuple[bytes, int]:
+    """A group's bytes, and the checksum so far (blocking)."""
+    buffer = bytearray(group.size)
+    view = memoryview(buffer)
+    for at, data in group.made:
+        view[at : at + len(data)] = data
+    read_pieces(view, group.pieces, opened)
+    return bytes(buffer), crc32c(buffer, crc)

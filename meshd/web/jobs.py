@@ -1,0 +1,74 @@
+"""`/-/jobs`: jobs started, listed, waited for, cancelled.
+
+Law: parse, call the desk, answer JSON; the native protocol's errors.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from meshd.assembly.errors import BatchError
+from meshd.web.native import caller_of, query_of
+from meshd.web.server import NativeRoute
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiohttp import web
+
+    from meshd.service.access import Identity
+    from meshd.service.jobs.desk import JobDesk
+    from meshd.web.incoming import MeshRequest
+    from meshd.web.native import NativeEndpoint
+
+_PREFIX = "/-/jobs/"
+_SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
+
+
+def job_routes(desk: JobDesk) -> Callable[[NativeEndpoint], list[NativeRoute]]:
+    """The endpoint's routes, once the native protocol is there."""
+    return lambda native: JobEndpoint(desk, native).routes()
+
+
+class JobEndpoint:
+    """One a worker."""
+
+    def __init__(self, desk: JobDesk, native: NativeEndpoint) -> None:
+        self._desk, self._native = desk, native
+
+    def __repr__(self) -> str:
+        return "<JobEndpoint>"
+
+    def routes(self) -> list[NativeRoute]:
+        guarded = self._native.guarded
+        return [
+            NativeRoute("POST", "/-/jobs", guarded(self.start)),
+            NativeRoute("GET", "/-/jobs", guarded(self.list_all)),
+            NativeRoute("GET", _PREFIX, guarded(self.show)),
+            NativeRoute("DELETE", _PREFIX, guarded(self.cancel)),
+        ]
+
+    async def start(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        query_of(request, ())
+        return self._native.json(await self._desk.start(caller_of(request, identity), await request.read()))
+
+    async def list_all(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        query_of(request, ())
+        return self._native.json({"jobs": self._desk.list_all(caller_of(request, identity))})
+
+    async def show(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        """`?wait=SECONDS`: when it has ended, or after so long."""
+        wait = query_of(request, ("wait",)).get("wait", "0")
+        if _SECONDS.fullmatch(wait) is None:
+            raise BatchError("BadRequest", f"wait is a number of seconds, not {wait[:40]!r}")
+        caller = caller_of(request, identity)
+        return self._native.json(await self._desk.wait(caller, _job_id(request), float(wait)))
+
+    async def cancel(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
+        query_of(request, ())
+        return self._native.json(await self._desk.cancel(caller_of(request, identity), _job_id(request)))
+
+
+def _job_id(request: MeshRequest) -> str:
+    return request.raw_path.partition("?")[0].removeprefix(_PREFIX)

@@ -1,0 +1,150 @@
+"""Jobs: what is to be made of which objects, where. Their documents.
+
+Law: a job's canonical document says all that its output depends on besides the source; the same document (of
+the same user) is the same job. Whatever is wrong with one is a PlanError with the path of the field.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
+
+from meshwire import names
+from meshwire.documents import (
+    PlanError,
+    canonical_json,
+    checked_choice,
+    checked_object,
+    checked_text,
+    read_json,
+    required,
+    shown,
+)
+from meshwire.shardviews import ShardsView, parse_shards
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Kind = Literal["shard", "reshard", "extract", "materialize"]
+Format = Literal["tar", "tgz", "tar.zst", "zip"]
+Names = Literal["keep", "archive"]
+OnBad = Literal["fail", "skip"]
+KINDS: Final = ("shard", "reshard")
+FORMATS: Final[Mapping[str, str]] = {
+    "tar": "application/x-tar",
+    "tgz": "application/gzip",
+    "tar.zst": "application/zstd",
+    "zip": "application/zip",
+}
+"""What shards are written as, and the content type of each."""
+ARCHIVES: Final = (".tar", ".tgz", ".tar.gz", ".tar.zst", ".zip")
+"""What keys of archives end in, in any case."""
+_COMMON = ("kind", "source", "target", "on_bad")
+_LAYOUT = ("match", "count", "size", "shuffle", "split", "name")
+_KNOWN: Final[Mapping[Kind, tuple[str, ...]]] = {
+    "shard": (*_COMMON, *_LAYOUT, "format"),
+    "reshard": (*_COMMON, *_LAYOUT, "format", "names"),
+    "extract": (*_COMMON, "match", "names"),
+    "materialize": _COMMON,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A bucket and what keys begin with: nothing, a folder ending in `/`, or (a source) one archive's key."""
+
+    bucket: str
+    prefix: str = ""
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}"
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """`shard`: objects of the source into archives; `reshard`: the members of archives into other archives;
+    `extract`: into objects; `materialize`: the objects of a view (the source's bucket) into ordinary ones.
+
+    `layout` says which files are taken (`match`), in which order and how many go into a shard, as a view of
+    kind `shards` does. `names`: members keep their names, or `archive`: below a folder called as their
+    archive. `on_bad`: an archive that cannot be read fails the job, or is skipped and named.
+    """
+
+    kind: Kind
+    source: Folder
+    target: Folder
+    layout: ShardsView = field(default_factory=lambda: ShardsView(""))
+    format: Format = "tar"
+    names: Names = "keep"
+    on_bad: OnBad = "fail"
+
+    def to_json(self) -> bytes:
+        """The canonical document: only what the kind knows."""
+        document = json.loads(self.layout.to_json()) | {
+            "kind": self.kind,
+            "source": str(self.source),
+            "target": str(self.target),
+            "format": self.format,
+            "names": self.names,
+            "on_bad": self.on_bad,
+        }
+        return canonical_json({name: document[name] for name in _KNOWN[self.kind] if name in document})
+
+    def job_id(self, owner: str) -> str:
+        """16 hexadecimal digits: the name of this job of a user."""
+        return hashlib.sha256(owner.encode() + b"\0" + self.to_json()).hexdigest()[:16]
+
+
+def parse_job(source: bytes | str | Mapping[str, Any]) -> JobSpec:
+    """Raises PlanError with the path of the bad field."""
+    value = read_json(source) if isinstance(source, (bytes, str)) else dict(source)
+    if not isinstance(value, dict):
+        raise PlanError("", 'expected an object, as {"kind": "shard", "source": …, "target": …}')
+    kind = cast("Kind", checked_choice(required(value, "kind", ""), "kind", KINDS))
+    document = checked_object(value, "", _KNOWN[kind])
+    place = _parse_folder(required(document, "source", ""), "source")
+    target = _parse_folder(required(document, "target", ""), "target")
+    if is_archive(target.prefix):
+        raise PlanError("target", "a folder is meant, not one archive: leave out the last part")
+    if place.bucket == target.bucket and target.prefix.startswith(place.prefix):
+        raise PlanError("target", f"{target} lies within the source; choose another bucket or folder")
+    layout = {name: document[name] for name in _LAYOUT if name in document}
+    return JobSpec(
+        kind,
+        place,
+        target,
+        parse_shards({"kind": "shards", "prefix": place.prefix, **layout}, place.bucket),
+        cast("Format", checked_choice(document.get("format", "tar"), "format", FORMATS)),
+        cast("Names", checked_choice(document.get("names", "keep"), "names", ("keep", "archive"))),
+        cast("OnBad", checked_choice(document.get("on_bad", "fail"), "on_bad", ("fail", "skip"))),
+    )
+
+
+def is_archive(key: str) -> bool:
+    """Whether a key is an archive's by its ending."""
+    return key.lower().endswith(ARCHIVES)
+
+
+def archive_stem(key: str) -> str:
+    """The key of an archive without its ending."""
+    ending = max((end for end in ARCHIVES if key.lower().endswith(end)), key=len, default="")
+    return key[: len(key) - len(ending)]
+
+
+def _parse_folder(value: Any, path: str) -> Folder:
+    """`s3://BUCKET/PREFIX`; a prefix is a folder, with or without its last `/`, or one archive."""
+    address = checked_text(value, path, at_most=2048)
+    bucket, _, prefix = address.removeprefix("s3://").partition("/")
+    if not address.startswith("s3://") or not bucket:
+        raise PlanError(path, f"expected s3://BUCKET/PREFIX, got {shown(address)}")
+    try:
+        names.check_bucket_name(bucket)
+        if prefix:
+            names.check_key(prefix)
+    except names.NameProblemError as error:
+        raise PlanError(path, str(error)) from None
+    if prefix and not prefix.endswith("/") and not is_archive(prefix):
+        prefix += "/"
+    return Folder(bucket, prefix)

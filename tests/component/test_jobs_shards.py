@@ -1,0 +1,144 @@
+"""Jobs over a running daemon: objects into shards, shards into shards."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import tarfile
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from meshd.testing.daemons import Daemon
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+KIB = 1 << 10
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon.start(workers=2, env={"MESHD_SMALL_OBJECT": "256KiB"}) as daemon:
+        client = daemon.client()
+        client.create_bucket(Bucket="samples")
+        client.create_bucket(Bucket="made")
+        rng = random.Random(1)
+        for number in range(25):
+            sizes = {"jpg": (500, 30 * KIB, 200 * KIB, 700 * KIB)[number % 4], "cls": 3}
+            for ext, size in sizes.items():
+                client.put_object(Bucket="samples", Key=f"train/{number:03d}.{ext}", Body=rng.randbytes(size))
+        yield daemon
+
+
+@pytest.fixture
+def s3(daemon: Daemon) -> Any:
+    return daemon.client()
+
+
+def start(daemon: Daemon, **document: Any) -> dict[str, Any]:
+    answer = daemon.request("POST", "/-/jobs", json.dumps(document).encode())
+    assert answer.status == 200, answer.body
+    return dict(json.loads(answer.body))
+
+
+def ended(daemon: Daemon, job: dict[str, Any]) -> dict[str, Any]:
+    return dict(json.loads(daemon.request("GET", f"/-/jobs/{job['id']}?wait=30").body))
+
+
+def done(daemon: Daemon, **document: Any) -> dict[str, Any]:
+    job = ended(daemon, start(daemon, **document))
+    assert job["state"] == "done", job
+    return job
+
+
+def read(s3: Any, prefix: str) -> dict[str, bytes]:
+    listed = s3.list_objects_v2(Bucket="made", Prefix=prefix).get("Contents", [])
+    return {e["Key"]: s3.get_object(Bucket="made", Key=e["Key"])["Body"].read() for e in listed}
+
+
+def members(*bodies: bytes) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for body in bodies:
+        with tarfile.open(fileobj=io.BytesIO(body)) as tar:
+            for member in tar:
+                assert member.name not in found
+                found[member.name] = tar.extractfile(member).read()  # type: ignore[union-attr]
+    return found
+
+
+def originals(s3: Any) -> dict[str, bytes]:
+    listed = s3.list_objects_v2(Bucket="samples", Prefix="train/")["Contents"]
+    return {
+        e["Key"].removeprefix("train/"): s3.get_object(Bucket="samples", Key=e["Key"])["Body"].read()
+        for e in listed
+    }
+
+
+def test_shards_are_byte_for_byte_those_of_a_view(daemon: Daemon, s3: Any) -> None:
+    layout = {"count": 4, "shuffle": 5, "split": {"train": 0.7, "val": 0.3}}
+    view = {"bucket": "samples", "name": "v", "view": {"kind": "shards", "prefix": "train/", **layout}}
+    daemon.request("POST", "/-/views", json.dumps(view).encode())
+    job = done(daemon, kind="shard", source="s3://samples/train", target="s3://made/view", **layout)
+    shown = s3.list_objects_v2(Bucket="samples--v")["Contents"]
+    expected = {
+        f"view/{e['Key']}": s3.get_object(Bucket="samples--v", Key=e["Key"])["Body"].read() for e in shown
+    }
+    assert read(s3, "view/") == expected
+    assert job["progress"]["samples"] == job["progress"]["samples_total"] == 25
+    assert job["progress"]["written"] == len(expected)
+
+
+def test_resharding_keeps_every_file(daemon: Daemon, s3: Any) -> None:
+    done(daemon, kind="shard", source="s3://samples/train", target="s3://made/first", count=10)
+    done(daemon, kind="reshard", source="s3://made/first", target="s3://made/second", count=4, shuffle=1)
+    made = read(s3, "second/")
+    assert len(made) == 7
+    assert members(*made.values()) == originals(s3)
+
+
+def test_run_again_it_writes_nothing(daemon: Daemon, s3: Any) -> None:
+    document = {"kind": "shard", "source": "s3://samples/train", "target": "s3://made/again", "count": 10}
+    first = done(daemon, **document)
+    before = {
+        e["Key"]: e["LastModified"] for e in s3.list_objects_v2(Bucket="made", Prefix="again/")["Contents"]
+    }
+    second = done(daemon, **document)
+    after = {
+        e["Key"]: e["LastModified"] for e in s3.list_objects_v2(Bucket="made", Prefix="again/")["Contents"]
+    }
+    assert (first["id"], first["run"], second["run"]) == (second["id"], 1, 2)
+    assert (second["progress"]["written"], second["progress"]["there"]) == (0, 3)
+    assert before == after
+
+
+def test_outputs_that_are_none_any_more_go(daemon: Daemon, s3: Any) -> None:
+    for number in range(6):
+        s3.put_object(Bucket="samples", Key=f"few/{number}.txt", Body=b"x" * number)
+    document = {"kind": "shard", "source": "s3://samples/few", "target": "s3://made/few", "count": 2}
+    done(daemon, **document)
+    s3.put_object(Bucket="made", Key="few/notes.txt", Body=b"somebody else's")
+    for number in range(3):
+        s3.delete_object(Bucket="samples", Key=f"few/{number}.txt")
+    job = done(daemon, **document)
+    assert job["progress"]["removed"] == 1
+    made = read(s3, "few/")
+    assert made.pop("few/notes.txt") == b"somebody else's"
+    assert sorted(members(*made.values())) == ["3.txt", "4.txt", "5.txt"]
+
+
+def test_what_cannot_be_done_is_said(daemon: Daemon, s3: Any) -> None:
+    job = ended(daemon, start(daemon, kind="shard", source="s3://samples/nothing", target="s3://made/none"))
+    assert (job["state"], "no objects under" in job["error"]) == ("failed", True)
+    for key in ("twice/a.tar", "twice/b.tar"):
+        file = io.BytesIO()
+        with tarfile.open(fileobj=file, mode="w") as tar:
+            tar.addfile(tarfile.TarInfo("0001.jpg"))
+        s3.put_object(Bucket="samples", Key=key, Body=file.getvalue())
+    document = {"kind": "reshard", "source": "s3://samples/twice", "target": "s3://made/twice"}
+    job = ended(daemon, start(daemon, **document))
+    assert "0001.jpg" in job["error"]
+    assert 'names = "archive"' in job["error"]
+    done(daemon, **document, names="archive")
+    assert sorted(members(*read(s3, "twice/").values())) == ["a/0001.jpg", "b/0001.jpg"]
