@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from meshd.assembly.memory import MemoryFrame
     from meshd.assembly.plans import Plan
     from meshd.assembly.rendering import Renderer
+    from meshd.assembly.sources import PlainArchives
     from meshd.config import TransformSettings
     from meshd.store.interface import ObjectStore
     from meshwire.permutations import Order
@@ -47,10 +48,16 @@ class Assembler:
     """One a node. Use on one event loop only; `aclose` at the end."""
 
     def __init__(
-        self, store: ObjectStore, pool: Renderer, settings: TransformSettings, *, node: str = "local"
+        self,
+        store: ObjectStore,
+        pool: Renderer,
+        settings: TransformSettings,
+        archives: PlainArchives,
+        *,
+        node: str = "local",
     ) -> None:
         self.catalog = Catalog(store)
-        self._kitchen = Kitchen(store, pool, Ledger(self.catalog), node)
+        self._kitchen = Kitchen(store, pool, Ledger(self.catalog), node, archives)
         self._cache: FrameCache[Asked] = FrameCache(settings.frame_cache_bytes)
         self._flights: SingleFlight[Asked, MemoryFrame] = SingleFlight()
         self._orders: OrderedDict[tuple[str, int], Order] = OrderedDict()

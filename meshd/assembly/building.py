@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from meshd.assembly.memory import MemoryFrame
     from meshd.assembly.plans import Plan
     from meshd.assembly.rendering import Rendered, Renderer, RowFailure
+    from meshd.assembly.sources import PlainArchives
     from meshd.store.interface import ObjectStore
     from meshwire.snapshots import Snapshot
 
@@ -46,6 +47,7 @@ class Kitchen:
     renderer: Renderer
     ledger: Ledger
     node: str
+    archives: PlainArchives
     memory: Memory = field(default_factory=Memory)
 
 
@@ -95,12 +97,14 @@ class FrameBuilder:
 
     async def _render_once(self, rows: Sequence[int]) -> list[RowFailure]:
         draft = self._draft
-        pinned = PinnedObjects(self._kitchen.store, self._snapshot)
+        pinned = PinnedObjects(self._kitchen.store, self._snapshot, self._kitchen.archives)
         samples, positions = draft.rows.samples.tolist(), draft.rows.positions.tolist()
         work: list[RowWork] = []
         for start in range(0, len(rows), _AT_A_TIME):
             some = rows[start : start + _AT_A_TIME]
-            sources = pinned.sources([samples[row] for row in some])
+            wanted = [samples[row] for row in some]
+            await pinned.prepare(wanted)
+            sources = pinned.sources(wanted)
             work += [RowWork(row, positions[row], pieces) for row, pieces in zip(some, sources, strict=True)]
             await asyncio.sleep(0)  # other frames get their turn
         rendered: Rendered = await self._kitchen.renderer.render(

@@ -1,12 +1,14 @@
 """Where the bytes of samples lie right now: snapshot → index → files.
 
 Law: an object must still be the one the snapshot pinned (its ETag); anything else is SnapshotChanged, never
-other data under an old name.
+other data under an old name. An archive whose members are compressed stands for its inflated copy.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
 
 from meshd.assembly.errors import BatchError
 from meshwire.snapshots import BytesColumn
@@ -27,16 +29,39 @@ def bytes_columns(snapshot: Snapshot) -> dict[str, BytesColumn]:
     }
 
 
-class PinnedObjects:
-    """The objects of a snapshot, each looked up and checked once. Make a new one for each frame."""
+class PlainArchives(Protocol):
+    """Who knows the object that holds an archive's members as they are."""
 
-    def __init__(self, store: ObjectStore, snapshot: Snapshot) -> None:
-        self._store, self._snapshot = store, snapshot
+    async def plain(self, bucket: str, key: str, record: Record) -> Record:
+        """The archive itself, or its inflated copy. Raises BatchError."""
+        ...
+
+
+class PinnedObjects:
+    """The objects of a snapshot, each looked up and checked once. Make one for each frame, and `prepare`
+    it."""
+
+    def __init__(self, store: ObjectStore, snapshot: Snapshot, archives: PlainArchives) -> None:
+        self._store, self._snapshot, self._archives = store, snapshot, archives
         self._records: dict[int, Record] = {}
         self._locations: dict[int, Sequence[Location]] = {}
 
     def __repr__(self) -> str:
         return f"<PinnedObjects {len(self._records)} of {len(self._snapshot.objects)}>"
+
+    async def prepare(self, samples: Sequence[int]) -> None:
+        """Look up the objects of these samples. Raises BatchError: SnapshotChanged, and what `plain` does."""
+        if self._snapshot.kind != "tar":
+            return
+        columns = bytes_columns(self._snapshot).values()
+        numbers = {number for column in columns for number in np.unique(column.object[samples]).tolist()}
+        objects = self._snapshot.objects
+        for number in numbers - self._records.keys():
+            record = self._checked(number)
+            # Places are within what has the size that the snapshot says.
+            if record.size != int(objects.sizes[number]):
+                record = await self._archives.plain(objects.bucket, objects.keys[number], record)
+            self._records[number] = record
 
     def record(self, number: int) -> Record:
         """The record of an object of the snapshot. Raises BatchError SnapshotChanged."""

@@ -20,6 +20,7 @@ from meshd.kit.clock import SystemClock
 from meshd.runtime.jobs import job_desk
 from meshd.service.access import Access
 from meshd.service.acls import AclService
+from meshd.service.archives.reading import Archives
 from meshd.service.assets import AssetService
 from meshd.service.batches import BatchService
 from meshd.service.buckets import BucketService
@@ -77,6 +78,7 @@ class Node:
     use: KeyUse
     uses: UseFile
     """Of results of views."""
+    archives: Archives
 
 
 @contextmanager
@@ -91,7 +93,8 @@ def open_node(settings: NodeSettings, writer: str) -> Iterator[Node]:
         uses = UseFile(settings.uses_path, clock)
         stack.callback(uses.close)
         buckets, identities = BucketTable(control), IdentityTable(control)
-        yield Node(settings, clock, store, control, buckets, identities, KeyUse(control), uses)
+        archives = Archives(store, uses.note, settings.view_cache_bytes)
+        yield Node(settings, clock, store, control, buckets, identities, KeyUse(control), uses, archives)
 
 
 def web_deps(node: Node, frames: FrameSource, audit: AuditLog | None = None) -> WebDeps:
@@ -137,10 +140,11 @@ def native_routes(node: Node, access: Access, frames: FrameSource) -> list[Nativ
     """The native protocol; `frames` is the steward's assembler, here or behind its socket."""
     catalog = Catalog(node.store)
     readers = Readers(access)
-    datasets = DatasetService(node.store, catalog, readers)
+    archives = node.archives
+    datasets = DatasetService(node.store, catalog, readers, archives)
     assets = AssetService(node.store, catalog, readers)
-    batches = BatchService(node.store, catalog, datasets, readers, frames, assets)
-    gathers = GatherService(node.store, datasets, readers)
+    batches = BatchService(node.store, catalog, datasets, readers, frames, assets, archives)
+    gathers = GatherService(node.store, archives, readers)
     makers: dict[type, Maker] = {TransformView: partial(complete_transform, assets)}
     definitions = ViewDefinitions(node.buckets, node.clock, access, makers)
     also = [job_routes(job_desk(node, access))]

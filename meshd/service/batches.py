@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from meshd.assembly.addressing import Address, Frame, FrameAddress, FrameSource
     from meshd.assembly.catalog import Catalog
     from meshd.service.access import Caller
+    from meshd.service.archives.reading import Archives
     from meshd.service.assets import AssetService
     from meshd.service.blobs import Outgoing
     from meshd.service.datasets import DatasetService
@@ -73,9 +73,11 @@ class BatchService:
         readers: Readers,
         frames: FrameSource,
         assets: AssetService,
+        archives: Archives,
     ) -> None:
         self._store, self._catalog, self._datasets = store, catalog, datasets
         self._readers, self._frames, self._assets = readers, frames, assets
+        self._archives = archives
         self._compiled: set[str] = set()
 
     def __repr__(self) -> str:
@@ -101,21 +103,30 @@ class BatchService:
 
     async def _compile(self, snapshot: Snapshot, spec: PlanSpec) -> Plan:
         """In a thread: building an op of its asset may take a second."""
-        first, load = partial(self._first, snapshot), self._assets.load
-        return await asyncio.to_thread(_compile, snapshot, spec, first, load)
+        first = await self._first(snapshot)
+        return await asyncio.to_thread(_compile, snapshot, spec, first, self._assets.load)
 
-    def _first(self, snapshot: Snapshot, field: str) -> bytes:
-        """A field's bytes of the first sample. Raises KeyError, BatchError SnapshotChanged."""
-        column = bytes_columns(snapshot)[field]
-        record = PinnedObjects(self._store, snapshot).record(int(column.object[0]))
-        return self._store.read(record, int(column.offset[0]), int(column.length[0]))
+    async def _first(self, snapshot: Snapshot) -> Callable[[str], bytes]:
+        """What reads the bytes of a field of the first sample. Raises BatchError SnapshotChanged."""
+        pinned = self._pinned(snapshot)
+        await pinned.prepare([0])
+
+        def read(field: str) -> bytes:
+            column = bytes_columns(snapshot)[field]
+            record = pinned.record(int(column.object[0]))
+            return self._store.read(record, int(column.offset[0]), int(column.length[0]))
+
+        return read
+
+    def _pinned(self, snapshot: Snapshot) -> PinnedObjects:
+        return PinnedObjects(self._store, snapshot, self._archives)
 
     async def _check_objects(self, snapshot: Snapshot) -> None:
         """Missing or replaced objects are found now rather than in the middle of an epoch.
 
         All of them, or of a large snapshot an even sample: each frame checks its own again.
         """
-        pinned = PinnedObjects(self._store, snapshot)
+        pinned = self._pinned(snapshot)
         count = len(snapshot.objects)
         stride = max(1, count // _CHECKED_OBJECTS)
         for checked, number in enumerate(range(0, count, stride)):
@@ -191,7 +202,8 @@ class BatchService:
         spec = plan.spec
         epoch_order = order(spec.shuffle, snapshot.shard_starts, spec.seed, address.epoch)
         samples = epoch_order.many(piece.positions)
-        pinned = PinnedObjects(self._store, snapshot)
+        pinned = self._pinned(snapshot)
+        await pinned.prepare(samples.tolist())
         return snapshot, piece, await _sample_blobs(snapshot, pinned, samples, piece.pad)
 
 

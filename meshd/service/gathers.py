@@ -25,13 +25,13 @@ from meshwire.sampleframes import BLOB_ALIGNMENT
 
 if TYPE_CHECKING:
     from meshd.service.access import Caller
+    from meshd.service.archives.reading import Archives
     from meshd.service.blobs import Outgoing
-    from meshd.service.datasets import DatasetService
     from meshd.service.readers import Readers
     from meshd.service.rights import Rights
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
-    from meshwire.shardindex import ShardIndex
+    from meshwire.archives.index import ArchiveIndex
 
 MAX_ITEMS: Final = 20_000
 MAX_BODY_BYTES: Final = 4 << 20
@@ -102,8 +102,8 @@ class Shelf:
 class GatherService:
     """One a worker."""
 
-    def __init__(self, store: ObjectStore, datasets: DatasetService, readers: Readers) -> None:
-        self._store, self._datasets, self._readers = store, datasets, readers
+    def __init__(self, store: ObjectStore, archives: Archives, readers: Readers) -> None:
+        self._store, self._archives, self._readers = store, archives, readers
         self._shelf = Shelf()
 
     def __repr__(self) -> str:
@@ -154,18 +154,20 @@ class GatherService:
 
     async def _open_shard(self, round_: _Round, item: Item) -> None:
         """Makes the members of the item's shard known to the round."""
-        record = round_.records[item.bucket, item.key]
-        assert isinstance(record, tuple)
-        places = self._shelf.get(record[0])
-        if places is None:
-            try:
-                index = await self._datasets.shard_index(item.bucket, item.key, record[0])
-            except BatchError as error:
-                round_.records[item.bucket, item.key] = error.code
-                return
-            places = await asyncio.to_thread(_places, index)
-            self._shelf.put(record[0], places)
-        round_.records[item.bucket, item.key] = (record[0], places)
+        known = round_.records[item.bucket, item.key]
+        assert isinstance(known, tuple)
+        record = known[0]
+        places = self._shelf.get(record)
+        try:
+            if places is None:
+                index = await self._archives.index(item.bucket, item.key, record)
+                places = await asyncio.to_thread(_places, index)
+                self._shelf.put(record, places)
+            plain = await self._archives.plain(item.bucket, item.key, record)
+        except BatchError as error:
+            round_.records[item.bucket, item.key] = error.code
+            return
+        round_.records[item.bucket, item.key] = (plain, places)
 
 
 class _Round:
@@ -219,7 +221,7 @@ class _Round:
             return error.code
 
 
-def _places(index: ShardIndex) -> _Places:
+def _places(index: ArchiveIndex) -> _Places:
     spots = zip(index.offsets.tolist(), index.sizes.tolist(), strict=True)
     return dict(zip(index.names, spots, strict=True))  # of doubled names the last, as in `find`
 

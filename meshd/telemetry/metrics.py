@@ -55,6 +55,9 @@ op_bytes = _counter(
 op_cache_hits = _counter("meshd_op_cache_hits_total", "Samples an op was spared: the result was kept.", "op")
 transform_queue = _gauge("meshd_transform_queue_rows", "Rows waiting for a transform process.")
 gather_items = _counter("meshd_gather_items_total", "Gathered items looked up; ok or the error.", "result")
+archives = _counter(
+    "meshd_archives_total", "Archives looked into; result is indexed, inflated or refused.", "kind", "result"
+)
 frames = _counter("meshd_frames_total", "Batch frames asked for; result is hit, joined or miss.", "result")
 view_results = _counter("meshd_view_results_total", "Results of views asked for; hit or miss.", "result")
 view_results_evicted = _counter("meshd_view_results_evicted_total", "Results removed to make room.")

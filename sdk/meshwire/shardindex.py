@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CONTENT_TYPE = "application/vnd.shardmesh.shardindex"
 _KIND, _VERSION = "shardmesh.shardindex", 1
 MAX_BYTES = 1 << 60  # of an object: sums of two stay within int64
-_FILE_TYPES = ("0", "", "7")  # ustar's regular file, its old spelling, and a contiguous one
+FILE_TYPES = ("0", "", "7")  # ustar's regular file, its old spelling, and a contiguous one
 
 
 class Member(Protocol):
@@ -79,19 +79,31 @@ class ShardIndex:
 
     def to_bytes(self) -> bytes:
         """The document; equal indexes have equal bytes."""
-        writer = ColumnWriter(_KIND, _VERSION, {"samples": str(self.samples)})
+        writer = ColumnWriter(_KIND, _VERSION, self.facts())
+        self.write(writer)
+        return writer.to_bytes()
+
+    def facts(self) -> dict[str, str]:
+        """What a document that holds this says in its metadata."""
+        return {"samples": str(self.samples)}
+
+    def write(self, writer: ColumnWriter) -> None:
+        """Add the columns to a document whose metadata has `facts`."""
         writer.strings("names", self.names)
         writer.strings("extensions", StringColumn.of(self.extensions))
         writer.integers("offsets", self.offsets)
         writer.integers("sizes", self.sizes)
         writer.integers("extension", self.extension)
         writer.integers("sample", self.sample + 1)
-        return writer.to_bytes()
 
     @classmethod
     def from_bytes(cls, document: Buffer) -> ShardIndex:
         """The index of its document. Raises ColumnError for any other bytes."""
-        reader = ColumnReader(document, _KIND, _VERSION)
+        return cls.read(ColumnReader(document, _KIND, _VERSION))
+
+    @classmethod
+    def read(cls, reader: ColumnReader) -> ShardIndex:
+        """The columns of a document that holds one. Raises ColumnError."""
         names = reader.strings("names")
         extensions = tuple(reader.strings("extensions"))
         count = len(names)
@@ -122,7 +134,7 @@ def index_tar(members: Iterable[Member]) -> ShardIndex:
     """
     grouping = _Grouping()
     for member in members:
-        if member.type in _FILE_TYPES:
+        if member.type in FILE_TYPES:
             grouping.add(member.name, member.data_offset, member.size)
     return grouping.index()
 

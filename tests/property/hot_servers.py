@@ -22,6 +22,7 @@ from meshd.control.memory import MemoryControl
 from meshd.control.nodesecret import NodeSecret
 from meshd.kit.clock import ManualClock
 from meshd.runtime.node import Node, web_deps
+from meshd.service.archives.reading import Archives
 from meshd.service.views.uses import UseFile
 from meshd.store.records import Meta
 from meshd.store.store import Store
@@ -120,6 +121,7 @@ class Pair:
             IdentityTable(control),
             KeyUse(control),
             self._uses,
+            Archives(self.store, self._uses.note),
         )
         await NodeSecret(control).ensure()
         await self._people(node)

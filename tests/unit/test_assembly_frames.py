@@ -23,6 +23,7 @@ from meshd.assembly.plans import Output, Plan
 from meshd.assembly.sources import cut_pieces
 from meshd.config import TransformSettings
 from meshd.kit.clock import ManualClock
+from meshd.service.archives.reading import Archives
 from meshd.store.memory import MemoryStore
 from meshd.store.records import Location, Meta
 from meshwire import frames
@@ -107,7 +108,9 @@ class Bench:
     def __init__(self, cache: int = 1 << 20) -> None:
         self.store = MemoryStore(ManualClock())
         self.renderer = Stamper()
-        self.assembler = Assembler(self.store, self.renderer, TransformSettings(1, cache), node="n1")
+        self.assembler = Assembler(
+            self.store, self.renderer, TransformSettings(1, cache), Archives(self.store, str), node="n1"
+        )
 
     async def fill(self) -> Snapshot:
         listing = []

@@ -1,0 +1,303 @@
+"""Archives, read: the index of one, where a member lies, and one pass through all members.
+
+Law: index and copy are named by the source's ETag and size, so that they hold for that content alone; what is
+damaged or hostile is refused by name, and the refusal is kept, too: it costs one look. Invariant: of an
+archive whose members are compressed a copy exists while it is read; it may go at any time, and is made again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from meshd.assembly.catalog import RESERVED_BUCKET, Catalog
+from meshd.assembly.errors import BatchError
+from meshd.kit.singleflight import SingleFlight
+from meshd.service.archives.inflating import inflated
+from meshd.service.archives.spans import Ahead, Forward, pieces
+from meshd.service.archives.streaming import stream
+from meshd.service.archives.walking import ENDLESS, bounded, counted, member_pieces, zip_files
+from meshd.store.errors import ConditionFailedError
+from meshd.store.records import Meta
+from meshd.telemetry import metrics
+from meshwire.archives.index import ArchiveIndex
+from meshwire.archives.kinds import ArchiveError, archive_kind
+from meshwire.archives.zips import STORED
+from meshwire.columns import ColumnError
+from meshwire.conditions import Conditions
+from meshwire.shardindex import index_tar
+from meshwire.tars import TarError, scan
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+
+    from meshd.service.archives.streaming import Streamed
+    from meshd.store.interface import ObjectStore
+    from meshd.store.records import Record, Span
+    from meshwire.archives.kinds import ArchiveKind
+    from meshwire.archives.zips import ZipMember
+
+INDEXES: Final = "archives/"
+REFUSALS: Final = "archives/bad/"
+COPIES: Final = "views/archives/"
+"""Among the results of views, whose room and eviction they share."""
+_BELIEVED_RATIO: Final = 200
+"""Inflated, an archive may have so many times its size even if no copy of it is kept."""
+_KEPT_FILES: Final = 500_000  # names of members a process keeps at hand, over all archives
+_AT_ONCE: Final = 2  # archives inflated or indexed at a time by one process
+
+
+class Place(NamedTuple):
+    """`size` bytes at `offset` of an object."""
+
+    record: Record
+    offset: int
+    size: int
+
+
+class Archives:
+    """One a process. `room`: bytes that results of views may take; a copy takes half of that at most. `used` is
+    told the name of a copy that is read."""
+
+    def __init__(self, store: ObjectStore, used: Callable[[str], None], room: int = 10 << 30) -> None:
+        self._store, self._used, self._most = store, used, room // 2
+        self._catalog = Catalog(store)
+        self._indexing: SingleFlight[str, ArchiveIndex] = SingleFlight()
+        self._copying: SingleFlight[str, Record] = SingleFlight()
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._kept: OrderedDict[str, ArchiveIndex] = OrderedDict()
+        self._held = 0
+
+    def __repr__(self) -> str:
+        return f"<Archives, {self._held} files of {len(self._kept)} at hand, {len(self._indexing)} under way>"
+
+    async def index(self, bucket: str, key: str, record: Record) -> ArchiveIndex:
+        """The index of an archive, made when it is first asked for.
+
+        Raises BatchError BadSample: no archive by its name, damaged, hostile, or not of a make that is read.
+        """
+        kind = _kind(bucket, key)
+        name = _name(kind, record)
+        found = self._kept.get(name)
+        if found is not None:
+            self._kept.move_to_end(name)
+            return found
+        found = await self._stored(name, _url(bucket, key))
+        if found is None:
+            found, _ = await self._indexing.run(
+                name, lambda: self._make(kind, name, _url(bucket, key), record)
+            )
+        self._keep(name, found)
+        return found
+
+    async def plain(self, bucket: str, key: str, record: Record) -> Record:
+        """The object whose bytes the index's offsets are of: the archive, or its inflated copy, made if need
+        be. Raises BatchError BadSample, TooLarge."""
+        index = await self.index(bucket, key, record)
+        if not index.inflated:
+            return record
+        place = copy_key(index.kind, record)
+        self._used(place)
+        found = self._store.get(RESERVED_BUCKET, place)
+        if found is not None and found.size == index.size:
+            return found
+        return await self._copy(index.kind, _url(bucket, key), record)
+
+    async def member(self, bucket: str, key: str, record: Record, name: str) -> Place | None:
+        """Where the bytes of a member lie; None when the archive has no such file. Raises like `plain`."""
+        place = (await self.index(bucket, key, record)).find(name)
+        return None if place is None else Place(await self.plain(bucket, key, record), *place)
+
+    def stream(self, bucket: str, key: str, record: Record) -> AsyncGenerator[Streamed, None]:
+        """Every file of an archive in stored order, in one pass and without a copy; memory is bounded.
+
+        `async for name, size, pieces in …`; what is not read of `pieces` is passed over. Raises BatchError
+        BadSample, where the archive turns out to be damaged; StoreError.
+        """
+        kind = _kind(bucket, key)
+        return stream(self._store, kind, record, _url(bucket, key), self._believed(record))
+
+    # --- making -----------------------------------------------------------------------------------------
+
+    async def _stored(self, name: str, url: str) -> ArchiveIndex | None:
+        document = self._catalog.read(INDEXES + name)
+        if document is not None:
+            with suppress(ColumnError):  # written by another version: made anew
+                return await asyncio.to_thread(ArchiveIndex.from_bytes, document)
+        refusal = self._catalog.read(REFUSALS + name)
+        if refusal is not None:
+            raise refused(url, str(json.loads(refusal)["error"]))
+        return None
+
+    def _keep(self, name: str, index: ArchiveIndex) -> None:
+        self._held += len(index) - len(self._kept.pop(name, ()))
+        self._kept[name] = index
+        while self._held > _KEPT_FILES and len(self._kept) > 1:
+            self._held -= len(self._kept.popitem(last=False)[1])
+
+    async def _make(self, kind: ArchiveKind, name: str, url: str, record: Record) -> ArchiveIndex:
+        try:
+            async with self._turns:
+                index = await self._indexed(kind, record)
+        except (ArchiveError, TarError, ColumnError) as error:
+            metrics.archives.labels(kind, "refused").inc()
+            message = str(error)[:300]
+            await self._catalog.write(
+                REFUSALS + name, json.dumps({"error": message, "url": url[:1100]}).encode()
+            )
+            raise refused(url, message) from error
+        metrics.archives.labels(kind, "indexed").inc()
+        await self._catalog.write(INDEXES + name, await asyncio.to_thread(index.to_bytes))
+        return index
+
+    async def _indexed(self, kind: ArchiveKind, record: Record) -> ArchiveIndex:
+        if kind == "tar":
+            return await self._scanned(kind, record)
+        if kind == "zip":
+            return await self._zip(record)
+        copy = await self._written(kind, record)
+        if copy is not None:
+            return await self._scanned(kind, copy)
+        with self._store.reading(record, 0, record.size) as spans:
+            return await asyncio.to_thread(_run_through, kind, spans, record.size, self._believed(record))
+
+    async def _scanned(self, kind: ArchiveKind, record: Record) -> ArchiveIndex:
+        with self._store.reading(record, 0, record.size) as spans:
+            return await asyncio.to_thread(_scan, kind, spans, record.size)
+
+    async def _zip(self, record: Record) -> ArchiveIndex:
+        with self._store.reading(record, 0, record.size) as spans:
+            members = await asyncio.to_thread(zip_files, spans, record.size, self._believed(record))
+        index = await asyncio.to_thread(_zip_index, members, record.size)
+        if index.inflated:  # the members' checksums are looked at now, not when one is first read
+            await self._written("zip", record)
+        return index
+
+    async def _copy(self, kind: ArchiveKind, url: str, record: Record) -> Record:
+        """The copy of an archive that was found to be in order. Raises BatchError BadSample, TooLarge."""
+        copy, _ = await self._copying.run(copy_key(kind, record), lambda: self._copied(kind, url, record))
+        return copy
+
+    async def _copied(self, kind: ArchiveKind, url: str, record: Record) -> Record:
+        try:
+            async with self._turns:
+                made = await self._written(kind, record)
+        except ArchiveError as error:
+            raise refused(url, str(error)) from error
+        if made is None:
+            raise BatchError(
+                "TooLarge",
+                f"{url} has more than {self._most} bytes inflated, too many for a copy to read members from",
+                help="raise --view-cache, or take it apart with a job that extracts or reshards it",
+            )
+        return made
+
+    async def _written(self, kind: ArchiveKind, record: Record) -> Record | None:
+        """A copy, made and kept; None if it would be too large. Raises ArchiveError."""
+        key = copy_key(kind, record)
+        writer = self._store.writer(RESERVED_BUCKET, key, size=None)
+        left = self._most
+        try:
+            with self._store.reading(record, 0, record.size) as spans:
+                source = _plain_bytes(kind, spans, record.size, self._believed(record))
+                while piece := await asyncio.to_thread(next, source, b""):
+                    left -= len(piece)
+                    if left < 0:
+                        return None
+                    await writer.write(piece)
+            metrics.archives.labels(kind, "inflated").inc()
+            meta = Meta(f"{record.etag}-{record.size:x}")
+            with suppress(ConditionFailedError):  # another process was quicker
+                return await writer.commit(meta, conditions=Conditions(if_none_match=("*",)))
+            return self._store.get(RESERVED_BUCKET, key)
+        finally:
+            await writer.abort()
+
+    def _believed(self, record: Record) -> int:
+        return max(self._most, _BELIEVED_RATIO * record.size)
+
+
+def copy_key(kind: ArchiveKind, record: Record) -> str:
+    """The name of an archive's inflated copy in the reserved bucket."""
+    return f"{COPIES}{_name(kind, record)}"
+
+
+def refused(url: str, message: str) -> BatchError:
+    """An archive that cannot be read."""
+    return BatchError(
+        "BadSample",
+        f"{url} cannot be read as an archive: {message}",
+        help="write it again; an index follows the object's content by itself",
+        detail={"url": url},
+    )
+
+
+def _kind(bucket: str, key: str) -> ArchiveKind:
+    kind = archive_kind(key)
+    if kind is None:
+        raise refused(
+            _url(bucket, key), "its key ends like none (.tar, .tar.gz, .tgz, .tar.zst, .tzst, .zip)"
+        )
+    return kind
+
+
+def _url(bucket: str, key: str) -> str:
+    return f"s3://{bucket}/{key}"
+
+
+def _name(kind: ArchiveKind, record: Record) -> str:
+    return f"{record.etag}-{record.size:x}.{kind}"
+
+
+def _scan(kind: ArchiveKind, spans: Iterable[Span], size: int) -> ArchiveIndex:
+    """Index a tar by its headers alone (blocking). Raises TarError."""
+    members = counted(scan(Ahead(list(spans)).read, 0, size))
+    return ArchiveIndex(kind, index_tar(members), size, inflated=kind != "tar")
+
+
+def _run_through(kind: ArchiveKind, spans: Iterable[Span], size: int, most: int) -> ArchiveIndex:
+    """Index a compressed tar without keeping a copy (blocking). Raises ArchiveError, TarError."""
+    source = Forward(bounded(inflated(kind, pieces(list(spans), 0, size)), most))
+    files = index_tar(counted(scan(source.read, 0, ENDLESS)))
+    source.drain()
+    return ArchiveIndex(kind, files, source.seen, inflated=True)
+
+
+def _plain_bytes(kind: ArchiveKind, spans: Iterable[Span], size: int, most: int) -> Iterator[bytes]:
+    spans = list(spans)
+    if kind != "zip":
+        yield from bounded(inflated(kind, pieces(spans, 0, size)), most)
+        return
+    members = zip_files(spans, size, most)
+    for member in members:
+        yield from member_pieces(spans, member)
+    if _copy_size(members) == size:
+        yield b"\0"
+
+
+def _copy_size(members: Iterable[ZipMember]) -> int:
+    return sum(member.size for member in members)
+
+
+class _Copied(NamedTuple):
+    """A member as the index is made of it."""
+
+    name: str
+    size: int
+    data_offset: int
+    type: str = "0"
+
+
+def _zip_index(members: list[ZipMember], size: int) -> ArchiveIndex:
+    """Of a zip whose files are all stored, their places in it; else those in its copy."""
+    if all(member.method == STORED for member in members):
+        return ArchiveIndex("zip", index_tar(members), size, inflated=False)
+    at, found = 0, []
+    for member in members:
+        found.append(_Copied(member.name, member.size, at))
+        at += member.size
+    # One byte more where the copy were as large as the archive: a snapshot tells the two by their size.
+    return ArchiveIndex("zip", index_tar(found), at + (at == size), inflated=True)

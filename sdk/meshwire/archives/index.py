@@ -1,0 +1,79 @@
+"""The index of an archive: its files, and where the bytes of each lie.
+
+Law: made once per content; afterwards a member is reached by its offset, never by reading through. Offsets
+are of the object itself, or, where that is compressed, of its inflated copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, get_args
+
+from meshwire.archives.kinds import ArchiveKind
+from meshwire.columns import ColumnError, ColumnReader, ColumnWriter
+from meshwire.shardindex import MAX_BYTES, ShardIndex
+
+if TYPE_CHECKING:
+    from meshwire.columns import Integers, StringColumn
+    from meshwire.frames import Buffer
+
+_KIND, _VERSION = "shardmesh.archive", 1
+_KINDS = {str(kind): kind for kind in get_args(ArchiveKind)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArchiveIndex:
+    """`files` in stored order. `inflated`: their offsets are of a copy of `size` bytes, not of the object;
+    for a tar that copy is the tar, for a zip its files one after the other.
+    """
+
+    kind: ArchiveKind
+    files: ShardIndex
+    size: int
+    inflated: bool
+
+    def __post_init__(self) -> None:
+        if (self.files.offsets + self.files.sizes > self.size).any():
+            raise ColumnError(f"a file lies beyond the {self.size} bytes of the archive")
+
+    @property
+    def names(self) -> StringColumn:
+        return self.files.names
+
+    @property
+    def sizes(self) -> Integers:
+        """int64[n], bytes."""
+        return self.files.sizes
+
+    @property
+    def offsets(self) -> Integers:
+        """int64[n], bytes."""
+        return self.files.offsets
+
+    def __len__(self) -> int:
+        return len(self.files.names)
+
+    def find(self, name: str) -> tuple[int, int] | None:
+        """(offset, size) of a file's bytes, of doubled names the last; None when there is no such file."""
+        return self.files.find(name)
+
+    def to_bytes(self) -> bytes:
+        """The document; equal indexes have equal bytes."""
+        facts = {"kind": self.kind, "size": str(self.size), "inflated": str(int(self.inflated))}
+        writer = ColumnWriter(_KIND, _VERSION, facts | self.files.facts())
+        self.files.write(writer)
+        return writer.to_bytes()
+
+    @classmethod
+    def from_bytes(cls, document: Buffer) -> ArchiveIndex:
+        """The index of its document. Raises ColumnError for any other bytes."""
+        reader = ColumnReader(document, _KIND, _VERSION)
+        kind, size = _KINDS.get(reader.text("kind")), reader.text("size")
+        if kind is None or not (size.isascii() and size.isdigit() and len(size) < 20):
+            raise ColumnError("the archive's index names neither its kind nor its size")
+        if int(size) > MAX_BYTES:
+            raise ColumnError("the archive's index names no possible size")
+        return cls(kind, ShardIndex.read(reader), int(size), reader.text("inflated") == "1")
+
+    def __repr__(self) -> str:
+        return f"ArchiveIndex({self.kind}, files={len(self)}, size={self.size}, inflated={self.inflated})"

@@ -1,0 +1,52 @@
+"""Which objects are archives, and the way to a member that is written into a key.
+
+Law: the ending of the key decides, in any case of letters; what is in the object must then agree.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple
+
+ArchiveKind = Literal["tar", "tgz", "tar.zst", "zip"]
+ENDINGS: Final[dict[str, ArchiveKind]] = {
+    ".tar": "tar",
+    ".tar.gz": "tgz",
+    ".tgz": "tgz",
+    ".tar.zst": "tar.zst",
+    ".tzst": "tar.zst",
+    ".zip": "zip",
+}
+MARK: Final = "/-/"
+"""Between an archive's key and the name of a member: `shard.tar/-/a/b.jpg`."""
+_ENDINGS: Final = tuple(ENDINGS)
+
+
+class ArchiveError(ValueError):
+    """An archive that is damaged, hostile, or of a make that is not read; the message says which."""
+
+
+class MemberPath(NamedTuple):
+    """A member, as a key names it."""
+
+    key: str
+    member: str
+
+
+def archive_kind(key: str) -> ArchiveKind | None:
+    """The kind of archive an object of this name is; None for anything else."""
+    lower = key[-8:].lower()
+    if not lower.endswith(_ENDINGS):
+        return None
+    return next(kind for ending, kind in ENDINGS.items() if lower.endswith(ending))
+
+
+def member_paths(key: str) -> list[MemberPath]:
+    """The ways to read a key as `ARCHIVE/-/MEMBER`, the shortest archive first."""
+    found: list[MemberPath] = []
+    at = key.find(MARK)
+    while at >= 0:
+        archive, member = key[:at], key[at + len(MARK) :]
+        if archive_kind(archive) is not None:
+            found.append(MemberPath(archive, member))
+        at = key.find(MARK, at + 1)
+    return found

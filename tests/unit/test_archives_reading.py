@@ -1,0 +1,220 @@
+"""Archives of every kind over the store in memory: the same members whatever the kind; damage is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import random
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from meshd.assembly.catalog import RESERVED_BUCKET
+from meshd.assembly.errors import BatchError
+from meshd.kit.clock import ManualClock
+from meshd.service.archives.reading import COPIES, INDEXES, REFUSALS, Archives
+from meshd.store.memory import MemoryStore
+from meshd.store.records import Meta
+from tests.unit.archive_making import KINDS, archive_of, tar_of, zip_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshd.store.records import Record
+
+_source = random.Random(3)
+FILES = {
+    "a/0001.jpg": _source.randbytes(70_000),
+    "a/0001.cls": b"7",
+    "empty": b"",
+    "large.bin": _source.randbytes(1_300_000) + bytes(2_000_000),
+    "ünï/ñ.txt": b"text " * 999,
+}
+
+
+class Shelf:
+    """A store with archives in it."""
+
+    def __init__(self, room: int = 1 << 30) -> None:
+        self.store, self.used = MemoryStore(ManualClock()), list[str]()
+        self.archives = Archives(self.store, self.used.append, room)
+
+    async def put(self, key: str, data: bytes) -> Record:
+        writer = self.store.writer("b", key, size=len(data))
+        await writer.write(data)
+        return await writer.commit(Meta(hashlib.md5(data).hexdigest()))
+
+    async def read(self, key: str, record: Record, name: str) -> bytes | None:
+        place = await self.archives.member("b", key, record, name)
+        return None if place is None else self.store.read(*place)
+
+    def kept(self, prefix: str) -> list[str]:
+        return [key for key, _ in self.store.list(RESERVED_BUCKET, prefix=prefix).entries]
+
+
+@pytest.fixture
+def shelf() -> Iterator[Shelf]:
+    made = Shelf()
+    yield made
+    made.store.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_members_are_the_same_whatever_the_kind(shelf: Shelf, kind: str) -> None:
+    async def look() -> None:
+        key = f"shards/x.{kind}"
+        record = await shelf.put(key, archive_of(kind, FILES))
+        index = await shelf.archives.index("b", key, record)
+        assert dict(zip(index.names, index.sizes.tolist(), strict=True)) == {
+            name: len(data) for name, data in FILES.items()
+        }
+        assert index.files.samples == 3
+        for name, data in FILES.items():
+            assert await shelf.read(key, record, name) == data
+        assert await shelf.read(key, record, "a") is None
+        assert index.inflated == (kind not in ("tar", "stored.zip"))
+        assert len(shelf.kept(COPIES)) == int(index.inflated)
+        assert set(shelf.used) == set(shelf.kept(COPIES))
+        again = await Archives(shelf.store, shelf.used.append).index("b", key, record)
+        assert again.to_bytes() == index.to_bytes()
+
+    asyncio.run(look())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_pass_gives_every_file_in_order(shelf: Shelf, kind: str) -> None:
+    async def look() -> None:
+        key = f"x.{kind}"
+        record = await shelf.put(key, archive_of(kind, FILES))
+        found = {}
+        async for name, size, pieces in shelf.archives.stream("b", key, record):
+            found[name] = b"".join([piece async for piece in pieces])
+            assert len(found[name]) == size
+        assert found == FILES
+        assert list(found) == list(FILES)
+        names = [name async for name, _, _ in shelf.archives.stream("b", key, record)]  # nothing is read
+        assert names == list(FILES)
+        assert shelf.kept("") == []
+
+    asyncio.run(look())
+
+
+@pytest.mark.parametrize("kind", ["tgz", "tar.zst", "zip"])
+def test_a_copy_that_was_evicted_is_made_again(shelf: Shelf, kind: str) -> None:
+    async def look() -> None:
+        key = f"x.{kind}"
+        record = await shelf.put(key, archive_of(kind, FILES))
+        assert await shelf.read(key, record, "a/0001.cls") == b"7"
+        (copy,) = shelf.kept(COPIES)
+        await shelf.store.delete(RESERVED_BUCKET, copy)
+        reads = [shelf.read(key, record, name) for name in FILES]
+        assert await asyncio.gather(*reads) == list(FILES.values())
+        assert shelf.kept(COPIES) == [copy]
+
+    asyncio.run(look())
+
+
+@pytest.mark.parametrize("kind", ["tgz", "tar.zst"])
+def test_what_is_too_large_for_a_copy_is_still_indexed_and_walked(kind: str) -> None:
+    shelf = Shelf(room=1 << 20)
+
+    async def look() -> None:
+        key = f"x.{kind}"
+        record = await shelf.put(key, archive_of(kind, FILES))
+        index = await shelf.archives.index("b", key, record)
+        assert list(index.names) == list(FILES)
+        with pytest.raises(BatchError, match="too many for a copy") as caught:
+            await shelf.read(key, record, "empty")
+        assert caught.value.code == "TooLarge"
+        assert [name async for name, _, _ in shelf.archives.stream("b", key, record)] == list(FILES)
+
+    asyncio.run(look())
+    shelf.store.close()
+
+
+async def run_through(shelf: Shelf, key: str, record: Record) -> None:
+    async for _, _, pieces in shelf.archives.stream("b", key, record):
+        async for _ in pieces:
+            pass
+
+
+def _flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :]
+
+
+GOOD_ZIP, GOOD_TGZ = archive_of("zip", FILES), archive_of("tgz", FILES)
+GOOD_ZST = archive_of("tar.zst", FILES)
+DAMAGED = {
+    "cut.tgz": GOOD_TGZ[:-9],
+    "crc.tgz": _flipped(GOOD_TGZ, len(GOOD_TGZ) - 6),
+    "middle.tgz": _flipped(GOOD_TGZ, 5000),
+    "plain.tgz": tar_of(FILES),
+    "empty.tgz": b"",
+    "junk.tgz": GOOD_TGZ + b"junk",
+    "notar.tgz": gzip.compress(b"\x01" * 5000),
+    "cut.tar.zst": GOOD_ZST[:-3],
+    "middle.tar.zst": _flipped(GOOD_ZST, 600),
+    "cut.zip": GOOD_ZIP[:-1],
+    "data.zip": _flipped(GOOD_ZIP, 5000),
+    "torn.tar": tar_of(FILES)[:60_000],
+    "none.zip": b"PK",
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damage_is_refused_by_name_and_the_refusal_kept(shelf: Shelf, name: str) -> None:
+    async def look() -> None:
+        record = await shelf.put(name, DAMAGED[name])
+        for archives in (shelf.archives, shelf.archives, Archives(shelf.store, shelf.used.append)):
+            with pytest.raises(BatchError) as caught:
+                await archives.index("b", name, record)
+            assert caught.value.code == "BadSample"
+            assert f"s3://b/{name}" in caught.value.message
+        assert len(shelf.kept(REFUSALS)) == 1
+        assert len(shelf.kept(INDEXES)) == 1  # the refusal
+        with pytest.raises(BatchError):
+            await run_through(shelf, name, record)
+
+    asyncio.run(look())
+
+
+@pytest.mark.parametrize("kind", ["tgz", "tar.zst", "zip"])
+def test_bombs_are_refused_before_they_fill_anything(kind: str) -> None:
+    shelf = Shelf(room=1 << 20)
+
+    async def look() -> None:
+        key = f"x.{kind}"
+        record = await shelf.put(key, archive_of(kind, {"zeros": bytes(60 << 20)}))
+        assert record.size * 200 < 60 << 20
+        with pytest.raises(BatchError, match="not believed"):
+            await shelf.archives.index("b", key, record)
+        assert shelf.kept(COPIES) == []
+
+    asyncio.run(look())
+    shelf.store.close()
+
+
+def test_a_zip_whose_members_share_bytes_is_refused(shelf: Shelf) -> None:
+    data = bytearray(zip_of({"a": b"x" * 50, "b": b"x" * 50}, zipfile.ZIP_STORED))
+    second = data.rfind(b"PK\1\2")
+    name_at = second + 46
+    data[second + 42 : second + 46] = bytes(4)  # b's header is a's
+    data[name_at : name_at + 1] = b"a"
+
+    async def look() -> None:
+        record = await shelf.put("x.zip", bytes(data))
+        with pytest.raises(BatchError, match="overlap"):
+            await shelf.archives.index("b", "x.zip", record)
+
+    asyncio.run(look())
+
+
+def test_other_objects_are_no_archives(shelf: Shelf) -> None:
+    async def look() -> None:
+        record = await shelf.put("a.jpg", b"x")
+        with pytest.raises(BatchError, match=r"\.tar\.zst"):
+            await shelf.archives.index("b", "a.jpg", record)
+
+    asyncio.run(look())
