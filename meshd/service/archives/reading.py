@@ -59,8 +59,8 @@ class Place(NamedTuple):
 
 
 class Archives:
-    """One a process. `room`: bytes that results of views may take; a copy takes half of that at most. `used` is
-    told the name of a copy that is read."""
+    """One a process. `room`: bytes that results of views may take; a copy takes half of that at most.
+    `used` is told the name of a copy that is read."""
 
     def __init__(self, store: ObjectStore, used: Callable[[str], None], room: int = 10 << 30) -> None:
         self._store, self._used, self._most = store, used, room // 2
