@@ -18,7 +18,7 @@ from meshwire.jobspecs import archive_stem, is_archive
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from meshd.service.datasets import DatasetService
+    from meshd.service.archives.reading import Archives
     from meshd.service.jobs.kinds import Running
     from meshd.service.jobs.principals import Grant
     from meshd.store.interface import ObjectStore
@@ -31,8 +31,8 @@ _PAGE: Final = 1000
 class Inventories:
     """Makes them. One a node (the steward's)."""
 
-    def __init__(self, store: ObjectStore, datasets: DatasetService) -> None:
-        self._store, self._datasets = store, datasets
+    def __init__(self, store: ObjectStore, archives: Archives) -> None:
+        self._store, self._archives = store, archives
 
     def __repr__(self) -> str:
         return "<Inventories>"
@@ -63,7 +63,7 @@ class Inventories:
         return found
 
     async def _add(self, found: FileList, spec: JobSpec, key: str, record: Record) -> None:
-        index = await self._datasets.shard_index(spec.source.bucket, key, record)
+        index = await self._archives.index(spec.source.bucket, key, record)
         folder = (
             f"{archive_stem(key)[len(spec.source.prefix) :].lstrip('/')}/" if spec.names == "archive" else ""
         )
