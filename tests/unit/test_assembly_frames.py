@@ -109,7 +109,11 @@ class Bench:
         self.store = MemoryStore(ManualClock())
         self.renderer = Stamper()
         self.assembler = Assembler(
-            self.store, self.renderer, TransformSettings(1, cache), Archives(self.store, [].append), node="n1"
+            self.store,
+            self.renderer,
+            TransformSettings(1, cache),
+            Archives(self.store, list[str]().append),
+            node="n1",
         )
 
     async def fill(self) -> Snapshot:
