@@ -69,7 +69,11 @@ class AssetService:
         bucket, _, key = url.removeprefix("s3://").partition("/")
         if not bucket or not key:
             raise PlanError(path, f"expected s3://BUCKET/KEY, got {shown(url)}")
-        if not self._readers.rights(caller, bucket).allows(key):
+        try:
+            rights = self._readers.rights(caller, bucket)
+        except BatchError as error:
+            raise BatchError(error.code, f"{path}: {error.message}", help=error.help) from error
+        if not rights.allows(key):
             raise BatchError(
                 "AccessDenied", f"{path}: this key may not read {url[:300]}", help="it takes s3:GetObject"
             )

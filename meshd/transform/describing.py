@@ -28,7 +28,12 @@ SUBJECTS = {
     "mixing": "Images, mixed within a batch",
     "layouts": "Images",
     "encoding": "Images",
+    "texts": "Text",
+    "tokens": "Text",
+    "sequences": "Text",
     "arrays": "Arrays",
+    "containers": "Arrays",
+    "columns": "Arrays",
     "casting": "Arrays",
     "labels": "Labels",
 }

@@ -198,10 +198,16 @@ def dtype(value: Any, path: str) -> str:
     return np.dtype(name).name
 
 
-def shape(value: Any, path: str) -> tuple[int, ...] | None:
-    """The extents of an array, or null when they differ from sample to sample."""
+Extents = tuple[int | None, ...]
+
+
+def extents(value: Any, path: str) -> Extents | None:
+    """The extents of an array, null for one that differs from sample to sample; or null."""
     if value is None:
         return None
     if not isinstance(value, list) or len(value) > 16:
         raise PlanError(path, f"expected a list of at most 16 extents, or null, got {shown(value)}")
-    return tuple(checked_integer(item, f"{path}[{i}]", 0, 1 << 31) for i, item in enumerate(value))
+    return tuple(
+        None if item is None else checked_integer(item, f"{path}[{i}]", 0, 1 << 31)
+        for i, item in enumerate(value)
+    )

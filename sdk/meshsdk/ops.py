@@ -6,13 +6,13 @@ version is part of the plan's hash.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from meshsdk.errors import ConfigurationError
 from meshwire.plans import OpSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 MAX_SIDE = 1 << 14
 Size = "int | Sequence[int]"
@@ -166,9 +166,76 @@ def text_label(field: str, classes: Sequence[str]) -> OpSpec:
     return OpSpec("text_label", _field("text_label", field), {"classes": names})
 
 
-def npy(field: str) -> OpSpec:
-    """A `.npy` file's bytes → its array."""
-    return OpSpec("npy", _field("npy", field))
+def label_map(field: str, map: Mapping[str, int], *, other: int | None = None) -> OpSpec:
+    """A class name as text, or a label's number → int64 by `map` (numbers as text); what is not in it is
+    `other`, or a bad sample."""
+    args = {"map": {str(name): int(number) for name, number in map.items()}, "other": other}
+    return OpSpec("label_map", _field("label_map", field), args)
+
+
+def one_hot(field: str, classes: int, *, dtype: Literal["uint8", "float16", "float32"] = "float32") -> OpSpec:
+    """A label, or integers […] → `dtype` […, classes], 1 at the number."""
+    return OpSpec("one_hot", _field("one_hot", field), {"classes": classes, "dtype": dtype})
+
+
+def utf8(field: str, *, form: Literal["none", "NFC", "NFKC"] = "none", strip: bool = False) -> OpSpec:
+    """Text that is valid UTF-8, without a byte order mark, in a Unicode normal form."""
+    return OpSpec("utf8", _field("utf8", field), {"form": form, "strip": strip})
+
+
+def json(
+    field: str, path: str, *, type: Literal["text", "json", "integer", "number", "numbers"] = "text"
+) -> OpSpec:
+    """The value at `path` ("messages[0].text") of a JSON document, such as a line of a JSONL file."""
+    return OpSpec("json", _field("json", field), {"path": path, "type": type})
+
+
+def tokenize(
+    field: str,
+    file: str,
+    *,
+    special: bool = True,
+    dtype: Literal["auto", "uint16", "uint32", "int32", "int64"] = "auto",
+) -> OpSpec:
+    """Text → tokens [n], by a Hugging Face tokenizer.json kept as an object: `file` is "s3://BUCKET/KEY"
+    (read when the plan is made, and from then on pinned by its sha256) or "sha256:HEX"."""
+    args = {"file": _asset("tokenize", file), "special": special, "dtype": dtype}
+    return OpSpec("tokenize", _field("tokenize", field), args)
+
+
+def truncate(field: str, length: int, *, side: Literal["left", "right"] = "right") -> OpSpec:
+    """At most `length` elements of the first axis; what is too many goes at the `side`."""
+    return OpSpec("truncate", _field("truncate", field), {"length": length, "side": side})
+
+
+def pad_to(field: str, length: int, *, value: float = 0, side: Literal["left", "right"] = "right") -> OpSpec:
+    """Filled up with `value` to `length` elements; what is longer is a bad sample: `truncate` first."""
+    return OpSpec("pad_to", _field("pad_to", field), {"length": length, "value": value, "side": side})
+
+
+def gather_columns(field: str, columns: Sequence[int]) -> OpSpec:
+    """These columns of the last axis, in this order."""
+    return OpSpec("gather_columns", _field("gather_columns", field), {"columns": list(columns)})
+
+
+def npy(field: str, *, dtype: str | None = None, shape: Sequence[int | None] | None = None) -> OpSpec:
+    """A `.npy` file's bytes → its array. Left out, dtype and number of axes are those of the first sample;
+    with a `shape` without None the field is dense."""
+    return OpSpec("npy", _field("npy", field), _array(dtype, shape))
+
+
+def npz(
+    field: str, name: str, *, dtype: str | None = None, shape: Sequence[int | None] | None = None
+) -> OpSpec:
+    """The array `name` of an `.npz` file; dtype and shape as in `npy`."""
+    return OpSpec("npz", _field("npz", field), {"name": name, **_array(dtype, shape)})
+
+
+def safetensors(
+    field: str, name: str, *, dtype: str | None = None, shape: Sequence[int | None] | None = None
+) -> OpSpec:
+    """The tensor `name` of a `.safetensors` file; dtype and shape as in `npy`. BF16 comes as float32."""
+    return OpSpec("safetensors", _field("safetensors", field), {"name": name, **_array(dtype, shape)})
 
 
 def raw(field: str) -> OpSpec:
@@ -180,6 +247,20 @@ def _field(op: str, field: object) -> str:
     if not isinstance(field, str) or not field:
         raise ConfigurationError(f'{op}: name the field first, as ops.{op}("image"); got {field!r}')
     return field
+
+
+def _asset(op: str, file: object) -> str:
+    if not isinstance(file, str) or not file.startswith(("s3://", "sha256:")):
+        raise ConfigurationError(
+            f"{op}: the file is an object, as s3://models/tokenizer.json (put it there with `mesh put`), or "
+            f"sha256:HEX; got {file!r}"
+        )
+    return file
+
+
+def _array(dtype: str | None, shape: Sequence[int | None] | None) -> dict[str, Any]:
+    given = {"dtype": dtype, "shape": None if shape is None else list(shape)}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _probability(op: str, p: float) -> float:

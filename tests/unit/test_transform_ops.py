@@ -279,7 +279,8 @@ def test_npy_that_is_not_what_the_plan_says(data: bytes) -> None:
 
 def test_the_first_sample_tells_the_dtype() -> None:
     spec = parse_spec({"ops": [{"op": "npy", "field": "a"}]})
-    assert completed(spec, lambda field: npy(np.arange(3, dtype=">i2"))).ops[0].args == {"dtype": "int16"}
+    found = completed(spec, lambda field: npy(np.arange(3, dtype=">i2"))).ops[0].args
+    assert found == {"dtype": "int16", "shape": [None]}
     with pytest.raises(PlanError, match="does not tell"):
         completed(spec, lambda field: b"rubbish")
     with pytest.raises(PlanError, match="no field 'a'"):

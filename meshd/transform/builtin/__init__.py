@@ -12,6 +12,8 @@ SUBJECTS = (
     "arrays",
     "casting",
     "colours",
+    "columns",
+    "containers",
     "decoding",
     "encoding",
     "flipping",
@@ -20,6 +22,9 @@ SUBJECTS = (
     "layouts",
     "policies",
     "resizing",
+    "sequences",
+    "texts",
+    "tokens",
 )
 
 

@@ -15,7 +15,7 @@ from numpy.lib import format as npy_format
 
 from meshd.transform.errors import BadSampleError
 from meshd.transform.fieldtypes import BYTES, FieldType
-from meshd.transform.parameters import Parameter, dtype, shape
+from meshd.transform.parameters import Parameter, dtype, extents
 from meshd.transform.registry import operation
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from meshd.transform.parameters import Extents
     from meshwire.randomness import KeyedRandom
 
 _HEADER_LIMIT = 10_000
@@ -49,39 +50,39 @@ class Raw:
 @operation(
     "npy",
     Parameter("dtype", dtype),
-    Parameter("shape", shape, None),
+    Parameter("shape", extents, None),
     takes="bytes of an `.npy` file",
-    gives="`dtype` of `shape`; ragged without a `shape`",
+    gives="`dtype` of `shape`; ragged, and flat, without a `shape`",
     refuses="no such file, another dtype or shape, Python objects, fewer or more bytes than the header says",
 )
 @dataclass(frozen=True, slots=True)
 class Npy:
     """An array of an `.npy` file, which must have this dtype and, if given, this shape.
 
-    Without a dtype, a plan takes that of the dataset's first sample.
+    Without a dtype, a plan takes that and the number of axes of the dataset's first sample.
     """
 
     dtype: str
-    shape: tuple[int, ...] | None
+    shape: Extents | None
 
     @staticmethod
     def complete(args: Mapping[str, Any], first: Callable[[], bytes]) -> dict[str, Any]:
-        """The arguments with the dtype of the first sample, unless given. Raises BadSampleError."""
+        """The arguments with dtype and number of axes of the first sample, unless given. Raises
+        BadSampleError."""
         if "dtype" in args:
             return dict(args)
-        return {**args, "dtype": _header(first())[2].newbyteorder("=").name}
+        found_shape, _, found, _ = _header(first())
+        return {"shape": [None] * len(found_shape), **args, "dtype": found.newbyteorder("=").name}
 
     def infer(self, field: FieldType) -> FieldType:
         if field.kind != "bytes":
             raise ValueError(f"needs the source's bytes, not {field}; make it the first op")
-        return FieldType("array", self.dtype, (None,) if self.shape is None else self.shape)
+        return array_type(self.dtype, self.shape)
 
     def apply(self, value: bytes, random: KeyedRandom) -> npt.NDArray[Any]:
         found_shape, fortran, found, start = _header(value)
         if found.hasobject or found.newbyteorder("=") != np.dtype(self.dtype):
             raise BadSampleError(f"the array has dtype {found}, the plan says {self.dtype}")
-        if self.shape is not None and found_shape != self.shape:
-            raise BadSampleError(f"the array has shape {found_shape}, the plan says {self.shape}")
         count, room = math.prod(found_shape), len(value) - start
         if any(extent < 0 for extent in found_shape) or count * found.itemsize != room:
             raise BadSampleError(
@@ -89,7 +90,24 @@ class Npy:
             )
         flat = np.frombuffer(value, found, count, start)
         array = flat.reshape(found_shape, order="F" if fortran else "C")
-        return np.ascontiguousarray(array, dtype=self.dtype)
+        return checked_shape(np.ascontiguousarray(array, dtype=self.dtype), self.shape)
+
+
+def array_type(dtype: str, shape: Extents | None) -> FieldType:
+    """Of arrays with these extents; without a shape any array is taken, flattened."""
+    return FieldType("array", dtype, (None,) if shape is None else shape)
+
+
+def checked_shape(array: npt.NDArray[Any], shape: Extents | None) -> npt.NDArray[Any]:
+    """The array if it has the shape, None standing for any extent. Raises BadSampleError."""
+    if shape is None:
+        return array.reshape(-1)
+    fits = len(array.shape) == len(shape) and all(
+        wanted in (None, extent) for wanted, extent in zip(shape, array.shape, strict=True)
+    )
+    if not fits:
+        raise BadSampleError(f"the array has shape {array.shape}, the plan says {shape}")
+    return array
 
 
 def _header(value: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:

@@ -35,13 +35,14 @@ def _check_array(field: FieldType) -> None:
     Parameter("std", numbers),
     Parameter("scale", numbers, (255.0,)),
     Parameter("dtype", choice("float32", "float16"), "float32"),
-    takes="an image [h, w, c], or an array",
+    takes="an image [h, w, c], or an array […, n]",
     gives="float32 or float16, the same shape",
 )
 @dataclass(frozen=True, slots=True)
 class Normalize:
-    """(value / scale − mean) / std by channel (the last axis), as float32 or float16. uint8 is a quarter on
-    the wire: where there is a GPU, normalise there."""
+    """(value / scale − mean) / std by channel (of an array: by column of the last axis), as float32 or
+    float16. `scale` is 255 unless given: 1 for what are no pixels. uint8 is a quarter on the wire: where
+    there is a GPU, normalise there."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -52,10 +53,10 @@ class Normalize:
         _check_array(field)
         if field.layout == "chw":
             raise ValueError(f"needs the channels last, not {field}; put it before to_chw")
-        channels = channels_of(field) if field.layout else 1
+        channels = channels_of(field) if field.layout else field.shape[-1] if field.shape else 1
         for name, given in (("mean", self.mean), ("std", self.std), ("scale", self.scale)):
             if len(given) not in (1, channels):
-                raise ValueError(f"{name} has {len(given)} numbers for {channels} channels of {field}")
+                raise ValueError(f"{name} has {len(given)} numbers for the {channels} channels of {field}")
         if any(value == 0 for value in (*self.std, *self.scale)):
             raise ValueError("std and scale must not be 0")
         return FieldType("array", self.dtype, field.shape, field.layout)
@@ -69,7 +70,7 @@ class Normalize:
 @operation(
     "cast",
     Parameter("dtype", dtype),
-    takes="an image or an array",
+    takes="an image, an array or a label",
     gives="`dtype`, the same shape",
     refuses="a number does not fit an integer `dtype`, or is none",
 )
@@ -81,10 +82,14 @@ class Cast:
     dtype: str
 
     def infer(self, field: FieldType) -> FieldType:
-        _check_array(field)
+        if field.kind != "label":
+            _check_array(field)
         return FieldType("array", self.dtype, field.shape, field.layout)
 
-    def apply(self, value: npt.NDArray[Any], random: KeyedRandom) -> npt.NDArray[Any]:
+    def apply(self, value: npt.NDArray[Any] | int, random: KeyedRandom) -> npt.NDArray[Any]:
+        return self._cast(np.asarray(value))
+
+    def _cast(self, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
         wanted = np.dtype(self.dtype)
         if wanted.kind not in "iu" or value.size == 0:
             return value.astype(wanted)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshd.transform.errors import BadSampleError
 from meshd.transform.fieldtypes import LABEL
-from meshd.transform.parameters import Parameter, classes
+from meshd.transform.parameters import MAX_CLASSES, Parameter, classes, whole
 from meshd.transform.registry import operation
+from meshwire.documents import PlanError, checked_integer, checked_text, join
 
 if TYPE_CHECKING:
     from meshd.transform.fieldtypes import FieldType
@@ -82,4 +83,48 @@ class TextLabel:
         number = self._numbers.get(text)
         if number is None:
             raise BadSampleError(f"the label {text[:40]!r} is none of the {len(self.classes)} classes")
+        return number
+
+
+def _mapping(value: Any, path: str) -> dict[str, int]:
+    """An object of class names, or of old numbers as text, and the number each gets."""
+    if not isinstance(value, dict) or not 1 <= len(value) <= MAX_CLASSES:
+        raise PlanError(path, f'expected an object of 1…{MAX_CLASSES} names, as {{"cat": 0, "tabby": 0}}')
+    bound = 1 << 62
+    return {
+        checked_text(name, path, at_most=1000): checked_integer(number, join(path, name), -bound, bound)
+        for name, number in value.items()
+    }
+
+
+def _anything(value: Any, path: str) -> int | None:
+    """An integer for what is not in the map; null makes it a bad sample."""
+    return None if value is None else whole(-(1 << 62), 1 << 62)(value, path)
+
+
+@operation(
+    "label_map",
+    Parameter("map", _mapping),
+    Parameter("other", _anything, None),
+    takes="bytes: a class name as UTF-8; or a label",
+    gives="int64: what `map` has for it",
+    refuses="not in `map`, and no `other`",
+)
+@dataclass(frozen=True, slots=True)
+class LabelMap:
+    """Classes renumbered, merged or dropped: a name (or a label's number, as text) to what `map` says."""
+
+    map: dict[str, int]
+    other: int | None
+
+    def infer(self, field: FieldType) -> FieldType:
+        if field.kind != "label":
+            _check_bytes(field)
+        return LABEL
+
+    def apply(self, value: Any, random: KeyedRandom) -> int:
+        text = _text(value) if isinstance(value, bytes) else str(int(value))
+        number = self.map.get(text, self.other)
+        if number is None:
+            raise BadSampleError(f"the label {text[:40]!r} is not in the map of {len(self.map)}")
         return number
