@@ -109,7 +109,7 @@ class Assembler:
         snapshot = await self.catalog.snapshot(plan.snapshot)
         with self._admission(plan, count_rows(address, plan)):
             rows = self._rows(address, plan, snapshot)
-            builder = FrameBuilder(self._kitchen, plan, snapshot, address.epoch, rows, _metadata(address))
+            builder = FrameBuilder(self._kitchen, plan, snapshot, address.epoch, rows, metadata_of(address))
             frame = await builder.build()
         if isinstance(address, FrameAddress):
             self._cache.put(address, frame)
@@ -215,7 +215,8 @@ def _row_bytes(plan: Plan) -> int:
     return sum(sizes)
 
 
-def _metadata(address: Address) -> dict[str, str]:
+def metadata_of(address: Address) -> dict[str, str]:
+    """What a frame says of itself, besides checksums."""
     values: dict[str, object] = {"version": FRAME_VERSION, "plan": address.plan, "epoch": address.epoch}
     if isinstance(address, FrameAddress):
         values |= {name: getattr(address, name) for name in ("step", "rank", "world", "batch", "origin")}

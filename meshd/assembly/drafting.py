@@ -21,7 +21,7 @@ from meshwire.frames import DTYPES, Status, dtype_code, layout
 from meshwire.snapshots import LabelColumn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -96,15 +96,9 @@ class Draft:
         )
 
     def _lay_out(self) -> FrameLayout:
-        count, outputs = len(self.rows), self._plan.outputs
-        specs: list[TensorSpec] = [
-            (name, dtype_code(outputs[name].dtype), (count, *(outputs[name].shape or ())))
-            for name in self._fixed
-        ]
-        specs += [(name, "I64", (count,)) for name in self._labels]
-        specs += [(POSITION, "I64", (count,)), (STATUS, "U8", (count,))]
+        specs = fixed_specs(self._plan, self._labels, len(self.rows))
         for name, rows in self._ragged.items():
-            specs += _ragged_specs(name, outputs[name], rows)
+            specs += _ragged_specs(name, self._plan.outputs[name], rows)
         return layout(specs, self._metadata)
 
     def take(self, rendered: Rendered) -> None:
@@ -226,6 +220,17 @@ class Draft:
         """Release the scratch files. Idempotent."""
         while self._rendered:
             self._rendered.pop().close()
+
+
+def fixed_specs(plan: Plan, labels: Iterable[str], count: int) -> list[TensorSpec]:
+    """The tensors of a frame of `count` rows whose shapes are known before a byte is read."""
+    specs: list[TensorSpec] = [
+        (name, dtype_code(output.dtype), (count, *output.shape))
+        for name, output in plan.outputs.items()
+        if output.shape is not None
+    ]
+    specs += [(name, "I64", (count,)) for name in labels]
+    return [*specs, (POSITION, "I64", (count,)), (STATUS, "U8", (count,))]
 
 
 def _ragged_specs(name: str, output: Output, rows: list[_RaggedRow | None]) -> list[TensorSpec]:

@@ -7,24 +7,20 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from meshd.assembly.catalog import Catalog
 from meshd.control.buckets import BucketTable
 from meshd.control.embedded import EmbeddedControl
 from meshd.control.identities import IdentityTable
 from meshd.control.keyuse import KeyUse
 from meshd.control.nodesecret import NodeSecret
 from meshd.kit.clock import SystemClock
+from meshd.runtime.data import view_kinds, view_makers
 from meshd.runtime.jobs import job_desk
 from meshd.service.access import Access
 from meshd.service.acls import AclService
 from meshd.service.archives.reading import Archives
-from meshd.service.assets import AssetService
-from meshd.service.batches import BatchService
 from meshd.service.buckets import BucketService
-from meshd.service.datasets import DatasetService
 from meshd.service.deleting import Deleter
 from meshd.service.facts import finder
 from meshd.service.gathers import GatherService
@@ -33,16 +29,13 @@ from meshd.service.identities import IdentityAdmin
 from meshd.service.listings import ListingService
 from meshd.service.objectacls import ObjectAclService
 from meshd.service.objects import ObjectService
-from meshd.service.readers import Readers
 from meshd.service.settings import SettingService
 from meshd.service.tagging import TaggingService
 from meshd.service.temporary import Sessions
 from meshd.service.uploads import UploadService
 from meshd.service.versions import Versions
-from meshd.service.views.definitions import ViewDefinitions, complete_transform
+from meshd.service.views.definitions import ViewDefinitions
 from meshd.service.views.dispatch import ViewReader
-from meshd.service.views.shards import ShardReader
-from meshd.service.views.transforms import TransformReader
 from meshd.service.views.uses import UseFile
 from meshd.store.store import Store
 from meshd.web.admin import AdminEndpoint
@@ -50,17 +43,14 @@ from meshd.web.jobs import job_routes
 from meshd.web.native import build_native
 from meshd.web.server import WebDeps
 from meshd.web.sessions import SessionEndpoint
-from meshwire.shardviews import ShardsView
-from meshwire.transformviews import TransformView
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshd.assembly.addressing import FrameSource
     from meshd.config import NodeSettings
     from meshd.control.interface import ControlStore
     from meshd.kit.clock import Clock
-    from meshd.service.views.kinds import Maker, ViewKind
+    from meshd.runtime.data import DataServices
     from meshd.telemetry.audit import AuditLog
     from meshd.web.server import NativeRoute
 
@@ -97,17 +87,17 @@ def open_node(settings: NodeSettings, writer: str) -> Iterator[Node]:
         yield Node(settings, clock, store, control, buckets, identities, KeyUse(control), uses, archives)
 
 
-def web_deps(node: Node, frames: FrameSource, audit: AuditLog | None = None) -> WebDeps:
+def node_access(node: Node) -> Access:
+    """Who may do what."""
+    return Access(node.buckets, node.clock, finder(node.store))
+
+
+def web_deps(node: Node, access: Access, data: DataServices, audit: AuditLog | None = None) -> WebDeps:
     """The services of the S3 endpoint."""
     versions = Versions(node.store, node.buckets)
     objects = ObjectService(node.store, versions)
     acls = AclService(node.buckets, node.identities)
-    access = Access(node.buckets, node.clock, finder(node.store))
     definitions = ViewDefinitions(node.buckets, node.clock, access)
-    kinds: dict[type, ViewKind[Any]] = {
-        TransformView: TransformReader(node.store, frames, node.uses),
-        ShardsView: ShardReader(node.store, node.clock),
-    }
     return WebDeps(
         access=access,
         sessions=Sessions(node.identities, NodeSecret(node.control), node.use, node.clock),
@@ -120,7 +110,7 @@ def web_deps(node: Node, frames: FrameSource, audit: AuditLog | None = None) -> 
         tagging=TaggingService(node.store, versions),
         settings=SettingService(node.buckets, acls),
         acls=acls,
-        views=ViewReader(node.store, definitions, kinds),
+        views=ViewReader(node.store, definitions, view_kinds(node, data)),
         object_acls=ObjectAclService(node.store, node.buckets, versions, acls),
         clock=node.clock,
         still=node.control.still,
@@ -136,16 +126,9 @@ def admin_routes(node: Node, sessions: Sessions) -> list[NativeRoute]:
     return [*admin.routes(), *SessionEndpoint(sessions, node.clock).routes()]
 
 
-def native_routes(node: Node, access: Access, frames: FrameSource) -> list[NativeRoute]:
-    """The native protocol; `frames` is the steward's assembler, here or behind its socket."""
-    catalog = Catalog(node.store)
-    readers = Readers(access)
-    archives = node.archives
-    datasets = DatasetService(node.store, catalog, readers, archives)
-    assets = AssetService(node.store, catalog, readers)
-    batches = BatchService(node.store, catalog, datasets, readers, frames, assets, archives)
-    gathers = GatherService(node.store, archives, readers)
-    makers: dict[type, Maker] = {TransformView: partial(complete_transform, assets)}
-    definitions = ViewDefinitions(node.buckets, node.clock, access, makers)
+def native_routes(node: Node, access: Access, data: DataServices) -> list[NativeRoute]:
+    """The native protocol."""
+    gathers = GatherService(node.store, node.archives, data.readers)
+    definitions = ViewDefinitions(node.buckets, node.clock, access, view_makers(data))
     also = [job_routes(job_desk(node, access))]
-    return build_native(datasets, batches, gathers, definitions, node.clock, also)
+    return build_native(data.datasets, data.batches, gathers, definitions, node.clock, also)

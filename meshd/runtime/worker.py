@@ -17,7 +17,8 @@ import uvloop
 from meshd.assembly.remote import RemoteAssembler
 from meshd.kit.tasks import Tasks
 from meshd.runtime.chores import Chore, process_chores, start_chores
-from meshd.runtime.node import admin_routes, native_routes, open_node, web_deps
+from meshd.runtime.data import data_services
+from meshd.runtime.node import admin_routes, native_routes, node_access, open_node, web_deps
 from meshd.runtime.steward import steward
 from meshd.telemetry import logs
 from meshd.telemetry.audit import AuditLog
@@ -57,11 +58,13 @@ def run_worker(
 async def _work(node: Node, index: int, doors: Doors, trouble: Callable[[], str], reporter: Reporter) -> None:
     chores = Tasks("chores")
     async with _frame_source(node, doors) as frames, _audit_log(node.settings.audit_log) as audit:
-        deps = web_deps(node, frames, audit)
+        access = node_access(node)
+        data = data_services(node, access, frames)
+        deps = web_deps(node, access, data, audit)
         start_chores(
             [*process_chores(node, reporter), Chore("keyuse", 60.0, lambda: _save_use(node))], chores
         )
-        routes = [*ops_routes(trouble), *native_routes(node, deps.access, frames)]
+        routes = [*ops_routes(trouble), *native_routes(node, access, data)]
         routes += admin_routes(node, deps.sessions)
         if doors.tls is not None:
             start_chores([_tls_chore(doors.tls)], chores)

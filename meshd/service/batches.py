@@ -141,8 +141,12 @@ class BatchService:
 
     async def plan(self, caller: Caller, digest: str) -> Plan:
         """A plan its caller may use, and this node can run. Raises BatchError."""
+        await self._require(caller, await self._catalog.plan(digest))
+        return await self.usable(digest)
+
+    async def usable(self, digest: str) -> Plan:
+        """A plan this node can run, whoever asks. Raises BatchError."""
         plan = await self._catalog.plan(digest)
-        await self._require(caller, plan)
         if digest not in self._compiled:
             snapshot = await self._catalog.snapshot(plan.snapshot)
             await self._compile(snapshot, plan.spec)

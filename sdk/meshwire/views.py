@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from meshwire import names
+from meshwire.batchviews import BatchesView, parse_batches
 from meshwire.documents import PlanError, checked_choice, read_json, required
 from meshwire.shardviews import ShardsView, parse_shards
 from meshwire.transformviews import TransformView, parse_transform
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
 SEPARATOR = "--"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}[a-z0-9]|[a-z0-9]")
 
-View = TransformView | ShardsView
+View = TransformView | ShardsView | BatchesView
 """Every kind has `kind`, `source` (the bucket) and `to_json()`, its canonical document."""
 
 KINDS: Final[Mapping[str, Callable[[Mapping[str, Any], str], View]]] = {
     "transform": parse_transform,
     "shards": parse_shards,
+    "batches": parse_batches,
 }
 
 

@@ -21,7 +21,8 @@ from meshd.control.keyuse import KeyUse
 from meshd.control.memory import MemoryControl
 from meshd.control.nodesecret import NodeSecret
 from meshd.kit.clock import ManualClock
-from meshd.runtime.node import Node, web_deps
+from meshd.runtime.data import data_services
+from meshd.runtime.node import Node, node_access, web_deps
 from meshd.service.archives.reading import Archives
 from meshd.service.views.uses import UseFile
 from meshd.store.records import Meta
@@ -191,7 +192,9 @@ class Pair:
         )
 
     async def _serve(self, node: Node, *, hot: bool) -> Mouth:
-        server = build_server(web_deps(node, self._frames, cast("AuditLog", self._audit)), hot=hot)
+        access = node_access(node)
+        data = data_services(node, access, self._frames)
+        server = build_server(web_deps(node, access, data, cast("AuditLog", self._audit)), hot=hot)
         listener = await self.loop.create_server(server, "127.0.0.1", 0)
         self._listeners = [*getattr(self, "_listeners", []), listener]
         return Mouth(server, listener.sockets[0].getsockname()[1])

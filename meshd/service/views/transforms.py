@@ -19,6 +19,7 @@ from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.assembly.errors import BatchError
 from meshd.service.translation import store_errors
 from meshd.service.views.definitions import draws
+from meshd.service.views.failing import refusal
 from meshd.service.views.kinds import Kept
 from meshd.store.errors import ConditionFailedError
 from meshd.store.records import Meta
@@ -102,7 +103,7 @@ class TransformReader:
         try:
             frame = await self._frames.frame(address)
         except BatchError as error:
-            raise _translated(error) from error
+            raise refusal(error) from error
         try:
             await self._keep(view, frame, place)
         finally:
@@ -234,13 +235,3 @@ def _meta(view: TransformView, data: bytes) -> Meta:
         checksums={checksums.DEFAULT_ALGORITHM: hasher.base64()},
         checksum_type="FULL_OBJECT",
     )
-
-
-def _translated(error: BatchError) -> S3Error:
-    if error.code in ("BadSample", "TooLarge", "OpFailed"):
-        return S3Error("UnprocessableSource", error.message)
-    if error.code == "NoSuchKey":
-        return S3Error("NoSuchKey")
-    if error.code in ("Busy", "SnapshotChanged"):
-        return S3Error("SlowDown", error.message, headers={"retry-after": str(error.retry_after or 1)})
-    return S3Error("InternalError", error.message)

@@ -198,6 +198,9 @@ _TABLE = (
     ),
     # Ours: the object a view would be made of cannot be transformed. Not retried by the SDKs.
     ("UnprocessableSource", 422, "The source object cannot be transformed."),
+    # Ours: what a view is made of was pinned, and is not there any more. Nothing to wait for.
+    ("SourceChanged", 409, "An object this view was made of was replaced or deleted."),
+    ("ViewOutdated", 410, "This node cannot make this view any more. Make it anew."),
     # Not S3's: its disks are never full. 507 is not retried by the SDKs, so the caller learns of it at once.
     (
         "InsufficientStorage",

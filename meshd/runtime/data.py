@@ -1,0 +1,68 @@
+"""The services of datasets and views in one process: made once, for the S3 endpoint and the native one alike.
+
+Law: what a kind of view needs is handed to it here, in the two tables below; nowhere else are kinds listed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from meshd.assembly.catalog import Catalog
+from meshd.service.assets import AssetService
+from meshd.service.batches import BatchService
+from meshd.service.datasets import DatasetService
+from meshd.service.readers import Readers
+from meshd.service.views.batches import BatchReader, complete_batches
+from meshd.service.views.definitions import complete_transform
+from meshd.service.views.shards import ShardReader
+from meshd.service.views.transforms import TransformReader
+from meshwire.batchviews import BatchesView
+from meshwire.shardviews import ShardsView
+from meshwire.transformviews import TransformView
+
+if TYPE_CHECKING:
+    from meshd.assembly.addressing import FrameSource
+    from meshd.runtime.node import Node
+    from meshd.service.access import Access
+    from meshd.service.views.kinds import Maker, ViewKind
+
+
+@dataclass(frozen=True, slots=True)
+class DataServices:
+    """`frames` is the steward's assembler, here or behind its socket."""
+
+    frames: FrameSource
+    catalog: Catalog
+    readers: Readers
+    datasets: DatasetService
+    assets: AssetService
+    batches: BatchService
+
+
+def data_services(node: Node, access: Access, frames: FrameSource) -> DataServices:
+    """Snapshots, plans, frames, with the rights of whoever asks."""
+    catalog = Catalog(node.store)
+    readers = Readers(access)
+    datasets = DatasetService(node.store, catalog, readers, node.archives)
+    assets = AssetService(node.store, catalog, readers)
+    batches = BatchService(node.store, catalog, datasets, readers, frames, assets, node.archives)
+    return DataServices(frames, catalog, readers, datasets, assets, batches)
+
+
+def view_kinds(node: Node, data: DataServices) -> dict[type, ViewKind[Any]]:
+    """Who reads which kind of view."""
+    return {
+        TransformView: TransformReader(node.store, data.frames, node.uses),
+        ShardsView: ShardReader(node.store, node.clock),
+        BatchesView: BatchReader(node.store, data.catalog, data.batches, data.frames, node.uses),
+    }
+
+
+def view_makers(data: DataServices) -> dict[type, Maker]:
+    """What is done to a view before it is kept; a kind that needs nothing is not listed."""
+    return {
+        TransformView: partial(complete_transform, data.assets),
+        BatchesView: partial(complete_batches, data.batches),
+    }
