@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meshd.assembly.addressing import DerivedAddress, FrameAddress, RowsAddress
-from meshd.assembly.building import FrameBuilder, Kitchen, rows_of
+from meshd.assembly.building import FrameBuilder, Kitchen, partners_of, rows_of
 from meshd.assembly.catalog import Catalog
 from meshd.assembly.deriving import derive
 from meshd.assembly.drafting import MAX_FRAME_BYTES
@@ -118,7 +118,7 @@ class Assembler:
     def _rows(self, address: Address, plan: Plan, snapshot: Snapshot) -> Rows:
         try:
             if isinstance(address, RowsAddress):
-                return _chosen_rows(address, snapshot)
+                return _chosen_rows(address, plan, snapshot)
             piece = rank_slice(
                 snapshot.samples,
                 address.batch,
@@ -130,8 +130,11 @@ class Assembler:
             )
         except PlanError as error:
             raise BatchError("InvalidPlan", str(error), detail={"path": error.path}) from error
-        samples = self._order(plan, snapshot, address.epoch).many(piece.positions)
-        return rows_of(piece.positions, samples, piece.pad)
+        order = self._order(plan, snapshot, address.epoch)
+        rows = rows_of(piece.positions, order.many(piece.positions), piece.pad)
+        if plan.pairs is not None:
+            rows.partners = partners_of(rows.positions, snapshot.samples, order.many)
+        return rows
 
     def _order(self, plan: Plan, snapshot: Snapshot, epoch: int) -> Order:
         key = plan.hash, epoch
@@ -198,18 +201,21 @@ def count_rows(address: Address, plan: Plan) -> int:
     return end - first
 
 
-def _chosen_rows(address: RowsAddress, snapshot: Snapshot) -> Rows:
+def _chosen_rows(address: RowsAddress, plan: Plan, snapshot: Snapshot) -> Rows:
     samples = np.array(address.samples, dtype=np.int64)
     if samples.size and (int(samples.min()) < 0 or int(samples.max()) >= snapshot.samples):
         raise PlanError("samples", f"indices lie in 0…{snapshot.samples - 1}")
-    return rows_of(samples, samples)
+    rows = rows_of(samples, samples)
+    if plan.pairs is not None:
+        rows.partners = partners_of(samples, snapshot.samples, lambda positions: positions)
+    return rows
 
 
 def _row_bytes(plan: Plan) -> int:
     """Bytes a row has at least."""
     sizes = (
         int(np.prod(output.shape, dtype=np.int64)) * np.dtype(output.dtype).itemsize
-        for output in plan.outputs.values()
+        for output in plan.columns.values()
         if output.shape is not None
     )
     return sum(sizes)

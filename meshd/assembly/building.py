@@ -24,7 +24,9 @@ from meshwire.frames import Status
 from meshwire.randomness import KeyedRandom
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    import numpy.typing as npt
 
     from meshd.assembly.ledger import Ledger
     from meshd.assembly.memory import MemoryFrame
@@ -103,9 +105,14 @@ class FrameBuilder:
         for start in range(0, len(rows), _AT_A_TIME):
             some = rows[start : start + _AT_A_TIME]
             wanted = [samples[row] for row in some]
-            await pinned.prepare(wanted)
+            paired = self._paired(some)
+            await pinned.prepare([*wanted, *paired.values()])
             sources = pinned.sources(wanted)
-            work += [RowWork(row, positions[row], pieces) for row, pieces in zip(some, sources, strict=True)]
+            others = dict(zip(paired, pinned.sources(list(paired.values())), strict=True))
+            work += [
+                RowWork(row, positions[row], pieces, others.get(row, ()))
+                for row, pieces in zip(some, sources, strict=True)
+            ]
             await asyncio.sleep(0)  # other frames get their turn
         rendered: Rendered = await self._kitchen.renderer.render(
             self._plan.hash,
@@ -120,6 +127,13 @@ class FrameBuilder:
         )
         draft.take(rendered)
         return sorted(rendered.failures, key=lambda failure: failure.row)
+
+    def _paired(self, rows: Sequence[int]) -> dict[int, int]:
+        """The sample that is mixed into each of these rows, where there is one."""
+        partners = self._draft.rows.partners
+        if partners is None:
+            return {}
+        return {row: int(partners[row]) for row in rows if partners[row] >= 0}
 
     async def _settle(self, failures: list[RowFailure]) -> list[int] | None:
         """Do with bad samples what the plan says. Returns the rows that stay, None for all."""
@@ -227,6 +241,19 @@ class FrameBuilder:
         """The frame that holds just this row: the batch of one that begins at its position."""
         position = int(self._draft.rows.positions[failure.row])
         return f"/-/plans/{self._plan.hash}/{self._epoch}/0?batch=1&origin={position}"
+
+
+def partners_of(
+    positions: npt.NDArray[np.int64],
+    count: int,
+    samples: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]],
+) -> npt.NDArray[np.int64]:
+    """The sample at position ^ 1 of each; -1 where that lies beyond the epoch's `count` positions."""
+    others = positions ^ 1
+    inside = others < count
+    found = np.full(len(positions), -1, dtype=np.int64)
+    found[inside] = samples(others[inside])
+    return found
 
 
 def rows_of(positions: Any, samples: Any, pad: Any | None = None) -> Rows:

@@ -40,18 +40,20 @@ TensorSpec = tuple[str, str, tuple[int, ...]]
 @dataclass(slots=True, eq=False)
 class Rows:
     """The rows of a frame: `positions`, `samples` int64[n] (a stand-in's after substitution), `status`
-    uint8[n].
+    uint8[n]; `partners` int64[n], when the plan mixes rows: the sample at position ^ 1, -1 for none.
     """
 
     positions: npt.NDArray[np.int64]
     samples: npt.NDArray[np.int64]
     status: npt.NDArray[np.uint8]
+    partners: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return int(self.positions.size)
 
     def keep(self, kept: npt.NDArray[np.int64]) -> Rows:
-        return Rows(self.positions[kept], self.samples[kept], self.status[kept])
+        partners = None if self.partners is None else self.partners[kept]
+        return Rows(self.positions[kept], self.samples[kept], self.status[kept], partners)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,9 @@ class Draft:
             for name, column in sorted(snapshot.fields.items())
             if isinstance(column, LabelColumn)
         }
-        self._fixed = [name for name, output in plan.outputs.items() if output.shape is not None]
+        self._columns = plan.columns
+        self._others = {} if plan.pairs is None else plan.pairs.others
+        self._fixed = [name for name, output in self._columns.items() if output.shape is not None]
         self._ragged: dict[str, list[_RaggedRow | None]] = {
             name: [None] * len(rows) for name in plan.outputs if name not in self._fixed
         }
@@ -89,10 +93,12 @@ class Draft:
 
     @property
     def targets(self) -> tuple[tuple[int, int] | None, ...]:
-        """For each bytes field: (offset of its tensor, rows), or None when ragged."""
+        """For each bytes field, then each column that mixing adds: (offset of its tensor, rows), or None when
+        ragged.
+        """
         return tuple(
             None if output.shape is None else (self._layout.tensors[name].offset, len(self.rows))
-            for name, output in self._plan.outputs.items()
+            for name, output in self._columns.items()
         )
 
     def _lay_out(self) -> FrameLayout:
@@ -188,6 +194,7 @@ class Draft:
             name: np.where(masked, 0, column.values[self.rows.samples])
             for name, column in self._labels.items()
         }
+        small |= self._other_labels(masked)
         small |= {POSITION: self.rows.positions, STATUS: self.rows.status}
         for name, rows in self._ragged.items():
             small |= self._ragged_tables(name, rows)
@@ -196,6 +203,22 @@ class Draft:
             data = values.astype(DTYPES[self._layout.tensors[name].dtype]).tobytes()
             checksums[name] = self._write(name, iter((data,)))
         os.pwrite(self.frame.fd, self._layout.header_with(checksums), 0)
+
+    def _other_labels(self, masked: npt.NDArray[np.bool_]) -> dict[str, npt.NDArray[np.int64]]:
+        """The class labels of the rows mixed in; a row's own where it stands alone."""
+        rows, pairs = self.rows, self._plan.pairs
+        if pairs is None or rows.partners is None:
+            return {}
+        weights = self._read_column(pairs.weight)
+        samples = np.where(weights < 1.0, rows.partners, rows.samples)
+        return {
+            column: np.where(masked, 0, self._labels[label].values[samples])
+            for column, label in self._others.items()
+        }
+
+    def _read_column(self, name: str) -> npt.NDArray[Any]:
+        tensor = self._layout.tensors[name]
+        return np.frombuffer(os.pread(self.frame.fd, tensor.nbytes, tensor.offset), DTYPES[tensor.dtype])
 
     def _write(self, name: str, chunks: Iterator[bytes]) -> int:
         """Write a tensor; returns its crc32c."""
@@ -226,10 +249,11 @@ def fixed_specs(plan: Plan, labels: Iterable[str], count: int) -> list[TensorSpe
     """The tensors of a frame of `count` rows whose shapes are known before a byte is read."""
     specs: list[TensorSpec] = [
         (name, dtype_code(output.dtype), (count, *output.shape))
-        for name, output in plan.outputs.items()
+        for name, output in plan.columns.items()
         if output.shape is not None
     ]
-    specs += [(name, "I64", (count,)) for name in labels]
+    others = plan.pairs.others if plan.pairs is not None else ()
+    specs += [(name, "I64", (count,)) for name in (*labels, *others)]
     return [*specs, (POSITION, "I64", (count,)), (STATUS, "U8", (count,))]
 
 

@@ -36,11 +36,28 @@ class Output:
         return {"dtype": self.dtype, "shape": list(self.shape)}
 
 
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """What mixing adds to a frame: `outputs`, columns that transform processes write after the fields;
+    `weight`, the one of them that says how much of a row is its own; `class_labels`, of which the neighbour's
+    value is delivered too.
+    """
+
+    weight: str
+    outputs: Mapping[str, Output]
+    class_labels: tuple[str, ...]
+
+    @property
+    def others(self) -> dict[str, str]:
+        """Column of the neighbour's value → class label."""
+        return {f"{label}.other": label for label in self.class_labels}
+
+
 @dataclass(frozen=True)
 class Plan:
     """`outputs`: of the bytes fields, by name in order. Label fields are int64 scalars and need no op.
     `bucket`, `samples`: of the snapshot, so that requests are admitted without loading it. `assets`: sha256
-    of what the ops are built with.
+    of what the ops are built with. `pairs`: when rows are mixed.
     """
 
     hash: str
@@ -50,40 +67,64 @@ class Plan:
     spec: PlanSpec
     outputs: Mapping[str, Output]
     assets: tuple[str, ...] = ()
+    pairs: Pairs | None = None
 
     @cached_property
     def program_text(self) -> str:
         """What a transform process compiles."""
-        return canonical_json({"spec": spec_document(self.spec), "fields": sorted(self.outputs)}).decode()
+        document = {"spec": spec_document(self.spec), "fields": sorted(self.outputs)}
+        if self.pairs is not None:
+            document["labels"] = list(self.pairs.class_labels)
+        return canonical_json(document).decode()
+
+    @property
+    def columns(self) -> dict[str, Output]:
+        """All that transform processes write, in order: the fields, then what mixing adds."""
+        return dict(self.outputs) | dict(self.pairs.outputs if self.pairs is not None else {})
 
     def describe(self) -> dict[str, Any]:
         """What `GET /-/plans/{hash}` answers."""
         return {"plan": self.hash, "snapshot": self.snapshot, "spec": spec_document(self.spec)}
 
     def to_bytes(self) -> bytes:
-        outputs = {
-            name: {"dtype": output.dtype, "shape": output.shape, "ndim": output.ndim}
-            for name, output in self.outputs.items()
+        document: dict[str, Any] = {
+            "snapshot": self.snapshot,
+            "bucket": self.bucket,
+            "samples": self.samples,
+            "spec": spec_document(self.spec),
+            "outputs": _documents(self.outputs),
+            "assets": list(self.assets),
         }
-        return canonical_json(
-            {
-                "snapshot": self.snapshot,
-                "bucket": self.bucket,
-                "samples": self.samples,
-                "spec": spec_document(self.spec),
-                "outputs": outputs,
-                "assets": list(self.assets),
+        if self.pairs is not None:
+            pairs = self.pairs
+            document["pairs"] = {
+                "weight": pairs.weight,
+                "outputs": _documents(pairs.outputs),
+                "class_labels": list(pairs.class_labels),
             }
-        )
+        return canonical_json(document)
 
     @classmethod
     def from_bytes(cls, digest: str, document: bytes) -> Plan:
         """The plan of a document this node wrote."""
         value = json.loads(document)
-        outputs = {
-            name: Output(item["dtype"], None if item["shape"] is None else tuple(item["shape"]), item["ndim"])
-            for name, item in sorted(value["outputs"].items())
-        }
-        spec = parse_spec(value["spec"])
-        assets = tuple(value.get("assets", ()))
-        return cls(digest, value["snapshot"], value["bucket"], value["samples"], spec, outputs, assets)
+        outputs, spec = _outputs(value["outputs"]), parse_spec(value["spec"])
+        assets, mixed = tuple(value.get("assets", ())), value.get("pairs")
+        pairs = None
+        if mixed is not None:
+            pairs = Pairs(mixed["weight"], _outputs(mixed["outputs"]), tuple(mixed["class_labels"]))
+        return cls(digest, value["snapshot"], value["bucket"], value["samples"], spec, outputs, assets, pairs)
+
+
+def _documents(outputs: Mapping[str, Output]) -> dict[str, Any]:
+    return {
+        name: {"dtype": output.dtype, "shape": output.shape, "ndim": output.ndim}
+        for name, output in outputs.items()
+    }
+
+
+def _outputs(documents: Mapping[str, Any]) -> dict[str, Output]:
+    return {
+        name: Output(item["dtype"], None if item["shape"] is None else tuple(item["shape"]), item["ndim"])
+        for name, item in sorted(documents.items())
+    }

@@ -21,11 +21,14 @@ AssetPlace = tuple[str, Pieces]
 
 @dataclass(frozen=True, slots=True)
 class RowWork:
-    """One row to render: its number in the frame, its epoch position, and the pieces of each bytes field."""
+    """One row to render: its number in the frame, its epoch position, and the pieces of each bytes field;
+    `partner`: those of the row at position ^ 1, when the plan mixes the two and there is one.
+    """
 
     row: int
     position: int
     sources: tuple[Pieces, ...]
+    partner: tuple[Pieces, ...] = ()
 
 
 class RowFailure(Protocol):
@@ -107,7 +110,7 @@ class Renderer(Protocol):
         account: str = "",
     ) -> Rendered:
         """`rows` are RowWork, `assets` what the program's ops are built with. `targets`: for each field in
-        order of name, (offset of its tensor, number of rows in it), or None for a ragged one. `account`: with
-        whose share of the processes.
+        order of name, then each column that mixing adds, (offset of its tensor, number of rows in it), or
+        None for a ragged one. `account`: with whose share of the processes.
         """
         ...

@@ -16,7 +16,7 @@ from meshd.assembly.addressing import RowsAddress
 from meshd.assembly.assembler import count_rows
 from meshd.assembly.errors import busy
 from meshd.assembly.ledger import read_ledger
-from meshd.assembly.plans import Output, Plan
+from meshd.assembly.plans import Output, Pairs, Plan
 from meshd.assembly.sources import PinnedObjects, bytes_columns
 from meshd.service.blobs import Blob, as_samples, as_tar
 from meshd.service.datasets import invalid
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from meshd.store.interface import ObjectStore
     from meshd.transform.assets import Load
     from meshd.transform.fieldtypes import FieldType
+    from meshd.transform.pairing import Pairing
     from meshwire.plans import PlanSpec, Slice
     from meshwire.snapshots import Snapshot
 
@@ -294,7 +295,23 @@ def _compile(snapshot: Snapshot, spec: PlanSpec, first: Callable[[str], bytes], 
     except PlanError as error:
         raise invalid(error) from error
     outputs = {name: _output(found) for name, found in program.outputs.items()}
-    return Plan(digest, snapshot.hash, snapshot.objects.bucket, snapshot.samples, spec, outputs, assets)
+    return Plan(
+        digest,
+        snapshot.hash,
+        snapshot.objects.bucket,
+        snapshot.samples,
+        spec,
+        outputs,
+        assets,
+        _pairs(program.pairing),
+    )
+
+
+def _pairs(pairing: Pairing | None) -> Pairs | None:
+    if pairing is None:
+        return None
+    outputs = {name: _output(found) for name, found in pairing.outputs.items()}
+    return Pairs(pairing.weight_name, outputs, pairing.class_labels)
 
 
 def _output(field: FieldType) -> Output:
@@ -303,14 +320,15 @@ def _output(field: FieldType) -> Output:
 
 def _describe(plan: Plan, snapshot: Snapshot, batch: int | None) -> dict[str, Any]:
     label: dict[str, Any] = {"dtype": "int64", "shape": []}
+    others = plan.pairs.others if plan.pairs is not None else {}
     document = {
         "plan": plan.hash,
         "snapshot": plan.snapshot,
         "positions": snapshot.samples,
         "samples": snapshot.samples,
         "fields": {
-            name: plan.outputs[name].describe() if name in plan.outputs else label
-            for name in sorted(snapshot.fields)
+            name: plan.columns[name].describe() if name in plan.columns else label
+            for name in sorted({*snapshot.fields, *plan.columns, *others})
         },
         "ops": [{"op": op.op, "version": op.version} for op in plan.spec.ops],
     }

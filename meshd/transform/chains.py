@@ -136,12 +136,14 @@ def _copy(value: Any, row: npt.NDArray[Any]) -> None:
     np.copyto(row, value, casting="no")
 
 
-def compile_chain(ops: Sequence[tuple[int, OpSpec]], *, fuse: bool = True, load: Load = no_assets) -> Chain:
-    """The chain of a bytes field's ops, each with its index in the plan.
+def compile_chain(
+    ops: Sequence[tuple[int, OpSpec]], *, fuse: bool = True, load: Load = no_assets, start: FieldType = BYTES
+) -> Chain:
+    """The chain of a field's ops, each with its index in the plan; `start` is what it begins with.
 
     Raises PlanError with the path of the bad field: unknown ops, arguments, types that do not fit together.
     """
-    field, steps = BYTES, list[Step]()
+    field, steps = start, list[Step]()
     for index, op in ops:
         path = f"ops[{index}]"
         definition, operation = registry.build(op, path, load)

@@ -21,17 +21,19 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One row: its number in the frame, its epoch position, and for each field the pieces of its bytes.
 
     A piece is (index into the request's `paths`, offset, length), in bytes; several when extents are split.
+    `partner`: the pieces of the row at position ^ 1, when the plan mixes the two.
     """
 
     row: int
     position: int
     sources: tuple[tuple[tuple[int, int, int], ...], ...]
+    partner: tuple[tuple[tuple[int, int, int], ...], ...] = ()
 
 
 class RenderRequest(msgspec.Struct, frozen=True, array_like=True):
     """`program_text` only when this connection has not had `program` yet. `targets`, one a field in order of
-    name: (offset of the field's tensor in the frame, its number of rows), or None for a ragged field.
-    `assets`: the digest of each asset of the program and the pieces it lies in.
+    name, then one a column that mixing adds: (offset of its tensor in the frame, its number of rows), or
+    None for a ragged field. `assets`: the digest of each asset of the program and the pieces it lies in.
     `last`: a process died on the row already.
     """
 

@@ -191,6 +191,18 @@ def classes(value: Any, path: str) -> tuple[str, ...]:
     return names
 
 
+def fields(value: Any, path: str) -> tuple[str, ...] | None:
+    """Names of fields, or null for all that are labels."""
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) > 64:
+        raise PlanError(path, f"expected a list of field names, or null, got {shown(value)}")
+    names = tuple(checked_text(item, f"{path}[{i}]", at_most=100) for i, item in enumerate(value))
+    if len(set(names)) != len(names):
+        raise PlanError(path, "a field stands twice; each must be there once")
+    return names
+
+
 def dtype(value: Any, path: str) -> str:
     """The name of a numeric dtype that frames carry, as "float32"."""
     known = [f"{kind}{bits}" for kind in ("uint", "int") for bits in (8, 16, 32, 64)]

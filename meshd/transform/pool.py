@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from meshd.transform.messages import FailureKind, RaggedColumn
     from meshd.transform.queueing import Turn
 
+Placed = tuple[tuple[tuple[int, int, int], ...], ...]
 SLICE_ROWS = 16
 IN_FLIGHT = 2  # slices a process has at a time: one it works on, one so that it never waits
 _LOST = 20
@@ -43,12 +44,13 @@ _RECONNECT = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 @dataclass(frozen=True, slots=True)
 class RowWork:
     """One row to render. `sources`: for each field, in order of name, the (path, offset, length) of its
-    bytes.
+    bytes; `partner` those of the row it is mixed with.
     """
 
     row: int
     position: int
     sources: tuple[tuple[tuple[str, int, int], ...], ...]
+    partner: tuple[tuple[tuple[str, int, int], ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +168,11 @@ class _Slice:
                 (paths.setdefault(path, len(paths)), offset, length) for path, offset, length in pieces
             )
 
+        def all_placed(sources: Sequence[Sequence[tuple[str, int, int]]]) -> Placed:
+            return tuple(placed(pieces) for pieces in sources)
+
         rows = tuple(
-            Row(work.row, work.position, tuple(placed(pieces) for pieces in work.sources))
+            Row(work.row, work.position, all_placed(work.sources), all_placed(work.partner))
             for work in self.rows
         )
         order = self.call.order

@@ -14,6 +14,7 @@ from meshd.transform import registry
 from meshd.transform.assets import PREFIX, no_assets
 from meshd.transform.chains import compile_chain
 from meshd.transform.errors import BadSampleError
+from meshd.transform.pairing import cut_at_mixing, pair_up
 from meshwire.documents import PlanError, suggestion
 from meshwire.plans import parse_spec
 from meshwire.randomness import KeyedRandom
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from meshd.transform.assets import Load
     from meshd.transform.chains import Chain
     from meshd.transform.fieldtypes import FieldType
+    from meshd.transform.pairing import Halves, Pairing
     from meshwire.plans import OpSpec, PlanSpec
 
 __all__ = ["Program", "asset_digests", "compile_program", "completed", "load_program"]
@@ -31,10 +33,13 @@ __all__ = ["Program", "asset_digests", "compile_program", "completed", "load_pro
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`chains` by field, in order of name: the bytes fields of the dataset."""
+    """`chains` by field, in order of name: the bytes fields of the dataset. With a `pairing`, the chain of
+    its field begins with the mixed value.
+    """
 
     seed: int
     chains: Mapping[str, Chain]
+    pairing: Pairing | None = None
 
     @property
     def outputs(self) -> dict[str, FieldType]:
@@ -92,8 +97,24 @@ def compile_program(
         if op.field not in by_field:
             raise PlanError(path, f"the dataset has no field {op.field!r}{suggestion(op.field, by_field)}")
         by_field[op.field].append((index, op))
-    chains = {name: compile_chain(ops, fuse=fuse, load=load) for name, ops in by_field.items()}
-    return Program(spec.seed, chains)
+    halves = {name: cut_at_mixing(ops, fuse=fuse, load=load) for name, ops in by_field.items()}
+    mixed = {name: cut for name, cut in halves.items() if cut is not None}
+    chains = {
+        name: mixed[name].after if name in mixed else compile_chain(ops, fuse=fuse, load=load)
+        for name, ops in by_field.items()
+    }
+    return Program(spec.seed, chains, _pairing(mixed, chains, labels))
+
+
+def _pairing(
+    mixed: Mapping[str, Halves], chains: Mapping[str, Chain], labels: Sequence[str]
+) -> Pairing | None:
+    if not mixed:
+        return None
+    (field, halves), *more = sorted(mixed.items(), key=lambda item: item[1].index)
+    if more:
+        raise PlanError(f"ops[{more[0][1].index}]", f"a plan mixes one field, this one {field!r} already")
+    return pair_up(field, halves, chains, labels)
 
 
 def asset_digests(spec: PlanSpec) -> tuple[str, ...]:
@@ -108,6 +129,7 @@ def asset_digests(spec: PlanSpec) -> tuple[str, ...]:
 
 
 def load_program(text: str, load: Load = no_assets) -> Program:
-    """The program of canonical JSON {"spec", "fields"}. Raises PlanError as `compile_program` does."""
+    """The program of canonical JSON {"spec", "fields", "labels"?}. Raises what `compile_program` does."""
     document = json.loads(text)
-    return compile_program(parse_spec(document["spec"]), document["fields"], load=load)
+    labels = document.get("labels", ())
+    return compile_program(parse_spec(document["spec"]), document["fields"], labels, load=load)

@@ -40,6 +40,22 @@ class Operation(Protocol):
         ...
 
 
+class Mixing(Operation, Protocol):
+    """An op over the two rows of a pair (positions p and p ^ 1). Its `apply` is for a row that is
+    alone."""
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """The fields whose values go with the weight; None: every label of the dataset."""
+        ...
+
+    def mix(self, value: Any, other: Any, random: KeyedRandom) -> tuple[Any, float]:
+        """(the mixed value, the weight of `value` in it: 0…1). `random` is keyed by the pair: both rows
+        draw the same.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class OpDefinition:
     """An op as the registry holds it. `random`: whether it draws (others get no key of their own);
@@ -63,6 +79,11 @@ class OpDefinition:
     def assets(self) -> tuple[str, ...]:
         """The parameters whose values are assets."""
         return tuple(parameter.name for parameter in self.parameters if parameter.parse is asset)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether what it builds is a Mixing."""
+        return hasattr(self.build, "mix")
 
 
 OPS: dict[str, dict[str, OpDefinition]] = {}

@@ -17,15 +17,18 @@ from meshd.kit import failpoints
 from meshd.transform.counting import Tally, size_of
 from meshd.transform.errors import BadSampleError, OpFailedError
 from meshd.transform.messages import Failure, RaggedColumn, RenderReply
+from meshd.transform.pairing import PairRenderer
 from meshd.transform.reading import SourceGoneError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
     from meshd.transform.chains import Draw
+    from meshd.transform.fieldtypes import FieldType
     from meshd.transform.messages import FailureKind, RenderRequest, Row
+    from meshd.transform.pairing import PairedRow
     from meshd.transform.programs import Program
     from meshd.transform.reading import SourceFiles
 
@@ -116,11 +119,15 @@ class _Slice:
         self._program = program
         self._chains = tuple(program.chains.values())
         self._columns = [
-            None
-            if target is None
-            else _Column(frame_fd, target[0], chain.output.dtype, chain.output.fixed or ())
-            for target, chain in zip(request.targets, self._chains, strict=True)
+            None if target is None else _Column(frame_fd, target[0], output.dtype, output.fixed or ())
+            for target, output in zip(request.targets, _outputs(program), strict=True)
         ]
+        pairing = program.pairing
+        self._pairs = (
+            None
+            if pairing is None
+            else PairRenderer(program, pairing, request.epoch, self._read, self._tally)
+        )
         self._ragged = {number: _Ragged() for number, target in enumerate(request.targets) if target is None}
         self._ragged_bytes = 0
         self._failures: list[Failure] = []
@@ -149,10 +156,13 @@ class _Slice:
     def _row(self, row: Row) -> bool:
         draw = self._program.draw(self._request.epoch, row.position)
         values: list[tuple[_Ragged, Any]] = []
-        number = 0
+        number, pair = 0, None
         try:
+            if self._pairs is not None:
+                number = self._pairs.number
+                pair = self._pairs.begin(row, draw)
             for number in range(len(self._chains)):
-                self._field(number, row, draw, values)
+                self._field(number, row, draw, values, pair)
         except BadSampleError as error:
             return self._failed(row, number, "bad", error.op, error.reason)
         except SourceGoneError as error:
@@ -162,19 +172,40 @@ class _Slice:
         for ragged, value in values:
             ragged.add(value)
             self._ragged_bytes += size_of(value)
+        if pair is not None:
+            self._fill_pair(pair)
         for column in self._columns:
             if column is not None:
                 column.store(row.row)
         return True
 
-    def _field(self, number: int, row: Row, draw: Draw, values: list[tuple[_Ragged, Any]]) -> None:
+    def _fill_pair(self, pair: PairedRow) -> None:
+        """The columns that mixing adds."""
+        names = self._program.chains
+        own = {name: column.row for name, column in zip(names, self._columns, strict=False) if column}
+        for column, value in zip(self._columns[len(self._chains) :], pair.columns(own), strict=True):
+            assert column is not None
+            column.row[...] = value
+
+    def _read(self, pieces: Sequence[tuple[int, int, int]]) -> bytes:
         paths = self._request.paths
-        data = self._files.read(
-            [(paths[path], offset, length) for path, offset, length in row.sources[number]]
-        )
+        return self._files.read([(paths[path], offset, length) for path, offset, length in pieces])
+
+    def _field(
+        self,
+        number: int,
+        row: Row,
+        draw: Draw,
+        values: list[tuple[_Ragged, Any]],
+        pair: PairedRow | None,
+    ) -> None:
+        mixed = pair is not None and self._pairs is not None and number == self._pairs.number
+        data = pair.value if mixed and pair is not None else self._read(row.sources[number])
         column, chain = self._columns[number], self._chains[number]
         if column is not None:
             chain.render_into(data, draw, column.row, self._tally)
+            if pair is not None:
+                pair.soften(number, column.row)
             return
         value = chain.render(data, draw, self._tally)
         size = sum(size_of(other) for _, other in values) + size_of(value)
@@ -185,6 +216,12 @@ class _Slice:
     def _failed(self, row: Row, field_number: int, kind: FailureKind, op: str, message: str) -> bool:
         self._failures.append(Failure(row.row, field_number, kind, op, message))
         return False
+
+
+def _outputs(program: Program) -> list[FieldType]:
+    """The types of a frame's columns: the fields', then what mixing adds."""
+    added = program.pairing.outputs if program.pairing is not None else {}
+    return [*program.outputs.values(), *added.values()]
 
 
 def _scratch(columns: list[_Ragged]) -> int:

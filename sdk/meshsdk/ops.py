@@ -117,6 +117,34 @@ def rand_augment(field: str, *, count: int = 2, strength: int = 9, fill: int = 0
     return OpSpec("rand_augment", _field("rand_augment", field), args)
 
 
+def mixup(field: str, *, alpha: float = 0.2, p: float = 1.0, labels: Sequence[str] | None = None) -> OpSpec:
+    """Blends each row with its neighbour in the batch; the weight of its own pixels is `FIELD.weight`, the
+    neighbour's label `LABEL.other`. `labels`: which fields are labels (all of the dataset's if left out)."""
+    args = {"alpha": float(alpha), "p": _probability("mixup", p)}
+    return OpSpec("mixup", _field("mixup", field), args | _labels(labels))
+
+
+def cutmix(field: str, *, alpha: float = 1.0, p: float = 1.0, labels: Sequence[str] | None = None) -> OpSpec:
+    """Puts a rectangle of its neighbour into each row; `FIELD.weight` and `LABEL.other` as with `mixup`."""
+    args = {"alpha": float(alpha), "p": _probability("cutmix", p)}
+    return OpSpec("cutmix", _field("cutmix", field), args | _labels(labels))
+
+
+def mixup_or_cutmix(
+    field: str,
+    *,
+    mixup: float = 0.8,
+    cutmix: float = 1.0,
+    switch: float = 0.5,
+    p: float = 1.0,
+    labels: Sequence[str] | None = None,
+) -> OpSpec:
+    """Cutmix with probability `switch`, else mixup, by pair; `mixup` and `cutmix` are their alphas."""
+    name = "mixup_or_cutmix"
+    args = {"mixup": float(mixup), "cutmix": float(cutmix), "switch": _probability(name, switch)}
+    return OpSpec(name, _field(name, field), args | {"p": _probability(name, p)} | _labels(labels))
+
+
 def normalize(
     field: str,
     mean: float | Sequence[float],
@@ -267,6 +295,12 @@ def _probability(op: str, p: float) -> float:
     if not 0 <= p <= 1:
         raise ConfigurationError(f"{op}: p={p} is a probability, 0 to 1")
     return float(p)
+
+
+def _labels(labels: Sequence[str] | None) -> dict[str, list[str]]:
+    if labels is None:
+        return {}
+    return {"labels": [labels] if isinstance(labels, str) else list(labels)}
 
 
 def _numbers(values: float | Sequence[float]) -> list[float]:

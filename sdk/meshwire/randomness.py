@@ -95,6 +95,36 @@ class KeyedRandom:
         drawn = portable_exp(start + (portable_log(high) - start) * self.uniform())
         return min(max(drawn, low), high)
 
+    def symmetric_beta(self, alpha: float) -> float:
+        """A float of [0, 1] by Beta(alpha, alpha). Raises ValueError unless 0.01 ≤ alpha ≤ 100.
+
+        Jöhnk's method below 1, Ulrich's polar method from 1 on (Devroye 1986, IX.3 and IX.4).
+        """
+        if not 0.01 <= alpha <= 100.0:
+            raise ValueError(f"symmetric_beta needs 0.01 ≤ alpha ≤ 100, got {alpha}")
+        return self._johnk(alpha) if alpha < 1.0 else self._ulrich(alpha)
+
+    def _johnk(self, alpha: float) -> float:
+        while True:  # in logarithms: a power of 1/alpha underflows
+            x, y = portable_log(self._positive()) / alpha, portable_log(self._positive()) / alpha
+            top = max(x, y)
+            spread = portable_exp(max(min(x, y) - top, -700.0))  # the smaller one over the larger one
+            if top < -700.0 or portable_exp(top) * (1.0 + spread) <= 1.0:
+                share = 1.0 / (1.0 + spread)
+                return share if x >= y else 1.0 - share
+
+    def _ulrich(self, alpha: float) -> float:
+        while True:
+            u, v = self.uniform(), self.uniform(-1.0, 1.0)
+            square = u * u + v * v
+            if 0.0 < square <= 1.0:
+                power = portable_exp(max(portable_log(square) * (2.0 / (2.0 * alpha - 1.0)), -700.0))
+                return 0.5 + u * v / square * math.sqrt(max(0.0, 1.0 - power))
+
+    def _positive(self) -> float:
+        """A float of (0, 1]."""
+        return 1.0 - self.uniform()
+
     def __repr__(self) -> str:
         return f"KeyedRandom(state={self._state:#018x})"
 

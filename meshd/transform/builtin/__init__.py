@@ -20,6 +20,7 @@ SUBJECTS = (
     "geometry",
     "labels",
     "layouts",
+    "mixing",
     "policies",
     "resizing",
     "sequences",

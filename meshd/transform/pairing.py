@@ -1,0 +1,248 @@
+"""Two rows of a batch, mixed: positions p and p ^ 1 of an epoch are a pair, whatever batch they are in.
+
+Law: what a row becomes follows from its pair's samples and draws alone, so that content does not depend on
+batch size or world size. A row stands alone (weight 1) when its neighbour is beyond the epoch's end, or is
+bad in the mixed field or a label. Invariant: in a slice each member of a pair is prepared once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from meshd.transform import registry
+from meshd.transform.chains import compile_chain
+from meshd.transform.counting import size_of
+from meshd.transform.errors import BadSampleError, OpFailedError
+from meshd.transform.fieldtypes import LABEL, FieldType
+from meshwire.documents import PlanError, shown, suggestion
+from meshwire.randomness import KeyedRandom
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from meshd.transform.assets import Load
+    from meshd.transform.chains import Chain, Draw
+    from meshd.transform.counting import Tally
+    from meshd.transform.messages import Row
+    from meshd.transform.programs import Program
+    from meshd.transform.registry import Mixing
+    from meshwire.plans import OpSpec
+
+    Pieces = Sequence[tuple[int, int, int]]
+    Read = Callable[[Pieces], bytes]
+
+WEIGHT = FieldType("array", "float32", ())
+_SOFT = ("float16", "float32", "float64")
+
+
+def partner(position: int) -> int:
+    """The other position of a pair."""
+    return position ^ 1
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """A plan's mixing op, compiled. `before`: what is done to `field` ahead of it. Of the labels, `soft` are
+    float vectors, mixed as the field is; of `others` (bytes fields) and `class_labels` (the dataset's own)
+    the neighbour's value is delivered beside the row's.
+    """
+
+    op: str
+    index: int
+    field: str
+    before: Chain
+    mixing: Mixing
+    soft: tuple[str, ...]
+    others: tuple[str, ...]
+    class_labels: tuple[str, ...]
+
+    @property
+    def outputs(self) -> dict[str, FieldType]:
+        """What transform processes write besides the fields, in order of name."""
+        added = {self.weight_name: WEIGHT} | {other_name(label): LABEL for label in self.others}
+        return dict(sorted(added.items()))
+
+    @property
+    def weight_name(self) -> str:
+        return f"{self.field}.weight"
+
+
+def other_name(label: str) -> str:
+    """The column of the neighbour's value of a label."""
+    return f"{label}.other"
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """A field's chain cut at its mixing op: `after` is what is done to the mixed value."""
+
+    op: str
+    index: int
+    before: Chain
+    mixing: Mixing
+    after: Chain
+
+
+def cut_at_mixing(ops: Sequence[tuple[int, OpSpec]], *, fuse: bool, load: Load) -> Halves | None:
+    """The halves of a field's ops; None when none of them mixes. Raises PlanError."""
+    at = [number for number, (index, op) in enumerate(ops) if _mixes(index, op)]
+    if not at:
+        return None
+    if len(at) > 1:
+        raise PlanError(
+            f"ops[{ops[at[1]][0]}]", "a plan mixes rows once; mixup_or_cutmix does either by chance"
+        )
+    index, op = ops[at[0]]
+    before = compile_chain(ops[: at[0]], fuse=fuse, load=load)
+    _, operation = registry.build(op, f"ops[{index}]", load)
+    try:
+        mixed = operation.infer(before.output)
+    except ValueError as error:
+        raise PlanError(f"ops[{index}]", f"{op.op}: {error}") from None
+    after = compile_chain(ops[at[0] + 1 :], fuse=fuse, load=load, start=mixed)
+    return Halves(op.op, index, before, cast("Mixing", operation), after)
+
+
+def _mixes(index: int, op: OpSpec) -> bool:
+    return registry.find(op.op, op.version, f"ops[{index}]").mixes
+
+
+def pair_up(field: str, halves: Halves, chains: Mapping[str, Chain], class_labels: Sequence[str]) -> Pairing:
+    """The pairing of a program. Raises PlanError for labels that cannot go with it."""
+    soft, others, own = list[str](), list[str](), list[str]()
+    given = halves.mixing.labels
+    for name in sorted({*chains, *class_labels}) if given is None else given:
+        path = f"ops[{halves.index}].args.labels"
+        if name in class_labels:
+            own.append(name)
+        elif name not in chains:
+            known = suggestion(name, [*chains, *class_labels])
+            raise PlanError(path, f"the dataset has no field {shown(name)}{known}")
+        elif chains[name].output.kind == "label":
+            others.append(name)
+        elif given is not None and name != field and _is_soft(chains[name].output):
+            soft.append(name)
+        elif given is not None:
+            found = chains[name].output
+            raise PlanError(
+                path, f"{name!r} is {found}: a label is an int64, or floats of a fixed shape (one_hot)"
+            )
+    return Pairing(
+        halves.op,
+        halves.index,
+        field,
+        halves.before,
+        halves.mixing,
+        tuple(soft),
+        tuple(sorted(others)),
+        tuple(own),
+    )
+
+
+def _is_soft(field: FieldType) -> bool:
+    return field.kind == "array" and field.dtype in _SOFT and field.fixed is not None
+
+
+@dataclass(slots=True)
+class _Other:
+    """The neighbour: its value of the mixed field, its soft labels by field number, its others by name."""
+
+    value: Any
+    soft: dict[int, Any]
+    labels: dict[str, Any]
+
+
+class PairedRow:
+    """One row, mixed. `value` goes through the rest of its field's chain."""
+
+    __slots__ = ("_other", "_pairing", "value", "weight")
+
+    def __init__(self, pairing: Pairing, value: Any, weight: float, other: _Other | None) -> None:
+        self.value, self.weight = value, weight
+        self._pairing, self._other = pairing, other
+
+    def soften(self, field: int, row: npt.NDArray[Any]) -> None:
+        """Mix the field of this number, which was rendered into `row`, if it is a soft label."""
+        if self._other is not None and field in self._other.soft:
+            weight = np.float32(self.weight)
+            row[...] = row * weight + self._other.soft[field] * (np.float32(1.0) - weight)
+
+    def columns(self, own: Mapping[str, Any]) -> list[Any]:
+        """The values of `Pairing.outputs`; `own` are the row's labels."""
+        labels = own if self._other is None or self.weight == 1.0 else self._other.labels
+        pairing = self._pairing
+        added = {pairing.weight_name: self.weight}
+        added |= {other_name(name): labels[name] for name in pairing.others}
+        return [value for _, value in sorted(added.items())]
+
+
+class PairRenderer:
+    """Prepares the pairs of one slice; keeps what its present pair has."""
+
+    def __init__(self, program: Program, pairing: Pairing, epoch: int, read: Read, tally: Tally) -> None:
+        self.pairing = pairing
+        self._program, self._epoch, self._read, self._tally = program, epoch, read, tally
+        self._names = list(program.chains)
+        self.number = self._names.index(pairing.field)
+        self._known: dict[tuple[int, Any], Any] = {}
+
+    def begin(self, row: Row, draw: Draw) -> PairedRow:
+        """The row with its field mixed. Raises BadSampleError for the row's own field, OpFailedError,
+        SourceGoneError.
+        """
+        position = row.position & ~1
+        self._known = {key: value for key, value in self._known.items() if key[0] & ~1 == position}
+        pairing = self.pairing
+        value = self._prepared(row.position, row.sources, draw)
+        other = self._other(row) if row.partner else None
+        if other is None:
+            return PairedRow(pairing, value, 1.0, None)
+        random = KeyedRandom(self._program.seed, self._epoch, position, pairing.index)
+        return PairedRow(pairing, *self._mixed(value, other.value, random), other)
+
+    def _mixed(self, value: Any, other: Any, random: KeyedRandom) -> tuple[Any, float]:
+        tally, op = self._tally, self.pairing.op
+        began, taken = tally.clock(), size_of(value) + size_of(other)
+        try:
+            mixed, weight = self.pairing.mixing.mix(value, other, random)
+        except Exception as error:
+            tally.add(op, tally.clock() - began, taken, 0, failed=True)
+            raise OpFailedError(op, error) from error
+        tally.add(op, tally.clock() - began, taken, size_of(mixed))
+        return mixed, weight
+
+    def _prepared(self, position: int, sources: Sequence[Pieces], draw: Draw) -> Any:
+        """The mixed field's value ahead of mixing. Raises what rendering raises."""
+        pieces = sources[self.number]
+        key = position, pieces
+        known = self._known.get(key)
+        if known is None:
+            try:
+                known = self.pairing.before.render(self._read(pieces), draw, self._tally)
+            except BadSampleError as error:
+                known = error
+            self._known[key] = known
+        if isinstance(known, BadSampleError):
+            raise known
+        return known
+
+    def _other(self, row: Row) -> _Other | None:
+        position = partner(row.position)
+        draw = self._program.draw(self._epoch, position)
+        pairing = self.pairing
+        try:
+            value = self._prepared(position, row.partner, draw)
+            soft = {self._names.index(name): self._label(name, row, draw) for name in pairing.soft}
+            labels = {name: self._label(name, row, draw) for name in pairing.others}
+        except BadSampleError:  # the neighbour's own row tells of it
+            return None
+        return _Other(value, soft, labels)
+
+    def _label(self, name: str, row: Row, draw: Draw) -> Any:
+        data = self._read(row.partner[self._names.index(name)])
+        return self._program.chains[name].render(data, draw, self._tally)
