@@ -55,7 +55,7 @@ def view_kinds(node: Node, data: DataServices) -> dict[type, ViewKind[Any]]:
     """Who reads which kind of view."""
     return {
         TransformView: TransformReader(node.store, data.frames, node.uses),
-        ShardsView: ShardReader(node.store, node.clock),
+        ShardsView: ShardReader(node.store, node.clock, node.archives),
         BatchesView: BatchReader(node.store, data.catalog, data.batches, data.frames, node.uses),
     }
 

@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from meshwire import expressionnodes as nodes
 from meshwire.documents import PlanError, checked_text, shown, suggestion
-from meshwire.expressionfunctions import FUNCTIONS, spelled
+from meshwire.expressionfunctions import FUNCTIONS, Value, spelled
 from meshwire.expressionnodes import Scope
 from meshwire.expressiontokens import KEYWORDS, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from meshwire.expressionfunctions import Value
     from meshwire.expressionnodes import Node
     from meshwire.expressiontokens import Token
 
-__all__ = ["Expression", "order_key", "parse_expression", "spelled"]
+__all__ = ["Expression", "Value", "order_key", "parse_expression", "spelled"]
 
 MAX_LENGTH: Final = 4096
 _MAX_NODES: Final = 256

@@ -13,6 +13,7 @@ from botocore.exceptions import ClientError
 
 from meshd.testing.daemons import Daemon
 from meshsdk.cli import run
+from tests.unit.tfrecord_reader import example, records
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -140,3 +141,127 @@ def test_materializing(
         written = s3.get_object(Bucket="written", Key=f"v1/{key}", ChecksumMode="ENABLED")
         assert written["Body"].read() == read(s3, "samples--tens", key)
         assert written["ContentType"] == "application/x-tar"
+
+
+# --- sorted, grouped, regrouped, as TFRecord ---------------------------------------------------------------
+
+
+def names_in_order(s3: Any, bucket: str) -> dict[str, list[str]]:
+    keys = [entry["Key"] for entry in s3.list_objects_v2(Bucket=bucket).get("Contents", [])]
+    return {key: list(members(read(s3, bucket, key))) for key in keys}
+
+
+def test_groups_by_what_is_in_a_small_file(daemon: Daemon, s3: Any) -> None:
+    for number in range(12):
+        s3.put_object(Bucket="samples", Key=f"labelled/{number:02d}.cls", Body=f"{number % 3}\n".encode())
+        body = json.dumps({"width": 100 * number}).encode()
+        s3.put_object(Bucket="samples", Key=f"labelled/{number:02d}.json", Body=body)
+    document: dict[str, Any] = {"kind": "shards", "prefix": "labelled/", "group": "number(cls)"}
+    document["sort"] = "-json.width"
+    make(daemon, "classes", document | {"where": "json.width > 200"})
+    found = names_in_order(s3, "samples--classes")
+    assert list(found) == ["0/shard-000000.tar", "1/shard-000000.tar", "2/shard-000000.tar"]
+    assert found["0/shard-000000.tar"][::2] == ["09.cls", "06.cls", "03.cls"]
+    s3.put_object(Bucket="samples", Key="labelled/09.cls", Body=b"2")
+    # The shard that held it is laid out anew at once, the others some milliseconds later.
+    assert "09.cls" not in members(read(s3, "samples--classes", "0/shard-000000.tar"))
+    held = (members(read(s3, "samples--classes", "2/shard-000000.tar")) for _ in range(1000))
+    assert any("09.cls" in files for files in held)
+    # What is wrong with an expression is said where it is.
+    bad = {"bucket": "samples", "name": "bad", "view": {"kind": "shards", "sort": "part(key, '/'"}}
+    answer = daemon.request("POST", "/-/views", json.dumps(bad).encode())
+    assert answer.status == 400
+    assert b"sort: at character 14 of" in answer.body
+
+
+def test_records_hold_the_objects(daemon: Daemon, s3: Any) -> None:
+    make(daemon, "records", {"kind": "shards", "prefix": "train/", "count": 10, "format": "tfrecord"})
+    listed = s3.list_objects_v2(Bucket="samples--records")["Contents"]
+    assert [entry["Key"] for entry in listed] == [f"shard-{number:06d}.tfrecord" for number in range(3)]
+    found: dict[str, bytes] = {}
+    for entry in listed:
+        body = read(s3, "samples--records", entry["Key"])
+        assert len(body) == entry["Size"]
+        for record in records(body):
+            features = example(record)
+            stem = features.pop("__key__").decode()
+            found |= {f"{stem}.{ext}": value for ext, value in features.items()}
+    whole = read(s3, "samples--records", "shard-000001.tfrecord")
+    rng = random.Random(3)
+    for _ in range(20):
+        first = rng.randrange(len(whole))
+        last = min(len(whole) - 1, first + rng.choice((0, 3, 1000, 1 << 20)))
+        part = read(s3, "samples--records", "shard-000001.tfrecord", Range=f"bytes={first}-{last}")
+        assert part == whole[first : last + 1]
+    originals = s3.list_objects_v2(Bucket="samples", Prefix="train/")["Contents"]
+    assert found == {e["Key"].removeprefix("train/"): read(s3, "samples", e["Key"]) for e in originals}
+
+
+def test_a_multipart_member_has_its_sum(daemon: Daemon, s3: Any) -> None:
+    upload = s3.create_multipart_upload(Bucket="samples", Key="large/0.bin")["UploadId"]
+    parts, rng = [], random.Random(4)
+    for number in (1, 2):
+        body = rng.randbytes(5 << 20 if number == 1 else 12345)
+        part = s3.upload_part(
+            Bucket="samples", Key="large/0.bin", UploadId=upload, PartNumber=number, Body=body
+        )
+        parts.append({"PartNumber": number, "ETag": part["ETag"]})
+    s3.complete_multipart_upload(
+        Bucket="samples", Key="large/0.bin", UploadId=upload, MultipartUpload={"Parts": parts}
+    )
+    make(daemon, "large", {"kind": "shards", "prefix": "large/", "format": "tfrecord"})
+    body = read(s3, "samples--large", "shard-000000.tfrecord")
+    (record,) = records(body)
+    assert example(record)["bin"] == read(s3, "samples", "large/0.bin")
+    assert body[-4:] == read(s3, "samples--large", "shard-000000.tfrecord", Range="bytes=-4")
+
+
+def tar_of(files: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, body in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(body)
+            tar.addfile(member, io.BytesIO(body))
+    return out.getvalue()
+
+
+@pytest.fixture
+def tars(s3: Any) -> dict[str, bytes]:
+    rng = random.Random(5)
+    everything: dict[str, bytes] = {}
+    for number in range(3):
+        files = {
+            f"{number * 4 + n:03d}.{ext}": rng.randbytes(size)
+            for n in range(4)
+            for ext, size in (("jpg", (1000, 90 * KIB)[n % 2]), ("txt", 7))
+        }
+        everything |= files
+        s3.put_object(Bucket="samples", Key=f"tars/in-{number}.tar", Body=tar_of(files))
+    s3.put_object(Bucket="samples", Key="tars/readme.md", Body=b"no tar")
+    return everything
+
+
+def test_samples_of_tars(daemon: Daemon, s3: Any, tars: dict[str, bytes]) -> None:
+    source = {"kind": "shards", "samples": "archives", "prefix": "tars/"}
+    make(daemon, "regrouped", source | {"count": 5, "sort": "-number(base(stem))"})
+    found = names_in_order(s3, "samples--regrouped")
+    assert [len(names) for names in found.values()] == [10, 10, 4]
+    assert found["shard-000000.tar"][:2] == ["011.jpg", "011.txt"]
+    bodies = {key: read(s3, "samples--regrouped", key) for key in found}
+    assert {name: body for key in found for name, body in members(bodies[key]).items()} == tars
+    assert bodies == {key: read(s3, "samples--regrouped", key) for key in found}
+    make(daemon, "retold", source | {"format": "tfrecord"})
+    told = [example(record) for record in records(read(s3, "samples--retold", "shard-000000.tfrecord"))]
+    assert {f"{each['__key__'].decode()}.{e}": each[e] for each in told for e in ("jpg", "txt")} == tars
+
+
+def test_a_tar_that_lies_is_named(daemon: Daemon, s3: Any, tars: dict[str, bytes]) -> None:
+    s3.put_object(Bucket="samples", Key="lying/a.tar", Body=tar_of({"a.txt": b"a"}))
+    s3.put_object(Bucket="samples", Key="lying/b.tar", Body=b"x" * 2048)
+    make(daemon, "lying", {"kind": "shards", "samples": "archives", "prefix": "lying/"})
+    with pytest.raises(ClientError, match=r"lying/b\.tar") as error:
+        s3.list_objects_v2(Bucket="samples--lying")
+    assert error.value.response["ResponseMetadata"]["HTTPStatusCode"] == 422
+    s3.delete_object(Bucket="samples", Key="lying/b.tar")
+    assert names_in_order(s3, "samples--lying") == {"shard-000000.tar": ["a.txt"]}

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from meshwire.fields import sample_key
 from meshwire.jobplans import FileList, JobPlan
-from meshwire.shardviews import ShardsView, SourceObject, lay_out
+from meshwire.shardforms import SourceObject
+from meshwire.shardlayouts import lay_out
+from meshwire.shardviews import ShardsView
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

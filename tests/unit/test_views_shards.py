@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import tarfile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -12,8 +13,15 @@ from hypothesis import strategies as st
 
 from meshwire.documents import PlanError
 from meshwire.fields import sample_key
-from meshwire.shardviews import Shard, ShardsView, SourceObject, lay_out
+from meshwire.samples import Evaluation
+from meshwire.shardforms import SourceObject, TarShard
+from meshwire.shardlayouts import lay_out
+from meshwire.shardviews import ShardsView
 from meshwire.views import parse_view
+
+if TYPE_CHECKING:
+    from meshwire.shardforms import Shard
+    from meshwire.shardlayouts import ShardLayout
 
 names = st.text("abcé/._-", min_size=1, max_size=120).filter(lambda name: not name.startswith("/"))
 
@@ -35,7 +43,7 @@ def test_any_window_of_a_legal_tar(sizes: dict[str, int], data: st.DataObject) -
     items = [
         SourceObject(f"p/{name}", f"e{number}", size) for number, (name, size) in enumerate(sizes.items())
     ]
-    shard = Shard.of("s.tar", items, "p/")
+    shard = TarShard.of("s.tar", items, "p/")
     whole = bytes_of(shard)
     assert len(whole) == shard.size
     with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
@@ -95,8 +103,8 @@ def test_new_data_moves_no_sample_to_the_other_part() -> None:
 def test_a_shard_is_named_by_its_content() -> None:
     items = listing(3)
     changed = [items[0]._replace(etag="other"), *items[1:]]
-    assert Shard.of("s", items, "").etag == Shard.of("t", items, "").etag
-    assert Shard.of("s", items, "").etag != Shard.of("s", changed, "").etag
+    assert TarShard.of("s", items, "").etag == TarShard.of("t", items, "").etag
+    assert TarShard.of("s", items, "").etag != TarShard.of("s", changed, "").etag
 
 
 def test_shuffling_is_a_permutation_by_seed() -> None:
@@ -121,6 +129,14 @@ def test_shuffling_is_a_permutation_by_seed() -> None:
         ({"name": "../x"}, "name"),
         ({"match": ["jpg"]}, "match[0]"),
         ({"shufle": 1}, ""),
+        ({"format": "zip"}, "format"),
+        ({"samples": "tgz"}, "samples"),
+        ({"sort": "size +"}, "sort"),
+        ({"sort": "szie"}, "sort"),
+        ({"sort": "size", "shuffle": 1}, "sort"),
+        ({"where": "prt(key, '/', 1)"}, "where"),
+        ({"group": 1}, "group"),
+        ({"split_by": "part(stem, '/', 1)"}, "split_by"),
     ],
 )
 def test_documents_are_read_strictly(document: dict[str, Any], path: str) -> None:
@@ -132,3 +148,98 @@ def test_documents_are_read_strictly(document: dict[str, Any], path: str) -> Non
 def test_documents_come_back() -> None:
     view = parse_view({"kind": "shards", "size": 5000, "split": {"a": 0.25, "b": 0.75}, "shuffle": 9}, "b")
     assert parse_view(view.to_json(), "b") == view
+    later = {"sort": "size", "format": "tfrecord", "where": "ext == 'jpg'", "samples": "archives"}
+    view = parse_view({"kind": "shards", "group": "part(stem, '/', 0)", **later}, "b")
+    assert parse_view(view.to_json(), "b") == view
+    assert later.items() <= json.loads(view.to_json()).items()
+
+
+def laid_out(files: list[SourceObject], evaluation: Evaluation | None = None, **fields: Any) -> ShardLayout:
+    view = parse_view({"kind": "shards", **fields}, "b")
+    assert isinstance(view, ShardsView)
+    return lay_out(view, files, evaluation)
+
+
+def test_samples_in_the_order_of_an_expression() -> None:
+    (shard,) = laid_out(listing(30), sort="-size").shards.values()
+    assert [item.key for item in shard.members[:2]] == ["train/0029.cls", "train/0029.jpg"]
+    (shard,) = laid_out(listing(30), sort="number(slice(base(stem), -1)) % 5").shards.values()
+    stems = [item.key for item in shard.members[::2]]
+    assert stems == sorted(stems, key=lambda key: int(key[9]) % 5)  # ties stay in stored order
+
+
+def test_groups_are_folders() -> None:
+    files = [SourceObject(f"{kind}/{n}.jpg", f"{n}", 10) for kind in ("a b", "c", "é") for n in range(3)]
+    layout = laid_out(files, group="part(stem, '/', 0)", count=2)
+    assert list(layout.shards) == [
+        f"{folder}/shard-00000{number}.tar" for folder in ("%C3%A9", "a%20b", "c") for number in range(2)
+    ]
+    odd = {"": "empty", "..": "%2E%2E", "x/../y": "x/%2E%2E/y", "q" * 300: None}
+    for value, folder in odd.items():
+        (key,) = laid_out(files[:1], group=f"'{value}'").shards
+        assert len(key) < 230
+        assert folder is None or key == f"{folder}/shard-000000.tar"
+    (key,) = laid_out(files[:1], group="size / 4", split={"t": 1.0}, name="x").shards
+    assert key == "t/2.5/x-000000.tar"
+
+
+def test_where_leaves_out() -> None:
+    layout = laid_out(listing(20), where="number(slice(base(stem), -1)) < 2 and files == 2")
+    (shard,) = layout.shards.values()
+    assert {item.key[9] for item in shard.members} == {"0", "1"}
+    assert not laid_out(listing(20), where="false").shards
+
+
+def test_parts_by_an_expression() -> None:
+    files = [SourceObject(f"p{n % 12:02d}/{n:03d}.jpg", "e", 5) for n in range(240)]
+    files.sort()
+    layout = laid_out(files, split={"a": 0.5, "b": 0.5}, split_by="part(stem, '/', 0)")
+    parts: dict[str, set[str]] = {}
+    for shard in layout.shards.values():
+        parts.setdefault(shard.key[0], set()).update(item.key[:3] for item in shard.members)
+    assert parts["a"] | parts["b"] == {f"p{n:02d}" for n in range(12)}
+    assert not parts["a"] & parts["b"]
+
+
+def test_expressions_read_small_files_once() -> None:
+    read: list[str] = []
+
+    def contents(item: SourceObject) -> bytes | None:
+        read.append(item.key)
+        return None if item.key == "train/0003.cls" else str(int(item.key[8:10]) % 2).encode()
+
+    evaluation = Evaluation(contents)
+    layout = laid_out(listing(6), evaluation, group="number(cls)")
+    assert {shard.key: shard.members[0].key for shard in layout.shards.values()} == {
+        "0/shard-000000.tar": "train/0000.cls",
+        "1/shard-000000.tar": "train/0001.cls",
+        "none/shard-000000.tar": "train/0003.cls",
+    }
+    assert read == [f"train/000{n}.cls" for n in range(6)]
+    changed = [item._replace(etag="new") if item.key == "train/0005.cls" else item for item in listing(6)]
+    again = Evaluation(contents, evaluation.answered)
+    assert list(laid_out(changed, again, group="number(cls)").shards) == list(layout.shards)
+    assert read[6:] == ["train/0005.cls"]
+    assert len(again.answered) == 6
+
+
+def test_samples_of_tars_are_regrouped() -> None:
+    def member(tar: str, name: str, offset: int) -> SourceObject:
+        return SourceObject(f"in/{tar}.tar", tar, 10, name=name, offset=offset)
+
+    one = [member("one", "0.jpg", 512), member("one", "0.cls", 1536), member("one", "1.jpg", 2560)]
+    two = [member("two", "2.jpg", 512), member("two", "0.jpg", 1536)]
+    layout = laid_out(one + two, samples="archives", count=2)
+    names = [[item.name for item in shard.members] for shard in layout.shards.values()]
+    # Two samples are called 0: each by its tar.
+    assert names == [["one/0.jpg", "one/0.cls", "1.jpg"], ["2.jpg", "two/0.jpg"]]
+    (first, _) = layout.shards.values()
+    pieces = [piece for piece in first.pieces(0, first.size) if piece.object is not None]
+    assert [(piece.object.key, piece.offset) for piece in pieces if piece.object] == [
+        ("in/one.tar", 512),
+        ("in/one.tar", 1536),
+        ("in/one.tar", 2560),
+    ]
+    moved = laid_out([one[0]._replace(offset=1024), *one[1:]], samples="archives", count=2)
+    same = laid_out(one, samples="archives", count=2)
+    assert [shard.etag for shard in moved.shards.values()] != [shard.etag for shard in same.shards.values()]

@@ -1,0 +1,70 @@
+"""TFRecord shards: legal records whatever the samples, any window of them, read by a reader of the test's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from awscrt.checksums import crc32c
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwire.fields import sample_key
+from meshwire.shardforms import SourceObject
+from meshwire.tfrecords import TfrecordShard, masked, varint
+from tests.unit.tfrecord_reader import check_mask, crc_by_table, example, records
+
+if TYPE_CHECKING:
+    from meshwire.shardforms import Piece
+
+names = st.text("abé/_-", min_size=1, max_size=40).filter(lambda name: not name.startswith("/"))
+extensions = st.sampled_from(["jpg", "cls", "seg.png", "json", ""])
+
+
+def content(item: SourceObject) -> bytes:
+    return (item.etag.encode() * item.size)[: item.size]
+
+
+def piece_bytes(piece: Piece) -> bytes:
+    if piece.summed:
+        whole = masked(crc32c(b"".join(piece_bytes(each) for each in piece.summed)))
+        return whole[piece.offset :][: piece.length]
+    if piece.object is None:
+        return piece.data
+    return content(piece.object)[piece.offset - piece.object.offset :][: piece.length]
+
+
+def bytes_of(shard: TfrecordShard, offset: int, length: int) -> bytes:
+    return b"".join(map(piece_bytes, shard.pieces(offset, length)))
+
+
+sizes = st.integers(0, 300) | st.sampled_from([127, 128, 16_384])
+samples = st.dictionaries(names, st.dictionaries(extensions, sizes, min_size=1), min_size=1, max_size=5)
+
+
+@given(samples, st.data())
+@settings(deadline=None)
+def test_any_window_of_legal_records(found: dict[str, dict[str, int]], data: st.DataObject) -> None:
+    files = [
+        [
+            SourceObject(f"p/{stem}.{ext}" if ext else f"p/{stem}", f"{stem}{ext}", size)
+            for ext, size in sorted(sizes.items())
+        ]
+        for stem, sizes in found.items()
+    ]
+    shard = TfrecordShard.of("s.tfrecord", files, "p/")
+    whole = bytes_of(shard, 0, shard.size)
+    assert len(whole) == shard.size
+    for sample, body in zip(files, records(whole), strict=True):
+        wanted = {sample_key(item.key)[1] or "data": content(item) for item in sample}
+        assert example(body) == wanted | {"__key__": sample_key(sample[0].key)[0].removeprefix("p/").encode()}
+    first = data.draw(st.integers(0, shard.size - 1))
+    length = data.draw(st.integers(0, shard.size - first))
+    assert bytes_of(shard, first, length) == whole[first : first + length]
+
+
+def test_the_numbers_of_the_wire() -> None:
+    # The varint of 300 is protobuf's own example; the CRC of nine digits is the catalogue's check value.
+    assert varint(300) == b"\xac\x02"
+    assert [len(varint(value)) for value in (0, 127, 128, 16_383, 16_384)] == [1, 1, 2, 2, 3]
+    assert crc_by_table(b"123456789") == 0xE3069283
+    check_mask(masked(0xE3069283), b"123456789")
