@@ -53,6 +53,11 @@ op_bytes = _counter(
     "meshd_op_bytes_total", "Bytes of the values an op took (in) and made (out).", "op", "direction"
 )
 op_cache_hits = _counter("meshd_op_cache_hits_total", "Samples an op was spared: the result was kept.", "op")
+user_op_processes = _counter(
+    "meshd_user_op_processes_total",
+    "Processes for users' ops: started, and those that ended by crash, time, memory or nonsense.",
+    "event",
+)
 transform_queue = _gauge("meshd_transform_queue_rows", "Rows waiting for a transform process.")
 gather_items = _counter("meshd_gather_items_total", "Gathered items looked up; ok or the error.", "result")
 archives = _counter(

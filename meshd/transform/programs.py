@@ -15,6 +15,7 @@ from meshd.transform.assets import PREFIX, no_assets
 from meshd.transform.chains import compile_chain
 from meshd.transform.errors import BadSampleError
 from meshd.transform.pairing import cut_at_mixing, pair_up
+from meshwire.declarations import is_user_op
 from meshwire.documents import PlanError, suggestion
 from meshwire.plans import parse_spec
 from meshwire.randomness import KeyedRandom
@@ -118,8 +119,10 @@ def _pairing(
 
 
 def asset_digests(spec: PlanSpec) -> tuple[str, ...]:
-    """The assets a pinned spec needs, each once, in order. Raises UnknownOpError, UnknownBuildError."""
-    found = {
+    """The assets a pinned spec needs, modules of users' ops among them, each once, in order. Raises
+    UnknownOpError, UnknownBuildError."""
+    modules = {op.version.removeprefix(PREFIX) for op in spec.ops if is_user_op(op.op)}
+    found = modules | {
         str(op.args[name]).removeprefix(PREFIX)
         for index, op in enumerate(spec.ops)
         for name in registry.find(op.op, op.version, f"ops[{index}]").assets

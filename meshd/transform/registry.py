@@ -7,84 +7,35 @@ version, and old plans keep asking for the old one. Seam: a new op is one class 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from meshd.transform.assets import BadAssetError, asset, no_assets
+from meshd.transform.assets import BadAssetError, no_assets
+from meshd.transform.definitions import Complete, Mixing, OpDefinition, Operation
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
 from meshd.transform.parameters import parse_arguments
+from meshd.transform.userops.modules import MODULES
+from meshwire.declarations import is_user_op
 from meshwire.documents import PlanError, join, shown, suggestion
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from meshd.transform.assets import Load
-    from meshd.transform.fieldtypes import FieldType
     from meshd.transform.parameters import Parameter
     from meshwire.plans import OpSpec
-    from meshwire.randomness import KeyedRandom
 
-
-Complete = Callable[[Mapping[str, Any], Callable[[], bytes]], dict[str, Any]]
-"""(arguments given, reader of the first sample's bytes) → all arguments. Raises BadSampleError."""
-
-
-class Operation(Protocol):
-    """One op with its arguments. Instances are shared by all samples and hold no state."""
-
-    def infer(self, field: FieldType) -> FieldType:
-        """The type `apply` makes of a value of type `field`. Raises ValueError when it takes none such."""
-        ...
-
-    def apply(self, value: Any, random: KeyedRandom) -> Any:
-        """The value for one sample. Raises BadSampleError when the data is at fault."""
-        ...
-
-
-class Mixing(Operation, Protocol):
-    """An op over the two rows of a pair (positions p and p ^ 1). Its `apply` is for a row that is
-    alone."""
-
-    @property
-    def labels(self) -> tuple[str, ...] | None:
-        """The fields whose values go with the weight; None: every label of the dataset."""
-        ...
-
-    def mix(self, value: Any, other: Any, random: KeyedRandom) -> tuple[Any, float]:
-        """(the mixed value, the weight of `value` in it: 0…1). `random` is keyed by the pair: both rows
-        draw the same.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class OpDefinition:
-    """An op as the registry holds it. `random`: whether it draws (others get no key of their own);
-    `complete`: finds arguments left out in the dataset's first sample. For its users: `takes` and `gives`
-    are kinds with shapes and dtypes, `refuses` is what makes a sample bad, `subject` the module's name.
-    """
-
-    name: str
-    version: str
-    parameters: tuple[Parameter, ...]
-    build: Callable[..., Operation]
-    random: bool
-    summary: str
-    complete: Complete | None = None
-    takes: str = ""
-    gives: str = ""
-    refuses: str = ""
-    subject: str = ""
-
-    @property
-    def assets(self) -> tuple[str, ...]:
-        """The parameters whose values are assets."""
-        return tuple(parameter.name for parameter in self.parameters if parameter.parse is asset)
-
-    @property
-    def mixes(self) -> bool:
-        """Whether what it builds is a Mixing."""
-        return hasattr(self.build, "mix")
-
+__all__ = [
+    "OPS",
+    "Complete",
+    "Mixing",
+    "OpDefinition",
+    "Operation",
+    "build",
+    "find",
+    "latest",
+    "operation",
+    "versions",
+]
 
 OPS: dict[str, dict[str, OpDefinition]] = {}
 _Class = TypeVar("_Class", bound=type[Any])
@@ -131,7 +82,10 @@ def operation(
 def find(
     name: str, version: str, path: str, ops: Mapping[str, dict[str, OpDefinition]] = OPS
 ) -> OpDefinition:
-    """The op of a name; version "" takes the latest. Raises UnknownOpError, UnknownBuildError."""
+    """The op of a name; version "" takes the latest (of a user's op it must be given). Raises UnknownOpError,
+    UnknownBuildError."""
+    if is_user_op(name):
+        return MODULES.find(name, version, path)
     builds = ops.get(name)
     if builds is None:
         raise UnknownOpError(join(path, "op"), f"there is no op {shown(name)}{suggestion(name, ops)}")
@@ -165,7 +119,10 @@ def build(op: OpSpec, path: str, load: Load = no_assets) -> tuple[OpDefinition, 
     """The op of a spec with its arguments checked. Raises PlanError with the path of the bad field,
     MissingAssetError.
     """
-    definition = find(op.op, op.version, path)
+    if is_user_op(op.op):
+        definition = MODULES.find(op.op, op.version, path, load)
+    else:
+        definition = find(op.op, op.version, path)
     arguments = parse_arguments(definition.parameters, op.args, join(path, "args"))
     for name in definition.assets:
         if arguments[name] is not None:

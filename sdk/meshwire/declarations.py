@@ -34,6 +34,7 @@ KINDS: Final = ("bytes", "image", "array")
 LAYOUTS: Final = ("", "hwc", "chw")
 ARGUMENTS: Final = ("any", "bool", "dict", "float", "int", "list", "str")
 MAX_SOURCE: Final = 1 << 20
+"""Bytes of a module's file."""
 MAX_OPS: Final = 64
 MAX_AXES: Final = 16
 MAX_EXTENT: Final = 1 << 31

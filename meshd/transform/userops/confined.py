@@ -1,0 +1,322 @@
+"""The body of a confined process: gives up its rights, runs a module, then applies its ops until it is ended.
+
+Law: started anew (never forked from the daemon), with nothing but the descriptors of `messages`. Imports
+little: it runs before anything else of a module does. Invariant: the module's first line runs after the last
+right is gone; what it imports by name was loaded before its memory was limited.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import faulthandler
+import importlib
+import io
+import json
+import linecache
+import mmap
+import os
+import sys
+import sysconfig
+import traceback
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from meshd.transform.userops import confining
+from meshd.transform.userops.messages import (
+    ARENA_BYTES,
+    IN,
+    MAX_MESSAGE,
+    MAX_TEXT,
+    MAX_VALUE,
+    OUT,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
+
+_SYSTEM = (
+    "/lib",
+    "/lib64",
+    "/usr/lib",
+    "/usr/lib64",
+    "/usr/local/lib",
+    "/usr/share/zoneinfo",
+    "/etc/ld.so.cache",
+)
+_DEVICES = (
+    "/dev/null",
+    "/dev/zero",
+    "/dev/urandom",
+    "/dev/random",
+    "/proc/self",
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+)
+_PACKAGES = ("meshwire", "meshsdk")  # what an op may use of ours
+_LIBRARIES = 8 << 30  # of address space, for what a module imports
+_NOT_IMPORTED = ("meshd", "antigravity")
+
+
+def main() -> None:
+    """Run by `python -c`, with the settings as the first argument."""
+    settings = json.loads(sys.argv[1])
+    confining.die_with(settings["parent"])
+    stream = _Stream(settings["socket"])
+    faulthandler.enable(2, all_threads=False)
+    try:
+        held = _Confined(settings, stream)
+    except OSError as error:
+        stream.say({"refused": f"this node cannot confine a process: {error}"})
+        os._exit(1)
+    held.serve()
+
+
+class _Stream:
+    """The way to who asks; plain reads and writes, for nothing else is allowed later."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def hear(self) -> Any:
+        data = os.read(self._fd, MAX_MESSAGE)
+        if not data:
+            os._exit(0)
+        return json.loads(data)
+
+    def say(self, message: dict[str, Any]) -> None:
+        os.write(self._fd, json.dumps(message).encode())
+
+
+class _Confined:
+    """`settings`: "parent", "hidden" (folders never to be read), "sealed" (open no files, whatever the kernel
+    has), "name", "source" (its length in the arena), "memory", "socket" and "arena" (descriptors)."""
+
+    def __init__(self, settings: dict[str, Any], stream: _Stream) -> None:
+        self._stream = stream
+        self._arena = mmap.mmap(settings["arena"], ARENA_BYTES)
+        self._name = f"{settings['name']}.py"
+        self._source = self._arena[IN : IN + settings["source"]].decode(errors="replace")
+        self._functions: dict[str, Callable[..., Any]] = {}
+        self._memory = settings["memory"]
+        statm = os.open("/proc/self/statm", os.O_RDONLY)
+        readable = _readable()
+        self._sealed = settings["sealed"] or not _apart(readable, settings["hidden"])
+        self._sealed = self._sealed or not confining.landlock_version()
+        confining.limit()
+        confining.give_up_rights()
+        version = 0 if self._sealed else confining.restrict_files(readable)
+        confining.filter_calls(files=True, last=not self._sealed)
+        confining.limit_memory(statm, self._memory + _LIBRARIES)
+        self._failures = _preload(self._source)
+        confining.limit_memory(statm, self._memory)
+        os.close(statm)
+        if self._sealed:
+            confining.filter_calls(files=False, last=True)
+        self._held = ["seccomp", f"landlock {version}" if version else "no files"]
+
+    def serve(self) -> None:
+        """Say what the module declares, then apply its ops."""
+        self._stream.say(self._load())
+        while True:
+            asked = self._stream.hear()
+            with _quiet():
+                answer = self._answer(asked)
+            self._stream.say(answer)
+
+    def _load(self) -> dict[str, Any]:
+        with _quiet():
+            try:
+                module = self._run()
+                declared = self._declared(module)
+            except MemoryError:
+                self._out_of_memory()
+            except BaseException as error:
+                return {"error": self._told(error, whole=True)}
+        return {"ready": True, "ops": declared, "held": self._held}
+
+    def _run(self) -> dict[str, Any]:
+        lines = self._source.splitlines(keepends=True)
+        linecache.cache[self._name] = (len(self._source), None, lines, self._name)
+        names: dict[str, Any] = {"__name__": self._name.removesuffix(".py"), "__file__": self._name}
+        try:
+            exec(compile(self._source, self._name, "exec"), names)
+        except ImportError as error:
+            raise ImportError(self._why(error)) from error
+        return names
+
+    def _why(self, error: ImportError) -> str:
+        name = error.name or ""
+        why = self._failures.get(name, str(error))
+        return str(error) if str(error) in why else f"{error} ({why})"
+
+    def _declared(self, names: dict[str, Any]) -> list[dict[str, Any]]:
+        from meshwire.userops import MARK
+
+        found = {id(item): item for item in names.values() if hasattr(item, MARK)}
+        self._functions = {getattr(item, MARK).name: item for item in found.values()}
+        return [getattr(item, MARK).document() for item in found.values()]
+
+    def _out_of_memory(self) -> NoReturn:
+        """The next process begins with all of it."""
+        self._stream.say({"memory": True})
+        os._exit(1)
+
+    # --- one sample --------------------------------------------------------------------------------------
+
+    def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        from meshwire.userops import BadSample
+
+        try:
+            return self._applied(asked)
+        except BadSample as error:
+            return {"bad": str(error)[:MAX_TEXT]}
+        except MemoryError:
+            self._out_of_memory()
+        except BaseException as error:
+            return {"error": self._told(error)}
+
+    def _applied(self, asked: dict[str, Any]) -> dict[str, Any]:
+        from meshwire.randomness import KeyedRandom
+
+        _seed(asked["key"])
+        draws = {"random": KeyedRandom(asked["key"], 0, 0)} if asked["random"] else {}
+        value = self._value(asked)
+        made = self._functions[asked["op"]](value, **asked["args"], **draws)
+        return self._placed(made)
+
+    def _value(self, asked: dict[str, Any]) -> Any:
+        if asked["kind"] == "bytes":
+            return self._arena[IN : IN + asked["bytes"]]
+        import numpy as np
+
+        count = asked["bytes"] // np.dtype(asked["dtype"]).itemsize
+        return np.frombuffer(self._arena, asked["dtype"], count, IN).reshape(asked["shape"])
+
+    def _placed(self, made: Any) -> dict[str, Any]:
+        """Put the result into the arena."""
+        if isinstance(made, bytes | bytearray | memoryview):
+            data = bytes(made)
+            if len(data) > MAX_VALUE:
+                return {"wrong": f"made {len(data)} bytes; at most {MAX_VALUE} are taken"}
+            self._arena[OUT : OUT + len(data)] = data
+            return {"kind": "bytes", "bytes": len(data)}
+        import numpy as np
+
+        array = np.asarray(made)
+        if array.dtype.kind not in "buif" or array.nbytes > MAX_VALUE:
+            return {
+                "wrong": f"made {_named(made, array)}, which is no array of numbers up to {MAX_VALUE} bytes"
+            }
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        target = np.frombuffer(self._arena, array.dtype, array.size, OUT).reshape(array.shape)
+        np.copyto(target, array)
+        return {"kind": "array", "dtype": array.dtype.name, "shape": array.shape, "bytes": array.nbytes}
+
+    def _told(self, error: BaseException, *, whole: bool = False) -> str:
+        """What went wrong and on which line of the module; `whole`: as Python would print it."""
+        frames = traceback.extract_tb(error.__traceback__)
+        mine = [frame for frame in frames if frame.filename == self._name]
+        if whole and mine:
+            text = "".join(traceback.format_list(mine) + traceback.format_exception_only(error))
+            return text.strip()[-MAX_TEXT:]
+        where = f" ({self._name}:{mine[-1].lineno})" if mine else ""
+        return f"{type(error).__name__}: {str(error)[: MAX_TEXT // 2]}{where}"
+
+
+def _named(made: Any, array: Any) -> str:
+    return type(made).__name__ if array.dtype.kind == "O" else f"{array.dtype.name}{list(array.shape)}"
+
+
+def _seed(key: int) -> None:
+    """The global generators, too, start the same for the same sample."""
+    random, arrays = sys.modules.get("random"), sys.modules.get("numpy.random")
+    if random is not None:
+        random.seed(key)
+    if arrays is not None:
+        arrays.seed(key & 0xFFFFFFFF)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What a module prints goes nowhere, and cannot fill anything."""
+    with contextlib.redirect_stdout(_Nowhere()), contextlib.redirect_stderr(_Nowhere()):
+        yield
+
+
+class _Nowhere(io.TextIOBase):
+    def write(self, text: str, /) -> int:
+        return len(text)
+
+
+# --- before the module ------------------------------------------------------------------------------------
+
+
+def _readable() -> list[str]:
+    """The folders of the interpreter, its libraries, and the two packages an op may use."""
+    paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    paths |= {os.path.join(sys.base_prefix, "lib"), os.path.join(sys.prefix, "lib")}
+    paths |= {path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")}
+    paths |= {folder for name in _PACKAGES for folder in importlib.import_module(name).__path__}
+    return [*sorted(map(os.path.realpath, paths)), *_SYSTEM, *_DEVICES]
+
+
+def _apart(readable: list[str], hidden: list[str]) -> bool:
+    """Whether nothing hidden lies below what can be read."""
+    return not any(
+        os.path.commonpath([path, secret]) == path
+        for path in readable
+        for secret in map(os.path.realpath, hidden)
+    )
+
+
+def _preload(source: str) -> dict[str, str]:
+    """Load what the module imports by name, anywhere in it: installed libraries alone. Their memory is not
+    the op's, and where files are sealed they cannot be loaded later. Returns why some could not be."""
+    failures: dict[str, str] = {}
+    sys.meta_path.insert(0, _NotOurs())
+    for name in (
+        "numpy",
+        "numpy.random",
+        "random",
+        "meshsdk.userops",
+        "meshwire.randomness",
+        *_imported(source),
+    ):
+        try:
+            _warm(importlib.import_module(name))
+        except BaseException as error:
+            failures[name] = f"{type(error).__name__}: {error}"
+    for codec in ("idna", "latin-1", "utf-16", "cp437"):
+        with contextlib.suppress(LookupError):
+            "".encode(codec)
+    return failures
+
+
+class _NotOurs:
+    """The daemon's own code is nothing for an op to build on."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name.partition(".")[0] in _NOT_IMPORTED:
+            raise ImportError(f"user ops cannot import {name!r}", name=name)
+
+
+def _warm(module: ModuleType) -> None:
+    """Libraries that load parts of themselves when first used."""
+    if module.__name__ in ("PIL", "PIL.Image"):
+        importlib.import_module("PIL.Image").init()
+
+
+def _imported(source: str) -> list[str]:
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []  # running it says what is wrong
+    found: dict[str, None] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name: None for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found[node.module] = None
+            found |= {f"{node.module}.{alias.name}": None for alias in node.names if alias.name != "*"}
+    return list(found)[:200]

@@ -1,0 +1,190 @@
+"""Modules as nodes keep them: source and declarations in one document, named by its hash; and the ops in them
+as the registry's definitions.
+
+Law: a version names one document for ever; bytes that have another hash are never run. Known modules are kept
+a process; where they are read from is told once, at the start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from meshd.transform.assets import MissingAssetError, no_assets
+from meshd.transform.definitions import OpDefinition
+from meshd.transform.errors import UnknownBuildError, UnknownOpError
+from meshd.transform.fieldtypes import FieldType
+from meshd.transform.parameters import Parameter, told
+from meshwire.declarations import (
+    BYTES,
+    VERSION_PREFIX,
+    checked_argument,
+    extents,
+    parse_declarations,
+    split_name,
+)
+from meshwire.documents import canonical_json, checked_object, join, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from meshd.transform.assets import Load
+    from meshd.transform.userops.calling import ConfinedProcesses
+    from meshwire.declarations import Argument, Declaration
+    from meshwire.randomness import KeyedRandom
+
+FORMAT: Final = 1
+_KEPT: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """`version` is `sha256:` and the hash of the document; `name` is the file's, for messages alone."""
+
+    version: str
+    name: str
+    source: bytes
+    ops: Mapping[str, Declaration]
+
+    @property
+    def memory(self) -> int:
+        """What the hungriest of its ops asks for."""
+        return max(declared.memory for declared in self.ops.values())
+
+    @property
+    def digest(self) -> str:
+        return self.version.removeprefix(VERSION_PREFIX)
+
+
+def document(source: str, ops: Mapping[str, Declaration]) -> bytes:
+    """What is kept and hashed."""
+    listed = [ops[name].document() for name in sorted(ops)]
+    return canonical_json({"format": FORMAT, "ops": listed, "source": source})
+
+
+def parse_module(name: str, data: bytes) -> Module:
+    """The module of a document some node wrote."""
+    value = checked_object(json.loads(data), "", ("format", "ops", "source"))
+    version = VERSION_PREFIX + hashlib.sha256(data).hexdigest()
+    return Module(version, name, str(value["source"]).encode(), parse_declarations(value["ops"]))
+
+
+@dataclass(frozen=True, slots=True)
+class UserOperation:
+    """An op of a module, with its arguments, as chains run it."""
+
+    module: Module
+    declared: Declaration
+    args: Mapping[str, Any]
+    processes: ConfinedProcesses | None
+
+    def infer(self, field: FieldType) -> FieldType:
+        taken, made = self.declared.input, self.declared.output
+        fits = field.kind == taken.kind or (taken.kind == "array" and field.kind in ("image", "label"))
+        if not fits or (taken.dtype and taken.dtype != field.dtype) or taken.layout not in ("", field.layout):
+            raise ValueError(f"needs {taken}, not {field}")
+        try:
+            shape = extents(self.declared, field.shape, self.args)
+        except ValueError as error:
+            raise ValueError(f"needs {taken}, not {field}: {error}") from None
+        if made == BYTES:
+            return FieldType("bytes", "uint8", (None,))
+        layout: Any = made.layout
+        return FieldType(made.kind, made.dtype, shape, layout)
+
+    def apply(self, value: Any, random: KeyedRandom) -> Any:
+        if self.processes is None:
+            raise RuntimeError("this process runs no user ops")
+        key = random.bits() if self.declared.random else 0
+        return self.processes.apply(self.module, self.declared, self.args, key, value)
+
+
+class Modules:
+    """The modules one process knows. Not for threads, but for reading what was read before."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, Module] = OrderedDict()
+        self._load: Load = no_assets
+        self.processes: ConfinedProcesses | None = None
+
+    def __repr__(self) -> str:
+        return f"<Modules {len(self._known)}>"
+
+    def read_from(self, load: Load) -> None:
+        """Where documents are read that no caller brings along."""
+        self._load = load
+
+    def find(self, name: str, version: str, path: str, load: Load | None = None) -> OpDefinition:
+        """The definition of `module/function`. Raises UnknownOpError, UnknownBuildError, SourceGoneError."""
+        module_name, function = split_name(name)
+        module = self._module(name, module_name, version, path, load or self._load)
+        declared = module.ops.get(function)
+        if declared is None:
+            have = ", ".join(f"{module_name}/{other}" for other in sorted(module.ops))
+            raise UnknownOpError(join(path, "op"), f"the module has no op {shown(name)}; it has {have}")
+        return definition(module, name, declared, self.processes)
+
+    def _module(self, name: str, module_name: str, version: str, path: str, load: Load) -> Module:
+        known = self._known.get(version)
+        if known is None:
+            if not version.startswith(VERSION_PREFIX):
+                raise UnknownBuildError(
+                    join(path, "version"), f"{shown(version)} is no version of {name!r}; it is sha256:HEX"
+                )
+            try:
+                data = load(version.removeprefix(VERSION_PREFIX)).data
+            except MissingAssetError as error:
+                raise gone(name, version, path) from error
+            known = self._known[version] = parse_module(module_name, data)
+            if len(self._known) > _KEPT:
+                self._known.popitem(last=False)
+        return known
+
+    def forget(self, version: str) -> None:
+        """It was removed."""
+        self._known.pop(version, None)
+
+
+MODULES = Modules()
+"""This process'."""
+
+
+def gone(name: str, version: str, path: str) -> UnknownBuildError:
+    """What is answered for a build that was removed, or never pushed."""
+    return UnknownBuildError(
+        join(path, "version"),
+        f"this node has no build {version[:19]}… of {name!r}: it was removed, or pushed elsewhere; push "
+        "the same file again (mesh op push), or make the plan anew with the latest one",
+    )
+
+
+def definition(
+    module: Module, name: str, declared: Declaration, processes: ConfinedProcesses | None = None
+) -> OpDefinition:
+    """An op of a module as the registry has its own."""
+
+    def build(**args: Any) -> UserOperation:
+        return UserOperation(module, declared, args, processes)
+
+    return OpDefinition(
+        name,
+        module.version,
+        tuple(map(_parameter, declared.arguments)),
+        build,
+        declared.random,
+        declared.summary,
+        takes=str(declared.input),
+        gives=str(declared.output),
+        subject=module.name,
+    )
+
+
+def _parameter(argument: Argument) -> Parameter:
+    parse = told(partial(checked_argument, argument), argument.type)
+    if argument.required:
+        return Parameter(argument.name, parse)
+    return Parameter(argument.name, parse, argument.default)

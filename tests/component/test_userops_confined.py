@@ -1,0 +1,319 @@
+"""Confined processes, for real: what they may not do, how they end, that nothing of the daemon's is there."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from meshd.transform.errors import BadSampleError, WrongOutputError
+from meshd.transform.userops import confining, filtering
+from meshd.transform.userops.calling import (
+    ConfinedProcess,
+    ConfinedProcesses,
+    Confinement,
+    DiedError,
+    UnusableModuleError,
+)
+from meshd.transform.userops.modules import document, parse_module
+from meshwire.declarations import Declaration, parse_declarations
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from meshd.transform.userops.modules import Module
+
+SOURCE = b"""
+import ctypes, fcntl, json, os, random, resource, socket, subprocess, sys, threading, time
+import numpy as np
+from meshsdk.userops import BYTES, BadSample, array, image, op
+
+@op(input=image("h", "w", 3), output=array("float32", (3, "h", "w")))
+def planes(pixels, *, gain: float = 1.0):
+    return np.moveaxis(pixels, 2, 0).astype(np.float32) * np.float32(gain)
+
+@op(input=BYTES, output=BYTES)
+def tell(data, *, what: str):
+    try:
+        return repr(eval(what)).encode()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".encode()
+
+@op(input=BYTES, output=BYTES)
+def do(data, *, what: str):
+    exec(what, globals())
+    return b"done"
+
+@op(input=BYTES, output=array("int64", (3,)))
+def drawn(data, *, random):
+    import random as chance
+    return np.array([random.integer(1000), chance.randrange(1000), np.random.randint(1000)])
+
+@op(input=array("int16", (None,)), output=array("int16", (None,)))
+def give(values, *, what: str):
+    return eval(what)
+
+def each(call, *more):
+    for fd in range(3, 64):
+        try:
+            call(fd, *more)
+        except OSError:
+            pass
+
+kept = []
+"""
+MIB = 1 << 20
+OPEN = Confinement()
+
+
+@contextmanager
+def confined(
+    confinement: Confinement = OPEN, source: bytes = SOURCE, memory: int = 256 * MIB
+) -> Iterator[ConfinedProcess]:
+    process = ConfinedProcess("mine", source, memory, confinement)
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+def call(
+    process: ConfinedProcess, op: str, value: Any = b"", *, seconds: float = 20, key: int = 7, **args: Any
+) -> Any:
+    return process.apply(op, args, value, key=key, random=op == "drawn", seconds=seconds)
+
+
+SEALED = pytest.param(Confinement(sealed=True), id="sealed")
+BOTH = pytest.mark.parametrize(
+    "confinement",
+    [
+        pytest.param(
+            Confinement(),
+            id="landlock",
+            marks=pytest.mark.skipif(not confining.landlock_version(), reason="this kernel has no Landlock"),
+        ),
+        SEALED,
+    ],
+)
+REFUSED = [
+    "open('/etc/passwd').read()",
+    "open('/proc/%d/environ' % os.getppid(), 'rb').read()",
+    "open('/proc/%d/mem' % os.getppid(), 'rb').read(1)",
+    "os.listdir('/')",
+    "os.listdir('/proc')",
+    "open('/tmp/userops-was-here', 'w')",
+    "open('/dev/shm/userops-was-here', 'w')",
+    "os.mkdir('/tmp/userops-was-here')",
+    "os.unlink('/etc/passwd')",
+    "os.chmod('/etc/passwd', 0o777)",
+    "socket.socket(socket.AF_INET)",
+    "socket.socket(socket.AF_UNIX)",
+    "socket.socketpair()",
+    "subprocess.run(['/bin/true'])",
+    "os.execv('/bin/true', ['true'])",
+    "os.fork()",
+    "threading.Thread(target=print).start()",
+    "os.kill(os.getppid(), 0)",
+    "os.killpg(0, 0)",
+    "os.setuid(0)",
+    "os.setpriority(os.PRIO_PROCESS, os.getppid(), 19)",
+    "os.memfd_create('more')",
+    "os.pipe()",
+    "os.chroot('/')",
+    "os.nice(-1)",
+    "fcntl.fcntl(0, fcntl.F_SETOWN, os.getppid())",
+    "resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
+    "resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE)",
+    "[os.ftruncate(fd, 0) for fd in range(3, 9)]",
+    "__import__('meshd.config')",
+]
+
+
+@BOTH
+def test_it_does_its_work_and_nothing_else(confinement: Confinement, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("the daemon's")
+    with confined(confinement) as process:
+        pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+        made = call(process, "planes", pixels, gain=2.0)
+        assert made.dtype == np.float32
+        assert np.array_equal(made, np.moveaxis(pixels, 2, 0).astype(np.float32) * 2)
+        said = {
+            what: call(process, "tell", what=what).decode() for what in [*REFUSED, f"open({str(secret)!r})"]
+        }
+        for what, answer in said.items():
+            assert answer.split(":")[0] in (
+                "PermissionError",
+                "RuntimeError",
+                "ValueError",
+                "OSError",
+                "ImportError",
+            ), (
+                what,
+                answer,
+            )
+        assert not os.path.exists("/tmp/userops-was-here")
+
+
+@BOTH
+def test_nothing_of_the_daemons_is_in_it(confinement: Confinement, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHD_ROOT_SECRET_KEY", "hush")
+    read, write = os.pipe()
+    os.set_inheritable(read, True)
+    try:
+        with confined(confinement) as process:
+            names = eval(call(process, "tell", what="sorted(os.environ)"))
+            assert not [name for name in names if name.startswith(("MESHD", "AWS", "PATH", "HOME"))]
+            held = "[fd for fd in range(64) if not fstat_fails(fd)]"
+            call(
+                process,
+                "do",
+                what="def fstat_fails(fd):\n try: os.fstat(fd)\n except OSError: return True",
+            )
+            open_fds = eval(call(process, "tell", what=held))
+            assert len(open_fds) <= 6  # null, log twice, socket, arena, and the arena's mapping
+            assert call(process, "tell", what="os.getcwd()") == b"'/'"
+            assert (
+                call(process, "tell", what="[k for k in sys.modules if k.startswith('meshd.')]").count(
+                    b"meshd"
+                )
+                <= 6
+            )
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "reason"),
+    [
+        ("ctypes.string_at(0)", "crash", r"SIGSEGV\) at "),
+        ("os.abort()", "crash", "SIGABRT"),
+        ("os._exit(3)", "crash", "exit code 3"),
+        ("time.sleep(60)", "time", "took longer than 0.3 s for one sample"),
+        ("while True: pass", "time", "took longer"),
+        ("np.ones(1 << 40)", "memory", "more than the 256 MiB"),
+        ("kept.append(b'x' * (1 << 30))", "memory", "more than the 256 MiB"),
+        ("each(os.write, b'[]'); time.sleep(60)", "nonsense", "no answer"),
+        ("each(os.write, b'{'); time.sleep(60)", "nonsense", "no answer"),
+        ("each(os.close); time.sleep(60)", "nonsense", "no answer"),
+    ],
+)
+def test_each_way_to_die_is_named(what: str, kind: str, reason: str) -> None:
+    with confined() as process:
+        with pytest.raises(DiedError, match=reason) as caught:
+            call(process, "do", what=what, seconds=0.3 if kind == "time" else 20)
+        assert caught.value.kind == kind
+
+
+def test_what_a_function_raises_is_a_bad_sample_with_the_line() -> None:
+    with confined() as process:
+        for what, reason in (
+            ("1 / 0", r"ZeroDivisionError: division by zero \(mine.py:"),
+            ("raise BadSample('no face in it')", "^no face in it$"),
+            ("sys.exit(1)", "SystemExit"),
+            ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ):
+            with pytest.raises(BadSampleError, match=reason):
+                call(process, "do", what=what)
+        assert call(process, "do", what="print('x' * 1000000)") == b"done"
+
+
+@pytest.mark.parametrize(
+    "what", ["None", "object()", "'text'", "{}", "np.zeros(3, complex)", "[[1], [2, 3]]"]
+)
+def test_what_is_no_array_of_numbers_is_the_ops_defect(what: str) -> None:
+    with confined() as process, pytest.raises((WrongOutputError, BadSampleError)):
+        call(process, "give", np.zeros(3, np.int16), what=what)
+
+
+def test_arrays_of_any_memory_order_and_size_come_back_as_they_were() -> None:
+    values = np.arange(12, dtype=np.int16)
+    with confined() as process:
+        for what, expected in (
+            ("values", values),
+            ("values[::-2]", values[::-2]),
+            ("values.reshape(3, 4).T", values.reshape(3, 4).T),
+            ("values.astype('>i2')", values),
+            ("values[:0]", values[:0]),
+            ("np.int16(7)", np.int16(7)),
+            ("np.zeros((20, 1 << 20), np.int16)", np.zeros((20, 1 << 20), np.int16)),
+            ("values.__iadd__(1)", values + 1),
+        ):
+            made = call(process, "give", values, what=what)
+            assert made.dtype == np.int16
+            assert made.shape == np.shape(expected)
+            assert np.array_equal(made, expected)
+        with pytest.raises(WrongOutputError, match="no array of numbers"):
+            call(process, "give", values, what="np.broadcast_to(values, (1 << 26, 12))")
+
+
+def test_the_same_sample_has_the_same_draws_in_any_process() -> None:
+    draws = []
+    for _ in range(2):
+        with confined() as process:
+            draws.append([call(process, "drawn", key=key).tolist() for key in (1, 2, 1)])
+    assert draws[0] == draws[1]
+    assert draws[0][0] == draws[0][2] != draws[0][1]
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (b"import numpy", "declares 1…64 ops"),
+        (b"def broken(:", "SyntaxError"),
+        (b"import os\nos.listdir('/')", "PermissionError"),
+        (b"import nothing_of_that_name", "No module named 'nothing_of_that_name'"),
+        (b"import meshd.config", "user ops cannot import 'meshd.config'$"),
+        (b"x = 1 / 0", "line 1"),
+        (b"raise SystemExit", "SystemExit"),
+    ],
+)
+def test_a_module_that_cannot_be_used_says_why(source: bytes, reason: str) -> None:
+    with pytest.raises((UnusableModuleError, DiedError), match=reason):
+        ConfinedProcess("mine", source, 256 * MIB, Confinement())
+
+
+def test_where_something_hidden_lies_below_the_libraries_no_file_is_opened() -> None:
+    hidden = os.path.join(os.path.dirname(np.__file__), "data")
+    with confined(Confinement(hidden=(hidden,))) as process:
+        assert process.held == ("seccomp", "no files")
+
+
+def test_other_machines_are_refused_and_known_ones_have_a_filter() -> None:
+    for machine in ("x86_64", "aarch64"):
+        for files in (True, False):
+            assert len(filtering.program(1, files=files, last=True, machine=machine)) % 8 == 0
+    with pytest.raises(filtering.UnfilteredError):
+        filtering.program(1, files=True, last=True, machine="riscv64")
+
+
+def module(source: bytes = SOURCE) -> Module:
+    with confined(source=source) as process:
+        return parse_module("mine", document(source.decode(), process.declared))
+
+
+def test_a_module_is_its_document() -> None:
+    found = module()
+    assert found.version.startswith("sha256:")
+    assert found.source == SOURCE
+    assert isinstance(found.ops["planes"], Declaration)
+    assert parse_declarations([found.ops["planes"].document()])["planes"] == found.ops["planes"]
+
+
+def test_a_death_costs_one_retry_and_then_the_sample() -> None:
+    found, processes = module(), ConfinedProcesses(Confinement(seconds=20))
+    try:
+        declared = found.ops["do"]
+        leak = {"what": "kept.append(bytearray(70 << 20))"}
+        for _ in range(40):  # every few samples the memory is full: a new process, and the sample goes on
+            assert processes.apply(found, declared, leak, 0, b"") == b"done"
+        with pytest.raises(BadSampleError, match=r"its process ended \(SIGABRT\).*, twice"):
+            processes.apply(found, declared, {"what": "os.abort()"}, 0, b"")
+        assert processes.apply(found, declared, {"what": "pass"}, 0, b"") == b"done"
+    finally:
+        processes.close()
