@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from meshd.assembly.catalog import Catalog
 from meshd.control.jobs import JobTable
-from meshd.service.access import Access
-from meshd.service.facts import finder
 from meshd.service.jobs.desk import JobDesk
+from meshd.service.jobs.extracting import Extracting
 from meshd.service.jobs.inventories import Inventories
+from meshd.service.jobs.kinds import Tools
+from meshd.service.jobs.materializing import Materializing
 from meshd.service.jobs.plans import PlanShelf
 from meshd.service.jobs.running import JobRunner
 from meshd.service.jobs.sharding import Sharding
@@ -17,7 +18,9 @@ from meshd.service.versions import Versions
 
 if TYPE_CHECKING:
     from meshd.runtime.node import Node
+    from meshd.service.access import Access
     from meshd.service.jobs.kinds import JobKind
+    from meshd.service.views.dispatch import ViewReader
 
 
 def job_desk(node: Node, access: Access) -> JobDesk:
@@ -25,11 +28,17 @@ def job_desk(node: Node, access: Access) -> JobDesk:
     return JobDesk(JobTable(node.control), node.control, node.buckets, access, node.clock)
 
 
-def job_runner(node: Node) -> JobRunner:
+def job_runner(node: Node, access: Access, views: ViewReader) -> JobRunner:
     """What the steward needs."""
-    catalog, versions = Catalog(node.store), Versions(node.store, node.buckets)
-    access = Access(node.buckets, node.clock, finder(node.store))
+    catalog = Catalog(node.store)
+    tools = Tools(node.store, Versions(node.store, node.buckets), access)
+    inventories = Inventories(node.store, catalog, node.archives)
     shelf = PlanShelf(node.store, catalog)
-    sharding = Sharding(node.store, versions, access, Inventories(node.store, node.archives), shelf)
-    kinds: dict[str, JobKind] = {"shard": sharding, "reshard": sharding}
-    return JobRunner(JobTable(node.control), node.control, node.identities, kinds, node.clock)
+    sharding = Sharding(tools, inventories, shelf)
+    kinds: dict[str, JobKind] = {
+        "shard": sharding,
+        "reshard": sharding,
+        "extract": Extracting(tools, inventories, shelf),
+        "materialize": Materializing(tools, views),
+    }
+    return JobRunner(JobTable(node.control), node.control, node.identities, kinds, shelf, node.clock)

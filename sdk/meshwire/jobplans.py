@@ -78,14 +78,22 @@ class JobPlan:
         """Bytes of all files."""
         return int(self.size.sum())
 
-    def files(self, output: int) -> list[SourceFile]:
+    def of(self, output: int) -> list[SourceFile]:
         """The files of an output, in order."""
-        cut = slice(int(self.firsts[output]), int(self.firsts[output + 1]))
-        names = self.names.take(np.arange(cut.start, cut.stop))
-        rows = zip(
-            names, self.source[cut].tolist(), self.offset[cut].tolist(), self.size[cut].tolist(), strict=True
-        )
+        return self.files(int(self.firsts[output]), int(self.firsts[output + 1]))
+
+    def files(self, first: int, end: int) -> list[SourceFile]:
+        """Files `first` to `end`, in order."""
+        cut = slice(first, end)
+        columns = (self.source[cut].tolist(), self.offset[cut].tolist(), self.size[cut].tolist())
+        rows = zip(self.names.take(np.arange(first, end)), *columns, strict=True)
         return [SourceFile(*row) for row in rows]
+
+    def digest_of(self, item: SourceFile) -> str:
+        """Of a file that is an output by itself."""
+        source = f"{self.sources.etags[item.source]}\0{int(self.sources.sizes[item.source])}"
+        text = f"{source}\0{item.offset}\0{item.size}\0{item.name}"
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def digest(self, output: int, form: str) -> str:
         """Of what an output is made, and as what: 32 hexadecimal digits. Where in its object a file lies
@@ -210,15 +218,18 @@ class FileList:
         )
         return list(stems), of
 
-    def doubled(self) -> tuple[str, str, str] | None:
-        """(name, key, other key) of a file whose name stands twice, or None."""
+    def require_distinct(self) -> None:
+        """Raises PlanError for a name that stands twice."""
         seen: dict[str, int] = {}
         for index, name in enumerate(self._names):
             other = seen.setdefault(name, index)
             if other != index:
                 sources = self._table()[0]
-                return name, self._keys[int(sources[other])][0], self._keys[int(sources[index])][0]
-        return None
+                first, second = (self._keys[int(sources[place])][0] for place in (other, index))
+                raise PlanError(
+                    "names",
+                    f"{name!r} is in {first} and in {second}; with names = archive they are kept apart",
+                )
 
     def _table(self) -> Integers:
         empty = np.zeros((3, 0), dtype=np.int64)

@@ -31,7 +31,7 @@ Kind = Literal["shard", "reshard", "extract", "materialize"]
 Format = Literal["tar", "tgz", "tar.zst", "zip"]
 Names = Literal["keep", "archive"]
 OnBad = Literal["fail", "skip"]
-KINDS: Final = ("shard", "reshard")
+KINDS: Final = ("shard", "reshard", "extract", "materialize")
 FORMATS: Final[Mapping[str, str]] = {
     "tar": "application/x-tar",
     "tgz": "application/gzip",

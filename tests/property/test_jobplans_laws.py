@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwire.fields import sample_key
+from meshwire.documents import PlanError
 from meshwire.jobplans import FileList, JobPlan
 from meshwire.shardforms import SourceObject
 from meshwire.shardlayouts import lay_out
@@ -50,14 +52,14 @@ def test_shards_are_those_of_the_view(keys: list[str], layout: ShardsView) -> No
     found, objects = listed(keys)
     plan = found.laid_out(layout, "", ".tar")
     view = lay_out(layout, objects)
-    made = {plan.outputs[i]: [item.name for item in plan.files(i)] for i in range(len(plan))}
+    made = {plan.outputs[i]: [item.name for item in plan.of(i)] for i in range(len(plan))}
     assert made == {key: [item.key for item in shard.members] for key, shard in view.shards.items()}
 
 
 @given(names, layouts)
 def test_every_file_once_and_samples_whole(keys: list[str], layout: ShardsView) -> None:
     plan = listed(keys)[0].laid_out(layout, "out/", ".tar")
-    placed = {item.name: output for output in range(len(plan)) for item in plan.files(output)}
+    placed = {item.name: output for output in range(len(plan)) for item in plan.of(output)}
     assert sorted(placed) == sorted(keys)
     assert len(plan.names) == len(keys)
     homes: dict[str, set[int]] = {}
@@ -91,4 +93,5 @@ def test_names_that_stand_twice_are_found() -> None:
     for key in ("x.tar", "y.tar"):
         rows = np.array([0, 1024])
         found.add(key, key, 4096, ["1.jpg", f"{key}.jpg"], rows, rows)
-    assert found.doubled() == ("1.jpg", "x.tar", "y.tar")
+    with pytest.raises(PlanError, match=r"'1.jpg' is in x.tar and in y.tar"):
+        found.require_distinct()

@@ -13,7 +13,9 @@ from meshd.control.jobs import Failure, Progress
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
-    from meshd.service.access import Caller
+    from meshd.service.access import Access, Caller
+    from meshd.service.versions import Versions
+    from meshd.store.interface import ObjectStore
     from meshwire.jobspecs import JobSpec
 
 FAILURES: Final = 100
@@ -69,6 +71,15 @@ class Tally:
             self.removed,
             rate,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What every kind works with."""
+
+    store: ObjectStore
+    versions: Versions
+    access: Access
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from meshd.service.jobs.packing import tar_groups, tar_size
 from meshd.service.jobs.plans import scratch
 from meshd.service.jobs.principals import Grant
 from meshd.service.jobs.reading import SourceReader, read_pieces
-from meshd.service.jobs.tidying import Tidier
+from meshd.service.jobs.tidying import remove_stale
 from meshd.service.jobs.writing import Output, OutputWriter, Sums
 from meshwire.documents import PlanError
 from meshwire.jobspecs import FORMATS
@@ -40,41 +40,32 @@ _AT_A_TIME: Final = 2
 class Sharding:
     """One a node (the steward's)."""
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        versions: Versions,
-        access: Access,
-        inventories: Inventories,
-        shelf: PlanShelf,
-    ) -> None:
-        self._store, self._versions, self._access = store, versions, access
-        self._inventories, self._shelf = inventories, shelf
+    def __init__(self, tools: Tools, inventories: Inventories, shelf: PlanShelf) -> None:
+        self._tools, self._inventories, self._shelf = tools, inventories, shelf
 
     def __repr__(self) -> str:
         return "<Sharding>"
 
     async def work(self, running: Running) -> None:
         """See JobKind.work."""
-        spec, tally = running.spec, running.tally
+        spec, tally, tools = running.spec, running.tally, self._tools
         plan = await self._shelf.plan(running, lambda: self._plan(running))
         tally.phase = "writing"
         tally.outputs_total, tally.bytes_total = len(plan), plan.total
         tally.samples_total = int(plan.samples.sum())
-        grant = Grant.of(self._access, running.caller, "s3:PutObject", spec.target.bucket)
-        writer = OutputWriter(self._store, self._versions, running, grant)
-        reader = SourceReader(self._store, spec.source.bucket, plan, f"{scratch(running)}unpacked/")
+        writer = OutputWriter(tools, running)
+        reader = SourceReader(tools.store, spec.source.bucket, plan, f"{scratch(running)}unpacked/")
         numbers = iter(range(len(plan)))
         async with asyncio.TaskGroup() as group:
             for _ in range(_AT_A_TIME):
                 group.create_task(_Lane(running, plan, reader, writer).run(numbers))
         tally.phase = "tidying"
-        await Tidier(self._store, self._versions, self._access).remove_stale(running, frozenset(plan.outputs))
+        await remove_stale(tools, running, frozenset(plan.outputs))
         await self._shelf.clear(running)
 
     async def _plan(self, running: Running) -> JobPlan:
         spec = running.spec
-        grant = Grant.of(self._access, running.caller, "s3:GetObject", spec.source.bucket)
+        grant = Grant.of(self._tools.access, running.caller, "s3:GetObject", spec.source.bucket)
         if spec.kind == "shard":
             files = await self._inventories.objects(running, grant)
         else:
@@ -86,12 +77,7 @@ class Sharding:
 
 
 def _laid_out(files: FileList, running: Running) -> JobPlan:
-    doubled = files.doubled()
-    if doubled is not None:
-        name, first, second = doubled
-        raise PlanError(
-            "names", f'{name!r} is in {first} and in {second}; give names = "archive" to keep them apart'
-        )
+    files.require_distinct()
     spec = running.spec
     below = spec.source.prefix if spec.kind == "shard" else ""
     return files.laid_out(spec.layout, spec.target.prefix, f".{spec.format}", below=below)
@@ -108,7 +94,7 @@ class _Lane:
         form = self._running.spec.format
         for number in numbers:
             key, made_of = plan.outputs[number], await asyncio.to_thread(plan.digest, number, form)
-            files = await asyncio.to_thread(plan.files, number)
+            files = await asyncio.to_thread(plan.of, number)
             output = Output(key, tar_size(files), made_of, FORMATS[form])
             there = self._writer.is_there(output)
             if not there:

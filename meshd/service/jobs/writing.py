@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Final
 
 from meshd.assembly.errors import BatchError
 from meshd.kit import failpoints
+from meshd.service.jobs.principals import Grant
 from meshd.store.records import NULL, Meta
 from meshwire.conditions import Conditions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
-    from meshd.service.jobs.kinds import Running
-    from meshd.service.jobs.principals import Grant
-    from meshd.service.versions import Versions
-    from meshd.store.interface import ObjectStore
+    from meshd.service.jobs.kinds import Running, Tools
     from meshd.store.records import Record
+    from meshwire.checksums import BodyVerifier
 
 JOB: Final = "mesh-job"
 MADE_OF: Final = "mesh-made-of"
@@ -41,9 +40,11 @@ class Output:
 class OutputWriter:
     """Writes the outputs of one job. One a job that runs."""
 
-    def __init__(self, store: ObjectStore, versions: Versions, running: Running, grant: Grant) -> None:
-        self._store, self._versions, self._running, self._grant = store, versions, running, grant
+    def __init__(self, tools: Tools, running: Running) -> None:
+        """Raises S3Error NoSuchBucket."""
+        self._store, self._versions, self._running = tools.store, tools.versions, running
         self._bucket = running.spec.target.bucket
+        self._grant = Grant.of(tools.access, running.caller, "s3:PutObject", self._bucket)
 
     def __repr__(self) -> str:
         return f"<OutputWriter to {self._bucket}>"
@@ -93,8 +94,16 @@ class OutputWriter:
 
 
 class Sums:
-    """ETag and checksums of a body that has gone by."""
+    """ETag and checksums of a body, known once it has gone by."""
 
     def __init__(self, etag: str = "") -> None:
         self.etag = etag
         self.checksums: Mapping[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"Sums({self.etag!r}, {dict(self.checksums)})"
+
+    def take(self, verifier: BodyVerifier) -> None:
+        """As an upload of these bytes would have them."""
+        digest = verifier.finish()
+        self.etag, self.checksums = digest.md5_hex, digest.checksums

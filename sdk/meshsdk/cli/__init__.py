@@ -14,6 +14,7 @@ import click
 
 from meshsdk.cli.benching import bench
 from meshsdk.cli.copying import cp
+from meshsdk.cli.jobs import extract, job, reshard, shard
 from meshsdk.cli.listing import ls, mb, rb, stat
 from meshsdk.cli.ops import op
 from meshsdk.cli.reading import cat, head
@@ -36,6 +37,8 @@ Examples:
   mesh head s3://photos/train/             what a dataset of it would hold
   mesh view create photos--small --match .jpg --op decode --op 'resize size=256' --op 'encode format=jpeg'
   mesh op ls                               what nodes can do to a field
+  mesh shard s3://photos/train/ s3://photos-shards/v1/ --count 1000
+  mesh job ls                              what the node works on
   mesh bad ls PLAN                         what a plan could not prepare
   mesh replay PLAN 1093 --epoch 2          one position of it again
   mesh bench s3://photos/train --op decode:image --op random_resized_crop:image:224

@@ -1,0 +1,179 @@
+"""Jobs that make every file in archives an object.
+
+Law: objects as a PUT of the same bytes would make them: ETag, checksum, a content type by the name. Small ones
+that lie together are read together, and committed together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mimetypes
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from meshd.service.jobs.kinds import Tools
+from meshd.service.jobs.plans import scratch
+from meshd.service.jobs.principals import Grant
+from meshd.service.jobs.reading import GROUP, Piece, SourceReader, read_pieces
+from meshd.service.jobs.tidying import remove_stale
+from meshd.service.jobs.writing import Output, OutputWriter, Sums
+from meshwire import names
+from meshwire.checksums import BodyVerifier
+from meshwire.documents import PlanError
+from meshwire.s3.operations import BodyDigests
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator, Sequence
+
+    from meshd.service.jobs.inventories import Inventories
+    from meshd.service.jobs.kinds import Running
+    from meshd.service.jobs.plans import PlanShelf
+    from meshd.service.jobs.reading import Opened
+    from meshwire.jobplans import FileList, JobPlan, SourceFile
+
+_BATCH: Final = 256
+_AT_A_TIME: Final = 2
+_OTHERWISE: Final = "application/octet-stream"
+
+
+class Extracting:
+    """One a node (the steward's)."""
+
+    def __init__(self, tools: Tools, inventories: Inventories, shelf: PlanShelf) -> None:
+        self._tools, self._inventories, self._shelf = tools, inventories, shelf
+
+    def __repr__(self) -> str:
+        return "<Extracting>"
+
+    async def work(self, running: Running) -> None:
+        """See JobKind.work."""
+        spec, tally, tools = running.spec, running.tally, self._tools
+        plan = await self._shelf.plan(running, lambda: self._plan(running))
+        tally.phase = "writing"
+        tally.outputs_total = tally.samples_total = len(plan)
+        tally.bytes_total = plan.total
+        reader = SourceReader(tools.store, spec.source.bucket, plan, f"{scratch(running)}unpacked/")
+        writer = OutputWriter(tools, running)
+        batches = _batches(plan)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(_AT_A_TIME):
+                group.create_task(_Lane(running, plan, reader, writer).run(batches))
+        tally.phase = "tidying"
+        await remove_stale(tools, running, frozenset(plan.outputs))
+        await self._shelf.clear(running)
+
+    async def _plan(self, running: Running) -> JobPlan:
+        spec = running.spec
+        grant = Grant.of(self._tools.access, running.caller, "s3:GetObject", spec.source.bucket)
+        files = await self._inventories.archives(running, grant)
+        if not len(files):
+            raise PlanError("source", f"there are no files in archives under {spec.source} that fit")
+        return await asyncio.to_thread(_planned, files, spec.target.prefix)
+
+
+def _planned(files: FileList, prefix: str) -> JobPlan:
+    """Raises PlanError for names that cannot be keys."""
+    files.require_distinct()
+    plan = files.one_each(prefix)
+    for key in plan.outputs:
+        try:
+            names.check_key(key)
+        except names.NameProblemError as error:
+            raise PlanError("source", f"{key[:200]!r} is no key: {error}") from None
+    return plan
+
+
+def _batches(plan: JobPlan) -> Iterator[tuple[int, int]]:
+    """Runs of files that are read together; a large file is one by itself."""
+    first = weight = 0
+    for number, size in enumerate(plan.size.tolist()):
+        if number > first and (weight + size > GROUP or number - first == _BATCH):
+            yield first, number
+            first, weight = number, 0
+        weight += size
+    yield first, len(plan)
+
+
+class _Lane:
+    """Does one batch after the other."""
+
+    def __init__(self, running: Running, plan: JobPlan, reader: SourceReader, writer: OutputWriter) -> None:
+        self._tally, self._plan, self._reader, self._writer = running.tally, plan, reader, writer
+
+    async def run(self, batches: Iterator[tuple[int, int]]) -> None:
+        for first, end in batches:
+            keys = self._plan.outputs.take(np.arange(first, end))
+            wanted = list(self._missing(self._plan.files(first, end), keys))
+            if wanted and wanted[0][1].size > GROUP:
+                await self._store_large(*wanted[0])
+            elif wanted:
+                await self._store(wanted)
+
+    def _missing(
+        self, files: Sequence[SourceFile], keys: Sequence[str]
+    ) -> Iterator[tuple[Output, SourceFile]]:
+        """What is not there yet."""
+        for key, item in zip(keys, files, strict=True):
+            kind = mimetypes.guess_type(key)[0] or _OTHERWISE
+            output = Output(key, item.size, self._plan.digest_of(item), kind)
+            if self._writer.is_there(output):
+                self._tally.done(1, item.size, there=True)
+            else:
+                yield output, item
+
+    async def _store(self, wanted: Sequence[tuple[Output, SourceFile]]) -> None:
+        """Small files, all at once."""
+        with self._reader.opened({item.source for _, item in wanted}) as opened:
+            bodies = await asyncio.to_thread(_read, [item for _, item in wanted], opened)
+        async with asyncio.TaskGroup() as group:
+            for (output, _), (data, sums) in zip(wanted, bodies, strict=True):
+                group.create_task(self._commit(output, _one(data), sums))
+
+    async def _store_large(self, output: Output, item: SourceFile) -> None:
+        sums = Sums()
+        await self._commit(output, self._pieces(item, sums), sums)
+
+    async def _commit(self, output: Output, body: AsyncGenerator[bytes, None], sums: Sums) -> None:
+        await self._writer.write(output, body, sums)
+        self._tally.done(1, output.size, there=False)
+
+    async def _pieces(self, item: SourceFile, sums: Sums) -> AsyncGenerator[bytes, None]:
+        verifier = BodyVerifier(BodyDigests())
+        for at in range(0, item.size, GROUP):
+            part = item._replace(offset=item.offset + at, size=min(GROUP, item.size - at))
+            with self._reader.opened({item.source}) as opened:
+                data = await asyncio.to_thread(_hashed, part, opened, verifier)
+            yield data
+        sums.take(verifier)
+
+
+def _read(files: Sequence[SourceFile], opened: dict[int, Opened]) -> list[tuple[bytes, Sums]]:
+    """The bytes of each file and what a PUT would keep of them (blocking)."""
+    pieces: list[Piece] = []
+    size = 0
+    for item in files:
+        pieces.append(Piece(size, item.source, item.offset, item.size))
+        size += item.size
+    buffer = bytearray(size)
+    read_pieces(memoryview(buffer), pieces, opened)
+    found = []
+    for piece in pieces:
+        data = bytes(buffer[piece.at : piece.at + piece.length])
+        verifier = BodyVerifier(BodyDigests())
+        verifier.update(data)
+        sums = Sums()
+        sums.take(verifier)
+        found.append((data, sums))
+    return found
+
+
+def _hashed(item: SourceFile, opened: dict[int, Opened], verifier: BodyVerifier) -> bytes:
+    buffer = bytearray(item.size)
+    read_pieces(memoryview(buffer), [Piece(0, item.source, item.offset, item.size)], opened)
+    verifier.update(buffer)
+    return bytes(buffer)
+
+
+async def _one(data: bytes) -> AsyncGenerator[bytes, None]:
+    yield data

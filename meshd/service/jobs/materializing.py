@@ -1,0 +1,144 @@
+"""Jobs that write a view out as ordinary objects.
+
+Law: each object is what the view shows when it is written, ETag and all; the view's listing is walked once, in
+order. What cannot be made is left out of the listing, and so of the output, as everywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Final
+
+from awscrt.checksums import crc32c
+
+from meshd.kit import failpoints
+from meshd.service.jobs.kinds import Tools
+from meshd.service.jobs.principals import Grant
+from meshd.service.jobs.tidying import remove_stale
+from meshd.service.jobs.writing import Output, OutputWriter, Sums
+from meshd.store.errors import CorruptExtentError
+from meshd.store.records import Span
+from meshwire.s3.errors import S3Error
+from meshwire.s3.operations import ListObjects
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+
+    from meshd.service.jobs.kinds import Running
+    from meshd.service.views.dispatch import ViewReader
+    from meshd.service.views.kinds import Made
+    from meshwire.s3.results import ObjectEntry
+
+_PAGE: Final = 1000
+_AT_A_TIME: Final = 8
+_TRIES: Final = 5
+_SMALL: Final = 4 << 20
+_OTHERWISE: Final = "application/octet-stream"
+
+
+class Materializing:
+    """One a node (the steward's)."""
+
+    def __init__(self, tools: Tools, views: ViewReader) -> None:
+        self._tools, self._views = tools, views
+
+    def __repr__(self) -> str:
+        return "<Materializing>"
+
+    async def work(self, running: Running) -> None:
+        """See JobKind.work."""
+        spec, tally = running.spec, running.tally
+        grant = Grant.of(self._tools.access, running.caller, "s3:GetObject", spec.source.bucket)
+        writer = OutputWriter(self._tools, running)
+        present: set[str] = set()
+        limit = asyncio.Semaphore(_AT_A_TIME)
+        tally.phase = "writing"
+        async with asyncio.TaskGroup() as group:
+            async for entry in self._entries(running):
+                grant.require(entry.key)
+                present.add(spec.target.prefix + entry.key)
+                await limit.acquire()
+                task = group.create_task(self._one(running, writer, entry))
+                task.add_done_callback(lambda _: limit.release())
+        failpoints.hit("jobs.materialized")
+        tally.phase = "tidying"
+        await remove_stale(self._tools, running, frozenset(present))
+
+    async def _entries(self, running: Running) -> AsyncIterator[ObjectEntry]:
+        """The view's objects, a page at a time; what is known of the total grows with them."""
+        source, tally = running.spec.source, running.tally
+        after, more = "", True
+        while more:
+            operation = ListObjects(source.bucket, prefix=source.prefix, after=after, max_keys=_PAGE)
+            page = await self._views.listing(operation)
+            if page is None:
+                raise S3Error("NoSuchBucket", f"{source.bucket} is no view any more.")
+            tally.outputs_total += len(page.entries)
+            tally.samples_total = tally.outputs_total
+            tally.bytes_total += sum(entry.size for entry in page.entries)
+            for entry in page.entries:
+                yield entry
+            after, more = page.next_after, page.truncated
+
+    async def _one(self, running: Running, writer: OutputWriter, entry: ObjectEntry) -> None:
+        """A view whose source changes at that very moment is asked again."""
+        for attempt in range(_TRIES):
+            try:
+                there = await self._settled(running, writer, entry)
+            except S3Error as error:
+                if error.code not in ("SlowDown", "ServiceUnavailable") or attempt == _TRIES - 1:
+                    raise
+                await asyncio.sleep(0.1 * 2**attempt)
+            else:
+                running.tally.done(1, entry.size, there=there)
+                return
+
+    async def _settled(self, running: Running, writer: OutputWriter, entry: ObjectEntry) -> bool:
+        """Whether it was there already."""
+        made = await self._views.made(running.spec.source.bucket, entry.key)
+        if made is None:
+            raise S3Error("NoSuchBucket", f"{running.spec.source.bucket} is no view any more.")
+        record = made.record
+        kind = record.headers.get("content-type", _OTHERWISE)
+        output = Output(running.spec.target.prefix + entry.key, record.size, record.etag, kind)
+        if writer.is_there(output):
+            return True
+        sums = Sums(record.etag)
+        await writer.write(output, _body(made, sums), sums)
+        return False
+
+
+async def _body(made: Made, sums: Sums) -> AsyncGenerator[bytes, None]:
+    crc = 0
+    async with aclosing(made.groups(0, made.record.size)) as groups:
+        async for spans in groups:
+            for span in _cut(spans):
+                data, crc = await asyncio.to_thread(_read, span, crc)
+                yield data
+    sums.checksums = {"crc32c": base64.b64encode(crc.to_bytes(4, "big")).decode()}
+
+
+def _cut(spans: Sequence[Span]) -> list[list[Span]]:
+    """Spans to be read at a time, a few megabytes."""
+    found: list[list[Span]] = [[]]
+    size = 0
+    for span in spans:
+        at = 0
+        while at < span.length:
+            length = min(span.length - at, _SMALL - size)
+            found[-1].append(Span(span.fd, span.offset + at, length))
+            at, size = at + length, size + length
+            if size == _SMALL:
+                found.append([])
+                size = 0
+    return [spans for spans in found if spans]
+
+
+def _read(spans: Sequence[Span], crc: int) -> tuple[bytes, int]:
+    data = b"".join([os.pread(span.fd, span.length, span.offset) for span in spans])
+    if len(data) != sum(span.length for span in spans):
+        raise CorruptExtentError("bytes of a view are missing; run meshd fsck")
+    return data, crc32c(data, crc)

@@ -1,0 +1,276 @@
+"""`mesh job`, and `mesh shard`, `mesh reshard`, `mesh extract`: work the node does by itself.
+
+Law: starts, shows, stops; no object passes through here. Invariant: a command that is interrupted leaves its
+job running, and says how to come back to it.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from meshsdk import jobs
+from meshsdk.cli.places import RemoteType
+from meshsdk.cli.running import EXIT_FAILED, human, shared_options
+from meshsdk.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from meshsdk.cli.places import Remote
+    from meshsdk.cli.running import Session
+    from meshsdk.client import Client
+    from meshsdk.jobs import JobInfo
+
+
+@click.group("job")
+def job() -> None:
+    """Work on the node: objects into shards, shards into shards, archives into objects.
+
+    A job runs on the node, whoever goes away; killed, it goes on where it was. The same job started twice is
+    one job; started again later, it writes only what is missing or has changed.
+    """
+
+
+@job.group("start")
+def start() -> None:
+    """Starts a job: shard, reshard, extract."""
+
+
+def _layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    options = (
+        click.option("--count", type=click.IntRange(1), metavar="N", help="Samples a shard.  [1000]"),
+        click.option(
+            "--size", type=click.IntRange(1024), metavar="BYTES", help="Bytes a shard, about, instead."
+        ),
+        click.option("--shuffle", type=int, metavar="SEED", help="Samples in an order by this seed."),
+        click.option("--split", multiple=True, metavar="NAME=SHARE", help="Parts, a folder each; repeat."),
+        click.option("--match", multiple=True, metavar=".EXT", help="Only files that end so; repeat."),
+        click.option("--name", help="What shards are called before their number.  [shard]"),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+_detach = click.option("-d", "--detach", is_flag=True, help="Print the job's id and leave it running.")
+_names = click.option(
+    "--names",
+    type=click.Choice(["keep", "archive"]),
+    help="Files keep their names, or go below a folder called as their archive.  [keep]",
+)
+_on_bad = click.option(
+    "--on-bad", type=click.Choice(["fail", "skip"]), help="What an archive that cannot be read does.  [fail]"
+)
+
+
+@click.command()
+@click.argument("source", type=RemoteType())
+@click.argument("target", type=RemoteType())
+@_layout_options
+@_detach
+@shared_options
+def shard(session: Session, source: Remote, target: Remote, detach: bool, **options: Any) -> int:
+    """Writes the objects under SOURCE as shards under TARGET, on the node.
+
+    Files whose names differ in their extension only are a sample, and stay together.
+
+    \b
+    mesh shard s3://photos/train/ s3://photos-shards/v1/ --count 1000 --shuffle 7
+    mesh shard s3://photos/ s3://photos-shards/v2/ --size 268435456 --split train=0.9 --split val=0.1
+    """
+    return _start(session, jobs.shard_job(str(source), str(target), **_given(options)), detach=detach)
+
+
+@click.command()
+@click.argument("source", type=RemoteType())
+@click.argument("target", type=RemoteType())
+@_layout_options
+@_names
+@_on_bad
+@_detach
+@shared_options
+def reshard(session: Session, source: Remote, target: Remote, detach: bool, **options: Any) -> int:
+    """Writes the files in the archives under SOURCE as other shards under TARGET, on the node.
+
+    \b
+    mesh reshard s3://photos-shards/v1/ s3://photos-shards/v2/ --count 5000 --shuffle 1
+    mesh reshard s3://web/crawl.tar s3://web-shards/ --size 1073741824 --match .jpg --match .json
+    """
+    return _start(session, jobs.reshard_job(str(source), str(target), **_given(options)), detach=detach)
+
+
+@click.command()
+@click.argument("source", type=RemoteType())
+@click.argument("target", type=RemoteType())
+@click.option("--match", multiple=True, metavar=".EXT", help="Only files that end so; repeat.")
+@_names
+@_on_bad
+@_detach
+@shared_options
+def extract(session: Session, source: Remote, target: Remote, detach: bool, **options: Any) -> int:
+    """Writes every file in the archives under SOURCE as an object under TARGET, on the node.
+
+    \b
+    mesh extract s3://photos-shards/v1/ s3://photos-again/
+    mesh extract s3://uploads/album.zip s3://photos/album/ --match .jpg
+    """
+    return _start(session, jobs.extract_job(str(source), str(target), **_given(options)), detach=detach)
+
+
+for command in (shard, reshard, extract):
+    start.add_command(command)
+
+
+@job.command("ls")
+@shared_options
+def list_all(session: Session) -> None:
+    """Lists your jobs, the youngest first."""
+    with session.client() as client:
+        for found in jobs.list_jobs(client.transport):
+            since = datetime.fromtimestamp(found.created_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")
+            where = f"{found.spec.get('source')} → {found.spec.get('target')}"
+            _show(session, found, f"{found.id}  {found.state:10} {found.kind:11} {since}  {where}")
+
+
+@job.command()
+@click.argument("job_id", metavar="ID")
+@shared_options
+def show(session: Session, job_id: str) -> None:
+    """Shows how far a job has come, and what it could not read."""
+    with session.client() as client:
+        found = jobs.show_job(client.transport, job_id)
+    _show(session, found, "\n".join(_lines(found)))
+
+
+@job.command()
+@click.argument("job_id", metavar="ID")
+@shared_options
+def watch(session: Session, job_id: str) -> int:
+    """Follows a job to its end. Interrupting this does not stop the job."""
+    with session.client() as client:
+        return _follow(session, client, jobs.show_job(client.transport, job_id))
+
+
+@job.command()
+@click.argument("job_id", metavar="ID")
+@shared_options
+def cancel(session: Session, job_id: str) -> None:
+    """Stops a job. What it has written stays; started again, it goes on from there."""
+    with session.client() as client:
+        found = jobs.cancel_job(client.transport, job_id)
+        if not found.ended:
+            found = jobs.show_job(client.transport, job_id, wait=10)
+    _show(session, found, f"{found.id} {found.state}: {_summary(found)}")
+
+
+# --- starting and following -----------------------------------------------------------------------------
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """The options somebody gave, as the document has them."""
+    given = {name: value for name, value in options.items() if value is not None and value != ()}
+    if "split" in given:
+        given["split"] = dict(map(_share, given["split"]))
+    if "match" in given:
+        given["match"] = list(given["match"])
+    return given
+
+
+def _share(text: str) -> tuple[str, float]:
+    name, equals, share = text.partition("=")
+    try:
+        return name, float(share if equals else "")
+    except ValueError:
+        raise ConfigurationError(f"--split {text!r}: expected NAME=SHARE, as train=0.9") from None
+
+
+def _start(session: Session, document: dict[str, Any], *, detach: bool) -> int:
+    with session.client() as client:
+        return run_job(session, client, document, detach=detach)
+
+
+def run_job(session: Session, client: Client, document: dict[str, Any], *, detach: bool = False) -> int:
+    """Start a job and follow it to its end; the exit code."""
+    begun = jobs.start_job(client.transport, document)
+    if detach:
+        _show(session, begun, f"{begun.id} {begun.state}; follow it with: mesh job watch {begun.id}")
+        return 0
+    return _follow(session, client, begun)
+
+
+def _follow(session: Session, client: Client, begun: JobInfo) -> int:
+    found = begun
+    try:
+        for found in _with_bar(session, jobs.watch_job(client.transport, begun.id)):
+            pass
+    except KeyboardInterrupt:
+        click.echo(
+            f"mesh: the job goes on; see it with `mesh job watch {begun.id}`, stop it with "
+            f"`mesh job cancel {begun.id}`",
+            err=True,
+        )
+        raise
+    for name, why in found.failures:
+        click.echo(f"mesh: skipped {name}: {why}", err=True)
+    _show(session, found, f"{found.id} {found.state}: {_summary(found)}")
+    return 0 if found.state == "done" else EXIT_FAILED
+
+
+def _with_bar(session: Session, states: Iterator[JobInfo]) -> Iterator[JobInfo]:
+    """The states as they come, drawn on stderr when that is a terminal."""
+    if session.quiet or session.as_json or not sys.stderr.isatty():
+        yield from states
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("queued", total=None)
+        for found in states:
+            progress = found.progress
+            text = f"{progress.phase or found.state} {progress.outputs}/{progress.outputs_total or '?'}"
+            rate = f" {human(progress.rate)}/s" if progress.rate else ""
+            bar.update(
+                task, description=text + rate, completed=progress.bytes, total=progress.bytes_total or None
+            )
+            yield found
+
+
+def _summary(found: JobInfo) -> str:
+    if found.state == "failed":
+        return found.error
+    progress = found.progress
+    parts = [f"{progress.written} written", f"{progress.there} were there"]
+    parts += [f"{progress.removed} of earlier runs removed"] if progress.removed else []
+    parts += [f"{found.failed} skipped"] if found.failed else []
+    return f"{', '.join(parts)}; {human(progress.bytes)} in all"
+
+
+def _lines(found: JobInfo) -> Sequence[str]:
+    progress = found.progress
+    lines = [
+        f"{found.id}  {found.kind}  {found.state}" + (f" (run {found.run})" if found.run > 1 else ""),
+        f"from     {found.spec.get('source')}",
+        f"to       {found.spec.get('target')}",
+        f"outputs  {progress.outputs} of {progress.outputs_total or '?'}",
+        f"samples  {progress.samples} of {progress.samples_total or '?'}",
+        f"bytes    {human(progress.bytes)} of {human(progress.bytes_total)}",
+    ]
+    if progress.rate:
+        lines.append(f"rate     {human(progress.rate)}/s")
+    if found.eta_s is not None:
+        lines.append(f"left     {found.eta_s:.0f} s")
+    if found.error:
+        lines.append(f"error    {found.error}")
+    lines += [f"skipped  {name}: {why}" for name, why in found.failures]
+    return lines
+
+
+def _show(session: Session, found: JobInfo, text: str) -> None:
+    session.show(text, **asdict(found))
