@@ -92,12 +92,16 @@ def node_access(node: Node) -> Access:
     return Access(node.buckets, node.clock, finder(node.store))
 
 
+def view_reader(node: Node, access: Access, data: DataServices) -> ViewReader:
+    """Views of every kind, read."""
+    return ViewReader(node.store, ViewDefinitions(node.buckets, node.clock, access), view_kinds(node, data))
+
+
 def web_deps(node: Node, access: Access, data: DataServices, audit: AuditLog | None = None) -> WebDeps:
     """The services of the S3 endpoint."""
     versions = Versions(node.store, node.buckets)
     objects = ObjectService(node.store, versions)
     acls = AclService(node.buckets, node.identities)
-    definitions = ViewDefinitions(node.buckets, node.clock, access)
     return WebDeps(
         access=access,
         sessions=Sessions(node.identities, NodeSecret(node.control), node.use, node.clock),
@@ -110,7 +114,7 @@ def web_deps(node: Node, access: Access, data: DataServices, audit: AuditLog | N
         tagging=TaggingService(node.store, versions),
         settings=SettingService(node.buckets, acls),
         acls=acls,
-        views=ViewReader(node.store, definitions, view_kinds(node, data)),
+        views=view_reader(node, access, data),
         object_acls=ObjectAclService(node.store, node.buckets, versions, acls),
         clock=node.clock,
         still=node.control.still,

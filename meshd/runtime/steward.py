@@ -19,8 +19,9 @@ from meshd.assembly.assembler import Assembler
 from meshd.assembly.serving import serve_assembler
 from meshd.kit.tasks import Tasks
 from meshd.runtime.chores import node_chores, process_chores, start_chores
+from meshd.runtime.data import data_services
 from meshd.runtime.jobs import job_runner
-from meshd.runtime.node import open_node
+from meshd.runtime.node import node_access, open_node, view_reader
 from meshd.telemetry import logs
 from meshd.transform.pool import TransformPool
 
@@ -64,7 +65,10 @@ async def steward(node: Node, listener: socket.socket) -> AsyncIterator[Assemble
     try:
         tasks.spawn(_vital(serve_assembler(assembler, listener)), "assembler")
         start_chores(node_chores(node), tasks)
-        tasks.spawn(_vital(job_runner(node).run()), "jobs")
+        access = node_access(node)
+        views = view_reader(node, access, data_services(node, access, assembler))
+        jobs = job_runner(node, access, views)
+        tasks.spawn(_vital(jobs.run()), "jobs")
         yield assembler
     finally:
         await tasks.aclose()

@@ -24,8 +24,8 @@ _WAIT = 25.0  # seconds a question may wait for its answer
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """How far a job has come; totals are 0 until it knows them. `written` and `there` (left by an earlier run)
-    make up `outputs`; `rate` is in bytes a second."""
+    """How far a job has come; totals are 0 until it knows them. `written` and `there` (left by an earlier
+    run) make up `outputs`; `rate` is in bytes a second."""
 
     phase: str = ""
     outputs: int = 0
@@ -43,8 +43,8 @@ class JobProgress:
 @dataclass(frozen=True, slots=True)
 class JobInfo:
     """One job. `state`: queued, running, cancelling, done, failed, cancelled. `failures`: (name, why) of the
-    first hundred things that were skipped; `failed` counts all. `error`: why it failed. Times in ms since 1970.
-    """
+    first hundred things that were skipped; `failed` counts all. `error`: why it failed. Times in ms since
+    1970."""
 
     id: str
     kind: str

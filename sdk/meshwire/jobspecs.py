@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from meshwire import names
+from meshwire.archives.kinds import ENDINGS, archive_kind
 from meshwire.documents import (
     PlanError,
     canonical_json,
@@ -27,20 +28,19 @@ from meshwire.shardviews import ShardsView, parse_shards
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from meshwire.archives.kinds import ArchiveKind
+
 Kind = Literal["shard", "reshard", "extract", "materialize"]
-Format = Literal["tar", "tgz", "tar.zst", "zip"]
 Names = Literal["keep", "archive"]
 OnBad = Literal["fail", "skip"]
 KINDS: Final = ("shard", "reshard", "extract", "materialize")
-FORMATS: Final[Mapping[str, str]] = {
+FORMATS: Final[Mapping[ArchiveKind, str]] = {
     "tar": "application/x-tar",
     "tgz": "application/gzip",
     "tar.zst": "application/zstd",
     "zip": "application/zip",
 }
 """What shards are written as, and the content type of each."""
-ARCHIVES: Final = (".tar", ".tgz", ".tar.gz", ".tar.zst", ".zip")
-"""What keys of archives end in, in any case."""
 _COMMON = ("kind", "source", "target", "on_bad")
 _LAYOUT = ("match", "count", "size", "shuffle", "split", "name")
 _KNOWN: Final[Mapping[Kind, tuple[str, ...]]] = {
@@ -76,7 +76,7 @@ class JobSpec:
     source: Folder
     target: Folder
     layout: ShardsView = field(default_factory=lambda: ShardsView(""))
-    format: Format = "tar"
+    format: ArchiveKind = "tar"
     names: Names = "keep"
     on_bad: OnBad = "fail"
 
@@ -104,7 +104,7 @@ def parse_job(source: bytes | str | Mapping[str, Any]) -> JobSpec:
         raise PlanError("", 'expected an object, as {"kind": "shard", "source": …, "target": …}')
     kind = cast("Kind", checked_choice(required(value, "kind", ""), "kind", KINDS))
     document = checked_object(value, "", _KNOWN[kind])
-    place = _parse_folder(required(document, "source", ""), "source")
+    place = _parse_folder(required(document, "source", ""), "source", literal=kind == "materialize")
     target = _parse_folder(required(document, "target", ""), "target")
     if is_archive(target.prefix):
         raise PlanError("target", "a folder is meant, not one archive: leave out the last part")
@@ -116,7 +116,7 @@ def parse_job(source: bytes | str | Mapping[str, Any]) -> JobSpec:
         place,
         target,
         parse_shards({"kind": "shards", "prefix": place.prefix, **layout}, place.bucket),
-        cast("Format", checked_choice(document.get("format", "tar"), "format", FORMATS)),
+        cast("ArchiveKind", checked_choice(document.get("format", "tar"), "format", FORMATS)),
         cast("Names", checked_choice(document.get("names", "keep"), "names", ("keep", "archive"))),
         cast("OnBad", checked_choice(document.get("on_bad", "fail"), "on_bad", ("fail", "skip"))),
     )
@@ -124,17 +124,18 @@ def parse_job(source: bytes | str | Mapping[str, Any]) -> JobSpec:
 
 def is_archive(key: str) -> bool:
     """Whether a key is an archive's by its ending."""
-    return key.lower().endswith(ARCHIVES)
+    return archive_kind(key) is not None
 
 
 def archive_stem(key: str) -> str:
     """The key of an archive without its ending."""
-    ending = max((end for end in ARCHIVES if key.lower().endswith(end)), key=len, default="")
+    ending = max((end for end in ENDINGS if key.lower().endswith(end)), key=len, default="")
     return key[: len(key) - len(ending)]
 
 
-def _parse_folder(value: Any, path: str) -> Folder:
-    """`s3://BUCKET/PREFIX`; a prefix is a folder, with or without its last `/`, or one archive."""
+def _parse_folder(value: Any, path: str, *, literal: bool = False) -> Folder:
+    """`s3://BUCKET/PREFIX`; a prefix is a folder, with or without its last `/`, or one archive; a `literal`
+    one is what keys begin with."""
     address = checked_text(value, path, at_most=2048)
     bucket, _, prefix = address.removeprefix("s3://").partition("/")
     if not address.startswith("s3://") or not bucket:
@@ -145,6 +146,6 @@ def _parse_folder(value: Any, path: str) -> Folder:
             names.check_key(prefix)
     except names.NameProblemError as error:
         raise PlanError(path, str(error)) from None
-    if prefix and not prefix.endswith("/") and not is_archive(prefix):
+    if prefix and not literal and not prefix.endswith("/") and not is_archive(prefix):
         prefix += "/"
     return Folder(bucket, prefix)

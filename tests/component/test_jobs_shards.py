@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from meshd.testing.daemons import Daemon
+from tests.component.jobs_working import done, ended, members, objects, start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,43 +38,12 @@ def s3(daemon: Daemon) -> Any:
     return daemon.client()
 
 
-def start(daemon: Daemon, **document: Any) -> dict[str, Any]:
-    answer = daemon.request("POST", "/-/jobs", json.dumps(document).encode())
-    assert answer.status == 200, answer.body
-    return dict(json.loads(answer.body))
-
-
-def ended(daemon: Daemon, job: dict[str, Any]) -> dict[str, Any]:
-    return dict(json.loads(daemon.request("GET", f"/-/jobs/{job['id']}?wait=30").body))
-
-
-def done(daemon: Daemon, **document: Any) -> dict[str, Any]:
-    job = ended(daemon, start(daemon, **document))
-    assert job["state"] == "done", job
-    return job
-
-
 def read(s3: Any, prefix: str) -> dict[str, bytes]:
-    listed = s3.list_objects_v2(Bucket="made", Prefix=prefix).get("Contents", [])
-    return {e["Key"]: s3.get_object(Bucket="made", Key=e["Key"])["Body"].read() for e in listed}
-
-
-def members(*bodies: bytes) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-    for body in bodies:
-        with tarfile.open(fileobj=io.BytesIO(body)) as tar:
-            for member in tar:
-                assert member.name not in found
-                found[member.name] = tar.extractfile(member).read()  # type: ignore[union-attr]
-    return found
+    return {prefix + key: body for key, body in objects(s3, "made", prefix).items()}
 
 
 def originals(s3: Any) -> dict[str, bytes]:
-    listed = s3.list_objects_v2(Bucket="samples", Prefix="train/")["Contents"]
-    return {
-        e["Key"].removeprefix("train/"): s3.get_object(Bucket="samples", Key=e["Key"])["Body"].read()
-        for e in listed
-    }
+    return objects(s3, "samples", "train/")
 
 
 def test_shards_are_byte_for_byte_those_of_a_view(daemon: Daemon, s3: Any) -> None:

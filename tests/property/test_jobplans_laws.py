@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.fields import sample_key
 from meshwire.documents import PlanError
+from meshwire.fields import sample_key
 from meshwire.jobplans import FileList, JobPlan
 from meshwire.shardforms import SourceObject
 from meshwire.shardlayouts import lay_out

@@ -79,6 +79,8 @@ class JobDesk:
             raise PlanError("source", f"{spec.source.bucket!r} is no view: it is BUCKET--NAME")
         if spec.kind != "materialize" and source is not None and source.view:
             raise PlanError("source", f"{spec.source.bucket!r} is a view: use the kind materialize")
+        if source is not None and source.view:
+            _check_feedback(json.loads(source.view), spec)
         target = self._buckets.get(spec.target.bucket)
         if target is not None and target.view:
             raise PlanError("target", f"{spec.target.bucket!r} is a view: nobody writes to it")
@@ -148,6 +150,13 @@ class JobDesk:
             hint = suggestion(job_id, known) if known else ""
             raise BatchError("NoSuchJob", f"there is no job {job_id[:80]!r}{hint}", help="see `mesh job ls`")
         return job
+
+
+def _check_feedback(view: dict[str, Any], spec: JobSpec) -> None:
+    """What is written must not become what the view is made of. Raises PlanError."""
+    inside = view["source"] == spec.target.bucket and spec.target.prefix.startswith(view.get("prefix", ""))
+    if inside and not view.get("match"):
+        raise PlanError("target", f"{spec.target} lies within the view's own source; choose another folder")
 
 
 def _sees(caller: Caller, job: Job) -> bool:

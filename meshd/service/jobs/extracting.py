@@ -1,7 +1,7 @@
 """Jobs that make every file in archives an object.
 
-Law: objects as a PUT of the same bytes would make them: ETag, checksum, a content type by the name. Small ones
-that lie together are read together, and committed together.
+Law: objects as a PUT of the same bytes would make them: ETag, checksum, a content type by the name. Small
+ones that lie together are read together, and committed together.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from meshd.service.jobs.kinds import Tools
-from meshd.service.jobs.plans import scratch
 from meshd.service.jobs.principals import Grant
 from meshd.service.jobs.reading import GROUP, Piece, SourceReader, read_pieces
 from meshd.service.jobs.tidying import remove_stale
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
     from meshd.service.jobs.inventories import Inventories
-    from meshd.service.jobs.kinds import Running
+    from meshd.service.jobs.kinds import Running, Tools
     from meshd.service.jobs.plans import PlanShelf
     from meshd.service.jobs.reading import Opened
     from meshwire.jobplans import FileList, JobPlan, SourceFile
@@ -48,12 +46,12 @@ class Extracting:
 
     async def work(self, running: Running) -> None:
         """See JobKind.work."""
-        spec, tally, tools = running.spec, running.tally, self._tools
+        tally, tools = running.tally, self._tools
         plan = await self._shelf.plan(running, lambda: self._plan(running))
         tally.phase = "writing"
         tally.outputs_total = tally.samples_total = len(plan)
         tally.bytes_total = plan.total
-        reader = SourceReader(tools.store, spec.source.bucket, plan, f"{scratch(running)}unpacked/")
+        reader = SourceReader(tools.store, running, plan)
         writer = OutputWriter(tools, running)
         batches = _batches(plan)
         async with asyncio.TaskGroup() as group:
@@ -61,7 +59,6 @@ class Extracting:
                 group.create_task(_Lane(running, plan, reader, writer).run(batches))
         tally.phase = "tidying"
         await remove_stale(tools, running, frozenset(plan.outputs))
-        await self._shelf.clear(running)
 
     async def _plan(self, running: Running) -> JobPlan:
         spec = running.spec

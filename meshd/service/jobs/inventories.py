@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from meshd.assembly.errors import BatchError
+from meshd.service.jobs.unpacking import Unpacking
 from meshwire.jobplans import FileList
 from meshwire.jobspecs import archive_stem, is_archive
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from meshd.assembly.catalog import Catalog
     from meshd.service.archives.reading import Archives
     from meshd.service.jobs.kinds import Running
     from meshd.service.jobs.principals import Grant
@@ -31,8 +33,8 @@ _PAGE: Final = 1000
 class Inventories:
     """Makes them. One a node (the steward's)."""
 
-    def __init__(self, store: ObjectStore, archives: Archives) -> None:
-        self._store, self._archives = store, archives
+    def __init__(self, store: ObjectStore, catalog: Catalog, archives: Archives) -> None:
+        self._store, self._unpacking = store, Unpacking(store, catalog, archives)
 
     def __repr__(self) -> str:
         return "<Inventories>"
@@ -55,25 +57,23 @@ class Inventories:
             if not is_archive(key):
                 continue
             try:
-                await self._add(found, spec, key, record)
+                await self._add(found, running, key, record)
             except BatchError as error:
                 if error.code != "BadSample" or spec.on_bad != "skip":
                     raise
                 running.tally.fail(f"s3://{spec.source.bucket}/{key}", error.message)
         return found
 
-    async def _add(self, found: FileList, spec: JobSpec, key: str, record: Record) -> None:
-        index = await self._archives.index(spec.source.bucket, key, record)
-        folder = (
-            f"{archive_stem(key)[len(spec.source.prefix) :].lstrip('/')}/" if spec.names == "archive" else ""
-        )
-        names, match = list(index.names), spec.layout.match
+    async def _add(self, found: FileList, running: Running, key: str, record: Record) -> None:
+        spec = running.spec
+        index = await self._unpacking.index(running, spec.source.bucket, key, record)
+        folder, match = _folder(spec, key), spec.layout.match
+        names = list(index.names)
         last = {name: number for number, name in enumerate(names)}  # a name that stands twice was replaced
         chosen = sorted(number for name, number in last.items() if not match or name.endswith(match))
         offsets, sizes = index.offsets[chosen], index.sizes[chosen]
-        found.add(
-            key, record.etag, record.size, [folder + names[number] for number in chosen], offsets, sizes
-        )
+        shown = [folder + _cleaned(names[number]) for number in chosen]
+        found.add(key, record.etag, record.size, shown, offsets, sizes, unpacked=index.inflated)
 
     async def _list(self, spec: JobSpec, grant: Grant) -> AsyncGenerator[tuple[str, Record], None]:
         """The source's objects in order of their keys."""
@@ -85,3 +85,17 @@ class Inventories:
                 grant.require(key)
                 yield key, record
             after, more = page.next_after, page.truncated
+
+
+def _folder(spec: JobSpec, key: str) -> str:
+    """What the names of an archive's files begin with."""
+    if spec.names == "keep":
+        return ""
+    below = archive_stem(key)[spec.source.prefix.rfind("/") + 1 :].lstrip("/")
+    return f"{below}/"
+
+
+def _cleaned(name: str) -> str:
+    """A member's name as a relative one: nothing above or beside the folder it is put in."""
+    parts = [part for part in name.split("/") if part not in ("", ".", "..")]
+    return "/".join(parts) or "_"

@@ -28,7 +28,7 @@ class Tally:
     def __init__(self) -> None:
         self.phase = "planning"
         self.outputs_total = self.samples_total = self.bytes_total = 0
-        self.samples = self.bytes = self.moved = 0
+        self.samples = self.bytes = self.moved = self.unpacked = 0
         self.written = self.there = self.removed = self.failed = 0
         self.failures: list[Failure] = []
 

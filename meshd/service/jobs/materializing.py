@@ -1,7 +1,7 @@
 """Jobs that write a view out as ordinary objects.
 
-Law: each object is what the view shows when it is written, ETag and all; the view's listing is walked once, in
-order. What cannot be made is left out of the listing, and so of the output, as everywhere.
+Law: each object is what the view shows when it is written, ETag and all; the view's listing is walked once,
+in order. What cannot be made is left out of the listing, and so of the output, as everywhere.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 from awscrt.checksums import crc32c
 
 from meshd.kit import failpoints
-from meshd.service.jobs.kinds import Tools
 from meshd.service.jobs.principals import Grant
 from meshd.service.jobs.tidying import remove_stale
 from meshd.service.jobs.writing import Output, OutputWriter, Sums
@@ -27,7 +26,7 @@ from meshwire.s3.operations import ListObjects
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
-    from meshd.service.jobs.kinds import Running
+    from meshd.service.jobs.kinds import Running, Tools
     from meshd.service.views.dispatch import ViewReader
     from meshd.service.views.kinds import Made
     from meshwire.s3.results import ObjectEntry
@@ -72,7 +71,7 @@ class Materializing:
         source, tally = running.spec.source, running.tally
         after, more = "", True
         while more:
-            operation = ListObjects(source.bucket, prefix=source.prefix, after=after, max_keys=_PAGE)
+            operation = ListObjects(source.bucket, 2, prefix=source.prefix, after=after, max_keys=_PAGE)
             page = await self._views.listing(operation)
             if page is None:
                 raise S3Error("NoSuchBucket", f"{source.bucket} is no view any more.")

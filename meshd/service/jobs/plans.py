@@ -15,7 +15,7 @@ from meshwire.columns import ColumnError
 from meshwire.jobplans import JobPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
     from meshd.assembly.catalog import Catalog
     from meshd.service.jobs.kinds import Running
@@ -52,10 +52,21 @@ class PlanShelf:
         failpoints.hit("jobs.planned")
         return plan
 
-    async def clear(self, running: Running) -> None:
-        """Forget what was kept for this run and earlier ones."""
-        prefix = f"jobs/{running.job_id}-"
-        while keys := [
-            key for key, _ in self._store.list(RESERVED_BUCKET, prefix=prefix, limit=_PAGE).entries
-        ]:
+    async def clear(self, job_id: str) -> None:
+        """Forget what was kept for all runs of a job."""
+        while keys := list(self._kept(f"jobs/{job_id}-")):
             await self._store.delete_many(RESERVED_BUCKET, keys)
+
+    def jobs(self) -> set[str]:
+        """The jobs that something is kept for."""
+        found, after = set[str](), ""
+        while (key := next(self._kept("jobs/", after), "")) != "":
+            job_id = key.removeprefix("jobs/").partition("-")[0]
+            found.add(job_id)
+            after = f"jobs/{job_id}-\U0010ffff"
+        return found
+
+    def _kept(self, prefix: str, after: str = "") -> Iterator[str]:
+        """A page of names."""
+        page = self._store.list(RESERVED_BUCKET, prefix=prefix, after=after, limit=_PAGE)
+        return iter([key for key, _ in page.entries])

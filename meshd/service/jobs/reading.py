@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.assembly.errors import BatchError
+from meshd.service.jobs.plans import scratch
+from meshd.service.jobs.unpacking import unpacked_name
 from meshd.store.errors import CorruptExtentError, ExtentGoneError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from meshd.service.jobs.kinds import Running
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record, Span
     from meshwire.jobplans import JobPlan
@@ -75,15 +78,15 @@ class Opened:
 class SourceReader:
     """Reads one plan's sources. One a job that runs."""
 
-    def __init__(self, store: ObjectStore, bucket: str, plan: JobPlan, unpacked: str) -> None:
-        """`unpacked`: what names of unpacked sources begin with."""
-        self._store, self._bucket, self._plan, self._unpacked = store, bucket, plan, unpacked
+    def __init__(self, store: ObjectStore, running: Running, plan: JobPlan) -> None:
+        self._store, self._bucket, self._plan = store, running.spec.source.bucket, plan
+        self._scratch = scratch(running)
 
     def __repr__(self) -> str:
         return f"<SourceReader of {self._plan!r}>"
 
     @contextmanager
-    def opened(self, numbers: Sequence[int]) -> Iterator[dict[int, Opened]]:
+    def opened(self, numbers: Iterable[int]) -> Iterator[dict[int, Opened]]:
         """These sources, open inside the `with`. Raises BatchError SnapshotChanged."""
         with ExitStack() as stack:
             yield {number: self._open(stack, number) for number in numbers}
@@ -98,13 +101,12 @@ class SourceReader:
 
     def _record(self, number: int) -> Record:
         sources = self._plan.sources
-        key, etag = sources.keys[number], sources.etags[number]
-        if sources.unpacked[number]:
-            bucket, key = RESERVED_BUCKET, f"{self._unpacked}{number}"
-        else:
-            bucket = self._bucket
+        bucket, key, etag = self._bucket, sources.keys[number], sources.etags[number]
+        unpacked = bool(sources.unpacked[number])
+        if unpacked:
+            bucket, key = RESERVED_BUCKET, self._scratch + unpacked_name(etag, int(sources.sizes[number]))
         record = self._store.get(bucket, key)
-        if record is None or (record.etag != etag and not sources.unpacked[number]):
+        if record is None or (record.etag != etag and not unpacked):
             raise BatchError(
                 "SnapshotChanged",
                 f"s3://{bucket}/{key} was {'removed' if record is None else 'replaced'} while the job ran",

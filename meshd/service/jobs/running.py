@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from meshd.control.jobs import Job, JobTable, State
     from meshd.kit.clock import Clock
     from meshd.service.jobs.kinds import JobKind
+    from meshd.service.jobs.plans import PlanShelf
 
 _log = logging.getLogger("meshd.jobs")
 AT_A_TIME: Final = 2
@@ -51,10 +52,11 @@ class JobRunner:
         control: ControlStore,
         identities: IdentityTable,
         kinds: Mapping[str, JobKind],
+        shelf: PlanShelf,
         clock: Clock,
     ) -> None:
         self._table, self._control, self._identities = table, control, identities
-        self._kinds, self._clock = kinds, clock
+        self._kinds, self._shelf, self._clock = kinds, shelf, clock
         self._tasks = Tasks("jobs")
         self._running: dict[str, asyncio.Task[None]] = {}
 
@@ -64,11 +66,19 @@ class JobRunner:
     async def run(self) -> None:
         """Until cancelled; then what runs is left for the next start."""
         try:
+            await self._clear_ended()
             async with aclosing(self._control.watch(TOPIC)) as changes:
                 async for _ in changes:
                     await self._look()
         finally:
             await self._tasks.aclose()
+
+    async def _clear_ended(self) -> None:
+        """What is left of jobs that ended when the node did."""
+        for job_id in self._shelf.jobs():
+            job = self._table.get(job_id)
+            if job is None or job.ended:
+                await self._shelf.clear(job_id)
 
     async def _look(self) -> None:
         """Begin what may begin, stop what is to be stopped."""
@@ -146,6 +156,7 @@ class JobRunner:
         await self._table.change(job_id, decide)
         metrics.jobs_ended.labels(state).inc()
         failpoints.hit("jobs.ended")
+        await self._shelf.clear(job_id)
 
 
 def _turn(job: Job) -> tuple[bool, int, str]:

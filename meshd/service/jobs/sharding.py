@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 from awscrt.checksums import crc32c
 
 from meshd.service.jobs.packing import tar_groups, tar_size
-from meshd.service.jobs.plans import scratch
 from meshd.service.jobs.principals import Grant
 from meshd.service.jobs.reading import SourceReader, read_pieces
 from meshd.service.jobs.tidying import remove_stale
@@ -24,14 +23,11 @@ from meshwire.jobspecs import FORMATS
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
 
-    from meshd.service.access import Access
     from meshd.service.jobs.inventories import Inventories
-    from meshd.service.jobs.kinds import Running
+    from meshd.service.jobs.kinds import Running, Tools
     from meshd.service.jobs.packing import Group
     from meshd.service.jobs.plans import PlanShelf
     from meshd.service.jobs.reading import Opened
-    from meshd.service.versions import Versions
-    from meshd.store.interface import ObjectStore
     from meshwire.jobplans import FileList, JobPlan
 
 _AT_A_TIME: Final = 2
@@ -48,20 +44,19 @@ class Sharding:
 
     async def work(self, running: Running) -> None:
         """See JobKind.work."""
-        spec, tally, tools = running.spec, running.tally, self._tools
+        tally, tools = running.tally, self._tools
         plan = await self._shelf.plan(running, lambda: self._plan(running))
         tally.phase = "writing"
         tally.outputs_total, tally.bytes_total = len(plan), plan.total
         tally.samples_total = int(plan.samples.sum())
         writer = OutputWriter(tools, running)
-        reader = SourceReader(tools.store, spec.source.bucket, plan, f"{scratch(running)}unpacked/")
+        reader = SourceReader(tools.store, running, plan)
         numbers = iter(range(len(plan)))
         async with asyncio.TaskGroup() as group:
             for _ in range(_AT_A_TIME):
                 group.create_task(_Lane(running, plan, reader, writer).run(numbers))
         tally.phase = "tidying"
         await remove_stale(tools, running, frozenset(plan.outputs))
-        await self._shelf.clear(running)
 
     async def _plan(self, running: Running) -> JobPlan:
         spec = running.spec

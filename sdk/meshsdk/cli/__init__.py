@@ -55,7 +55,26 @@ def mesh(session: Session) -> None:
     del session  # its options are inherited by the commands
 
 
-for command in (ls, cp, sync, cat, head, stat, rm, mb, rb, op, view, bench, bad, replay):
+for command in (
+    ls,
+    cp,
+    sync,
+    cat,
+    head,
+    stat,
+    rm,
+    mb,
+    rb,
+    op,
+    view,
+    shard,
+    reshard,
+    extract,
+    job,
+    bench,
+    bad,
+    replay,
+):
     mesh.add_command(command)
 
 

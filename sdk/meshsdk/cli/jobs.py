@@ -57,7 +57,7 @@ def _layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-_detach = click.option("-d", "--detach", is_flag=True, help="Print the job's id and leave it running.")
+detach_option = click.option("-d", "--detach", is_flag=True, help="Print the job's id and leave it running.")
 _names = click.option(
     "--names",
     type=click.Choice(["keep", "archive"]),
@@ -72,7 +72,7 @@ _on_bad = click.option(
 @click.argument("source", type=RemoteType())
 @click.argument("target", type=RemoteType())
 @_layout_options
-@_detach
+@detach_option
 @shared_options
 def shard(session: Session, source: Remote, target: Remote, detach: bool, **options: Any) -> int:
     """Writes the objects under SOURCE as shards under TARGET, on the node.
@@ -92,7 +92,7 @@ def shard(session: Session, source: Remote, target: Remote, detach: bool, **opti
 @_layout_options
 @_names
 @_on_bad
-@_detach
+@detach_option
 @shared_options
 def reshard(session: Session, source: Remote, target: Remote, detach: bool, **options: Any) -> int:
     """Writes the files in the archives under SOURCE as other shards under TARGET, on the node.
@@ -110,7 +110,7 @@ def reshard(session: Session, source: Remote, target: Remote, detach: bool, **op
 @click.option("--match", multiple=True, metavar=".EXT", help="Only files that end so; repeat.")
 @_names
 @_on_bad
-@_detach
+@detach_option
 @shared_options
 def extract(session: Session, source: Remote, target: Remote, detach: bool, **options: Any) -> int:
     """Writes every file in the archives under SOURCE as an object under TARGET, on the node.
@@ -153,7 +153,7 @@ def show(session: Session, job_id: str) -> None:
 def watch(session: Session, job_id: str) -> int:
     """Follows a job to its end. Interrupting this does not stop the job."""
     with session.client() as client:
-        return _follow(session, client, jobs.show_job(client.transport, job_id))
+        return _told_ended(session, followed(session, client, jobs.show_job(client.transport, job_id)))
 
 
 @job.command()
@@ -191,23 +191,32 @@ def _share(text: str) -> tuple[str, float]:
 
 def _start(session: Session, document: dict[str, Any], *, detach: bool) -> int:
     with session.client() as client:
-        return run_job(session, client, document, detach=detach)
+        return _run(session, client, document, detach=detach)
 
 
-def run_job(session: Session, client: Client, document: dict[str, Any], *, detach: bool = False) -> int:
+def _run(session: Session, client: Client, document: dict[str, Any], *, detach: bool) -> int:
     """Start a job and follow it to its end; the exit code."""
     begun = jobs.start_job(client.transport, document)
-    if detach:
-        _show(session, begun, f"{begun.id} {begun.state}; follow it with: mesh job watch {begun.id}")
-        return 0
-    return _follow(session, client, begun)
+    return told_started(session, begun) if detach else _told_ended(session, followed(session, client, begun))
 
 
-def _follow(session: Session, client: Client, begun: JobInfo) -> int:
+def told_started(session: Session, begun: JobInfo) -> int:
+    """The end of a command that leaves its job running."""
+    _show(session, begun, f"{begun.id} {begun.state}; follow it with: mesh job watch {begun.id}")
+    return 0
+
+
+def _told_ended(session: Session, found: JobInfo) -> int:
+    _show(session, found, f"{found.id} {found.state}: {_summary(found)}")
+    return 0 if found.state == "done" else EXIT_FAILED
+
+
+def followed(session: Session, client: Client, begun: JobInfo) -> JobInfo:
+    """A job at its end, with a bar until then; what it skipped is told on stderr."""
     found = begun
     try:
-        for found in _with_bar(session, jobs.watch_job(client.transport, begun.id)):
-            pass
+        for state in _with_bar(session, jobs.watch_job(client.transport, begun.id)):
+            found = state
     except KeyboardInterrupt:
         click.echo(
             f"mesh: the job goes on; see it with `mesh job watch {begun.id}`, stop it with "
@@ -217,8 +226,7 @@ def _follow(session: Session, client: Client, begun: JobInfo) -> int:
         raise
     for name, why in found.failures:
         click.echo(f"mesh: skipped {name}: {why}", err=True)
-    _show(session, found, f"{found.id} {found.state}: {_summary(found)}")
-    return 0 if found.state == "done" else EXIT_FAILED
+    return found
 
 
 def _with_bar(session: Session, states: Iterator[JobInfo]) -> Iterator[JobInfo]:
