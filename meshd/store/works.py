@@ -19,7 +19,7 @@ import msgspec
 
 from meshd.kit import failpoints
 from meshd.store.graves import Graves
-from meshd.store.members import RESERVE, render, stamp_text, undoes, version_of
+from meshd.store.members import ALIGNED, PAGE, RESERVE, render, stamp_text, undoes, version_of
 from meshd.store.records import DataFile, Extent
 from meshd.telemetry import metrics
 
@@ -60,6 +60,16 @@ class _Change:
     made: DataFile | None = None
     sealed: bool = False
     spared: bool = False
+
+
+def _reserve(member: Member, size: int, start: int) -> int | None:
+    """Room for the header of a large member at `start` of a segment, so that its data begin with a page:
+    sendfile takes what does not apart, and so does whoever receives it."""
+    if size < ALIGNED:
+        return None
+    needed = len(render(member, size))
+    short = -(start + needed) % PAGE
+    return needed + short if short else None
 
 
 def _restamp_own(own: OwnFile, member: Member) -> None:
@@ -122,7 +132,8 @@ class Work:
         segment = self._segment(self.disks.place(member.bucket, member.key))
         start = segment.tail
         member = msgspec.structs.replace(member, file=segment.file, at=start)
-        data = segment.append(render(member, size), chunks, size)
+        reserve = _reserve(member, size, start)
+        data = segment.append(render(member, size, reserve=reserve), chunks, size)
         self._segments[segment.file] = segment
         change = self._change(segment.file)
         change.made = DataFile(segment.disk, "segment", "open", self.writer)
@@ -130,7 +141,11 @@ class Work:
         change.stamps.append(stamp)
         change.tombs += undoes(member)
         extent = Extent(segment.disk, segment.file, data, size, member.crc32c)
-        return Placed(extent, stamp, lambda late: segment.patch(start, render(late, size)), member, False)
+
+        def patch(late: Member) -> None:
+            segment.patch(start, render(late, size, reserve=reserve))
+
+        return Placed(extent, stamp, patch, member, False)
 
     def publish(self, own: OwnFile, member: Member, stamp: int) -> Placed:
         """Gives a file of its own its header and name. Raises OSError."""
