@@ -86,6 +86,10 @@ class ObjectService:
         """The bytes of a small answer, if they can be had without waiting for a disk. Raises StoreError."""
         return self._store.read_now(found.record, found.offset, found.length)
 
+    def span_now(self, found: Found) -> Span | None:
+        """The one range of an answer, valid until the caller next awaits. Raises StoreError."""
+        return self._store.span_now(found.record, found.offset, found.length)
+
     def _find_again(self, operation: GetObject, found: Found) -> Found:
         """The object was replaced (or moved) since it was found. Its headers are made already, so only the
         same content will do. Raises ReplacedError."""

@@ -208,6 +208,11 @@ class ObjectStore(Protocol):
         """As `read`, but None when the bytes lie in several extents or not in memory."""
         ...
 
+    def span_now(self, record: Record, offset: int, length: int) -> Span | None:
+        """As `reading`, but the range is valid only until the caller next awaits or reads; None when the
+        bytes lie in several extents, or in a file that is not kept open."""
+        ...
+
     def locate(self, record: Record) -> Sequence[Location]:
         """Paths and ranges for other processes; a file may be gone by the time it is opened."""
         ...

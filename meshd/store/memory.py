@@ -124,6 +124,10 @@ class MemoryStore:
     def read_now(self, record: Record, offset: int, length: int) -> bytes | None:
         return self.read(record, offset, length) if len(record.extents) == 1 else None
 
+    def span_now(self, record: Record, offset: int, length: int) -> Span | None:
+        spans = self._spans(record, offset, length)
+        return spans[0] if len(spans) == 1 else None
+
     def _bytes(self, extent: Extent) -> bytes:
         if extent.file not in self._blobs:
             raise ExtentGoneError("the object was removed meanwhile; look it up again")

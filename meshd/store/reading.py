@@ -133,6 +133,15 @@ class Reader:
         self._check(extent, data, length)
         return bytes(data)
 
+    def span_now(self, record: Record, offset: int, length: int) -> Span | None:
+        """See ObjectStore.span_now."""
+        if len(record.extents) != 1:
+            return None
+        extent = record.extents[0]
+        handle = self._acquire(extent)
+        self._release(handle)  # nobody closes a cached one before the caller's turn is over
+        return Span(handle.fd, extent.offset + offset, length) if handle.cached else None
+
     def read_extent(self, extent: Extent) -> bytes:
         """All bytes of one extent, checked. Raises like `read`."""
         return self._pread(extent, 0, extent.length)

@@ -229,6 +229,9 @@ class Store:
     def read_now(self, record: Record, offset: int, length: int) -> bytes | None:
         return self._reader.read_now(record, offset, length)
 
+    def span_now(self, record: Record, offset: int, length: int) -> Span | None:
+        return self._reader.span_now(record, offset, length)
+
     def locate(self, record: Record) -> Sequence[Location]:
         return self._reader.locate(record)
 

@@ -18,7 +18,7 @@ from meshd.telemetry import metrics
 from meshd.web.encrypting import is_encrypted
 from meshd.web.hot import Boundary
 from meshd.web.replies import Reply, head_bytes, new_request_id
-from meshd.web.sending import send_at_once
+from meshd.web.sending import AtOnce
 from meshwire.s3.errors import S3Error
 from meshwire.s3.rendering import render_error
 
@@ -44,6 +44,7 @@ class Connection(RequestHandler):
     handler."""
 
     __slots__ = (
+        "_at_once",
         "_boundary",
         "_encrypted",
         "_guard",
@@ -71,6 +72,7 @@ class Connection(RequestHandler):
         """Counts what was sent past the transport's own queue: progress of a long answer."""
         self._unread_then = (0.0, 0, 0, 0)
         self._wrote_in = -1
+        self._at_once: AtOnce | None = None
         self._half_closed = False
         self.truncated_body: StreamReader | None = None
         self._latest_body: StreamReader | None = None
@@ -90,6 +92,8 @@ class Connection(RequestHandler):
         if self._manager is not None:
             metrics.http_connections.dec()
         self._guard.left(self)
+        if self._at_once is not None:
+            self._at_once.close()
         super().connection_lost(exc)
 
     @property
@@ -115,7 +119,9 @@ class Connection(RequestHandler):
         # uvloop counts what it has queued in this turn of the loop nowhere: it must not be overtaken.
         if transport is None or self._encrypted or self._wrote_in == self._guard.turn:
             return False
-        left = send_at_once(transport, head, span)
+        if self._at_once is None:
+            self._at_once = AtOnce(transport)
+        left = self._at_once.send(head, span)
         if left is None:
             return False
         if left:

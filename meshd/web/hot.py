@@ -125,13 +125,13 @@ class HotPath:
 
     def _send(self, connection: Connection, operation: GetObject, found: Found, trace: Trace) -> bytes | None:
         """A larger answer, sent in this moment from the page cache if the connection takes it."""
-        with self._deps.objects.reading(operation, found) as spans:
-            if len(spans) != 1:
-                return None
-            status, headers = object_answer(operation, found, trace)
-            head = head_bytes(status, headers, self._deps.clock.now_ms() // 1000)
-            if not connection.send_at_once(head, spans[0]):
-                return None
+        span = self._deps.objects.span_now(found)
+        if span is None:
+            return None
+        status, headers = object_answer(operation, found, trace)
+        head = head_bytes(status, headers, self._deps.clock.now_ms() // 1000)
+        if not connection.send_at_once(head, span):
+            return None
         self.answered += 1
         trace.sent = found.length
         trace.finish(status)

@@ -102,26 +102,34 @@ async def _send(request: web.BaseRequest, head: bytes | memoryview, spans: Seque
         pump.close()
 
 
-def send_at_once(transport: asyncio.Transport, head: bytes, span: Span) -> bytes | None:
-    """Send a head and a range that is in memory, if the connection's buffer has room for both. Gives the
-    bytes that were not taken in spite of it, None when nothing was sent.
+class AtOnce:
+    """Answers in one turn, past a connection's transport: `sock` is a duplicate of its socket."""
 
-    Nothing may be queued on the transport, nor be under way past it.
-    """
-    original = transport.get_extra_info("socket")
-    if original is None or not _resident(span.fd, span.offset, span.length):
-        return None
-    sock = socket.socket(original.family, original.type, original.proto, fileno=original.fileno())
-    try:
-        if _room(sock) < len(head) + span.length:
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport, self.sock = transport, duplicate(transport)
+
+    def __repr__(self) -> str:
+        return f"<AtOnce fd={self.sock.fileno()}>"
+
+    def send(self, head: bytes, span: Span) -> bytes | None:
+        """Send a head and a range that is in memory, if the connection's buffer has room for both. Gives the
+        bytes that were not taken in spite of it, None when nothing was sent.
+
+        Nothing may be queued on the transport, nor be under way past it.
+        """
+        if not _resident(span.fd, span.offset, span.length):
             return None
-        taken = sock.send(head, socket.MSG_MORE | socket.MSG_DONTWAIT)
-    except OSError:  # no room after all, or nobody there: the ordinary way finds out
-        return None
-    else:
-        return _finish_at_once(transport, sock, head[taken:], span)
-    finally:
-        sock.detach()
+        try:
+            if _room(self.sock) < len(head) + span.length:
+                return None
+            taken = self.sock.send(head, socket.MSG_MORE)
+        except OSError:  # no room after all, or nobody there: the ordinary way finds out
+            return None
+        return _finish_at_once(self._transport, self.sock, head[taken:], span)
+
+    def close(self) -> None:
+        """Release the duplicate; the connection itself stays as it is."""
+        self.sock.close()
 
 
 def _room(sock: socket.socket) -> int:
@@ -180,7 +188,7 @@ class _Pump:
 
     def __init__(self, transport: asyncio.Transport, head: bytes | memoryview, spans: Sequence[Span]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._socket = _duplicate(transport)
+        self._socket = duplicate(transport)
         self._head = memoryview(head)
         self._spans = iter(spans)
         self._fd = -1
@@ -309,7 +317,8 @@ class _Pump:
             self._done.set_exception(error)
 
 
-def _duplicate(transport: asyncio.Transport) -> socket.socket:
+def duplicate(transport: asyncio.Transport) -> socket.socket:
+    """A second, non-blocking socket of a connection, the caller's to close. Raises ConnectionResetError."""
     original = transport.get_extra_info("socket")
     if original is None:
         raise ConnectionResetError("the client closed the connection")
