@@ -79,6 +79,7 @@ class Sessions:
     def __init__(self, table: IdentityTable, secret: NodeSecret, use: KeyUse, clock: Clock) -> None:
         self._table, self._use, self._clock, self._seal = table, use, clock, TokenSeal(secret)
         self._open = lru_cache(_KEPT)(self._read)  # a training pod shows the same one a million times
+        self._known: dict[str, tuple[Signer, Known]] = {}
 
     def __repr__(self) -> str:
         return "<Sessions>"
@@ -92,7 +93,14 @@ class Sessions:
         signer = self._table.find(access_key)
         if signer is None:
             raise S3Error("InvalidAccessKeyId", extra={"AWSAccessKeyId": access_key[:128]})
-        return Known(Identity.of(signer), signer.key.secret_key)
+        kept = self._known.get(access_key)
+        if kept is not None and kept[0] is signer:
+            return kept[1]
+        if len(self._known) >= _KEPT:
+            self._known.clear()
+        known = Known(Identity.of(signer), signer.key.secret_key)
+        self._known[access_key] = signer, known
+        return known
 
     def proved(self, identity: Identity) -> None:
         """The signature held: the key, or the one the temporary credentials were made with, was used."""

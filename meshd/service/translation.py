@@ -6,14 +6,9 @@ Law: every error of the store that reaches a client passes here; the cause stays
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from meshd.store import errors
 from meshwire.s3.errors import S3Error
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +37,20 @@ def translate(error: errors.StoreError) -> S3Error:
     return S3Error(_CODES.get(type(error), "InternalError"))
 
 
-@contextmanager
-def store_errors() -> Iterator[None]:
+class _StoreErrors:
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, errors.StoreError):
+            raise translate(error) from error
+
+
+_store_errors = _StoreErrors()
+
+
+def store_errors() -> _StoreErrors:
     """Within it, an error of the store leaves as an `S3Error`."""
-    try:
-        yield
-    except errors.StoreError as error:
-        raise translate(error) from error
+    return _store_errors

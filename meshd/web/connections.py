@@ -120,6 +120,8 @@ class Connection(RequestHandler):
         if transport is None or self._encrypted or self._wrote_in == self._guard.turn:
             return False
         if self._at_once is None:
+            if AtOnce.made >= AtOnce.MOST:
+                return False
             self._at_once = AtOnce(transport)
         left = self._at_once.send(head, span)
         if left is None:

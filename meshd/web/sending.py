@@ -13,7 +13,7 @@ import socket
 import struct
 import termios
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from meshd.web.encrypting import is_encrypted, write_spans
 from meshd.web.replies import connection_word, head_bytes
@@ -103,10 +103,15 @@ async def _send(request: web.BaseRequest, head: bytes | memoryview, spans: Seque
 
 
 class AtOnce:
-    """Answers in one turn, past a connection's transport: `sock` is a duplicate of its socket."""
+    """Answers in one turn, past a connection's transport: `sock` is a duplicate of its socket. Of `MOST` at a
+    time: more connections take the ordinary way."""
+
+    MOST: ClassVar = 1024
+    made: ClassVar = 0
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport, self.sock = transport, duplicate(transport)
+        AtOnce.made += 1
 
     def __repr__(self) -> str:
         return f"<AtOnce fd={self.sock.fileno()}>"
@@ -129,6 +134,7 @@ class AtOnce:
 
     def close(self) -> None:
         """Release the duplicate; the connection itself stays as it is."""
+        AtOnce.made -= 1
         self.sock.close()
 
 

@@ -21,6 +21,7 @@ from meshd.store.checking import check
 from meshd.store.errors import FormatError, StoreInUseError
 from meshd.store.index import Index
 from meshd.store.layout import Disks
+from meshd.store.members import ALIGNED, PAGE
 from meshd.store.rebuilding import rebuild
 from meshd.store.store import Store
 from meshd.testing.store_writing import LARGE, put
@@ -62,6 +63,26 @@ def test_objects_spread_over_disks_and_disks_may_be_reordered_and_added(tmp_path
         with opened(settings) as store:
             assert len(store.list("b").entries) == 41
     assert rebuild(settings_at(tmp_path, *"cab")).objects == 41
+
+
+def test_large_members_of_a_segment_begin_with_a_page(tmp_path: Path) -> None:
+    settings = dataclasses.replace(settings_at(tmp_path), small_object_bytes=1 << 20)
+    sizes = (10, ALIGNED, 700, ALIGNED + 1, ALIGNED - 1, 1 << 20, 0, 300_000)
+
+    async def doing(store: Store) -> None:
+        for number, size in enumerate(sizes):
+            await put(store, f"k{number}", bytes([number]) * size)
+
+    run(settings, doing)
+    for _ in range(2):
+        with opened(settings) as store:
+            for number, size in enumerate(sizes):
+                record = store.get("b", f"k{number}")
+                assert record is not None
+                assert store.read(record, 0, size) == bytes([number]) * size
+                assert size < ALIGNED or [extent.offset % PAGE for extent in record.extents] == [0]
+        assert check(settings).clean
+        assert rebuild(settings).problems == []
 
 
 def test_a_new_disk_takes_only_its_share() -> None:
