@@ -19,6 +19,7 @@ from meshd.runtime.data import view_kinds, view_makers
 from meshd.runtime.jobs import job_desk
 from meshd.service.access import Access
 from meshd.service.acls import AclService
+from meshd.service.archives.members import MemberService
 from meshd.service.archives.reading import Archives
 from meshd.service.buckets import BucketService
 from meshd.service.deleting import Deleter
@@ -102,6 +103,7 @@ def web_deps(node: Node, access: Access, data: DataServices, audit: AuditLog | N
     versions = Versions(node.store, node.buckets)
     objects = ObjectService(node.store, versions)
     acls = AclService(node.buckets, node.identities)
+    views = view_reader(node, access, data)
     return WebDeps(
         access=access,
         sessions=Sessions(node.identities, NodeSecret(node.control), node.use, node.clock),
@@ -114,7 +116,8 @@ def web_deps(node: Node, access: Access, data: DataServices, audit: AuditLog | N
         tagging=TaggingService(node.store, versions),
         settings=SettingService(node.buckets, acls),
         acls=acls,
-        views=view_reader(node, access, data),
+        views=views,
+        members=MemberService(node.store, versions, node.archives, views.is_view),
         object_acls=ObjectAclService(node.store, node.buckets, versions, acls),
         clock=node.clock,
         still=node.control.still,

@@ -36,13 +36,14 @@ MAX_PUT_BYTES = 5 << 30  # a single PUT or part, and the source of a copy
 @dataclass(frozen=True, slots=True)
 class Found:
     """An object to be answered: `length` bytes from `offset`; `partial` when a range or a part was asked
-    for."""
+    for. It begins at byte `base` of the record: that of an archive, where it is a member of one."""
 
     record: Record
     head: ObjectHead
     offset: int
     length: int
     partial: bool
+    base: int = 0
 
 
 class ReplacedError(S3Error):
@@ -74,7 +75,7 @@ class ObjectService:
         """The bytes of a small answer. An object moved a moment ago is looked up once more. Raises
         ReplacedError."""
         try:
-            return self._store.read(found.record, found.offset, found.length)
+            return self._store.read(found.record, found.base + found.offset, found.length)
         except ExtentGoneError:
             again = self._find_again(operation, found)
             with store_errors():
@@ -84,7 +85,7 @@ class ObjectService:
 
     def read_now(self, found: Found) -> bytes | None:
         """The bytes of a small answer, if they can be had without waiting for a disk. Raises StoreError."""
-        return self._store.read_now(found.record, found.offset, found.length)
+        return self._store.read_now(found.record, found.base + found.offset, found.length)
 
     def span_now(self, found: Found) -> Span | None:
         """The one range of an answer, valid until the caller next awaits. Raises StoreError."""
@@ -93,6 +94,8 @@ class ObjectService:
     def _find_again(self, operation: GetObject, found: Found) -> Found:
         """The object was replaced (or moved) since it was found. Its headers are made already, so only the
         same content will do. Raises ReplacedError."""
+        if operation.member is not None:  # its bytes are of an archive or of its copy: find it anew
+            raise ReplacedError
         again = self.find(operation)
         if (again.record.etag, again.record.size) != (found.record.etag, found.record.size):
             raise ReplacedError
@@ -104,7 +107,8 @@ class ObjectService:
         entering."""
         with ExitStack() as stack:
             try:
-                spans = stack.enter_context(self._store.reading(found.record, found.offset, found.length))
+                at = found.base + found.offset
+                spans = stack.enter_context(self._store.reading(found.record, at, found.length))
             except ExtentGoneError:
                 again = self._find_again(operation, found)
                 spans = stack.enter_context(self._store.reading(again.record, again.offset, again.length))

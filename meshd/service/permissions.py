@@ -214,6 +214,7 @@ _TABLE: Final[Mapping[type, Callable[[Any], tuple[Need, ...]]]] = {
     ops.ListObjects: _listing("s3:ListBucket"),
     ops.ListObjectVersions: _listing("s3:ListBucketVersions"),
     ops.GetObject: _on_object("s3:Get{}"),
+    ops.ListMembers: _on_object("s3:Get{}"),
     ops.PutObject: _write,
     ops.CopyObject: _copy,
     ops.DeleteObject: _delete,

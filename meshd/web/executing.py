@@ -7,6 +7,7 @@ bytes.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from meshd.service.attributes import attributes
@@ -70,6 +71,7 @@ class Executor:
             ops.Preflight: self._preflight,
             ops.ListObjects: self._list_objects,
             ops.ListObjectVersions: self._list_versions,
+            ops.ListMembers: self._list_members,
             ops.PutObject: self._put,
             ops.PostObject: self._post,
             ops.CopyObject: self._copy,
@@ -135,7 +137,18 @@ class Executor:
     async def _list_objects(self, call: Call) -> Result:
         operation = cast("ops.ListObjects", call.operation)
         page = await self._deps.views.listing(operation)
+        if page is None:
+            page = await self._deps.members.listing(
+                operation, partial(self._may_read, call, operation.bucket)
+            )
         return self._deps.listings.list_objects(operation) if page is None else page
+
+    def _may_read(self, call: Call, bucket: str, key: str) -> bool:
+        access = self._deps.access
+        return access.allows(call.identity, "s3:GetObject", bucket, key, context=call.context)
+
+    async def _list_members(self, call: Call) -> Result:
+        return await self._deps.members.members(cast("ops.ListMembers", call.operation))
 
     async def _list_versions(self, call: Call) -> Result:
         return self._deps.listings.list_versions(cast("ops.ListObjectVersions", call.operation))
@@ -151,7 +164,7 @@ class Executor:
 
     async def _copy(self, call: Call) -> Result:
         operation = cast("ops.CopyObject", call.operation)
-        made = await self._deps.views.copied(operation)
+        made = await self._deps.members.copied(operation) or await self._deps.views.copied(operation)
         if made is None:
             return await self._deps.objects.copy(operation, call.identity)
         stored = await self._deps.objects.put(made[0], call.identity, made[1])

@@ -98,6 +98,7 @@ class S3Endpoint:
                 signer = self._authenticator.authenticate(head, trace)
                 charge(signer.identity.account)
                 context = request_context(request, head, signer)
+                operation = trace.target = deps.members.addressed(operation)
                 deps.access.admit(signer.identity, operation, context)
         try:
             if isinstance(operation, ops.GetObject):
@@ -120,6 +121,8 @@ class S3Endpoint:
 
     async def _find(self, asked: ops.GetObject, operation: ops.GetObject) -> tuple[ops.GetObject, Found]:
         """What is answered, and where it lies: for a view, the object that holds the result."""
+        if operation.member is not None:
+            return operation, await self._deps.members.find(operation)
         try:
             return operation, self._deps.objects.find(operation)
         except S3Error as error:
@@ -138,7 +141,7 @@ class S3Endpoint:
     ) -> Reply:
         if asked.overrides and identity is ANYONE:
             raise S3Error("InvalidRequest", _ANONYMOUS_OVERRIDES)
-        opened = await self._deps.views.opened(asked)
+        opened = asked if asked.member is not None else await self._deps.views.opened(asked)
         if isinstance(opened, Assembled):
             return await self._send_assembled(request, asked, opened, trace)
         for _ in range(_FINDS - 1):

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from meshd.kit.clock import Clock
     from meshd.service.access import Access
     from meshd.service.acls import AclService
+    from meshd.service.archives.members import MemberService
     from meshd.service.buckets import BucketService
     from meshd.service.deleting import Deleter
     from meshd.service.listings import ListingService
@@ -79,6 +80,7 @@ class WebDeps:
     settings: SettingService
     acls: AclService
     views: ViewReader
+    members: MemberService
     object_acls: ObjectAclService
     versions: Versions
     deleter: Deleter

@@ -17,7 +17,7 @@ from meshd.kit.clock import ManualClock
 from meshd.service.archives.reading import COPIES, INDEXES, REFUSALS, Archives
 from meshd.store.memory import MemoryStore
 from meshd.store.records import Meta
-from tests.unit.archive_making import KINDS, archive_of, tar_of, zip_of
+from tests.archive_making import KINDS, archive_of, tar_of, zip_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -62,6 +62,10 @@ class ViewReader:
     def __repr__(self) -> str:
         return f"<ViewReader of {', '.join(sorted(kind.__name__ for kind in self._kinds))}>"
 
+    def is_view(self, bucket: str) -> bool:
+        """Whether a bucket is a view."""
+        return self._definitions.find(bucket) is not None
+
     def leaves(self, operation: ops.GetObject) -> bool:
         """Whether `redirected` gives the operation back as it is. Raises like it."""
         return self._definitions.find(operation.bucket) is None

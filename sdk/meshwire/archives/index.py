@@ -7,6 +7,7 @@ are of the object itself, or, where that is compressed, of its inflated copy.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, get_args
 
 from meshwire.archives.kinds import ArchiveKind
@@ -21,7 +22,7 @@ _KIND, _VERSION = "shardmesh.archive", 1
 _KINDS = {str(kind): kind for kind in get_args(ArchiveKind)}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class ArchiveIndex:
     """`files` in stored order. `inflated`: their offsets are of a copy of `size` bytes, not of the object;
     for a tar that copy is the tar, for a zip its files one after the other.
@@ -49,6 +50,13 @@ class ArchiveIndex:
     def offsets(self) -> Integers:
         """int64[n], bytes."""
         return self.files.offsets
+
+    @cached_property
+    def ordered(self) -> tuple[list[str], list[int]]:
+        """The names in order, each once, and the number of the file of each: of doubled ones the last."""
+        last = {name: number for number, name in enumerate(self.names)}
+        names = sorted(last)
+        return names, [last[name] for name in names]
 
     def __len__(self) -> int:
         return len(self.files.names)

@@ -44,9 +44,12 @@ class BodyDigests:
 
 @dataclass(frozen=True, slots=True)
 class CopySource:
+    """`member`: of the archive that the object is."""
+
     bucket: str
     key: str
     version: str | None = None
+    member: str | None = None
 
 
 # --- service and buckets ----------------------------------------------------------------------------------
@@ -155,7 +158,7 @@ class ListObjectVersions:
 @dataclass(frozen=True, slots=True)
 class GetObject:
     """GET, or HEAD with `head` set. `overrides` are the response-* parameters (header name, lower-case
-    → value)."""
+    → value); `member` is a file of the archive that the object is."""
 
     bucket: str
     key: str
@@ -165,6 +168,19 @@ class GetObject:
     part_number: int | None = None
     checksum_mode: bool = False
     overrides: Mapping[str, str] = field(default_factory=dict)
+    version: str | None = None
+    member: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListMembers:
+    """The files of the archive that the object is, in order of their names; `after`: the last one known."""
+
+    bucket: str
+    key: str
+    prefix: str = ""
+    after: str = ""
+    limit: int = 1000
     version: str | None = None
 
 
@@ -366,6 +382,7 @@ Operation = (
     | ListObjects
     | ListObjectVersions
     | GetObject
+    | ListMembers
     | PutObject
     | CopyObject
     | DeleteObject

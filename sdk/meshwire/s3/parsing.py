@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING
 
 from meshwire import names, percents
 from meshwire.ranges import parse_range
-from meshwire.s3 import acls, attributes, cors, digests, fields, operations, tagging, tokens, versionlistings
+from meshwire.s3 import (
+    acls,
+    attributes,
+    cors,
+    digests,
+    fields,
+    memberlistings,
+    operations,
+    tagging,
+    tokens,
+    versionlistings,
+)
 from meshwire.s3.errors import S3Error
 from meshwire.s3.queries import invalid, read_query
 
@@ -205,6 +216,8 @@ def _get_object(bucket: str, key: str, query: Query, headers: Headers) -> Operat
         return operations.GetObjectTagging(bucket, key, query.version())
     if "attributes" in query.values:
         return attributes.read_operation(bucket, key, query.version(), headers)
+    if "members" in query.values:
+        return memberlistings.read_operation(bucket, key, query)
     return _read_object(bucket, key, query, headers, head=False)
 
 
@@ -223,7 +236,16 @@ def _read_object(bucket: str, key: str, query: Query, headers: Headers, *, head:
     if number is not None and range_header is not None:
         raise S3Error("InvalidRequest", "Cannot specify both Range header and partNumber query parameter")
     return operations.GetObject(
-        bucket, key, head, span, conditions, number, checksum_mode, fields.overrides(query), version
+        bucket,
+        key,
+        head,
+        span,
+        conditions,
+        number,
+        checksum_mode,
+        fields.overrides(query),
+        version,
+        memberlistings.read_member(query),
     )
 
 

@@ -63,9 +63,14 @@ _PARAMETERS: Mapping[tuple[str, str], frozenset[str]] = MappingProxyType(
                 "acl",
                 "attributes",
                 "tagging",
+                "member",
+                "members",
+                "prefix",
+                "start-after",
+                "max-keys",
             }
         ),
-        ("object", "HEAD"): frozenset({"partNumber", "versionId"}),
+        ("object", "HEAD"): frozenset({"partNumber", "versionId", "member"}),
         ("object", "PUT"): frozenset({"acl", "uploadId", "partNumber", "tagging", "versionId"}),
         ("object", "POST"): frozenset({"uploads", "uploadId"}),
         ("object", "DELETE"): frozenset({"uploadId", "versionId", "tagging"}),
@@ -73,6 +78,7 @@ _PARAMETERS: Mapping[tuple[str, str], frozenset[str]] = MappingProxyType(
 )
 _BUILT = (
     frozenset({"attributes", "location", "uploads", "uploadId", "partNumber", "delete", "versions"})
+    | {"member", "members"}
     | SETTINGS
 )
 # Sub-resources of S3's reference that this server does not have yet.

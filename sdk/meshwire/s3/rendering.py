@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshwire import etags, httpdates
 from meshwire.ranges import UnsatisfiableRangeError, resolve_range
-from meshwire.s3 import acls, attributes, cors, forms, listings, tagging, versionlistings
+from meshwire.s3 import acls, attributes, cors, forms, listings, memberlistings, tagging, versionlistings
 from meshwire.s3 import operations as ops
 from meshwire.s3.elements import escape, optional, tag
 from meshwire.s3.errors import S3Error
@@ -40,7 +40,7 @@ def render(op: ops.Operation, result: res.Result, request_id: str) -> Rendered:
     and the conditions that decide on them, are the caller's. Raises S3Error InvalidRange."""
     status, headers, body = _RENDERERS[type(op)](op, result)
     headers.append(("x-amz-request-id", request_id))
-    if body and not isinstance(op, ops.GetBucketSetting):
+    if body and not isinstance(op, ops.GetBucketSetting | ops.ListMembers):
         headers.append(_XML)
     if status != 204 and not isinstance(op, ops.GetObject):
         headers.append(("content-length", str(len(body))))
@@ -332,6 +332,13 @@ def _preflight(op: ops.Preflight, result: res.PreflightAllowed) -> Rendered:
     return Rendered(200, cors.allowing(result.rule, result.origin, op.headers))
 
 
+def _list_members(op: ops.ListMembers, result: res.MemberListing) -> Rendered:
+    headers = [("content-type", "application/json"), ("etag", f'"{result.etag}"')]
+    if result.version:
+        headers.append(("x-amz-version-id", result.version))
+    return Rendered(200, headers, memberlistings.document(result))
+
+
 _RENDERERS: Mapping[type, Callable[[Any, Any], Rendered]] = {
     ops.ListBuckets: _listing(listings.buckets),
     ops.CreateBucket: _create_bucket,
@@ -345,6 +352,7 @@ _RENDERERS: Mapping[type, Callable[[Any, Any], Rendered]] = {
     ops.ListObjects: _listing(listings.objects),
     ops.ListObjectVersions: _listing(versionlistings.document),
     ops.GetObject: _get_object,
+    ops.ListMembers: _list_members,
     ops.PutObject: _put_object,
     ops.PostObject: _post_object,
     ops.CopyObject: _copy_object,

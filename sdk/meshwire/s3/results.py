@@ -169,6 +169,29 @@ class ObjectHead:
     extra: Mapping[str, str] = field(default_factory=dict)
 
 
+class MemberEntry(NamedTuple):
+    """A file of an archive. `offset`: of its bytes in the archive; None where they are compressed."""
+
+    name: str
+    size: int
+    etag: str
+    offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemberListing:
+    """A page of an archive's files. `etag` and `size` are the archive's, `count` the number of all files;
+    `next_after` is the last name of a truncated page, else None."""
+
+    kind: str
+    etag: str
+    size: int
+    count: int
+    entries: tuple[MemberEntry, ...]
+    next_after: str | None = None
+    version: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectStored:
     """Answer to PutObject. `extra`, here and below, are further headers."""
@@ -376,6 +399,7 @@ Result = (
     | ObjectListing
     | VersionListing
     | ObjectHead
+    | MemberListing
     | ObjectStored
     | ObjectDeleted
     | ObjectTags
