@@ -38,7 +38,7 @@ from meshwire.shardindex import index_tar
 from meshwire.sigv2 import read_old_claim
 from meshwire.sigv4 import STREAMING_PAYLOADS, Verified
 from meshwire.sigv4.claims import read_claim
-from tests.fuzz import words
+from tests.fuzz import archives, words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -297,6 +297,9 @@ TARGETS = {
         Target("chunked", chunked, words.CHUNKS, 1024),
         Target("xml", xml, words.XML),
         Target("tar", tar, words.TARS, 8192),
+        Target("zip", archives.zipped, words.ZIPS, 4096),
+        Target("packed", archives.packed, words.ZIPS, 4096),
+        Target("archive-index", archives.index, words.ZIPS, 8192),
         Target("policy", policy, words.POLICY),
         Target("form", form, words.FORMS, 4096),
         Target("post-policy", post_policy, words.FORMS),

@@ -55,3 +55,16 @@ EXPRESSIONS = """
 key size json. json["a"] raw `a b` "/" 'x' and or not in (1, 'a') true false none == != <= >= part( slice(
 folder( base( startswith( glob( 'a*b?') replace( length( number( text( hash( floor( min( max( first( if(
 """.split()
+
+ZIPS = [
+    "PK\1\2",
+    "PK\3\4",
+    "PK\5\6",
+    "PK\6\6",
+    "PK\6\7",
+    "\xff\xff\xff\xff",
+    "\xff\xff",
+    "\x01\x00\x08\x00",
+    "\x1f\x8b\x08",
+    "(\xb5/\xfd",
+]

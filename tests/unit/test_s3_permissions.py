@@ -20,6 +20,7 @@ PUBLIC = Acl("public-read")
 MATCH = Conditions(if_match=("etag",))
 VERSIONED: list[tuple[ops.Operation, str]] = [
     (ops.GetObject("b", "k", version="v"), "GetObjectVersion"),
+    (ops.ListMembers("b", "k", version="v"), "GetObjectVersion"),
     (ops.DeleteObject("b", "k", version="v"), "DeleteObjectVersion"),
     (ops.GetObjectTagging("b", "k", "v"), "GetObjectVersionTagging"),
     (ops.PutObjectTagging("b", "k", DIGESTS, "v"), "PutObjectVersionTagging"),
@@ -48,6 +49,8 @@ PLAIN: list[tuple[ops.Operation, str]] = [
     (ops.ListObjectVersions("b"), "ListBucketVersions"),
     (ops.GetObject("b", "k"), "GetObject"),
     (ops.GetObject("b", "k", head=True), "GetObject"),
+    (ops.GetObject("b", "x.tar", member="a"), "GetObject"),
+    (ops.ListMembers("b", "x.tar"), "GetObject"),
     (ops.PutObject("b", "k", HEADERS, DIGESTS), "PutObject"),
     (
         ops.PutObject("b", "k", HEADERS, DIGESTS, tags={"a": "1"}, acl=PUBLIC),
