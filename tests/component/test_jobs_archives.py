@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from meshd.testing.daemons import Daemon
+from tests.archive_making import archive_of
 from tests.component.jobs_working import done, ended, members, objects, start
-from tests.unit.archive_making import archive_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
