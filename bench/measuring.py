@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from bench import albums, gathering, limits, loading, residency, storing
+from bench import albums, gathering, limits, loading, preparing, residency, storing
 from bench.gathering import gather_rows
 from bench.generating import available
 from bench.processes import ChildError, Children
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from bench.servers import Server
 
 GATHERS = tuple(row.name for row in gather_rows(FULL))
-SPECIAL = ("limits", "loaders", "memory", *GATHERS)
+SPECIAL = ("limits", "ops", "loaders", "memory", *GATHERS)
 DEBIAN = {"wrk": "wrk", "nginx": "nginx-light"}
 NO_WRK = "wrk is not installed: `apt-get install wrk`"
 Outcome = tuple[str, tuple[Figure, ...], dict[str, str]]
@@ -88,6 +88,10 @@ class Bench:
         """(title, figures, why contenders are absent) of the row."""
         if name == "limits":
             return "What the machine allows", tuple(self._limits()), {}
+        if name == "ops":
+            files = self._album().files()
+            self.say("ops beside a bare decode, on one core")
+            return "Photographs on one core", tuple(preparing.measure(files, self.scale.rounds)), {}
         if name == "loaders":
             return self._loaders()
         if name == "memory":

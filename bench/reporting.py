@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from bench import machine
 from bench.gathering import GATHER, gather_rows
+from bench.preparing import BARE, NODE, NOTES
 from bench.rows import store_rows
 from bench.servers import SERVERS
 from bench.tables import number, percent, table, verdict
@@ -42,6 +43,8 @@ included."""
 GATHER_TEXT = """One daemon, one client process, the same objects in the same order. *Our client* is
 `meshsdk.Client.get`, *× 16* sixteen threads over kept connections. What the gather gives is compared with
 what was put before anything is timed; items are checked by their crc32c while it is."""
+OPS_TEXT = """What preparing a photograph for training costs one core, beside libjpeg-turbo's bare decode of
+the same files: CPU seconds of one process, contenders in turn, no server and no store."""
 LOADER_HEAD = (
     "",
     "first epoch, samples/s",
@@ -62,6 +65,7 @@ make bench                                  # everything; about half an hour, te
 
 The raw figures of every round are in `.bench/results.json`."""
 SPEEDUP_BAR, CPU_BAR, AGAIN_BAR, MEMORY_BAR, IDLE_BAR = 1.5, 0.1, 5.0, 300, 250
+OPS_BAR = 1.6  # times a bare decode: decode, random_resized_crop to 224, flip
 FLAT_BAR = 0.8  # of the rate with a thousand keys must be left with a million
 OURS = "meshsdk from meshd"
 
@@ -170,6 +174,29 @@ def gather_section(rows: Mapping[str, RowResult], scale: Scale) -> list[str]:
             bars.append([f"{row.title}: items/s", number(rate, 0), verdict(rate, row.least)])
     table_of = table(["items a second", *names], lines)
     return ["## Gather, beside a GET for each", GATHER_TEXT, table_of, table(BARS_HEAD, bars)]
+
+
+def ops_section(rows: Mapping[str, RowResult]) -> list[str]:
+    """The ops on one core."""
+    result = rows.get("ops")
+    if result is None:
+        return []
+    bare = result.value(BARE, "rate")
+    lines = []
+    for name in result.contenders():
+        rate = result.value(name, "rate")
+        times = bare / rate if bare and rate else None
+        each = number(1000 / rate if rate else None, 2)
+        lines.append([name, number(rate, 0), each, number(times, 2, "×")])
+    ratio = result.ratio(BARE, NODE, "rate")
+    bars = [["meshd ÷ bare decode, time", number(ratio, 2, "×"), verdict(ratio, OPS_BAR, at_most=True)]]
+    return [
+        "## Ops, on one core",
+        OPS_TEXT,
+        table(["", "photographs/s", "ms each", "÷ bare decode"], lines),
+        "\n".join(f"- **{name}**: {NOTES[name]}." for name in result.contenders()),
+        table(BARS_HEAD, bars),
+    ]
 
 
 def best_peer(result: RowResult, metric: str, *, least: bool = False) -> tuple[str, float] | None:
@@ -325,6 +352,7 @@ def render(rows: Mapping[str, RowResult], scale: Scale, peers: Path) -> str:
     sections = [
         *store_section(rows, scale),
         *gather_section(rows, scale),
+        *ops_section(rows),
         *loader_section(rows),
         *memory_section(rows),
     ]

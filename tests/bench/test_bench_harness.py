@@ -154,3 +154,23 @@ def test_shards_hold_every_photograph_once(tmp_path: Path) -> None:
             names += shard.getnames()
     jpegs = sorted(name for name in names if name.endswith(".jpg"))
     assert jpegs == sorted(file.name for file in album.files())
+
+
+@pytest.mark.bench
+def test_the_ops_row_at_toy_size(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "bench", "--quick", "--only", "ops", "--scratch", str(tmp_path)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=110)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert load(tmp_path / "quick.json")["ops"].value("meshd", "rate")
+    assert "## Ops, on one core" in (tmp_path / "quick.md").read_text()
+
+
+def test_the_ops_bar_is_of_time_not_of_rate() -> None:
+    rates = {"libjpeg-turbo, bare": 1000.0, "meshd": 800.0, "Pillow": 200.0}
+    result = row(*(Figure(name, 0, {"rate": rate}) for name, rate in rates.items()), name="ops")
+    text = "\n".join(reporting.ops_section({"ops": result}))
+    assert "| meshd ÷ bare decode, time | 1.25× | ≤ 1.6 met |" in text
+    slow = row(
+        Figure("libjpeg-turbo, bare", 0, {"rate": 900.0}), Figure("meshd", 0, {"rate": 500.0}), name="ops"
+    )
+    assert "1.80× | ≤ 1.6 **missed**" in "\n".join(reporting.ops_section({"ops": slow}))
