@@ -54,8 +54,21 @@ class DerivedAddress(msgspec.Struct, frozen=True, tag="derived"):
     assets: tuple[str, ...] = ()
 
 
+class BlockAddress(msgspec.Struct, frozen=True, tag="block"):
+    """All samples of a snapshot in stored order, by a plan that nobody registered: both come along, as the
+    documents a node writes. `digest` names what is done, `block` what is made of it; `first` is the position
+    of the first sample.
+    """
+
+    digest: str
+    block: str
+    plan: bytes
+    snapshot: bytes
+    first: int = 0
+
+
 Address = FrameAddress | RowsAddress
-Asked = Address | DerivedAddress
+Asked = Address | DerivedAddress | BlockAddress
 
 
 @dataclass(slots=True)

@@ -6,12 +6,13 @@ turns. When nobody waits for a frame any more, its rows are not begun.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshd.assembly.addressing import DerivedAddress, FrameAddress, RowsAddress
+from meshd.assembly.addressing import BlockAddress, DerivedAddress, FrameAddress, RowsAddress
 from meshd.assembly.building import FrameBuilder, Kitchen, partners_of, rows_of
 from meshd.assembly.catalog import Catalog
 from meshd.assembly.deriving import derive
@@ -19,24 +20,24 @@ from meshd.assembly.drafting import MAX_FRAME_BYTES
 from meshd.assembly.errors import BatchError, busy
 from meshd.assembly.ledger import Ledger
 from meshd.assembly.memory import FrameCache
+from meshd.assembly.plans import Plan
 from meshd.kit.singleflight import SingleFlight
 from meshd.telemetry import metrics
 from meshwire.documents import PlanError
 from meshwire.frames import FRAME_VERSION
 from meshwire.permutations import order
 from meshwire.plans import batch_rows, rank_rows, rank_slice
+from meshwire.snapshots import Snapshot
 
 if TYPE_CHECKING:
     from meshd.assembly.addressing import Address, Asked, Frame, FrameResult
     from meshd.assembly.drafting import Rows
     from meshd.assembly.memory import MemoryFrame
-    from meshd.assembly.plans import Plan
     from meshd.assembly.rendering import Renderer
     from meshd.assembly.sources import PlainArchives
     from meshd.config import TransformSettings
     from meshd.store.interface import ObjectStore
     from meshwire.permutations import Order
-    from meshwire.snapshots import Snapshot
 
 MAX_ROWS = 32768  # being built at a time; a larger frame is built alone
 MAX_FRAME_ROWS = 1 << 18
@@ -84,7 +85,7 @@ class Assembler:
     async def _count(self, result: FrameResult, address: Asked, rows: int) -> None:
         """In the metrics: what was asked for, and the ops' work that was spared."""
         metrics.frames.labels(result).inc()
-        if result == "miss" or isinstance(address, DerivedAddress):
+        if result == "miss" or isinstance(address, DerivedAddress | BlockAddress):
             return
         for op in (await self.catalog.plan(address.plan)).spec.ops:
             metrics.op_cache_hits.labels(metrics.op_label(op.op)).inc(rows)
@@ -96,6 +97,8 @@ class Assembler:
     async def _build(self, address: Asked) -> MemoryFrame:
         if isinstance(address, DerivedAddress):
             return await self._derive(address)
+        if isinstance(address, BlockAddress):
+            return await self._block(address)
         return await self._assemble(address)
 
     async def _derive(self, address: DerivedAddress) -> MemoryFrame:
@@ -103,6 +106,16 @@ class Assembler:
             made = await derive(self._kitchen, address)
         self._cache.put(address, made)  # until whoever asked has written it to the store
         return made
+
+    async def _block(self, address: BlockAddress) -> MemoryFrame:
+        plan = Plan.from_bytes(address.digest, address.plan)
+        snapshot = await asyncio.to_thread(Snapshot.from_bytes, address.snapshot)
+        samples = np.arange(snapshot.samples, dtype=np.int64)
+        with self._admission(plan, snapshot.samples):
+            rows, metadata = rows_of(samples + address.first, samples), block_metadata(address.block)
+            frame = await FrameBuilder(self._kitchen, plan, snapshot, 0, rows, metadata).build()
+        self._cache.put(address, frame)  # until whoever asked has written it to the store
+        return frame
 
     async def _assemble(self, address: Address) -> MemoryFrame:
         plan = await self.catalog.plan(address.plan)
@@ -219,6 +232,11 @@ def _row_bytes(plan: Plan) -> int:
         if output.shape is not None
     )
     return sum(sizes)
+
+
+def block_metadata(block: str) -> dict[str, str]:
+    """The same for a block."""
+    return {"version": FRAME_VERSION, "block": block}
 
 
 def metadata_of(address: Address) -> dict[str, str]:

@@ -18,9 +18,11 @@ from meshd.service.views.batches import BatchReader, complete_batches
 from meshd.service.views.definitions import complete_transform
 from meshd.service.views.shards import ShardReader
 from meshd.service.views.transforms import TransformReader
+from meshd.service.views.zarr import ZarrReader, complete_zarr
 from meshwire.batchviews import BatchesView
 from meshwire.shardviews import ShardsView
 from meshwire.transformviews import TransformView
+from meshwire.zarrviews import ZarrView
 
 if TYPE_CHECKING:
     from meshd.assembly.addressing import FrameSource
@@ -56,6 +58,7 @@ def view_kinds(node: Node, data: DataServices) -> dict[type, ViewKind[Any]]:
     return {
         TransformView: TransformReader(node.store, data.frames, node.uses),
         ShardsView: ShardReader(node.store, node.clock, node.archives),
+        ZarrView: ZarrReader(node.store, node.clock, data.datasets, data.batches, data.frames, node.uses),
         BatchesView: BatchReader(node.store, data.catalog, data.batches, data.frames, node.uses),
     }
 
@@ -64,5 +67,6 @@ def view_makers(data: DataServices) -> dict[type, Maker]:
     """What is done to a view before it is kept; a kind that needs nothing is not listed."""
     return {
         TransformView: partial(complete_transform, data.assets),
+        ZarrView: partial(complete_zarr, data.datasets, data.batches),
         BatchesView: partial(complete_batches, data.batches),
     }

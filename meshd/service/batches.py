@@ -93,18 +93,23 @@ class BatchService:
         asked = _parse_registration(body)
         snapshot = await self._datasets.snapshot(caller, asked.snapshot)
         await self._check_objects(snapshot)
-        try:
-            spec = await self._assets.pinned(caller, asked.spec)
-        except PlanError as error:
-            raise invalid(error) from error
-        plan = await self._compile(snapshot, spec)
+        plan = await self.drafted(caller, snapshot, asked.spec)
         await self._catalog.add_plan(plan)
         self._compiled.add(plan.hash)
         return _describe(plan, snapshot, asked.batch)
 
-    async def _compile(self, snapshot: Snapshot, spec: PlanSpec) -> Plan:
-        """In a thread: building an op of its asset may take a second."""
+    async def drafted(self, caller: Caller, snapshot: Snapshot, spec: PlanSpec) -> Plan:
+        """A plan with all that its hash covers, not registered. Raises BatchError as `create` does."""
+        try:
+            spec = await self._assets.pinned(caller, spec)
+        except PlanError as error:
+            raise invalid(error) from error
+        return await self.compiled(snapshot, spec)
+
+    async def compiled(self, snapshot: Snapshot, spec: PlanSpec) -> Plan:
+        """A plan of ops whose versions, arguments and assets are settled. Raises BatchError."""
         first = await self._first(snapshot)
+        # In a thread: building an op of its asset may take a second.
         return await asyncio.to_thread(_compile, snapshot, spec, first, self._assets.load)
 
     async def _first(self, snapshot: Snapshot) -> Callable[[str], bytes]:
@@ -150,7 +155,7 @@ class BatchService:
         plan = await self._catalog.plan(digest)
         if digest not in self._compiled:
             snapshot = await self._catalog.snapshot(plan.snapshot)
-            await self._compile(snapshot, plan.spec)
+            await self.compiled(snapshot, plan.spec)
             self._compiled.add(digest)
         return plan
 

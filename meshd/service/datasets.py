@@ -18,7 +18,7 @@ from meshwire.fields import parse_fields, parse_source
 from meshwire.snapshots import EmptySnapshotError, build_from_objects, build_from_tars
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from meshd.assembly.catalog import Catalog
     from meshd.assembly.errors import Code
@@ -90,13 +90,31 @@ class DatasetService:
         await self._readers.require(caller, snapshot)
         return snapshot
 
+    async def scanned(self, source: Source, kind: Kind, fields: Mapping[str, FieldSpec]) -> tuple[Built, int]:
+        """The snapshot of a source as it is now, and when its newest object was written (ms since 1970): for
+        views, whose readers were admitted elsewhere. Nothing is kept. Raises as `create` does, PlanError."""
+        listing = await self._list(source)
+        newest = max((record.modified for _, record in listing), default=0)
+        return await self._built(listing, source, kind, fields), newest
+
     async def _build(
         self, caller: Caller, source: Source, kind: Kind, fields: Mapping[str, FieldSpec]
     ) -> Built:
         listing = await self._list(source)
-        shards = [entry for entry in listing if archive_kind(entry[0]) is not None]
+        shards = _archives_of(listing)
         if kind == "tar" or (kind == "auto" and shards):
             await self._readers.require_keys(caller, source.bucket, [key for key, _ in shards])
+        return await self._built(listing, source, kind, fields)
+
+    async def _built(
+        self,
+        listing: Sequence[tuple[str, Record]],
+        source: Source,
+        kind: Kind,
+        fields: Mapping[str, FieldSpec],
+    ) -> Built:
+        shards = _archives_of(listing)
+        if kind == "tar" or (kind == "auto" and shards):
             indexed = []
             for key, record in shards:
                 index = await self._archives.index(source.bucket, key, record)
@@ -115,6 +133,10 @@ class DatasetService:
                 return found
             after = page.next_after
             await asyncio.sleep(0)  # other requests get their turn between pages
+
+
+def _archives_of(listing: Sequence[tuple[str, Record]]) -> list[tuple[str, Record]]:
+    return [entry for entry in listing if archive_kind(entry[0]) is not None]
 
 
 def _parse(body: bytes) -> tuple[Source, Kind, Mapping[str, FieldSpec]]:

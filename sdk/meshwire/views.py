@@ -14,6 +14,7 @@ from meshwire.batchviews import BatchesView, parse_batches
 from meshwire.documents import PlanError, checked_choice, read_json, required
 from meshwire.shardviews import ShardsView, parse_shards
 from meshwire.transformviews import TransformView, parse_transform
+from meshwire.zarrviews import ZarrView, parse_zarr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,13 +22,14 @@ if TYPE_CHECKING:
 SEPARATOR = "--"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}[a-z0-9]|[a-z0-9]")
 
-View = TransformView | ShardsView | BatchesView
+View = TransformView | ShardsView | BatchesView | ZarrView
 """Every kind has `kind`, `source` (the bucket) and `to_json()`, its canonical document."""
 
 KINDS: Final[Mapping[str, Callable[[Mapping[str, Any], str], View]]] = {
     "transform": parse_transform,
     "shards": parse_shards,
     "batches": parse_batches,
+    "zarr": parse_zarr,
 }
 
 

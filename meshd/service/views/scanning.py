@@ -1,0 +1,74 @@
+"""What is worked out from a whole source: kept while the store does not change, and for a while if it does.
+
+Law: a scan of a store that changes all the time is repeated after ten times the time it takes: milliseconds
+for thousands of objects, half a minute for a million. Who finds out that it is wrong says so.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from meshd.kit.singleflight import SingleFlight
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Hashable
+
+    from meshd.kit.clock import Clock
+    from meshd.store.interface import ObjectStore
+
+V = TypeVar("V", bound="Hashable")
+L = TypeVar("L")
+_KEPT: Final = 8
+_SHARE: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Scan(Generic[L]):
+    found: L
+    revision: int  # of the store, before the scan
+    done: float
+    seconds: float
+
+
+class Scans(Generic[V, L]):
+    """The last scans by view. One a worker and kind."""
+
+    def __init__(self, store: ObjectStore, clock: Clock, scan: Callable[[V], Awaitable[L]]) -> None:
+        self._store, self._clock, self._scan = store, clock, scan
+        self._scans: OrderedDict[V, _Scan[L]] = OrderedDict()
+        self._scanning: SingleFlight[V, _Scan[L]] = SingleFlight()
+
+    def __repr__(self) -> str:
+        return f"<Scans of {len(self._scans)} views>"
+
+    async def current(self, view: V) -> L:
+        """What the source is, or was a moment ago. Raises what the scan does."""
+        scan = self._scans.get(view)
+        if scan is None or self._stale(scan):
+            scan, _ = await self._scanning.run(view, lambda: self._timed(view))
+            self._scans[view] = scan
+            if len(self._scans) > _KEPT:
+                self._scans.popitem(last=False)
+        self._scans.move_to_end(view)
+        return scan.found
+
+    def settled(self, view: V) -> bool:
+        """Whether nothing at all was written since the scan."""
+        scan = self._scans.get(view)
+        return scan is not None and scan.revision == self._store.revision()
+
+    def forget(self, view: V) -> None:
+        """The scan is known to be out of date."""
+        self._scans.pop(view, None)
+
+    def _stale(self, scan: _Scan[L]) -> bool:
+        age = self._clock.monotonic() - scan.done
+        return age > _SHARE * scan.seconds and self._store.revision() != scan.revision
+
+    async def _timed(self, view: V) -> _Scan[L]:
+        began, revision = self._clock.monotonic(), self._store.revision()
+        found = await self._scan(view)
+        now = self._clock.monotonic()
+        return _Scan(found, revision, now, now - began)

@@ -1,0 +1,128 @@
+"""Views of kind `zarr`: a bucket's samples as one Zarr v3 group, an array a field.
+
+Law: the document says all that the arrays depend on besides the source. Sample i is row i of every array, in
+order of the samples' names; rows are neither drawn twice nor left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from meshwire.documents import (
+    MAX_INTEGER,
+    PlanError,
+    canonical_json,
+    checked_choice,
+    checked_integer,
+    checked_number,
+    checked_object,
+    required,
+)
+from meshwire.fields import fields_document, parse_fields
+from meshwire.plans import PlanSpec, ShuffleSpec, parse_spec, spec_document
+from meshwire.viewfields import checked_prefix, checked_source
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from meshwire.fields import FieldSpec
+    from meshwire.plans import OpSpec
+
+Samples = Literal["auto", "objects", "tar"]
+OnBad = Literal["raise", "mask"]
+MAX_CHUNK = 1 << 14
+MAX_SHARD = 1 << 12
+_CHUNK = 64
+_STATUS = "_status"
+
+
+@dataclass(frozen=True)
+class ZarrView:
+    """Samples under `prefix` (a folder) with these `fields`, through `ops`.
+
+    `chunk`: samples of a chunk; `shard`: chunks of a shard (`sharding_indexed`), 0 for none. `on_bad`:
+    whether a bad sample fails its chunk or is a row of zeros, marked in the array `FIELD_status`.
+    """
+
+    source: str
+    fields: tuple[FieldSpec, ...]
+    ops: tuple[OpSpec, ...] = ()
+    prefix: str = ""
+    samples: Samples = "auto"
+    chunk: int = _CHUNK
+    shard: int = 0
+    seed: int = 0
+    on_bad: OnBad = "raise"
+    max_bad: float = 0.01
+    kind: Literal["zarr"] = "zarr"
+
+    def to_json(self) -> bytes:
+        """The canonical document."""
+        return canonical_json(
+            {
+                "kind": self.kind,
+                "source": self.source,
+                "prefix": self.prefix,
+                "samples": self.samples,
+                "fields": fields_document(self.specs),
+                "ops": spec_document(PlanSpec(ops=self.ops))["ops"],
+                "chunk": self.chunk,
+                "shard": self.shard,
+                "seed": self.seed,
+                "on_bad": self.on_bad,
+                "max_bad": self.max_bad,
+            }
+        )
+
+    @property
+    def specs(self) -> dict[str, FieldSpec]:
+        """The fields by name."""
+        return {field.name: field for field in self.fields}
+
+    @property
+    def url(self) -> str:
+        """The source as a dataset's."""
+        return f"s3://{self.source}/{self.prefix}"
+
+    @property
+    def plan(self) -> PlanSpec:
+        """The ops as a plan in stored order."""
+        return PlanSpec(
+            self.ops, self.seed, ShuffleSpec("none"), "ragged", on_bad=self.on_bad, max_bad=self.max_bad
+        )
+
+
+def status_name(field: str) -> str:
+    """The array that says which rows of a field are bad."""
+    return field + _STATUS
+
+
+def parse_zarr(value: Mapping[str, Any], bucket: str) -> ZarrView:
+    """Raises PlanError with the path of the bad field."""
+    known = ("kind", "source", "prefix", "samples", "fields", "ops", "chunk", "shard", "seed", "on_bad")
+    document = checked_object(dict(value), "", (*known, "max_bad"))
+    fields = required(document, "fields", "")
+    if not isinstance(fields, dict):
+        raise PlanError("fields", 'expected an object, as {"image": {"ext": ["jpg"]}}')
+    specs = parse_fields(fields)
+    for name in specs:
+        if status_name(name) in specs:
+            raise PlanError(f"fields.{status_name(name)}", f"that is where rows of {name!r} are marked bad")
+    prefix = checked_prefix(document)
+    if prefix and not prefix.endswith("/"):
+        raise PlanError("prefix", f"a folder ends in a slash: {prefix + '/'!r}")
+    return ZarrView(
+        checked_source(document, bucket),
+        tuple(specs.values()),
+        parse_spec({"ops": document.get("ops", [])}).ops,
+        prefix,
+        cast(
+            "Samples", checked_choice(document.get("samples", "auto"), "samples", ("auto", "objects", "tar"))
+        ),
+        checked_integer(document.get("chunk", _CHUNK), "chunk", 1, MAX_CHUNK),
+        checked_integer(document.get("shard", 0), "shard", 0, MAX_SHARD),
+        checked_integer(document.get("seed", 0), "seed", 0, MAX_INTEGER),
+        cast("OnBad", checked_choice(document.get("on_bad", "raise"), "on_bad", ("raise", "mask"))),
+        checked_number(document.get("max_bad", 0.01), "max_bad", 0.0, 1.0),
+    )
