@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from meshwire.tars import BLOCK, END, member_header, padding
@@ -33,14 +33,15 @@ class SourceObject(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a shard: `length` bytes made here (`data`), from `offset` of an object, or from `offset` of
-    the masked CRC-32C of other pieces (`summed`)."""
+    """A part of a shard: `length` bytes made here (`data`), from `offset` of an object, from `offset` of what
+    a whole file is told as (`told`), or from `offset` of the masked CRC-32C of other pieces (`summed`)."""
 
     data: bytes = b""
     object: SourceObject | None = None
     offset: int = 0
     length: int = 0
     summed: tuple[Piece, ...] = ()
+    told: str = ""
 
 
 def made(data: bytes) -> Piece:
@@ -63,7 +64,7 @@ def cut(piece: Piece, at: int, first: int, end: int) -> Iterator[Piece]:
     elif piece.object is None and not piece.summed:
         yield Piece(piece.data[skip : skip + length], length=length)
     else:
-        yield Piece(object=piece.object, offset=piece.offset + skip, length=length, summed=piece.summed)
+        yield replace(piece, offset=piece.offset + skip, length=length)
 
 
 def member_name(member: SourceObject, prefix: str) -> str:
@@ -83,7 +84,11 @@ class Shard:
     size: int = 0
 
     content_type: ClassVar[str] = "application/octet-stream"
-    form: ClassVar[bytes] = b""
+
+    @property
+    def form(self) -> bytes:
+        """What besides the members decides the bytes."""
+        return b""
 
     @property
     def etag(self) -> str:

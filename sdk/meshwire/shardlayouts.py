@@ -99,7 +99,8 @@ def _shards(view: ShardsView, folder: str, samples: Sequence[Sample]) -> Iterato
 
 def _shard(view: ShardsView, name: str, samples: Sequence[Sample]) -> Shard:
     if view.format == "tfrecord":
-        return TfrecordShard.of(f"{name}.tfrecord", [sample.files for sample in samples], view.prefix)
+        files = [sample.files for sample in samples]
+        return TfrecordShard.of(f"{name}.tfrecord", files, view.prefix, view.features)
     members = [item for sample in samples for item in sample.files]
     return TarShard.of(f"{name}.tar", members, view.prefix)
 

@@ -22,6 +22,7 @@ from meshwire.documents import (
     checked_number,
     checked_object,
     checked_text,
+    join,
 )
 from meshwire.expressions import parse_expression
 from meshwire.permutations import Feistel
@@ -54,7 +55,8 @@ class ShardsView:
     Expressions over a sample (`meshwire.samples`), empty when there is none: `where` leaves out samples it
     does not hold for; `group`: a folder for each value; `sort`: in the order of its values; `split_by`:
     samples of one value are in one part. `samples` "archives": not the objects but the members of those that
-    are archives; `match` is of the members.
+    are archives; `match` is of the members. `features`: extensions of files that spell a number, with `int64`
+    or `float`: what a TFRecord has them as.
     """
 
     source: str
@@ -71,6 +73,7 @@ class ShardsView:
     group: str = ""
     sort: str = ""
     split_by: str = ""
+    features: tuple[tuple[str, str], ...] = ()
     kind: Literal["shards"] = "shards"
 
     def to_json(self) -> bytes:
@@ -87,6 +90,7 @@ class ShardsView:
         document |= {"size": self.size} if self.size else {"count": self.count}
         later = {"format": "tar", "samples": "objects", **dict.fromkeys(_EXPRESSIONS, "")}
         document |= {key: getattr(self, key) for key in later if getattr(self, key) != later[key]}
+        document |= {"features": dict(self.features)} if self.features else {}
         return canonical_json(document)
 
     def takes(self, key: str) -> bool:
@@ -108,7 +112,7 @@ class ShardsView:
 
 _KNOWN = (
     *("kind", "source", "prefix", "match", "count", "size", "shuffle", "split", "name"),
-    *("format", "samples", *_EXPRESSIONS),
+    *("format", "samples", "features", *_EXPRESSIONS),
 )
 
 
@@ -129,6 +133,10 @@ def parse_shards(document: Mapping[str, Any], bucket: str) -> ShardsView:
         raise PlanError("sort", "samples are sorted or shuffled, not both; leave out one of sort and shuffle")
     if split_by and not split:
         raise PlanError("split_by", 'say the parts, too: split, as {"train": 0.9, "val": 0.1}')
+    form = cast("Format", checked_choice(document.get("format", "tar"), "format", ("tar", "tfrecord")))
+    features = _parse_features(document.get("features", {}))
+    if features and form != "tfrecord":
+        raise PlanError("features", 'only a TFRecord has features; say "format": "tfrecord", too')
     return ShardsView(
         checked_source(document, bucket),
         checked_prefix(document),
@@ -138,7 +146,7 @@ def parse_shards(document: Mapping[str, Any], bucket: str) -> ShardsView:
         None if shuffle is None else checked_integer(shuffle, "shuffle", 0, MAX_INTEGER),
         split,
         name,
-        cast("Format", checked_choice(document.get("format", "tar"), "format", ("tar", "tfrecord"))),
+        form,
         cast(
             "Samples", checked_choice(document.get("samples", "objects"), "samples", ("objects", "archives"))
         ),
@@ -146,7 +154,17 @@ def parse_shards(document: Mapping[str, Any], bucket: str) -> ShardsView:
         group,
         sort,
         split_by,
+        features,
     )
+
+
+def _parse_features(value: Any) -> tuple[tuple[str, str], ...]:
+    if not isinstance(value, dict) or len(value) > 64:
+        raise PlanError("features", 'expected at most 64 extensions with kinds, as {"cls": "int64"}')
+    for name, kind in value.items():
+        checked_text(name, "features", at_most=100)
+        checked_choice(kind, join("features", name), ("int64", "float"))
+    return tuple(sorted((name.removeprefix(".").lower(), kind) for name, kind in value.items()))
 
 
 def _parse_expression(document: Mapping[str, Any], field: str) -> str:

@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError
 
 from meshd.testing.daemons import Daemon
 from meshsdk.cli import run
-from tests.unit.tfrecord_reader import example, records
+from tests.unit.tfrecord_reader import example, features, records
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -195,6 +195,24 @@ def test_records_hold_the_objects(daemon: Daemon, s3: Any) -> None:
         assert part == whole[first : last + 1]
     originals = s3.list_objects_v2(Bucket="samples", Prefix="train/")["Contents"]
     assert found == {e["Key"].removeprefix("train/"): read(s3, "samples", e["Key"]) for e in originals}
+
+
+def test_labels_are_numbers(daemon: Daemon, s3: Any) -> None:
+    for number in range(5):
+        s3.put_object(Bucket="samples", Key=f"numbered/{number}.cls", Body=f"{number - 2}\n".encode())
+        s3.put_object(Bucket="samples", Key=f"numbered/{number}.w", Body=b"0.25")
+        s3.put_object(Bucket="samples", Key=f"numbered/{number}.jpg", Body=bytes(1000))
+    document = {"kind": "shards", "prefix": "numbered/", "format": "tfrecord", "count": 3}
+    make(daemon, "numbered", document | {"features": {"cls": "int64", "w": "float"}})
+    keys = [entry["Key"] for entry in s3.list_objects_v2(Bucket="samples--numbered")["Contents"]]
+    told = [features(record) for key in keys for record in records(read(s3, "samples--numbered", key))]
+    assert [(each["cls"], each["w"], each["jpg"]) for each in told] == [
+        (number - 2, 0.25, bytes(1000)) for number in range(5)
+    ]
+    s3.put_object(Bucket="samples", Key="numbered/0.cls", Body=b"cat")
+    with pytest.raises(ClientError, match=r"numbered/0\.cls: b'cat' is no int64") as error:
+        read(s3, "samples--numbered", keys[0])
+    assert error.value.response["ResponseMetadata"]["HTTPStatusCode"] == 422
 
 
 def test_a_multipart_member_has_its_sum(daemon: Daemon, s3: Any) -> None:

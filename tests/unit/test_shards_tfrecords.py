@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from awscrt.checksums import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwire.fields import sample_key
 from meshwire.shardforms import SourceObject
-from meshwire.tfrecords import TfrecordShard, masked, varint
-from tests.unit.tfrecord_reader import check_mask, crc_by_table, example, records
+from meshwire.tfrecords import NumberError, TfrecordShard, converted, masked, varint
+from tests.unit.tfrecord_reader import check_mask, crc_by_table, example, features, records
 
 if TYPE_CHECKING:
     from meshwire.shardforms import Piece
 
 names = st.text("abé/_-", min_size=1, max_size=40).filter(lambda name: not name.startswith("/"))
 extensions = st.sampled_from(["jpg", "cls", "seg.png", "json", ""])
+
+
+NUMBERS = {"i": b" -7\n", "j": b"9223372036854775807", "f": b"0.5"}
 
 
 def content(item: SourceObject) -> bytes:
@@ -30,6 +34,8 @@ def piece_bytes(piece: Piece) -> bytes:
         return whole[piece.offset :][: piece.length]
     if piece.object is None:
         return piece.data
+    if piece.told:
+        return converted(piece.told, NUMBERS[piece.object.etag])[piece.offset :][: piece.length]
     return content(piece.object)[piece.offset - piece.object.offset :][: piece.length]
 
 
@@ -68,3 +74,36 @@ def test_the_numbers_of_the_wire() -> None:
     assert [len(varint(value)) for value in (0, 127, 128, 16_383, 16_384)] == [1, 1, 2, 2, 3]
     assert crc_by_table(b"123456789") == 0xE3069283
     check_mask(masked(0xE3069283), b"123456789")
+
+
+def test_files_told_as_numbers() -> None:
+    kinds = (("a", "int64"), ("b", "int64"), ("c", "float"))
+    files = [SourceObject("x.a", "i", 4), SourceObject("x.b", "j", 19), SourceObject("x.c", "f", 3)]
+    shard = TfrecordShard.of("s", [files], "", kinds)
+    whole = bytes_of(shard, 0, shard.size)
+    (record,) = records(whole)
+    assert features(record) == {"__key__": b"x", "a": -7, "b": (1 << 63) - 1, "c": 0.5}
+    for first in range(shard.size):
+        assert bytes_of(shard, first, 5) == whole[first : first + 5]
+    assert shard.etag != TfrecordShard.of("s", [files], "").etag
+    assert shard.etag == TfrecordShard.of("t", [files], "", kinds).etag
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("int64", b"cat"),
+        ("int64", b""),
+        ("int64", b"1.5"),
+        ("int64", b"1_000"),
+        ("int64", b"9223372036854775808"),
+        ("int64", b"\xff"),
+        ("float", b"nan"),
+        ("float", b"1e39"),
+        ("float", b"1_0.5"),
+        ("float", b"x"),
+    ],
+)
+def test_what_is_no_number(kind: str, text: bytes) -> None:
+    with pytest.raises(NumberError, match=f"is no {kind}"):
+        converted(kind, text)

@@ -137,6 +137,8 @@ def test_shuffling_is_a_permutation_by_seed() -> None:
         ({"where": "prt(key, '/', 1)"}, "where"),
         ({"group": 1}, "group"),
         ({"split_by": "part(stem, '/', 1)"}, "split_by"),
+        ({"features": {"cls": "int64"}}, "features"),
+        ({"features": {"cls": "int32"}, "format": "tfrecord"}, "features.cls"),
     ],
 )
 def test_documents_are_read_strictly(document: dict[str, Any], path: str) -> None:
@@ -148,7 +150,8 @@ def test_documents_are_read_strictly(document: dict[str, Any], path: str) -> Non
 def test_documents_come_back() -> None:
     view = parse_view({"kind": "shards", "size": 5000, "split": {"a": 0.25, "b": 0.75}, "shuffle": 9}, "b")
     assert parse_view(view.to_json(), "b") == view
-    later = {"sort": "size", "format": "tfrecord", "where": "ext == 'jpg'", "samples": "archives"}
+    later: dict[str, Any] = {"sort": "size", "format": "tfrecord", "where": "size > 1", "samples": "archives"}
+    later["features"] = {"cls": "int64"}
     view = parse_view({"kind": "shards", "group": "part(stem, '/', 0)", **later}, "b")
     assert parse_view(view.to_json(), "b") == view
     assert later.items() <= json.loads(view.to_json()).items()

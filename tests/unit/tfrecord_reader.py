@@ -6,7 +6,7 @@ import struct
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 def _shifted(byte: int) -> int:
@@ -73,11 +73,33 @@ def one(data: bytes, field: int) -> bytes:
     return value
 
 
-def example(data: bytes) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
+def features(data: bytes) -> dict[str, bytes | int | float]:
+    """The one value of each feature of a `tf.Example`."""
+    found: dict[str, bytes | int | float] = {}
     for field, entry in message(one(data, 1)):
         assert field == 1
         (key_field, key), (value_field, feature) = message(entry)
         assert (key_field, value_field) == (1, 2)
-        found[key.decode()] = one(one(feature, 1), 1)
+        ((kind, values),) = message(feature)
+        found[key.decode()] = _VALUES[kind](one(values, 1))
     return found
+
+
+def example(data: bytes) -> dict[str, bytes]:
+    """The features of one that has bytes only."""
+    found = features(data)
+    assert all(isinstance(value, bytes) for value in found.values())
+    return {name: value for name, value in found.items() if isinstance(value, bytes)}
+
+
+def _number(data: bytes) -> int:
+    assert [byte >= 0x80 for byte in data] == [True] * (len(data) - 1) + [False]
+    value = sum((byte & 0x7F) << 7 * group for group, byte in enumerate(data))
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_VALUES: dict[int, Callable[[bytes], bytes | int | float]] = {
+    1: bytes,
+    2: lambda data: float(struct.unpack("<f", data)[0]),
+    3: _number,
+}

@@ -19,7 +19,7 @@ from meshd.service.translation import store_errors
 from meshd.store.errors import CorruptExtentError, ExtentGoneError
 from meshd.store.records import Span
 from meshwire.s3.errors import S3Error
-from meshwire.tfrecords import masked
+from meshwire.tfrecords import MAX_NUMBER, NumberError, converted, masked
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -101,6 +101,7 @@ class _Opening:
 
     def __init__(self, source: Source, stack: ExitStack) -> None:
         self._source, self._stack = source, stack
+        self._parts: dict[int, _Part] = {}  # by the identity of pieces that the group holds
 
     async def spans(self, group: Sequence[Piece]) -> Sequence[Span]:
         """Large members as they lie, all that is between them copied together by a thread."""
@@ -109,15 +110,40 @@ class _Opening:
         return await asyncio.to_thread(scratch.assemble, parts)
 
     async def _part(self, piece: Piece) -> _Part:
+        """A piece that is sent and summed is opened once."""
+        found = self._parts.get(id(piece))
+        if found is None:
+            found = self._parts[id(piece)] = await self._opened(piece)
+        return found
+
+    async def _opened(self, piece: Piece) -> _Part:
         if piece.summed:
             parts = tuple([await self._part(each) for each in piece.summed])
             return _Part(length=piece.length, summed=parts, skip=piece.offset)
         if piece.object is None:
             return _Part(data=piece.data, length=piece.length)
+        if piece.told:
+            return await self._number(piece, piece.object)
         try:
             return self._open(piece, await self._source.holder(piece.object))
         except ExtentGoneError:  # moved by compaction
             return self._open(piece, await self._source.holder(piece.object))
+
+    async def _number(self, piece: Piece, item: SourceObject) -> _Part:
+        """What a file spells. Raises S3Error UnprocessableSource."""
+        name = f"{item.key}/-/{item.name}" if item.name else item.key
+        if item.size > MAX_NUMBER:
+            raise S3Error("UnprocessableSource", f"{name} has {item.size} bytes: that is no {piece.told}")
+        try:
+            data = converted(piece.told, await self._text(item))[piece.offset :][: piece.length]
+        except NumberError as error:
+            raise S3Error("UnprocessableSource", f"{name}: {error}") from error
+        return _Part(data=data, length=piece.length)
+
+    async def _text(self, item: SourceObject) -> bytes:
+        record, store = await self._source.holder(item), self._source.store
+        text = store.read_now(record, item.offset, item.size)
+        return await asyncio.to_thread(store.read, record, item.offset, item.size) if text is None else text
 
     def _open(self, piece: Piece, record: Record) -> _Part:
         spans = self._stack.enter_context(self._source.store.reading(record, piece.offset, piece.length))
