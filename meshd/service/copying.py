@@ -67,6 +67,19 @@ def judge_source(conditions: Conditions | None, source: Record) -> None:
         raise S3Error("PreconditionFailed")
 
 
+def part_range(asked: tuple[int, int] | None, size: int) -> tuple[int, int]:
+    """(offset, length) of x-amz-copy-source-range in a source of `size` bytes. Raises S3Error
+    InvalidArgument."""
+    first, last = asked or (0, size - 1)
+    if asked is not None and not first <= last < size:
+        raise S3Error(
+            "InvalidArgument",
+            f"Range specified is not valid for source object of size: {size}",
+            extra={"ArgumentName": "x-amz-copy-source-range"},
+        )
+    return first, last - first + 1
+
+
 def copied_meta(source: Record, operation: CopyObject, owner: str) -> Meta:
     """What the copy is called: the source's headers and tags, or what replaces them. A redirection is never
     the source's, and neither is its ACL."""

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from meshd.service.assembling import check_parts, completed_meta, has_become
-from meshd.service.copying import again_if_gone, judge_source, read_pieces
+from meshd.service.copying import again_if_gone, judge_source, part_range, read_pieces
 from meshd.service.objects import MAX_PUT_BYTES, check_size
 from meshd.service.translation import store_errors
 from meshd.store.errors import NoSuchUploadError
@@ -116,17 +116,11 @@ class UploadService:
     async def _copy_part(self, operation: UploadPartCopy, upload: Upload) -> tuple[Record, Record]:
         source = self._versions.source(operation.source)
         judge_source(operation.source_conditions, source)
-        first, last = operation.range or (0, source.size - 1)
-        if operation.range is not None and not first <= last < source.size:
-            raise S3Error(
-                "InvalidArgument",
-                f"Range specified is not valid for source object of size: {source.size}",
-                extra={"ArgumentName": "x-amz-copy-source-range"},
-            )
-        check_size(last - first + 1)
-        writer = self._store.part_writer(upload, operation.part_number, last - first + 1)
+        offset, length = part_range(operation.range, source.size)
+        check_size(length)
+        writer = self._store.part_writer(upload, operation.part_number, length)
         try:
-            record = await self._fill(writer, upload, source, first, last - first + 1)
+            record = await self._fill(writer, upload, source, offset, length)
         except BaseException:
             await writer.abort()
             raise

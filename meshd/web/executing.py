@@ -218,7 +218,12 @@ class Executor:
         return await self._deps.uploads.put_part(cast("ops.UploadPart", call.operation), call.body)
 
     async def _copy_part(self, call: Call) -> Result:
-        return await self._deps.uploads.copy_part(cast("ops.UploadPartCopy", call.operation))
+        operation = cast("ops.UploadPartCopy", call.operation)
+        made = await self._deps.views.part_copied(operation)
+        if made is None:
+            return await self._deps.uploads.copy_part(operation)
+        stored = await self._deps.uploads.put_part(*made)
+        return CopyResult(stored.etag, self._deps.clock.now_ms(), stored.checksums)
 
     async def _complete(self, call: Call) -> Result:
         operation = cast("ops.CompleteMultipartUpload", call.operation)

@@ -283,3 +283,52 @@ def test_a_tar_that_lies_is_named(daemon: Daemon, s3: Any, tars: dict[str, bytes
     assert error.value.response["ResponseMetadata"]["HTTPStatusCode"] == 422
     s3.delete_object(Bucket="samples", Key="lying/b.tar")
     assert names_in_order(s3, "samples--lying") == {"shard-000000.tar": ["a.txt"]}
+
+
+# --- copied in parts -------------------------------------------------------------------------------
+
+
+def copy_in_parts(s3: Any, source: dict[str, str], key: str, step: int, **options: Any) -> None:
+    size = s3.head_object(**source)["ContentLength"]
+    target = {"Bucket": "samples", "Key": key}
+    upload = s3.create_multipart_upload(**target, **options)["UploadId"]
+    parts = []
+    for number, first in enumerate(range(0, size, step), 1):
+        part = s3.upload_part_copy(
+            **target,
+            UploadId=upload,
+            PartNumber=number,
+            CopySource=source,
+            CopySourceRange=f"bytes={first}-{min(size, first + step) - 1}",
+        )["CopyPartResult"]
+        sums = {name: value for name, value in part.items() if name.startswith("Checksum")}
+        parts.append({"PartNumber": number, "ETag": part["ETag"], **sums})
+    s3.complete_multipart_upload(**target, UploadId=upload, MultipartUpload={"Parts": parts})
+
+
+@pytest.mark.parametrize("options", [{}, {"ChecksumAlgorithm": "CRC32C"}, {"ChecksumAlgorithm": "SHA256"}])
+def test_a_shard_is_copied_in_parts(daemon: Daemon, s3: Any, options: dict[str, str]) -> None:
+    make(daemon, "whole", {"kind": "shards", "prefix": "train/"})
+    source = {"Bucket": "samples--whole", "Key": "shard-000000.tar"}
+    copy_in_parts(s3, source, "copied.tar", 5 << 20, **options)
+    copied = s3.get_object(Bucket="samples", Key="copied.tar", ChecksumMode="ENABLED")["Body"].read()
+    assert copied == read(s3, source["Bucket"], source["Key"])
+    assert len(copied) > 5 << 20
+
+
+def test_wrong_ranges_and_conditions_of_parts(daemon: Daemon, s3: Any) -> None:
+    make(daemon, "whole", {"kind": "shards", "prefix": "train/"})
+    target = {"Bucket": "samples", "Key": "never.tar"}
+    upload = s3.create_multipart_upload(**target)["UploadId"]
+    asked = target | {"UploadId": upload, "PartNumber": 1}
+    source = {"Bucket": "samples--whole", "Key": "shard-000000.tar"}
+    for options, code in (
+        ({"CopySourceRange": "bytes=0-99999999999"}, "InvalidArgument"),
+        ({"CopySourceIfMatch": '"other"'}, "PreconditionFailed"),
+        ({"CopySource": source | {"Key": "shard-000001.tar"}}, "NoSuchKey"),
+        ({"UploadId": "none"}, "NoSuchUpload"),
+    ):
+        with pytest.raises(ClientError) as error:
+            s3.upload_part_copy(**{"CopySource": source, **asked, **options})
+        assert error.value.response["Error"]["Code"] == code
+    s3.abort_multipart_upload(**target, UploadId=upload)

@@ -9,27 +9,30 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from meshd.store.records import Span
 from meshwire.checksums import BodyVerifier
 from meshwire.s3.errors import S3Error
-from meshwire.s3.operations import BodyDigests, ObjectHeaders, PutObject
+from meshwire.s3.operations import BodyDigests, ObjectHeaders, PutObject, UploadPart
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 
     from meshd.service.views.kinds import Made
-    from meshd.store.records import Record, Span
+    from meshd.store.records import Record
     from meshwire.checksums import BodyDigest
-    from meshwire.s3.operations import CopyObject
+    from meshwire.s3.operations import CopyObject, UploadPartCopy
+
+_PIECE: Final = 1 << 20
 
 
 class MadeBody:
-    """`meshd.service.bodies.Body` over the groups of an object that is made."""
+    """`meshd.service.bodies.Body` over the groups of (a range of) an object that is made."""
 
-    def __init__(self, made: Made) -> None:
-        self._size = made.record.size
-        self._groups = made.groups(0, self._size)
+    def __init__(self, made: Made, offset: int = 0, length: int | None = None) -> None:
+        self._size = made.record.size - offset if length is None else length
+        self._groups = made.groups(offset, self._size)
         self._digest: BodyDigest | None = None
 
     def __repr__(self) -> str:
@@ -43,9 +46,8 @@ class MadeBody:
         verifier = BodyVerifier(digests, extra=also)
         async with aclosing(self._groups) as groups:
             async for spans in groups:
-                data = await asyncio.to_thread(_read, spans)
-                await asyncio.to_thread(verifier.update, data)
-                yield data
+                for few in _few(spans):
+                    yield await asyncio.to_thread(_read, few, verifier)
         self._digest = verifier.finish()
 
     def digest(self) -> BodyDigest:
@@ -59,8 +61,27 @@ class MadeBody:
         return b"".join([piece async for piece in self.pieces(digests)])
 
 
-def _read(spans: Sequence[Span]) -> bytes:
-    return b"".join([os.pread(span.fd, span.length, span.offset) for span in spans])
+def _few(spans: Iterable[Span]) -> Iterator[list[Span]]:
+    """Of a megabyte at most: a large member is one span."""
+    held: list[Span] = []
+    room = _PIECE
+    for span in spans:
+        at = 0
+        while at < span.length:
+            length = min(span.length - at, room)
+            held.append(Span(span.fd, span.offset + at, length))
+            at, room = at + length, room - length
+            if not room:
+                yield held
+                held, room = [], _PIECE
+    if held:
+        yield held
+
+
+def _read(spans: Sequence[Span], verifier: BodyVerifier) -> bytes:
+    data = b"".join([os.pread(span.fd, span.length, span.offset) for span in spans])
+    verifier.update(data)
+    return data
 
 
 def as_upload(operation: CopyObject, source: Record) -> PutObject:
@@ -74,4 +95,11 @@ def as_upload(operation: CopyObject, source: Record) -> PutObject:
         operation.conditions,
         operation.tags or {},
         operation.acl,
+    )
+
+
+def as_part(operation: UploadPartCopy) -> UploadPart:
+    """The part as the upload that it is."""
+    return UploadPart(
+        operation.bucket, operation.key, operation.upload_id, operation.part_number, BodyDigests()
     )

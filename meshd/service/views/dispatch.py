@@ -10,10 +10,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from meshd.service.copying import judge_source
+from meshd.service.copying import judge_source, part_range
 from meshd.service.objects import found_of
 from meshd.service.translation import store_errors
-from meshd.service.views.copies import MadeBody, as_upload
+from meshd.service.views.copies import MadeBody, as_part, as_upload
 from meshd.service.views.kinds import Kept, Made
 from meshwire.s3 import operations as ops
 from meshwire.s3.errors import S3Error
@@ -107,9 +107,7 @@ class ViewReader:
         found = await self._kind(view).find(view, source.key)
         if isinstance(found, Kept):
             return replace(operation, source=ops.CopySource(found.bucket, found.key))
-        if isinstance(operation, ops.CopyObject):
-            return operation  # see `copied`
-        raise S3Error("NotImplemented", "What a view puts together is copied whole: use CopyObject.")
+        return operation  # see `copied` and `part_copied`
 
     def _kind(self, view: View) -> ViewKind[Any]:
         return self._kinds[type(view)]
@@ -139,6 +137,15 @@ class ViewReader:
             return None
         judge_source(operation.source_conditions, made.record)
         return as_upload(operation, made.record), MadeBody(made)
+
+    async def part_copied(self, operation: ops.UploadPartCopy) -> tuple[ops.UploadPart, MadeBody] | None:
+        """A part made of (a range of) what is put together, as the upload that it is; None for the rest.
+        Raises S3Error InvalidArgument."""
+        made = await self.made(operation.source.bucket, operation.source.key)
+        if made is None:
+            return None
+        judge_source(operation.source_conditions, made.record)
+        return as_part(operation), MadeBody(made, *part_range(operation.range, made.record.size))
 
     # --- for whoever reads views without a request: jobs -------------------------------------------------
 
