@@ -100,6 +100,8 @@ class TransformSettings:
     """Transform processes. Default: the cores this process may run on."""
     frame_cache_bytes: int = 1 << 30
     """Finished batches kept in shared memory, least recently used out first. It is RAM of the machine."""
+    process_bytes: int = 2 << 30
+    """Memory a transform process may take for its samples, beyond what it begins with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +302,7 @@ OPTIONS: Mapping[str, Option] = {
         Option("hang-timeout", _seconds, lambda: 60.0),
         Option("workers", _positive, lambda: min(4, cores())),
         Option("transforms", _positive, cores),
+        Option("transform-memory", _at_least(64 << 20), lambda: 2 << 30),
         Option("frame-cache", _at_least(1 << 20), lambda: 1 << 30),
         Option("view-cache", _at_least(1 << 20), lambda: 10 << 30),
         Option("lifecycle-interval", _seconds, lambda: 900.0),
@@ -409,7 +412,7 @@ def _assemble(values: Mapping[str, object]) -> NodeSettings:
         node_id=value["node-id"],
         store=store,
         http=http,
-        transform=TransformSettings(value["transforms"], value["frame-cache"]),
+        transform=TransformSettings(value["transforms"], value["frame-cache"], value["transform-memory"]),
         workers=value["workers"],
         users_file=value["users"],
         view_cache_bytes=value["view-cache"],

@@ -14,10 +14,10 @@ import numpy as np
 
 from meshd.assembly.assets import asset_places
 from meshd.assembly.drafting import Draft, Rows
-from meshd.assembly.errors import BatchError, busy
+from meshd.assembly.errors import BatchError, busy, damaged
 from meshd.assembly.ledger import BadSample
 from meshd.assembly.memory import Memory
-from meshd.assembly.rendering import RowWork
+from meshd.assembly.rendering import UNREAD, RowWork
 from meshd.assembly.sources import PinnedObjects
 from meshd.kit.accounts import account
 from meshwire.frames import Status
@@ -86,13 +86,16 @@ class FrameBuilder:
     async def _render(self, rows: Sequence[int]) -> list[RowFailure]:
         """Render these rows of the draft; what is left are bad samples."""
         failures = await self._render_once(rows)
-        unread = [failure.row for failure in failures if failure.kind == "read"]
+        unread = [failure.row for failure in failures if failure.kind in UNREAD]
         if unread:  # compacted or replaced meanwhile: the index knows better now
-            failures = [failure for failure in failures if failure.kind != "read"]
+            failures = [failure for failure in failures if failure.kind not in UNREAD]
             failures += await self._render_once(unread)
         for failure in failures:
             if failure.kind == "read":
                 raise busy(f"{self._name(failure.row)} cannot be read now: {failure.message}")
+            if failure.kind == "damaged":
+                await self._kitchen.ledger.record(self._plan.hash, [self._entry(failure)])
+                raise damaged(self._object_url(failure), failure.message, self._detail(failure))
             if failure.kind == "op":
                 raise self._broken(failure)
         return failures

@@ -10,10 +10,11 @@ import os
 from typing import TYPE_CHECKING
 
 from meshd.assembly.assets import asset_places
-from meshd.assembly.errors import BatchError, busy
+from meshd.assembly.errors import BatchError, busy, damaged
 from meshd.assembly.ledger import BadSample
 from meshd.assembly.memory import MemoryFrame
-from meshd.assembly.rendering import RowWork
+from meshd.assembly.rendering import UNREAD, RowWork
+from meshd.assembly.sources import cut_pieces
 from meshd.kit.accounts import account
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ async def derive(kitchen: Kitchen, address: DerivedAddress) -> MemoryFrame:
 
 async def _render(kitchen: Kitchen, address: DerivedAddress, made: MemoryFrame) -> Rendered:
     rendered = await _render_once(kitchen, address, made)
-    if rendered.failures and rendered.failures[0].kind == "read":  # compacted meanwhile: the index knows
+    if rendered.failures and rendered.failures[0].kind in UNREAD:  # compacted meanwhile: the index knows
         rendered.close()
         rendered = await _render_once(kitchen, address, made)
     if rendered.failures:
@@ -58,7 +59,7 @@ async def _render_once(kitchen: Kitchen, address: DerivedAddress, made: MemoryFr
         raise BatchError("NoSuchKey", f"{name} is gone")
     if record.etag != address.etag:
         raise BatchError("SnapshotChanged", f"{name} was replaced meanwhile", help="ask again")
-    pieces = tuple((place.path, place.offset, place.length) for place in kitchen.store.locate(record))
+    pieces = cut_pieces(kitchen.store.locate(record), 0, record.size)
     return await kitchen.renderer.render(
         address.digest,
         address.program,
@@ -85,6 +86,8 @@ async def _refusal(kitchen: Kitchen, address: DerivedAddress, failure: RowFailur
     detail = {"bucket": address.bucket, "key": address.key, "op": failure.op, "node": kitchen.node}
     if failure.kind == "read":
         return busy(f"{name} cannot be read now: {failure.message}")
+    if failure.kind == "damaged":
+        return damaged(name, failure.message, detail)
     if failure.kind == "op":
         message = f"the op {failure.op!r} broke on {name}: {failure.message}"
         return BatchError("OpFailed", message, help="this is a defect of the op", detail=detail)

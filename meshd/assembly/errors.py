@@ -27,6 +27,7 @@ Code = Literal[
     "NotOwner",
     "Busy",
     "OpFailed",
+    "CorruptData",
     "TooLarge",
     "MethodNotAllowed",
     "InternalError",
@@ -73,6 +74,17 @@ class BatchError(Exception):
             detail=document["detail"],
             retry_after=document["retry_after"],
         )
+
+
+def damaged(name: str, message: str, detail: dict[str, Any]) -> BatchError:
+    """Stored bytes that are not those that were written: nothing may stand in for them."""
+    return BatchError(
+        "CorruptData",
+        f"{name} is damaged on the disk: {message}",
+        help="put the same bytes again under this key (plans go on: the ETag stays), or remove it and make a "
+        "new snapshot; meshd fsck lists what else is damaged",
+        detail=detail,
+    )
 
 
 def busy(message: str) -> BatchError:

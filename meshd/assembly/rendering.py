@@ -6,17 +6,20 @@ Law: assembly and transform do not import each other; this protocol is what they
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Pieces = tuple[tuple[str, int, int], ...]
-"""(path, offset, length), in bytes: where the bytes of one field lie."""
+Pieces = tuple[tuple[str, int, int] | tuple[str, int, int, int], ...]
+"""(path, offset, length), in bytes: where the bytes of one field lie; a fourth number is their crc32c."""
 
 
 AssetPlace = tuple[str, Pieces]
 """(sha256 in hex, where the bytes lie)."""
+
+UNREAD: Final = frozenset({"read", "damaged"})
+"""Kinds of failure after which the index is asked once more where the bytes lie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,9 @@ class RowWork:
 
 
 class RowFailure(Protocol):
-    """`kind`: "bad" (the data), "op" (a defect of the op) or "read" (the bytes were not there)."""
+    """`kind`: "bad" (the data), "op" (a defect of the op), "read" (the bytes were not there) or "damaged"
+    (they are not those that were stored).
+    """
 
     @property
     def row(self) -> int: ...

@@ -89,7 +89,7 @@ class PinnedObjects:
         locations = self._locations.get(number)
         if locations is None:
             locations = self._locations[number] = self._store.locate(self.record(number))
-        if len(locations) == 1:
+        if len(locations) == 1 and length < locations[0].length:
             return ((locations[0].path, locations[0].offset + offset, length),)
         return cut_pieces(locations, offset, length)
 
@@ -109,8 +109,8 @@ class PinnedObjects:
 
 
 def cut_pieces(locations: Sequence[Location], offset: int, length: int) -> Pieces:
-    """The part [offset, offset + length) of consecutive locations."""
-    pieces = []
+    """The part [offset, offset + length) of consecutive locations; with checksums where it is all of one."""
+    pieces: list[tuple[str, int, int] | tuple[str, int, int, int]] = []
     for location in locations:
         if length <= 0:
             break
@@ -118,6 +118,9 @@ def cut_pieces(locations: Sequence[Location], offset: int, length: int) -> Piece
             offset -= location.length
             continue
         taken = min(length, location.length - offset)
-        pieces.append((location.path, location.offset + offset, taken))
+        if taken == location.length:
+            pieces.append((location.path, location.offset, taken, location.crc32c))
+        else:
+            pieces.append((location.path, location.offset + offset, taken))
         offset, length = 0, length - taken
     return tuple(pieces)

@@ -42,6 +42,7 @@ pair again (that also when it changes) and opens the audit log anew.
 @click.option("--tls-key", metavar="FILE", help="Its private key. Both are read again when they change.")
 @click.option("--workers", metavar="N", help="HTTP processes.  [cores, at most 4]")
 @click.option("--transforms", metavar="N", help="Processes that decode and augment.  [cores]")
+@click.option("--transform-memory", metavar="SIZE", help="Most that one of them takes for samples.  [2GiB]")
 @click.option("--frame-cache", metavar="SIZE", help="Memory for finished batches.  [1GiB]")
 @click.option("--durability", metavar="MODE", help="commit, or relaxed for caches.  [commit]")
 @click.option("--view-cache", metavar="SIZE", help="Disk for results of views.  [10GiB]")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from meshd.errors import MeshdError
-from meshd.runtime.restarts import Deaths
+from meshd.runtime.restarts import LONGEST_DELAY, Deaths
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -61,6 +61,8 @@ class ChildSpec:
     name: str
     body: Body
     fds: frozenset[int] = frozenset()
+    longest_delay: float = LONGEST_DELAY
+    """Seconds between a death and the next start, at most."""
 
     @property
     def role(self) -> str:

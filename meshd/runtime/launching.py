@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from meshd.runtime.listening import Doors
 
 _log = logging.getLogger("meshd.supervisor")
+_TRANSFORM_DELAY = 0.2  # samples may kill these; whoever brings such is not to slow down the others
 _GRACE = 5.0  # seconds beyond a stage's own before its children are killed
 
 
@@ -104,7 +105,8 @@ def _spec(settings: NodeSettings, doors: Doors, board: Board, name: str) -> Chil
     index = int(number)
     if role == "transform":
         sock = doors.transforms[index]
-        return ChildSpec(name, partial(run_transform, settings, index, sock), frozenset([sock.fileno()]))
+        body = partial(run_transform, settings, index, sock)
+        return ChildSpec(name, body, frozenset([sock.fileno()]), _TRANSFORM_DELAY)
     if role == "steward":
         return ChildSpec(name, partial(run_steward, settings, doors), frozenset([doors.steward.fileno()]))
     own = {doors.http.fileno()} | ({doors.steward.fileno()} if settings.workers == 1 else set())

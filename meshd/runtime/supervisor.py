@@ -183,10 +183,11 @@ class Supervisor:
         if self._draining:
             return
         child.deaths = child.deaths.died(now - child.started)
-        child.due = now + child.deaths.delay
+        delay = min(child.deaths.delay, child.spec.longest_delay)
+        child.due = now + delay
         metrics.process_restarts.labels(child.spec.role).inc()
         why = child.reason or ended(status)
-        _log.warning("%s ended", name, extra={"pid": pid, "why": why, "restart_in": child.deaths.delay})
+        _log.warning("%s ended", name, extra={"pid": pid, "why": why, "restart_in": delay})
         if child.deaths.hopeless:
             self._failure = f"{name} cannot start: {why}"
             self._drain()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from meshd.telemetry import logs
 from meshd.transform import process
+from meshd.transform.limiting import Limits
 
 if TYPE_CHECKING:
     import socket
@@ -22,4 +23,4 @@ def run_transform(settings: NodeSettings, index: int, listener: socket.socket, r
     """Transform process `index`, until SIGTERM."""
     logs.configure(settings.log_format, settings.log_level, f"transform-{index}")
     reporter.ready()
-    process.main(listener)
+    process.main(listener, Limits(memory=settings.transform.process_bytes))

@@ -156,10 +156,11 @@ class MemoryStore:
         return spans
 
     def locate(self, record: Record) -> Sequence[Location]:
+        folder = f"/proc/{os.getpid()}/fd"
         return [
-            Location(f"/proc/{os.getpid()}/fd/{self._blobs[extent.file]}", extent.offset, extent.length)
-            for extent in record.extents
-            if extent.length
+            Location(f"{folder}/{self._blobs[e.file]}", e.offset, e.length, e.crc32c)
+            for e in record.extents
+            if e.length
         ]
 
     # objects --------------------------------------------------------------------------------------------

@@ -171,7 +171,8 @@ class Reader:
     def locate(self, record: Record) -> list[Location]:
         """See ObjectStore.locate."""
         path = self._disks.path
-        return [Location(path(e.disk, e.file), e.offset, e.length) for e in record.extents if e.length]
+        extents = [e for e in record.extents if e.length]
+        return [Location(path(e.disk, e.file), e.offset, e.length, e.crc32c) for e in extents]
 
     def _acquire(self, extent: Extent) -> _Handle:
         handle = self._cache.get(extent.file)

@@ -227,11 +227,14 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """`length` bytes at `offset` of the file at `path`: for another process to read."""
+    """`length` bytes at `offset` of the file at `path`, for another process to read; crc32c of exactly these
+    bytes.
+    """
 
     path: str
     offset: int
     length: int
+    crc32c: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,9 @@ import numpy as np
 from meshd.transform import builtin, registry
 from meshd.transform.assets import no_assets
 from meshd.transform.counting import Tally, size_of
-from meshd.transform.errors import BadSampleError, OpFailedError, WrongOutputError
+from meshd.transform.errors import BadSampleError, OpFailedError, OutOfMemoryError, WrongOutputError
 from meshd.transform.fieldtypes import BYTES, mismatch
+from meshd.transform.limiting import for_want_of_memory
 from meshwire.documents import PlanError
 from meshwire.randomness import KeyedRandom
 
@@ -107,6 +108,8 @@ class Chain:
         try:
             self._place(value, row)
         except Exception as error:
+            if for_want_of_memory(error):
+                raise OutOfMemoryError(label or "row") from error
             raise OpFailedError(label or "row", error) from error
         if label:
             tally.add(label, tally.clock() - began, size_of(value), row.nbytes)
@@ -121,10 +124,10 @@ class Chain:
                 now, made = tally.clock(), size_of(value)
                 tally.add(label, now - began, taken, made)
                 began, taken = now, made
-        except MemoryError:
-            raise
         except Exception as error:
             tally.add(label, tally.clock() - began, taken, 0, failed=True)
+            if for_want_of_memory(error):
+                raise OutOfMemoryError(label) from error
             if isinstance(error, BadSampleError):
                 error.op = label
                 raise

@@ -61,6 +61,8 @@ def count_reply(reply: RenderReply) -> None:
     metrics.transform_samples.labels("row").inc(len(reply.rendered) + len(reply.failures))
     metrics.transform_seconds.observe(reply.seconds)
     for failure in reply.failures:
+        if failure.kind == "damaged":
+            metrics.store_corrupt_reads.inc()
         metrics.transform_failures.labels(metrics.op_label(failure.op)).inc()
     for use in reply.ops:
         name = metrics.op_label(use.op)

@@ -24,6 +24,14 @@ class BadSampleError(TransformError):
         self.op = op
 
 
+class OutOfMemoryError(TransformError):
+    """An op got no more memory: the process' fault, unless it is so in a fresh one, too."""
+
+    def __init__(self, op: str) -> None:
+        super().__init__("the sample needs more memory than a transform process may take (transform-memory)")
+        self.op = op
+
+
 class OpFailedError(TransformError):
     """An op broke on bytes it should have taken or refused: a programming error. Chains the cause."""
 

@@ -9,25 +9,31 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import msgspec
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from meshd.transform.reading import Piece
+
 _PROGRESS = struct.Struct("=qq")
-FailureKind = Literal["bad", "op", "read"]
+FailureKind = Literal["bad", "op", "read", "damaged"]
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One row: its number in the frame, its epoch position, and for each field the pieces of its bytes.
 
-    A piece is (index into the request's `paths`, offset, length), in bytes; several when extents are split.
-    `partner`: the pieces of the row at position ^ 1, when the plan mixes the two.
+    A piece is (index into the request's `paths`, offset, length), in bytes, and the crc32c if it is known;
+    several when extents are split. `partner`: the pieces of the row at position ^ 1, when the plan mixes the
+    two.
     """
 
     row: int
     position: int
-    sources: tuple[tuple[tuple[int, int, int], ...], ...]
-    partner: tuple[tuple[tuple[int, int, int], ...], ...] = ()
+    sources: tuple[tuple[tuple[int, ...], ...], ...]
+    partner: tuple[tuple[tuple[int, ...], ...], ...] = ()
 
 
 class RenderRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -45,13 +51,18 @@ class RenderRequest(msgspec.Struct, frozen=True, array_like=True):
     targets: tuple[tuple[int, int] | None, ...]
     paths: tuple[str, ...]
     rows: tuple[Row, ...]
-    assets: tuple[tuple[str, tuple[tuple[int, int, int], ...]], ...] = ()
+    assets: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...] = ()
     last: bool = False
+
+    def places(self, pieces: Iterable[tuple[int, ...]]) -> list[Piece]:
+        """Pieces with their paths, as they are read."""
+        paths = self.paths
+        return [cast("Piece", (paths[path], *place)) for path, *place in pieces]
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
     """A row that was not rendered. `bad`: its data; `op`: a defect of the op; `read`: its bytes were not
-    there.
+    there; `damaged`: they are not those that were stored.
     """
 
     row: int

@@ -15,8 +15,9 @@ import numpy as np
 from meshd.transform import registry
 from meshd.transform.chains import compile_chain
 from meshd.transform.counting import size_of
-from meshd.transform.errors import BadSampleError, OpFailedError
+from meshd.transform.errors import BadSampleError, OpFailedError, OutOfMemoryError
 from meshd.transform.fieldtypes import LABEL, FieldType
+from meshd.transform.limiting import for_want_of_memory
 from meshwire.documents import PlanError, shown, suggestion
 from meshwire.randomness import KeyedRandom
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from meshd.transform.registry import Mixing
     from meshwire.plans import OpSpec
 
-    Pieces = Sequence[tuple[int, int, int]]
+    Pieces = Sequence[tuple[int, ...]]
     Read = Callable[[Pieces], bytes]
 
 WEIGHT = FieldType("array", "float32", ())
@@ -212,6 +213,8 @@ class PairRenderer:
             mixed, weight = self.pairing.mixing.mix(value, other, random)
         except Exception as error:
             tally.add(op, tally.clock() - began, taken, 0, failed=True)
+            if for_want_of_memory(error):
+                raise OutOfMemoryError(op) from error
             raise OpFailedError(op, error) from error
         tally.add(op, tally.clock() - began, taken, size_of(mixed))
         return mixed, weight

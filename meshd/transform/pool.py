@@ -2,7 +2,8 @@
 
 Law: a process that dies costs its rows one retry, alone; the row a process dies on twice is a bad sample.
 What a slice's frame holds is only meaningful once its outcome is there. Processes' time is shared evenly
-between accounts, and between the jobs of one.
+between accounts, and between the jobs of one. A job that kills processes gets half of them, no more, until it
+has behaved for a while; nothing is lined up behind work that takes long.
 """
 
 from __future__ import annotations
@@ -33,24 +34,27 @@ if TYPE_CHECKING:
     from meshd.net.unixmessages import MessageStream
     from meshd.transform.messages import FailureKind, RaggedColumn
     from meshd.transform.queueing import Turn
+    from meshd.transform.reading import Piece
 
-Placed = tuple[tuple[tuple[int, int, int], ...], ...]
+Placed = tuple[tuple[tuple[int, ...], ...], ...]
 SLICE_ROWS = 16
 IN_FLIGHT = 2  # slices a process has at a time: one it works on, one so that it never waits
+QUICK = 0.25  # seconds; a slice expected to take longer has its process alone
+DISTRUST = 60.0  # seconds from a death until the job that caused it may use all processes again
 _LOST = 20
 _RECONNECT = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class RowWork:
-    """One row to render. `sources`: for each field, in order of name, the (path, offset, length) of its
-    bytes; `partner` those of the row it is mixed with.
+    """One row to render. `sources`: for each field, in order of name, the pieces of its bytes; `partner`: those
+    of the row it is mixed with.
     """
 
     row: int
     position: int
-    sources: tuple[tuple[tuple[str, int, int], ...], ...]
-    partner: tuple[tuple[tuple[str, int, int], ...], ...] = ()
+    sources: tuple[tuple[Piece, ...], ...]
+    partner: tuple[tuple[Piece, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +149,7 @@ class _Order:
     epoch: int
     frame_bytes: int
     targets: tuple[tuple[int, int] | None, ...]
-    assets: tuple[tuple[str, tuple[tuple[str, int, int], ...]], ...] = ()
+    assets: tuple[tuple[str, tuple[Piece, ...]], ...] = ()
 
 
 class _Slice:
@@ -163,12 +167,10 @@ class _Slice:
         self.number = number
         paths: dict[str, int] = {}
 
-        def placed(pieces: Sequence[tuple[str, int, int]]) -> tuple[tuple[int, int, int], ...]:
-            return tuple(
-                (paths.setdefault(path, len(paths)), offset, length) for path, offset, length in pieces
-            )
+        def placed(pieces: Sequence[Piece]) -> tuple[tuple[int, ...], ...]:
+            return tuple((paths.setdefault(piece[0], len(paths)), *piece[1:]) for piece in pieces)
 
-        def all_placed(sources: Sequence[Sequence[tuple[str, int, int]]]) -> Placed:
+        def all_placed(sources: Sequence[Sequence[Piece]]) -> Placed:
             return tuple(placed(pieces) for pieces in sources)
 
         rows = tuple(
@@ -197,7 +199,9 @@ class TransformPool:
     def __init__(self, sockets: Sequence[Path]) -> None:
         if not sockets:
             raise ValueError("a pool needs at least one transform process")
-        self._lanes = [_Lane(path, self) for path in sockets]
+        brave = (len(sockets) + 1) // 2
+        self._lanes = [_Lane(path, self, brave=number < brave) for number, path in enumerate(sockets)]
+        self._distrusted: dict[str, asyncio.TimerHandle] = {}
         self._queue: FairQueue[_Slice] = FairQueue()
         self._tasks = Tasks("transform-pool")
         self.closed = False
@@ -214,6 +218,8 @@ class TransformPool:
     async def aclose(self) -> None:
         """Stop; whoever waits gets PoolClosedError."""
         self.closed = True
+        for timer in self._distrusted.values():
+            timer.cancel()
         await self._tasks.aclose()
         while len(self._queue):
             self.abandon((await self._queue.get()).item)
@@ -228,7 +234,7 @@ class TransformPool:
         frame_fd: int,
         frame_bytes: int,
         targets: Sequence[tuple[int, int] | None],
-        assets: Sequence[tuple[str, tuple[tuple[str, int, int], ...]]] = (),
+        assets: Sequence[tuple[str, tuple[Piece, ...]]] = (),
         account: str = "",
     ) -> Rendered:
         """Render rows into the frame at `frame_fd` (which stays the caller's). `targets`, `assets`: see
@@ -269,10 +275,10 @@ class TransformPool:
         order = item.call.order
         self._queue.put(order.account, order.job, item, first=first)
 
-    async def next_slice(self) -> _Slice:
-        """The next slice somebody still waits for."""
+    async def next_slice(self, *, brave: bool) -> _Slice:
+        """The next slice somebody still waits for; `brave`: also of jobs that killed processes."""
         while True:
-            turn = await self._queue.get()
+            turn = await self._queue.get(shy=brave)
             if turn.item.call.wanted:
                 turn.item.turn = turn
                 return turn.item
@@ -321,11 +327,14 @@ class TransformPool:
         """A process died on a row of `item`, after so long. The row is tried once more, alone; the others as
         they were."""
         self._end_turn(item, seconds)
+        self._distrust(item.call.order.job)
         if not item.call.wanted:
             item.call.leave()
             return
         if item.suspect:
-            self._fail(item, "bad", "the transform process died on this sample, twice")
+            self._fail(
+                item, "bad", f"the transform process died on this sample, twice (after {seconds:.3g} s)"
+            )
             return
         others = [work for work in item.rows if work.row != row]
         suspects = [work for work in item.rows if work.row == row]
@@ -334,6 +343,17 @@ class TransformPool:
         if suspects:
             self._put(_Slice(item.call, suspects, suspect=True), first=True)
         item.call.leave()
+
+    def _distrust(self, job: str) -> None:
+        before = self._distrusted.pop(job, None)
+        if before is not None:
+            before.cancel()
+        self._queue.mark(job, shy=True)
+        self._distrusted[job] = asyncio.get_running_loop().call_later(DISTRUST, self._trust, job)
+
+    def _trust(self, job: str) -> None:
+        del self._distrusted[job]
+        self._queue.mark(job, shy=False)
 
     def _fail(self, item: _Slice, kind: FailureKind, reason: str) -> None:
         failures = _failures(item, kind, reason)
@@ -355,15 +375,17 @@ def _closed() -> PoolClosedError:
 
 
 class _Lane:
-    """One transform process: its connection, and the slices it has."""
+    """One transform process: its connection, and the slices it has. `brave`: it takes those of jobs that kill
+    processes.
+    """
 
-    def __init__(self, path: Path, pool: TransformPool) -> None:
-        self._path, self._pool = path, pool
+    def __init__(self, path: Path, pool: TransformPool, *, brave: bool) -> None:
+        self._path, self._pool, self._brave = path, pool, brave
         self._sent: deque[_Slice] = deque()
         self._number = 0
         self._progress = os.memfd_create("mesh-progress", os.MFD_CLOEXEC)
         self._finalizer = weakref.finalize(self, os.close, self._progress)
-        self._room = asyncio.Semaphore(IN_FLIGHT)
+        self._room = asyncio.Event()
         self._since = 0.0
         """When the process could begin the first of what it has."""
 
@@ -389,7 +411,7 @@ class _Lane:
 
     async def _converse(self, stream: MessageStream) -> None:
         """Send and receive until the process is gone; then blame the slice it was working on."""
-        self._room = asyncio.Semaphore(IN_FLIGHT)
+        self._make_room()
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._send_all(stream))
@@ -413,8 +435,8 @@ class _Lane:
     async def _send_all(self, stream: MessageStream) -> None:
         texts: set[str] = set()
         while True:
-            await self._room.acquire()
-            item = await self._pool.next_slice()
+            await self._room.wait()
+            item = await self._pool.next_slice(brave=self._brave)
             program = item.call.order.program
             if len(texts) > PROGRAMS // 2:
                 texts.clear()
@@ -422,6 +444,7 @@ class _Lane:
             if not self._sent:
                 self._since = self._now()
             self._sent.append(item)
+            self._make_room()
             request = item.request(self._number, with_text=program not in texts)
             texts.add(program)
             try:
@@ -435,8 +458,16 @@ class _Lane:
             reply = msgspec.convert(body, RenderReply)
             item = self._sent.popleft()
             self._since = self._now()
-            self._room.release()
+            self._make_room()
             self._pool.answered(item, reply, fds)
+
+    def _make_room(self) -> None:
+        """Whether the process should be given more. What is expected to take long is not waited behind."""
+        quick = all(item.turn is None or item.turn.expected < QUICK for item in self._sent)
+        if not self._sent or (quick and len(self._sent) < IN_FLIGHT):
+            self._room.set()
+        else:
+            self._room.clear()
 
     @staticmethod
     def _now() -> float:

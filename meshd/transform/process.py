@@ -1,16 +1,14 @@
 """The body of a transform process: accept the pool's connection, render slices, answer, for ever.
 
 Law: no state but caches. Dying is allowed at any moment: the pool retries the rows elsewhere. A row that
-takes longer than ROW_SECONDS kills the process (SIGALRM), so that no input can hold a core for ever.
+takes more than its limits allow ends the process, so that no input can hold a core or the memory for ever.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import os
-import signal
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +17,8 @@ import msgspec
 from meshd.kit.clock import SystemClock
 from meshd.net.unixmessages import BlockingMessageStream, MessageError, StreamClosedError
 from meshd.transform.assets import LoadedAssets
+from meshd.transform.errors import OutOfMemoryError
+from meshd.transform.limiting import Limits, Watch
 from meshd.transform.messages import Failure, RenderReply, RenderRequest, write_progress
 from meshd.transform.programs import load_program
 from meshd.transform.reading import SourceFiles, SourceGoneError
@@ -31,24 +31,33 @@ if TYPE_CHECKING:
     from meshd.transform.programs import Program
 
 _log = logging.getLogger(__name__)
-ROW_SECONDS = 60.0
+_USUAL = Limits()
 PROGRAMS = 64  # kept compiled; the pool re-sends a program's text after at most half as many others
 
 
-def main(listener: socket.socket) -> None:
-    """Serve the pool on `listener` (a Unix socket), one connection at a time. Never returns."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+class WornOutError(Exception):
+    """The process holds too much memory to judge another row; a new one is to take its place."""
+
+
+def main(listener: socket.socket, limits: Limits = _USUAL) -> None:
+    """Serve the pool on `listener` (a Unix socket), one connection at a time. Returns when the process must
+    be replaced."""
+    watch = Watch(limits)
     while True:
         sock, _ = listener.accept()
         stream = BlockingMessageStream(sock)
-        with contextlib.suppress(StreamClosedError, MessageError):
-            _Serving(stream).run()
-        stream.close()
-
-
-def _begin(progress_fd: int, number: int, row: int) -> None:
-    write_progress(progress_fd, number, row)
-    signal.setitimer(signal.ITIMER_REAL, ROW_SECONDS)
+        try:
+            _Serving(stream, watch).run()
+        except (StreamClosedError, MessageError):
+            pass
+        except WornOutError as error:
+            _log.info("%s", error)
+            return
+        except (MemoryError, OutOfMemoryError):
+            _log.warning("a row needs more memory than the process has left; it is tried again in a new one")
+            return
+        finally:
+            stream.close()
 
 
 def program_key(text: str) -> str:
@@ -67,8 +76,8 @@ def _broken(request: RenderRequest, error: Exception) -> RenderReply:
 
 
 class _Serving:
-    def __init__(self, stream: BlockingMessageStream) -> None:
-        self._stream = stream
+    def __init__(self, stream: BlockingMessageStream, watch: Watch) -> None:
+        self._stream, self._watch = stream, watch
         self._files = SourceFiles()
         self._assets = LoadedAssets(self._files)
         self._texts: OrderedDict[str, str] = OrderedDict()
@@ -82,7 +91,7 @@ class _Serving:
                 try:
                     self._answer(msgspec.convert(body, RenderRequest), fds[0], fds[1])
                 finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
+                    self._watch.rest()
                     for fd in fds:
                         os.close(fd)
         finally:
@@ -91,15 +100,29 @@ class _Serving:
     def _answer(self, request: RenderRequest, frame_fd: int, progress_fd: int) -> None:
         clock = self._clock.monotonic
         began = clock()
-        renderer = SliceRenderer(self._files, lambda row: _begin(progress_fd, request.number, row), clock)
+        self._check_room(request)
+        begin = self._watch.begin_row
+
+        def before_row(row: int) -> None:
+            write_progress(progress_fd, request.number, row)
+            begin()
+
+        renderer = SliceRenderer(self._files, before_row, clock)
         try:
             reply, scratch = renderer.render(self._program(request), request, frame_fd)
+        except OutOfMemoryError:
+            raise
         except Exception as error:
             _log.exception("a slice of rows broke the renderer")
             reply, scratch = _broken(request, error), None
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        self._watch.rest()
         reply = msgspec.structs.replace(reply, seconds=clock() - began)
         self._send(reply, scratch)
+
+    def _check_room(self, request: RenderRequest) -> None:
+        """End before a row is begun in too small a room; the pool gives the slice to another process."""
+        if self._watch.is_worn() or (request.last and not self._watch.is_fresh()):
+            raise WornOutError(f"{self._watch.taken()} bytes are held; making room by starting anew")
 
     def _send(self, reply: RenderReply, scratch: int | None) -> None:
         try:
@@ -123,8 +146,5 @@ class _Serving:
         self._texts.move_to_end(request.program)
         if len(self._texts) > PROGRAMS:
             self._texts.popitem(last=False)
-        places = {
-            digest: [(request.paths[path], offset, length) for path, offset, length in pieces]
-            for digest, pieces in request.assets
-        }
+        places = {digest: request.places(pieces) for digest, pieces in request.assets}
         return load_program(text, self._assets.loader(places))

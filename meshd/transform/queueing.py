@@ -2,6 +2,7 @@
 
 Law: whoever has been given least time is served next: among accounts, then among the jobs of the account
 chosen. Within a job, first come first. Time not asked for is not saved up.
+A job marked as shy is only handed to those who take such.
 Invariant: of two accounts that always have work waiting, neither gets ahead of the other by more time than
 what is under way takes.
 """
@@ -10,7 +11,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
 
 T = TypeVar("T")
 EXPECTED = 0.05  # seconds that a slice is taken to need until a job's first ones are done
@@ -53,7 +57,8 @@ class FairQueue(Generic[T]):
 
     def __init__(self) -> None:
         self._accounts: dict[str, _Account[T]] = {}
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[tuple[asyncio.Future[None], bool]] = deque()
+        self._shy: set[str] = set()
         self._now = 0.0
         self._length = 0
 
@@ -81,28 +86,53 @@ class FairQueue(Generic[T]):
             mine.line.append(item)
         owner.waiting += 1
         self._length += 1
-        self._wake()
+        self._wake(job)
 
-    async def get(self) -> Turn[T]:
-        """The next piece of work, once there is any."""
-        while not self._length:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiter)
-            try:
-                await waiter
-            except asyncio.CancelledError:
-                if waiter in self._waiting:
-                    self._waiting.remove(waiter)
-                elif len(self):
-                    self._wake()  # woken and cancelled in the same moment: pass it on
-                raise
-        return self._take()
+    def mark(self, job: str, *, shy: bool) -> None:
+        """Whether the job's work goes only to those who take shy jobs, from now on."""
+        if shy:
+            self._shy.add(job)
+        elif job in self._shy:
+            self._shy.remove(job)
+            for _ in range(len(self._waiting)):
+                self._wake(job)
 
-    def _take(self) -> Turn[T]:
-        waiting = [entry for entry in self._accounts.items() if entry[1].waiting]
-        name, owner = min(waiting, key=lambda entry: entry[1].spent)
-        lines = [entry for entry in owner.jobs.items() if entry[1].line]
-        job, mine = min(lines, key=lambda entry: entry[1].spent)
+    async def get(self, *, shy: bool = True) -> Turn[T]:
+        """The next piece of work, once there is any; `shy`: whether those of shy jobs are taken, too."""
+        while True:
+            turn = self._take(shy=shy)
+            if turn is not None:
+                return turn
+            await self._wait(shy=shy)
+
+    async def _wait(self, *, shy: bool) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (waiter, shy)
+        self._waiting.append(entry)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if entry in self._waiting:
+                self._waiting.remove(entry)
+            else:
+                for job in self._lines(shy=shy):
+                    self._wake(job)  # woken and cancelled in the same moment: pass it on
+            raise
+
+    def _lines(self, *, shy: bool) -> list[str]:
+        """Jobs with work for somebody who takes those of shy jobs, or does not."""
+        return [
+            job
+            for owner in self._accounts.values()
+            for job, mine in owner.jobs.items()
+            if mine.line and (shy or job not in self._shy)
+        ]
+
+    def _take(self, *, shy: bool) -> Turn[T] | None:
+        found = self._choose(self._shy if not shy else frozenset())
+        if found is None:
+            return None
+        name, owner, job, mine = found
         self._now, owner.now = max(self._now, owner.spent), max(owner.now, mine.spent)
         turn = Turn(name, job, mine.line.popleft(), mine.usual)
         owner.spent += turn.expected
@@ -112,6 +142,17 @@ class FairQueue(Generic[T]):
         owner.waiting -= 1
         self._length -= 1
         return turn
+
+    def _choose(self, barred: AbstractSet[str]) -> tuple[str, _Account[T], str, _Job[T]] | None:
+        """The job whose turn it is, and its account."""
+        for name, owner in sorted(
+            (entry for entry in self._accounts.items() if entry[1].waiting), key=lambda entry: entry[1].spent
+        ):
+            lines = [entry for entry in owner.jobs.items() if entry[1].line and entry[0] not in barred]
+            if lines:
+                job, mine = min(lines, key=lambda entry: entry[1].spent)
+                return name, owner, job, mine
+        return None
 
     def done(self, turn: Turn[T], seconds: float | None = None) -> None:
         """What `get` gave is over: it took so long; None: it was not begun."""
@@ -144,9 +185,13 @@ class FairQueue(Generic[T]):
                 if other.waiting or other.underway or (other.spent > self._now and busy)
             }
 
-    def _wake(self) -> None:
-        while self._waiting:
-            waiter = self._waiting.popleft()
-            if not waiter.done():
+    def _wake(self, job: str) -> None:
+        """Somebody who may take work of this job."""
+        for entry in list(self._waiting):
+            waiter, shy = entry
+            if waiter.done():
+                self._waiting.remove(entry)
+            elif shy or job not in self._shy:
+                self._waiting.remove(entry)
                 waiter.set_result(None)
                 return

@@ -1,6 +1,7 @@
 """The source bytes of samples, read with pread from the store's data files.
 
-Invariant: at most `limit` files are open; a short read is an error, never a short sample.
+Invariant: at most `limit` files are open; a short read is an error, never a short sample; bytes whose
+checksum is known are compared with it.
 """
 
 from __future__ import annotations
@@ -9,15 +10,21 @@ import os
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from awscrt.checksums import crc32c
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Piece = tuple[str, int, int]
-"""(path, offset, length): bytes of one file."""
+Piece = tuple[str, int, int] | tuple[str, int, int, int]
+"""(path, offset, length): bytes of one file; a fourth number is their crc32c."""
 
 
 class SourceGoneError(OSError):
     """The file or the bytes are not there (removed or compacted meanwhile): ask the store again."""
+
+
+class SourceDamagedError(OSError):
+    """The bytes are not those that were stored there."""
 
 
 class SourceFiles:
@@ -31,12 +38,20 @@ class SourceFiles:
         return f"<SourceFiles {len(self._open)} open>"
 
     def read(self, pieces: Sequence[Piece]) -> bytes:
-        """The bytes of all pieces, joined. Raises SourceGoneError."""
+        """The bytes of all pieces, joined. Raises SourceGoneError, SourceDamagedError."""
         if len(pieces) == 1:
             return self._read_one(*pieces[0])
         return b"".join([self._read_one(*piece) for piece in pieces])
 
-    def _read_one(self, path: str, offset: int, length: int) -> bytes:
+    def _read_one(self, path: str, offset: int, length: int, checksum: int | None = None) -> bytes:
+        data = self._read_bytes(path, offset, length)
+        if checksum is not None and crc32c(data) != checksum:
+            raise SourceDamagedError(
+                f"the {length} bytes at {offset} of {os.path.basename(path)} fail their checksum"
+            )
+        return data
+
+    def _read_bytes(self, path: str, offset: int, length: int) -> bytes:
         try:
             data = os.pread(self._descriptor(path), length, offset)
             while len(data) < length:

@@ -15,10 +15,10 @@ from awscrt.checksums import crc32c
 
 from meshd.kit import failpoints
 from meshd.transform.counting import Tally, size_of
-from meshd.transform.errors import BadSampleError, OpFailedError
+from meshd.transform.errors import BadSampleError, OpFailedError, OutOfMemoryError
 from meshd.transform.messages import Failure, RaggedColumn, RenderReply
 from meshd.transform.pairing import PairRenderer
-from meshd.transform.reading import SourceGoneError
+from meshd.transform.reading import SourceDamagedError, SourceGoneError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -163,8 +163,14 @@ class _Slice:
                 pair = self._pairs.begin(row, draw)
             for number in range(len(self._chains)):
                 self._field(number, row, draw, values, pair)
+        except OutOfMemoryError as error:
+            if not self._request.last:
+                raise
+            return self._failed(row, number, "bad", error.op, str(error))
         except BadSampleError as error:
             return self._failed(row, number, "bad", error.op, error.reason)
+        except SourceDamagedError as error:
+            return self._failed(row, number, "damaged", "read", str(error))
         except SourceGoneError as error:
             return self._failed(row, number, "read", "read", str(error))
         except OpFailedError as error:
@@ -187,9 +193,8 @@ class _Slice:
             assert column is not None
             column.row[...] = value
 
-    def _read(self, pieces: Sequence[tuple[int, int, int]]) -> bytes:
-        paths = self._request.paths
-        return self._files.read([(paths[path], offset, length) for path, offset, length in pieces])
+    def _read(self, pieces: Sequence[tuple[int, ...]]) -> bytes:
+        return self._files.read(self._request.places(pieces))
 
     def _field(
         self,

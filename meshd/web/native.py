@@ -69,6 +69,7 @@ _STATUS: Mapping[Code, int] = {
     "BadSample": 422,
     "Busy": 503,
     "OpFailed": 500,
+    "CorruptData": 500,
     "InternalError": 500,
 }
 _HASH = re.compile(r"[0-9a-f]{64}")

@@ -90,7 +90,7 @@ class Stamper:
         assert target is not None
         failures, sums = [], {}
         for work in rows:
-            ((path, offset, length),) = work.sources[0]
+            ((path, offset, length, *_),) = work.sources[0]
             fd = os.open(path, os.O_RDONLY)
             sample = os.pread(fd, length, offset)[0]
             os.close(fd)
@@ -360,10 +360,10 @@ def test_addresses_outside_the_epoch(bench: Bench) -> None:
 
 
 def test_pieces_of_split_extents() -> None:
-    places = [Location("/a", 100, 10), Location("/b", 0, 5), Location("/c", 7, 20)]
-    assert cut_pieces(places, 0, 35) == (("/a", 100, 10), ("/b", 0, 5), ("/c", 7, 20))
+    places = [Location("/a", 100, 10, 1), Location("/b", 0, 5, 2), Location("/c", 7, 20, 3)]
+    assert cut_pieces(places, 0, 35) == (("/a", 100, 10, 1), ("/b", 0, 5, 2), ("/c", 7, 20, 3))
     assert cut_pieces(places, 8, 4) == (("/a", 108, 2), ("/b", 0, 2))
-    assert cut_pieces(places, 10, 5) == (("/b", 0, 5),)
+    assert cut_pieces(places, 10, 5) == (("/b", 0, 5, 2),)
     assert cut_pieces(places, 14, 3) == (("/b", 4, 1), ("/c", 7, 2))
     assert cut_pieces(places, 35, 0) == ()
 

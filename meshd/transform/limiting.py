@@ -1,0 +1,96 @@
+"""What a transform process may take: memory, CPU and time a row. Beyond, the row is what went wrong.
+
+Law: a row is judged in a process that has room: one that kept too much from earlier rows ends between two of
+them, and a row that found too little memory is tried again in a fresh process before it is called bad.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_STATM: Final = Path("/proc/self/statm")
+_OOM: Final = Path("/proc/self/oom_score_adj")
+_FIRST_TO_GO: Final = "500"  # of -1000…1000: when the machine is out of memory, rather this than who stores
+_CV2_NO_MEMORY: Final = -4
+_FRESH: Final = 64 << 20  # bytes beyond the beginning that a fresh process has at most
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`memory`: bytes beyond those the process begins with; `row_seconds`: of the wall clock;
+    `row_cpu_seconds`: of the CPU, so that a busy machine does not make samples bad.
+    """
+
+    memory: int = 2 << 30
+    row_seconds: float = 60.0
+    row_cpu_seconds: float = 20.0
+
+
+class Watch:
+    """The limits of this process, in force from here on."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        self._begun_with = _held()
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        most = self._begun_with + limits.memory
+        resource.setrlimit(
+            resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard)
+        )
+        _go_first()
+
+    def __repr__(self) -> str:
+        return f"<Watch, {self.taken()} of {self.limits.memory} bytes>"
+
+    def taken(self) -> int:
+        """Bytes beyond those the process began with."""
+        return _held() - self._begun_with
+
+    def begin_row(self) -> None:
+        """A row has this long from now."""
+        signal.setitimer(signal.ITIMER_REAL, self.limits.row_seconds)
+        signal.setitimer(signal.ITIMER_PROF, self.limits.row_cpu_seconds)
+
+    def rest(self) -> None:
+        """No row is under way."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+    def is_worn(self) -> bool:
+        """Whether so much was kept from earlier rows that the process should make room for a new one."""
+        return self.taken() > self.limits.memory // 2
+
+    def is_fresh(self) -> bool:
+        """Whether a row has about all the memory it can ever have."""
+        return self.taken() <= min(_FRESH, self.limits.memory // 4)
+
+
+def _held() -> int:
+    """Bytes of private memory this process asked for (data and stack, as RLIMIT_DATA counts them)."""
+    return int(_STATM.read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _go_first() -> None:
+    try:
+        _OOM.write_text(_FIRST_TO_GO)
+    except OSError:  # a container that does not show it
+        return
+
+
+def for_want_of_memory(error: BaseException) -> bool:
+    """Whether memory is what an op lacked, whatever it, or the library below, made of that."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, MemoryError):
+            return True
+        if type(cause).__module__ == "cv2" and getattr(cause, "code", 0) == _CV2_NO_MEMORY:
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
