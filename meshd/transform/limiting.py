@@ -6,6 +6,7 @@ them, and a row that found too little memory is tried again in a fresh process b
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-_STATM: Final = Path("/proc/self/statm")
+_STATM: Final = "/proc/self/statm"
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _OOM: Final = Path("/proc/self/oom_score_adj")
 _FIRST_TO_GO: Final = "500"  # of -1000…1000: when the machine is out of memory, rather this than who stores
 _CV2_NO_MEMORY: Final = -4
@@ -38,7 +40,8 @@ class Watch:
         self.limits = limits
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
-        self._begun_with = _held()
+        self._statm = os.open(_STATM, os.O_RDONLY | os.O_CLOEXEC)
+        self._begun_with = self._held()
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         most = self._begun_with + limits.memory
         resource.setrlimit(
@@ -51,7 +54,11 @@ class Watch:
 
     def taken(self) -> int:
         """Bytes beyond those the process began with."""
-        return _held() - self._begun_with
+        return self._held() - self._begun_with
+
+    def _held(self) -> int:
+        """Bytes of private memory this process asked for (data and stack, as RLIMIT_DATA counts them)."""
+        return int(os.pread(self._statm, 256, 0).split()[5]) * _PAGE
 
     def begin_row(self) -> None:
         """A row has this long from now."""
@@ -72,11 +79,6 @@ class Watch:
         return self.taken() <= min(_FRESH, self.limits.memory // 4)
 
 
-def _held() -> int:
-    """Bytes of private memory this process asked for (data and stack, as RLIMIT_DATA counts them)."""
-    return int(_STATM.read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def _go_first() -> None:
     try:
         _OOM.write_text(_FIRST_TO_GO)
@@ -88,7 +90,7 @@ def for_want_of_memory(error: BaseException) -> bool:
     """Whether memory is what an op lacked, whatever it, or the library below, made of that."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, MemoryError):
+        if isinstance(cause, MemoryError) or getattr(cause, "errno", 0) == errno.ENOMEM:
             return True
         if type(cause).__module__ == "cv2" and getattr(cause, "code", 0) == _CV2_NO_MEMORY:
             return True

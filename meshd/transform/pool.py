@@ -47,8 +47,8 @@ _RECONNECT = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class RowWork:
-    """One row to render. `sources`: for each field, in order of name, the pieces of its bytes; `partner`: those
-    of the row it is mixed with.
+    """One row to render. `sources`: for each field, in order of name, the pieces of its bytes; `partner`:
+    those of the row it is mixed with.
     """
 
     row: int

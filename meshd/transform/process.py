@@ -107,7 +107,7 @@ class _Serving:
             write_progress(progress_fd, request.number, row)
             begin()
 
-        renderer = SliceRenderer(self._files, before_row, clock)
+        renderer = SliceRenderer(self._files, before_row, clock, self._watch.is_worn)
         try:
             reply, scratch = renderer.render(self._program(request), request, frame_fd)
         except OutOfMemoryError:

@@ -41,6 +41,10 @@ def _nothing(row: int) -> None:
     pass
 
 
+def _never() -> bool:
+    return False
+
+
 def _still() -> float:
     return 0.0
 
@@ -66,7 +70,7 @@ class _Ragged:
 
 class SliceRenderer:
     """Renders requests over `files`. `before_row` is told each row that is begun (the process' watchdog);
-    `clock` gives seconds.
+    `clock` gives seconds; `is_full`: whether a slice should end for want of memory.
     """
 
     def __init__(
@@ -74,14 +78,16 @@ class SliceRenderer:
         files: SourceFiles,
         before_row: Callable[[int], None] = _nothing,
         clock: Callable[[], float] = _still,
+        is_full: Callable[[], bool] = _never,
     ) -> None:
-        self._files, self._before_row, self._clock = files, before_row, clock
+        self._files, self._before_row, self._clock, self._is_full = files, before_row, clock, is_full
 
     def render(
         self, program: Program, request: RenderRequest, frame_fd: int
     ) -> tuple[RenderReply, int | None]:
         """(reply, scratch memfd or None); the scratch is the caller's to close."""
-        return _Slice(self._files, program, request, frame_fd, self._clock).render(self._before_row)
+        work = _Slice(self._files, program, request, frame_fd, self._clock)
+        return work.render(self._before_row, self._is_full)
 
 
 class _Column:
@@ -132,7 +138,9 @@ class _Slice:
         self._ragged_bytes = 0
         self._failures: list[Failure] = []
 
-    def render(self, before_row: Callable[[int], None]) -> tuple[RenderReply, int | None]:
+    def render(
+        self, before_row: Callable[[int], None], is_full: Callable[[], bool]
+    ) -> tuple[RenderReply, int | None]:
         rendered: list[int] = []
         clock = self._tally.clock
         began = clock()
@@ -141,7 +149,7 @@ class _Slice:
             failpoints.hit("transform.row")
             if self._row(row):
                 rendered.append(row.row)
-            if clock() - began > SLICE_SECONDS or self._ragged_bytes > SLICE_RAGGED_BYTES:
+            if clock() - began > SLICE_SECONDS or self._ragged_bytes > SLICE_RAGGED_BYTES or is_full():
                 break
         columns = tuple(
             RaggedColumn(number, tuple(ragged.lengths), tuple(ragged.shapes))
