@@ -102,6 +102,12 @@ class TransformSettings:
     """Finished batches kept in shared memory, least recently used out first. It is RAM of the machine."""
     process_bytes: int = 2 << 30
     """Memory a transform process may take for its samples, beyond what it begins with."""
+    user_ops: bool = True
+    """Whether ops that users pushed are run, and pushed. They run confined, in processes of their own."""
+    user_op_seconds: float = 30.0
+    """The longest an op of a user's may take for one sample, whatever it declares."""
+    user_op_memory: int = 4 << 30
+    """The most memory a process for users' ops may take beyond its imports, whatever they declare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +310,9 @@ OPTIONS: Mapping[str, Option] = {
         Option("transforms", _positive, cores),
         Option("transform-memory", _at_least(64 << 20), lambda: 2 << 30),
         Option("frame-cache", _at_least(1 << 20), lambda: 1 << 30),
+        Option("user-ops", _switch, lambda: True),
+        Option("user-op-seconds", _seconds, lambda: 30.0),
+        Option("user-op-memory", _at_least(64 << 20), lambda: 4 << 30),
         Option("view-cache", _at_least(1 << 20), lambda: 10 << 30),
         Option("lifecycle-interval", _seconds, lambda: 900.0),
         Option("stale-uploads", _days, lambda: 7),
@@ -412,7 +421,14 @@ def _assemble(values: Mapping[str, object]) -> NodeSettings:
         node_id=value["node-id"],
         store=store,
         http=http,
-        transform=TransformSettings(value["transforms"], value["frame-cache"], value["transform-memory"]),
+        transform=TransformSettings(
+            value["transforms"],
+            value["frame-cache"],
+            value["transform-memory"],
+            user_ops=value["user-ops"],
+            user_op_seconds=value["user-op-seconds"],
+            user_op_memory=value["user-op-memory"],
+        ),
         workers=value["workers"],
         users_file=value["users"],
         view_cache_bytes=value["view-cache"],

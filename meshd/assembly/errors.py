@@ -30,6 +30,7 @@ Code = Literal[
     "CorruptData",
     "TooLarge",
     "MethodNotAllowed",
+    "NotImplemented",
     "InternalError",
 ]
 

@@ -10,10 +10,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from meshd.assembly.catalog import Catalog
+from meshd.control.modules import ModuleTable
+from meshd.runtime.transforming import confinement
 from meshd.service.assets import AssetService
 from meshd.service.batches import BatchService
 from meshd.service.datasets import DatasetService
 from meshd.service.readers import Readers
+from meshd.service.userops import UserOps
 from meshd.service.views.batches import BatchReader, complete_batches
 from meshd.service.views.definitions import complete_transform
 from meshd.service.views.shards import ShardReader
@@ -41,6 +44,7 @@ class DataServices:
     datasets: DatasetService
     assets: AssetService
     batches: BatchService
+    user_ops: UserOps
 
 
 def data_services(node: Node, access: Access, frames: FrameSource) -> DataServices:
@@ -48,9 +52,12 @@ def data_services(node: Node, access: Access, frames: FrameSource) -> DataServic
     catalog = Catalog(node.store)
     readers = Readers(access)
     datasets = DatasetService(node.store, catalog, readers, node.archives)
-    assets = AssetService(node.store, catalog, readers)
+    user_ops = UserOps(
+        ModuleTable(node.control), node.store, catalog, access, node.clock, confinement(node.settings)
+    )
+    assets = AssetService(node.store, catalog, readers, user_ops)
     batches = BatchService(node.store, catalog, datasets, readers, frames, assets, node.archives)
-    return DataServices(frames, catalog, readers, datasets, assets, batches)
+    return DataServices(frames, catalog, readers, datasets, assets, batches, user_ops)
 
 
 def view_kinds(node: Node, data: DataServices) -> dict[type, ViewKind[Any]]:

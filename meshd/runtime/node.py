@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
+from meshd.assembly.catalog import Catalog
 from meshd.control.buckets import BucketTable
 from meshd.control.embedded import EmbeddedControl
 from meshd.control.identities import IdentityTable
@@ -21,6 +23,7 @@ from meshd.service.access import Access
 from meshd.service.acls import AclService
 from meshd.service.archives.members import MemberService
 from meshd.service.archives.reading import Archives
+from meshd.service.assets import load_asset
 from meshd.service.buckets import BucketService
 from meshd.service.deleting import Deleter
 from meshd.service.facts import finder
@@ -30,6 +33,7 @@ from meshd.service.identities import IdentityAdmin
 from meshd.service.listings import ListingService
 from meshd.service.objectacls import ObjectAclService
 from meshd.service.objects import ObjectService
+from meshd.service.optests import OpTests
 from meshd.service.settings import SettingService
 from meshd.service.tagging import TaggingService
 from meshd.service.temporary import Sessions
@@ -39,8 +43,11 @@ from meshd.service.views.definitions import ViewDefinitions
 from meshd.service.views.dispatch import ViewReader
 from meshd.service.views.uses import UseFile
 from meshd.store.store import Store
+from meshd.transform.userops.modules import MODULES
 from meshd.web.admin import AdminEndpoint
 from meshd.web.jobs import job_routes
+from meshd.web.library import library_routes
+from meshd.web.modules import module_routes
 from meshd.web.native import build_native
 from meshd.web.server import WebDeps
 from meshd.web.sessions import SessionEndpoint
@@ -83,6 +90,7 @@ def open_node(settings: NodeSettings, writer: str) -> Iterator[Node]:
         stack.callback(store.close)
         uses = UseFile(settings.uses_path, clock)
         stack.callback(uses.close)
+        MODULES.read_from(partial(load_asset, Catalog(store)))
         buckets, identities = BucketTable(control), IdentityTable(control)
         archives = Archives(store, uses.note, settings.view_cache_bytes)
         yield Node(settings, clock, store, control, buckets, identities, KeyUse(control), uses, archives)
@@ -137,5 +145,10 @@ def native_routes(node: Node, access: Access, data: DataServices) -> list[Native
     """The native protocol."""
     gathers = GatherService(node.store, node.archives, data.readers)
     definitions = ViewDefinitions(node.buckets, node.clock, access, view_makers(data))
-    also = [job_routes(job_desk(node, access))]
+    tests = OpTests(data.user_ops, data.assets, node.store, data.readers, data.frames, node.clock)
+    also = [
+        job_routes(job_desk(node, access)),
+        library_routes(data.user_ops, node.clock),
+        module_routes(data.user_ops, tests),
+    ]
     return build_native(data.datasets, data.batches, gathers, definitions, node.clock, also)

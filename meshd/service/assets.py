@@ -16,6 +16,7 @@ from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.assembly.errors import BatchError
 from meshd.transform import registry
 from meshd.transform.assets import MAX_ASSET_BYTES, PREFIX, MissingAssetError, checked_asset, no_assets
+from meshwire.declarations import is_user_op
 from meshwire.documents import PlanError, shown
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from meshd.assembly.catalog import Catalog
     from meshd.service.access import Caller
     from meshd.service.readers import Readers
+    from meshd.service.userops import UserOps
     from meshd.store.interface import ObjectStore
     from meshd.transform.assets import Asset
     from meshwire.plans import OpSpec, PlanSpec
@@ -32,18 +34,21 @@ if TYPE_CHECKING:
 class AssetService:
     """One a worker."""
 
-    def __init__(self, store: ObjectStore, catalog: Catalog, readers: Readers) -> None:
+    def __init__(self, store: ObjectStore, catalog: Catalog, readers: Readers, user_ops: UserOps) -> None:
         self._store, self._catalog, self._readers = store, catalog, readers
+        self._user_ops = user_ops
 
     def __repr__(self) -> str:
         return "<AssetService>"
 
     async def pinned(self, caller: Caller, spec: PlanSpec) -> PlanSpec:
-        """The spec with `sha256:HEX` in the place of every address of an asset, the content kept.
+        """The spec with `sha256:HEX` in the place of every address of an asset, the content kept, and with
+        the versions of users' ops.
 
         Raises PlanError (with the path), UnknownOpError, UnknownBuildError, MissingAssetError; BatchError
         NoSuchBucket, NoSuchKey, AccessDenied, TooLarge.
         """
+        spec = self._user_ops.pinned(spec)
         ops = [await self._pinned(caller, op, f"ops[{index}]") for index, op in enumerate(spec.ops)]
         return replace(spec, ops=tuple(ops))
 
@@ -88,6 +93,12 @@ class AssetService:
             )
         return record, 0, record.size
 
+    def require(self, spec: PlanSpec) -> None:
+        """Raises UnknownBuildError if a user's op of a pinned spec was removed."""
+        for index, op in enumerate(spec.ops):
+            if is_user_op(op.op):
+                self._user_ops.require(op.op, op.version, f"ops[{index}]")
+
     async def keep(self, data: bytes) -> str:
         """Keep content durably; its sha256 in hex. Idempotent."""
         digest = hashlib.sha256(data).hexdigest()
@@ -96,5 +107,10 @@ class AssetService:
 
     def load(self, digest: str) -> Asset:
         """An asset's content (blocking). Raises MissingAssetError, SourceGoneError."""
-        data = self._catalog.read(asset_key(digest))
-        return no_assets(digest) if data is None else checked_asset(digest, data)
+        return load_asset(self._catalog, digest)
+
+
+def load_asset(catalog: Catalog, digest: str) -> Asset:
+    """An asset's content (blocking). Raises MissingAssetError, SourceGoneError."""
+    data = catalog.read(asset_key(digest))
+    return no_assets(digest) if data is None else checked_asset(digest, data)

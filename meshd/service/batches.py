@@ -153,6 +153,10 @@ class BatchService:
     async def usable(self, digest: str) -> Plan:
         """A plan this node can run, whoever asks. Raises BatchError."""
         plan = await self._catalog.plan(digest)
+        try:
+            self._assets.require(plan.spec)
+        except PlanError as error:
+            raise invalid(error) from error
         if digest not in self._compiled:
             snapshot = await self._catalog.snapshot(plan.snapshot)
             await self.compiled(snapshot, plan.spec)

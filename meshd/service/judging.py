@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _RESCUE: Final = frozenset({"s3:GetBucketPolicy", "s3:PutBucketPolicy", "s3:DeleteBucketPolicy"})
 NOTHING_ALLOWS: Final = "nothing allows it"
+_NODES_OWN: Final = "mesh:"  # actions on the node itself: a policy of the user must allow them
 
 
 class Judge:
@@ -55,6 +56,8 @@ class Judge:
         own = decide(identity.policies, question)
         if own == "deny":
             return "a policy of the user denies it"
+        if need.action.startswith(_NODES_OWN):
+            return "" if own == "allow" else NOTHING_ALLOWS
         if bucket is None:
             return "" if identity.user_id else "it must be signed"
         policy = self._policy(bucket)

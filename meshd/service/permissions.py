@@ -24,17 +24,21 @@ _NO_FACTS: Final[dict[str, Any]] = {}
 
 
 class Need(NamedTuple):
-    """One action on one bucket (none of them for the service) or key. `facts` by lower-case condition key."""
+    """One action on one bucket (none of them for the service) or key, or on what `arn` names. `facts` by
+    lower-case condition key."""
 
     action: str
     bucket: str = ""
     key: str = ""
     version: str | None = None
     facts: Facts = _NO_FACTS
+    arn: str = ""
 
     @property
     def resource(self) -> str:
         """Its ARN."""
+        if self.arn:
+            return self.arn
         return f"arn:aws:s3:::{self.bucket}/{self.key}" if self.key else f"arn:aws:s3:::{self.bucket}"
 
 

@@ -9,6 +9,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from meshd.transform import chains, registry
+from meshwire.declarations import is_user_op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,8 +41,8 @@ SUBJECTS = {
 """Headings of the reference by module; one that is missing has its own name as the heading."""
 
 
-def library() -> list[dict[str, Any]]:
-    """Every op in its latest version, by name, in short."""
+def library(more: Sequence[OpDefinition] = ()) -> list[dict[str, Any]]:
+    """Every op in its latest version, by name, in short; then `more`."""
     return [
         {
             "op": found.name,
@@ -51,7 +52,7 @@ def library() -> list[dict[str, Any]]:
             "gives": found.gives,
             "arguments": [parameter.name for parameter in found.parameters],
         }
-        for found in registry.latest()
+        for found in (*registry.latest(), *more)
     ]
 
 
@@ -60,7 +61,7 @@ def describe(found: OpDefinition) -> dict[str, Any]:
     return {
         "op": found.name,
         "version": found.version,
-        "versions": registry.versions(found.name),
+        "versions": [found.version] if is_user_op(found.name) else registry.versions(found.name),
         "summary": found.summary,
         "takes": found.takes,
         "gives": found.gives,

@@ -22,7 +22,6 @@ from meshd.service.blobs import UnreadableError
 from meshd.store.errors import CorruptExtentError, DiskFullError, StoreError
 from meshd.store.records import Span
 from meshd.telemetry import metrics
-from meshd.web.library import library_routes
 from meshd.web.replies import Reply, SentReply, connection_word, head_bytes, write_head
 from meshd.web.sending import send_piece, send_spans
 from meshd.web.server import NativeRoute
@@ -71,6 +70,7 @@ _STATUS: Mapping[Code, int] = {
     "OpFailed": 500,
     "CorruptData": 500,
     "InternalError": 500,
+    "NotImplemented": 501,
 }
 _HASH = re.compile(r"[0-9a-f]{64}")
 _NUMBERS = {"rank": 0, "world": 1, "batch": 256, "origin": 0}
@@ -102,7 +102,6 @@ def build_native(
         NativeRoute("POST", "/-/views", native.guarded(native.create_view)),
         NativeRoute("GET", "/-/views", native.guarded(native.list_views)),
         NativeRoute("GET", "/-/views/", native.guarded(native.get_view)),
-        *library_routes(native, clock),
         *[route for make in also for route in make(native)],
     ]
 

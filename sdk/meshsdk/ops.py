@@ -6,6 +6,7 @@ version is part of the plan's hash.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Literal
 
 from meshsdk.errors import ConfigurationError
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 MAX_SIDE = 1 << 14
+_USER_OP = re.compile(r"[a-z][a-z0-9_\-]{0,39}/[A-Za-z_][A-Za-z0-9_]{0,49}")
 Size = "int | Sequence[int]"
 
 
@@ -269,6 +271,16 @@ def safetensors(
 def raw(field: str) -> OpSpec:
     """The bytes as they are: ragged uint8 (what a bytes field is without any op)."""
     return OpSpec("raw", _field("raw", field))
+
+
+def user(name: str, field: str, *, version: str = "", **args: Any) -> OpSpec:
+    """An op of one's own, pushed with `mesh op push`: `user("augment/brighten", "image", gain=1.5)`.
+
+    Without `version` the plan pins the latest build that the node has when it is made.
+    """
+    if not _USER_OP.fullmatch(name):
+        raise ConfigurationError(f"user({name!r}): expected MODULE/FUNCTION, as augment/brighten")
+    return OpSpec(name, _field(name, field), args, version)
 
 
 def _field(op: str, field: object) -> str:

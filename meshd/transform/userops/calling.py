@@ -267,6 +267,17 @@ class ConfinedProcess:
             self._log = -1
 
 
+def declarations(
+    name: str, source: bytes, confinement: Confinement
+) -> tuple[dict[str, Declaration], tuple[str, ...]]:
+    """(the ops a module declares, what confines it here). Raises UnusableModuleError, DiedError."""
+    process = ConfinedProcess(name, source, confinement.memory, confinement)
+    try:
+        return process.declared, process.held
+    finally:
+        process.close()
+
+
 def _is_shape(shape: Any) -> bool:
     return (
         isinstance(shape, list)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from meshsdk import library
+from meshsdk.cli.pushing import list_modules, push, rm, test
 from meshsdk.cli.running import shared_options
 
 if TYPE_CHECKING:
@@ -17,7 +18,16 @@ if TYPE_CHECKING:
 
 @click.group("op")
 def op() -> None:
-    """What storage nodes can do to a field: in plans (`Dataset.map`) and in views (`--op`)."""
+    """What storage nodes can do to a field: in plans (`Dataset.map`) and in views (`--op`).
+
+    Beside the ops that nodes come with there are those of your own: one Python file is a module, each of its
+    functions an op named MODULE/FUNCTION. They run in processes of their own, with limits on memory, time and
+    files.
+    """
+
+
+for _command in (push, test, list_modules, rm):
+    op.add_command(_command)
 
 
 @op.command("ls")

@@ -129,7 +129,8 @@ _ARGUMENT = re.compile(r"\s+([A-Za-z_]\w*)=")
 
 
 def parse_op(text: str) -> dict[str, Any]:
-    """`resize size=[256, 320]` → {"op": "resize", "args": {"size": [256, 320]}}. A value is JSON, else text.
+    """`resize size=[256, 320]` → {"op": "resize", "args": {"size": [256, 320]}}. A value is JSON, else text;
+    `resize@1` is that version.
 
     Raises ConfigurationError.
     """
@@ -137,7 +138,9 @@ def parse_op(text: str) -> dict[str, Any]:
     if not name or any(mark in name for mark in " ="):
         raise ConfigurationError(f"--op {text!r}: expected NAME KEY=VALUE …, as 'resize size=256'")
     pairs = zip(rest[::2], rest[1::2], strict=True)
-    return {"op": name, "args": {key: _value(value) for key, value in pairs}}
+    op, _, version = name.partition("@")
+    found: dict[str, Any] = {"op": op, "args": {key: _value(value) for key, value in pairs}}
+    return found | {"version": version} if version else found
 
 
 def _value(text: str) -> Any:

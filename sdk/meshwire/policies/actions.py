@@ -1,4 +1,5 @@
-"""The actions of S3 that a policy may name, and what each is about: an object, a bucket, or neither.
+"""The actions that a policy may name, of S3 and the node's own, and what each is about: an object, a bucket,
+or neither.
 
 Law: a list from S3's service authorization reference; what this server does not carry out may be named all
 the same, for a policy that denies it is right. Invariant: names are compared without regard to case.
@@ -123,11 +124,17 @@ _ACCOUNT = [
     "PutAccessPointPolicy",
     "PutAccountPublicAccessBlock",
 ]
+_NODE = [
+    "DeleteOp",
+    "PushOp",
+]
+"""The node's own: who may change which ops it has."""
 
 ACTIONS: Final[dict[str, Level]] = {
     **dict.fromkeys((f"s3:{name}" for name in _OBJECT), "object"),
     **dict.fromkeys((f"s3:{name}" for name in _BUCKET), "bucket"),
     **dict.fromkeys((f"s3:{name}" for name in _ACCOUNT), "account"),
+    **dict.fromkeys((f"mesh:{name}" for name in _NODE), "account"),
 }
 """Action → what it is about."""
 

@@ -168,7 +168,8 @@ def _action(text: str, path: str, kind: PolicyKind) -> str:
     if service.lower() != "s3":
         if kind == "bucket":
             raise PolicyError(path, f"{shown(text)} is no action on a bucket; they begin with s3:")
-        return text
+        if service.lower() != "mesh":
+            return text
     if not _named(text.lower()):
         raise PolicyError(path, f"there is no action {shown(text)}{suggestion(text, ACTIONS)}")
     return text
