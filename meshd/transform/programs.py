@@ -15,6 +15,7 @@ from meshd.transform.assets import PREFIX, no_assets
 from meshd.transform.chains import compile_chain
 from meshd.transform.errors import BadSampleError
 from meshd.transform.pairing import cut_at_mixing, pair_up
+from meshd.transform.userops.modules import MODULES
 from meshwire.declarations import is_user_op
 from meshwire.documents import PlanError, suggestion
 from meshwire.plans import parse_spec
@@ -134,5 +135,8 @@ def asset_digests(spec: PlanSpec) -> tuple[str, ...]:
 def load_program(text: str, load: Load = no_assets) -> Program:
     """The program of canonical JSON {"spec", "fields", "labels"?}. Raises what `compile_program` does."""
     document = json.loads(text)
-    labels = document.get("labels", ())
-    return compile_program(parse_spec(document["spec"]), document["fields"], labels, load=load)
+    spec, labels = parse_spec(document["spec"]), document.get("labels", ())
+    for index, op in enumerate(spec.ops):
+        if is_user_op(op.op):  # known from here on, to whoever looks an op up by its name
+            MODULES.find(op.op, op.version, f"ops[{index}]", load)
+    return compile_program(spec, document["fields"], labels, load=load)

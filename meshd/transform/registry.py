@@ -119,10 +119,7 @@ def build(op: OpSpec, path: str, load: Load = no_assets) -> tuple[OpDefinition, 
     """The op of a spec with its arguments checked. Raises PlanError with the path of the bad field,
     MissingAssetError.
     """
-    if is_user_op(op.op):
-        definition = MODULES.find(op.op, op.version, path, load)
-    else:
-        definition = find(op.op, op.version, path)
+    definition = find(op.op, op.version, path)
     arguments = parse_arguments(definition.parameters, op.args, join(path, "args"))
     for name in definition.assets:
         if arguments[name] is not None:
