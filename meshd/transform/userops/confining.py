@@ -69,6 +69,8 @@ def limit() -> None:
         (resource.RLIMIT_CPU, CPU_SECONDS),
     ):
         resource.setrlimit(name, (most, most))
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))  # who started this has less; see `limit_memory`
 
 
 def limit_memory(statm: int, more: int) -> int:
