@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from meshd.service.archives.ingesting import Indexer
 from meshd.service.lifecycle import Lifecycle
 from meshd.service.views.keeping import ResultKeeper
 from meshd.store.errors import StoreError
@@ -62,12 +63,19 @@ def node_chores(node: Node) -> list[Chore]:
     settings = node.settings
     lifecycle = Lifecycle(node.store, node.buckets, node.control, node.clock, settings.stale_upload_days)
     results = ResultKeeper(node.store, node.uses, settings.view_cache_bytes)
+    indexer = Indexer(node.store, node.archives, lambda: _bucket_names(node), results.room, node.clock)
     return [
+        Chore("archives", 1.0, indexer.work),
+        Chore("archive indexes", 6 * 3600.0, indexer.tidy),
         Chore("view results", 60.0, results.sweep),
         Chore("lifecycle", settings.lifecycle_interval, lifecycle.sweep),
         Chore("measure", 15.0, lambda: asyncio.to_thread(measure, node)),
         Chore("compact", 60.0, lambda: compact(node.store, node.clock)),
     ]
+
+
+def _bucket_names(node: Node) -> list[str]:
+    return [bucket.name for bucket in node.buckets.list_all()]
 
 
 async def _repeat(chore: Chore) -> None:

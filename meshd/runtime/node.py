@@ -21,6 +21,7 @@ from meshd.runtime.data import view_kinds, view_makers
 from meshd.runtime.jobs import job_desk
 from meshd.service.access import Access
 from meshd.service.acls import AclService
+from meshd.service.archives.ingesting import Ingest
 from meshd.service.archives.members import MemberService
 from meshd.service.archives.reading import Archives
 from meshd.service.assets import load_asset
@@ -109,7 +110,7 @@ def view_reader(node: Node, access: Access, data: DataServices) -> ViewReader:
 def web_deps(node: Node, access: Access, data: DataServices, audit: AuditLog | None = None) -> WebDeps:
     """The services of the S3 endpoint."""
     versions = Versions(node.store, node.buckets)
-    objects = ObjectService(node.store, versions)
+    objects = ObjectService(node.store, versions, Ingest(node.store).note)
     acls = AclService(node.buckets, node.identities)
     views = view_reader(node, access, data)
     return WebDeps(

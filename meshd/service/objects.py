@@ -6,6 +6,7 @@ durable, and only if every digest matched. Invariant: memory a request does not 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from meshd.store.records import Record, Span
     from meshwire.s3.operations import CopyObject, GetObject, PutObject
 
+Stored = Callable[[str, str, "Record"], Awaitable[None]]
+"""Told of every object that was stored: bucket, key and record."""
 MAX_PUT_BYTES = 5 << 30  # a single PUT or part, and the source of a copy
 
 
@@ -56,8 +59,8 @@ class ReplacedError(S3Error):
 class ObjectService:
     """The use cases of whole objects. One per process."""
 
-    def __init__(self, store: ObjectStore, versions: Versions) -> None:
-        self._store, self._versions = store, versions
+    def __init__(self, store: ObjectStore, versions: Versions, stored: Stored) -> None:
+        self._store, self._versions, self._stored = store, versions, stored
 
     # --- reading ------------------------------------------------------------------------------------
 
@@ -165,6 +168,7 @@ class ObjectService:
             with store_errors():
                 await self._store.delete_version(bucket, key, record.version or NULL, conditions=same)
             raise S3Error("NoSuchBucket", extra={"BucketName": bucket})
+        await self._stored(bucket, key, record)
 
     async def copy(self, operation: CopyObject, identity: Identity) -> CopyResult:
         """A copy that shares the source's extents. Raises S3Error NoSuchKey, NoSuchVersion, InvalidRequest,

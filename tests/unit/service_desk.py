@@ -10,6 +10,7 @@ from meshd.control.identities import IdentityTable
 from meshd.control.memory import MemoryControl
 from meshd.kit.clock import ManualClock
 from meshd.service.access import Identity
+from meshd.service.archives.ingesting import Ingest
 from meshd.service.deleting import Deleter
 from meshd.service.listings import ListingService
 from meshd.service.objects import ObjectService
@@ -69,7 +70,7 @@ class Desk:
         self.clock, self.buckets, self.store = clock, BucketTable(control), store(clock)
         run(self.buckets.create(Bucket("b", "alice", 0, versioning=versioning)))
         self.versions = Versions(self.store, self.buckets)
-        self.objects = ObjectService(self.store, self.versions)
+        self.objects = ObjectService(self.store, self.versions, Ingest(self.store).note)
         self.uploads = UploadService(self.store, self.objects, self.versions)
         self.deleter = Deleter(self.store, self.versions)
         self.tagging = TaggingService(self.store, self.versions)

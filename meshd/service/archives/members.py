@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import mimetypes
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -16,10 +17,11 @@ import msgspec
 
 from meshd.assembly.errors import BatchError
 from meshd.service.copying import judge_source
-from meshd.service.objects import found_of
-from meshd.service.translation import store_errors
+from meshd.service.objects import ReplacedError, found_of
+from meshd.service.translation import store_errors, translate
 from meshd.service.views.copies import MadeBody, as_upload
 from meshd.service.views.kinds import Made
+from meshd.store.errors import ExtentGoneError, StoreError
 from meshd.store.records import Record
 from meshwire import names
 from meshwire.archives.kinds import MARK, archive_kind, member_paths
@@ -29,7 +31,7 @@ from meshwire.s3.errors import S3Error
 from meshwire.s3.results import MemberEntry, MemberListing, ObjectEntry, ObjectListing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
     from meshd.service.archives.reading import Archives, Place
     from meshd.service.objects import Found
@@ -165,18 +167,12 @@ class MemberService:
         return record
 
     async def _index(self, bucket: str, key: str, record: Record) -> ArchiveIndex:
-        try:
-            with store_errors():
-                return await self._archives.index(bucket, key, record)
-        except BatchError as error:
-            raise _translated(error) from error
+        with _archive_errors():
+            return await self._archives.index(bucket, key, record)
 
     async def _place(self, bucket: str, key: str, record: Record, member: str) -> Place:
-        try:
-            with store_errors():
-                place = await self._archives.member(bucket, key, record, member)
-        except BatchError as error:
-            raise _translated(error) from error
+        with _archive_errors():
+            place = await self._archives.member(bucket, key, record, member)
         if place is None:
             raise S3Error(
                 "NoSuchKey", "The archive has no such member.", extra={"Key": key, "Member": member}
@@ -208,6 +204,19 @@ def _as_object(archive: Record, member: str, size: int) -> Record:
 def _entry(archive: Record, index: ArchiveIndex, name: str, number: int) -> MemberEntry:
     offset = None if index.inflated else int(index.offsets[number])
     return MemberEntry(name, int(index.sizes[number]), member_etag(archive, name), offset)
+
+
+@contextmanager
+def _archive_errors() -> Iterator[None]:
+    """Within it, what goes wrong with an archive leaves as an S3Error; ReplacedError where it went away."""
+    try:
+        yield
+    except ExtentGoneError as error:
+        raise ReplacedError from error
+    except StoreError as error:
+        raise translate(error) from error
+    except BatchError as error:
+        raise _translated(error) from error
 
 
 def _translated(error: BatchError) -> S3Error:

@@ -32,7 +32,7 @@ from meshwire.shardindex import index_tar
 from meshwire.tars import TarError, scan
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 
     from meshd.service.archives.streaming import Streamed
     from meshd.store.interface import ObjectStore
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 INDEXES: Final = "archives/"
 REFUSALS: Final = "archives/bad/"
+NOTES: Final = "archives/notes/"
 COPIES: Final = "views/archives/"
 """Among the results of views, whose room and eviction they share."""
 _BELIEVED_RATIO: Final = 200
@@ -74,8 +75,9 @@ class Archives:
     def __repr__(self) -> str:
         return f"<Archives, {self._held} files of {len(self._kept)} at hand, {len(self._indexing)} under way>"
 
-    async def index(self, bucket: str, key: str, record: Record) -> ArchiveIndex:
-        """The index of an archive, made when it is first asked for.
+    async def index(self, bucket: str, key: str, record: Record, *, spare: int | None = None) -> ArchiveIndex:
+        """The index of an archive, made when it is first asked for, and with it the copy, if one is needed
+        and takes at most `spare` bytes (None: whatever a copy may take).
 
         Raises BatchError BadSample: no archive by its name, damaged, hostile, or not of a make that is read.
         """
@@ -85,11 +87,11 @@ class Archives:
         if found is not None:
             self._kept.move_to_end(name)
             return found
-        found = await self._stored(name, _url(bucket, key))
+        url = _url(bucket, key)
+        found = await self._stored(name, url)
         if found is None:
-            found, _ = await self._indexing.run(
-                name, lambda: self._make(kind, name, _url(bucket, key), record)
-            )
+            most = self._most if spare is None else min(self._most, spare)
+            found, _ = await self._indexing.run(name, lambda: self._make(kind, name, url, record, most))
         self._keep(name, found)
         return found
 
@@ -138,27 +140,26 @@ class Archives:
         while self._held > _KEPT_FILES and len(self._kept) > 1:
             self._held -= len(self._kept.popitem(last=False)[1])
 
-    async def _make(self, kind: ArchiveKind, name: str, url: str, record: Record) -> ArchiveIndex:
+    async def _make(self, kind: ArchiveKind, name: str, url: str, record: Record, most: int) -> ArchiveIndex:
         try:
             async with self._turns:
-                index = await self._indexed(kind, record)
+                index = await self._indexed(kind, record, most)
         except (ArchiveError, TarError, ColumnError) as error:
             metrics.archives.labels(kind, "refused").inc()
             message = str(error)[:300]
-            await self._catalog.write(
-                REFUSALS + name, json.dumps({"error": message, "url": url[:1100]}).encode()
-            )
+            await self._catalog.write(REFUSALS + name, json.dumps({"error": message, "url": url}).encode())
             raise refused(url, message) from error
         metrics.archives.labels(kind, "indexed").inc()
         await self._catalog.write(INDEXES + name, await asyncio.to_thread(index.to_bytes))
         return index
 
-    async def _indexed(self, kind: ArchiveKind, record: Record) -> ArchiveIndex:
+    async def _indexed(self, kind: ArchiveKind, record: Record, most: int) -> ArchiveIndex:
         if kind == "tar":
             return await self._scanned(kind, record)
         if kind == "zip":
-            return await self._zip(record)
-        copy = await self._written(kind, record)
+            return await self._zip(record, most)
+        # Inflated it is seldom smaller: one pass, then, instead of a copy that breaks off.
+        copy = await self._written(kind, record, most) if record.size <= most else None
         if copy is not None:
             return await self._scanned(kind, copy)
         with self._store.reading(record, 0, record.size) as spans:
@@ -168,12 +169,15 @@ class Archives:
         with self._store.reading(record, 0, record.size) as spans:
             return await asyncio.to_thread(_scan, kind, spans, record.size)
 
-    async def _zip(self, record: Record) -> ArchiveIndex:
+    async def _zip(self, record: Record, most: int) -> ArchiveIndex:
         with self._store.reading(record, 0, record.size) as spans:
             members = await asyncio.to_thread(zip_files, spans, record.size, self._believed(record))
-        index = await asyncio.to_thread(_zip_index, members, record.size)
-        if index.inflated:  # the members' checksums are looked at now, not when one is first read
-            await self._written("zip", record)
+            index = await asyncio.to_thread(_zip_index, members, record.size)
+            # The members' checksums are looked at now, not when one is first read.
+            if index.inflated and index.size > most:
+                await asyncio.to_thread(_inflate_all, spans, members)
+            elif index.inflated:
+                await self._written("zip", record, most)
         return index
 
     async def _copy(self, kind: ArchiveKind, url: str, record: Record) -> Record:
@@ -184,7 +188,7 @@ class Archives:
     async def _copied(self, kind: ArchiveKind, url: str, record: Record) -> Record:
         try:
             async with self._turns:
-                made = await self._written(kind, record)
+                made = await self._written(kind, record, self._most)
         except ArchiveError as error:
             raise refused(url, str(error)) from error
         if made is None:
@@ -195,11 +199,10 @@ class Archives:
             )
         return made
 
-    async def _written(self, kind: ArchiveKind, record: Record) -> Record | None:
-        """A copy, made and kept; None if it would be too large. Raises ArchiveError."""
+    async def _written(self, kind: ArchiveKind, record: Record, left: int) -> Record | None:
+        """A copy, made and kept; None if it would be larger than `left` bytes. Raises ArchiveError."""
         key = copy_key(kind, record)
         writer = self._store.writer(RESERVED_BUCKET, key, size=None)
-        left = self._most
         try:
             with self._store.reading(record, 0, record.size) as spans:
                 source = _plain_bytes(kind, spans, record.size, self._believed(record))
@@ -223,6 +226,12 @@ class Archives:
 def copy_key(kind: ArchiveKind, record: Record) -> str:
     """The name of an archive's inflated copy in the reserved bucket."""
     return f"{COPIES}{_name(kind, record)}"
+
+
+def index_names(key: str, record: Record) -> tuple[str, ...]:
+    """Under which names in the reserved bucket something is kept of an object; none if it is no archive."""
+    kind = archive_kind(key)
+    return () if kind is None else tuple(each + _name(kind, record) for each in (INDEXES, REFUSALS, COPIES))
 
 
 def refused(url: str, message: str) -> BatchError:
@@ -276,6 +285,13 @@ def _plain_bytes(kind: ArchiveKind, spans: Iterable[Span], size: int, most: int)
         yield from member_pieces(spans, member)
     if _copy_size(members) == size:
         yield b"\0"
+
+
+def _inflate_all(spans: Sequence[Span], members: Iterable[ZipMember]) -> None:
+    """For what it raises: ArchiveError where a member is damaged (blocking)."""
+    for member in members:
+        for _ in member_pieces(spans, member):
+            pass
 
 
 def _copy_size(members: Iterable[ZipMember]) -> int:

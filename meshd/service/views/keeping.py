@@ -44,9 +44,14 @@ class ResultKeeper:
 
     def __init__(self, store: ObjectStore, uses: Uses, limit: int) -> None:
         self._store, self._uses, self._limit = store, uses, limit
+        self._held = limit  # until it is known
 
     def __repr__(self) -> str:
         return f"<ResultKeeper, at most {self._limit} bytes>"
+
+    def room(self) -> int:
+        """Bytes that were free when results were last measured."""
+        return max(0, int(self._limit * _LEAVE) - self._held)
 
     async def sweep(self) -> int:
         """Measure the results, remove what is too much; how many went."""
@@ -54,6 +59,7 @@ class ResultKeeper:
         used = await asyncio.to_thread(self._used, uses)
         total = sum(used.values())
         metrics.view_result_bytes.set(total)
+        self._held = total
         if total <= self._limit:
             return 0
         first = cutoff(used, int(self._limit * _LEAVE))

@@ -148,7 +148,8 @@ def _entries(directory: bytes, count: int, shift: int) -> Iterator[_Entry]:
         kind = _type(raw, made, mode)
         if kind == "0":
             _check_entry(name, flags, method, size, packed)
-        yield _Entry(raw, name, size, packed, method, crc32, header + shift, kind)
+        bytes_of_it = size if kind == "0" else 0
+        yield _Entry(raw, name, bytes_of_it, packed, method, crc32, header + shift, kind)
         at = after
 
 

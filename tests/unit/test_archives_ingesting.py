@@ -1,0 +1,139 @@
+"""Notes of archives that came in: worked off once each, whatever happens between; what is orphaned goes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import TYPE_CHECKING
+
+import pytest
+
+from meshd.assembly.catalog import RESERVED_BUCKET
+from meshd.kit.clock import ManualClock
+from meshd.service.archives.ingesting import Indexer, Ingest
+from meshd.service.archives.reading import COPIES, INDEXES, NOTES, REFUSALS, Archives
+from meshd.store.memory import MemoryStore
+from meshd.store.records import Meta
+from tests.archive_making import archive_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FILES = {"a/1.jpg": bytes(5000), "a/1.cls": b"7"}
+
+
+class Node:
+    """A store, who notes, and who works the notes off."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(10**18)
+        self.store = MemoryStore(self.clock)
+        self.ingest = Ingest(self.store)
+        self.room = 1 << 20
+        self.archives = Archives(self.store, list[str]().append)
+        self.indexer = self.another()
+
+    def another(self) -> Indexer:
+        archives = Archives(self.store, list[str]().append)
+        return Indexer(self.store, archives, lambda: ["b"], lambda: self.room, self.clock)
+
+    async def put(self, key: str, data: bytes) -> None:
+        writer = self.store.writer("b", key, size=len(data))
+        await writer.write(data)
+        record = await writer.commit(Meta(hashlib.md5(data).hexdigest()))
+        await self.ingest.note("b", key, record)
+
+    def kept(self, prefix: str) -> list[str]:
+        return [key for key, _ in self.store.list(RESERVED_BUCKET, prefix=prefix).entries]
+
+    def indexes(self) -> list[str]:
+        kinds = [key.rsplit(".", 1)[1] for key in self.kept(INDEXES) if not key.startswith((NOTES, REFUSALS))]
+        return sorted(kinds)
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    made = Node()
+    yield made
+    made.store.close()
+
+
+def test_archives_are_indexed_once_and_other_objects_left_alone(node: Node) -> None:
+    async def look() -> None:
+        for kind in ("tar", "tgz", "zip"):
+            await node.put(f"x.{kind}", archive_of(kind, FILES))
+        await node.put("a.jpg", b"x")
+        await node.put("broken.tgz", b"broken")
+        assert len(node.kept(NOTES)) == 4
+        assert await node.indexer.work() == 4
+        assert node.kept(NOTES) == []
+        assert node.indexes() == ["tar", "tgz", "zip"]
+        assert len(node.kept(REFUSALS)) == 1
+        assert len(node.kept(COPIES)) == 2
+        assert await node.indexer.work() == 0
+
+    asyncio.run(look())
+
+
+def test_notes_outlive_the_process(node: Node) -> None:
+    async def look() -> None:
+        await node.put("x.tar", archive_of("tar", FILES))
+        await node.indexer.work()
+        await node.put("y.tar", archive_of("tar", FILES | {"more": b""}))
+        assert await node.another().work() == 1
+        assert node.indexes() == ["tar", "tar"]
+
+    asyncio.run(look())
+
+
+def test_a_note_left_while_it_is_worked_off_stays(node: Node) -> None:
+    async def look() -> None:
+        await node.put("x.tar", archive_of("tar", FILES))
+        found = node.archives.index
+
+        async def index(bucket: str, key: str, *rest: object, **more: object) -> object:
+            if len(node.kept(NOTES)) == 1:
+                await node.put("x.tar", archive_of("tar", FILES | {"more": b""}))
+            return await found(bucket, key, *rest, **more)  # type: ignore[arg-type]
+
+        node.archives.index = index  # type: ignore[method-assign, assignment]
+        worker = Indexer(node.store, node.archives, lambda: ["b"], lambda: 0, node.clock)
+        await worker.work()
+        await node.another().work()
+        assert node.kept(NOTES) == []
+        assert node.indexes() == ["tar", "tar"]
+
+    asyncio.run(look())
+
+
+def test_copies_are_made_ahead_only_where_room_is_free(node: Node) -> None:
+    async def look() -> None:
+        for number in range(4):
+            await node.put(f"{number}.tgz", archive_of("tgz", {"a": bytes([number]) * 200_000}))
+        node.room = 450_000
+        assert await node.indexer.work() == 4
+        assert node.indexes() == ["tgz"] * 4
+        assert len(node.kept(COPIES)) == 2
+
+    asyncio.run(look())
+
+
+def test_what_no_object_has_any_more_goes(node: Node) -> None:
+    async def look() -> None:
+        for kind in ("tar", "tgz"):
+            await node.put(f"x.{kind}", archive_of(kind, FILES))
+            await node.put(f"y.{kind}", archive_of(kind, FILES | {"more": b""}))
+        await node.put("bad.zip", b"bad")
+        await node.indexer.work()
+        for key in ("x.tar", "x.tgz", "bad.zip"):
+            await node.store.delete("b", key)
+        record = node.store.get("b", "y.tgz")
+        assert record is not None
+        await node.ingest.note("b", "y.tgz", record)
+        assert await node.indexer.tidy() == 0  # too young
+        node.clock.advance(2 * 3600)
+        assert await node.indexer.tidy() == 4
+        assert node.indexes() == ["tar", "tgz"]
+        assert (len(node.kept(COPIES)), len(node.kept(REFUSALS)), len(node.kept(NOTES))) == (1, 0, 1)
+
+    asyncio.run(look())
