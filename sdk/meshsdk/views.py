@@ -68,6 +68,39 @@ def shards_view(
     return document | {name: value for name, value in chosen.items() if value is not None}
 
 
+def batches_view(plan: str, batch: int, *, world: int = 1, epochs: int = 1) -> dict[str, Any]:
+    """The document of a view that shows a registered plan's epochs as `.safetensors` files: global batches of
+    `batch` rows, cut for `world` ranks."""
+    return {"kind": "batches", "plan": plan, "batch": batch, "world": world, "epochs": epochs}
+
+
+def zarr_view(
+    fields: Mapping[str, Any],
+    ops: Sequence[Mapping[str, Any]] = (),
+    *,
+    prefix: str = "",
+    samples: str = "auto",
+    chunk: int = 64,
+    shard: int = 0,
+    seed: int = 0,
+    on_bad: str = "raise",
+) -> dict[str, Any]:
+    """The document of a view that shows samples as a Zarr v3 group, an array a field. `fields` in the
+    protocol's form ({"image": {"ext": ["jpg"]}}), `ops` {"op", "field", "args"} each; `chunk` samples a
+    chunk, `shard` chunks a shard (0: none); `on_bad`: "raise", or "mask" for rows of zeros."""
+    return {
+        "kind": "zarr",
+        "fields": dict(fields),
+        "ops": [dict(op) for op in ops],
+        "prefix": prefix,
+        "samples": samples,
+        "chunk": chunk,
+        "shard": shard,
+        "seed": seed,
+        "on_bad": on_bad,
+    }
+
+
 def create_view(transport: Transport, bucket: str, name: str, view: Mapping[str, Any]) -> ViewInfo:
     """Make the view `BUCKET--NAME`; the same again is a success. Raises ServerError naming the bad field."""
     document = {"bucket": bucket, "name": name, "view": dict(view)}

@@ -13,10 +13,11 @@ from botocore.exceptions import ClientError
 from PIL import Image
 
 from meshd.testing.daemons import Daemon
+from meshsdk.cli import run
 from meshwire import frames
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 SAMPLES, BATCH, WORLD, EPOCHS = 50, 16, 3, 11
 STEPS = -(-SAMPLES // BATCH)
@@ -221,3 +222,42 @@ def test_definitions(daemon: Daemon) -> None:
     assert create(daemon, "wrong", "0" * 64)["error"]["code"] == "NoSuchPlan"
     drop = plan_of(daemon, RESIZED, tail="drop")
     assert create(daemon, "wrong", drop, batch=SAMPLES + 1)["error"]["detail"]["path"] == "batch"
+
+
+@pytest.fixture
+def mesh(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """`mesh …` with the root keys; its output, or of a failure what it says."""
+    monkeypatch.setenv("MESH_ENDPOINT", daemon.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", daemon.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", daemon.secret_key)
+
+    def command(*arguments: str, code: int = 0) -> str:
+        capfd.readouterr()
+        found = run(list(arguments))
+        out, err = capfd.readouterr()
+        assert found == code, out + err
+        return out if code == 0 else err
+
+    return command
+
+
+def test_the_command(mesh: Callable[..., str], s3: Any) -> None:
+    make = ["view", "create", "photos--by-hand", "--batches", "10", "--world", "2", "--epochs", "2"]
+    ops = ["--op", "decode", "--op", "random_resized_crop size=8"]
+    chosen = ["--prefix", "train", "--field", "image=png", "--field", "label=@class", "--shuffle", "3"]
+    mesh(*make, *chosen, *ops)
+    assert "10 rows for 2 ranks, 2 epochs" in mesh("view", "ls", "photos")
+    assert len(keys_of(s3, "photos--by-hand")) == 2 * 5 * 2
+    plan = json.loads(mesh("view", "show", "photos--by-hand"))["plan"]
+    mesh("view", "create", "photos--same", "--batches", "10", "--world", "2", "--plan", plan)
+    key = "epoch=0/step=000002/rank=1-of-2.safetensors"
+    bodies = [s3.get_object(Bucket=f"photos--{name}", Key=key)["Body"].read() for name in ("same", "by-hand")]
+    assert bodies[0] == bodies[1]
+    assert "--plan says all" in mesh(*make, "--plan", plan, *ops, code=2)
+    assert "not both" in mesh(*make, "--zarr", code=2)
+    assert "NAME=EXT" in mesh(*make, "--field", "image", code=2)
+    assert "take samples by --field" in mesh(*make, "--match", ".png", code=2)
+    assert "did you mean 'decode'" in mesh(*make, *chosen, "--op", "decod", code=1)
+    assert "no field 'picture'" in mesh(*make, *chosen, "--op", "decode field=picture", code=2)

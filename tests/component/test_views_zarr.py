@@ -22,6 +22,7 @@ from PIL import Image
 from zarr.storage import ObjectStore
 
 from meshd.testing.daemons import Daemon
+from meshsdk.cli import run
 from meshwire import frames
 
 if TYPE_CHECKING:
@@ -400,3 +401,42 @@ def test_definitions(daemon: Daemon) -> None:
         assert answer["error"]["detail"].get("path", "").startswith(path), (changes, answer)
     other = create(daemon, "photos", "z", VIEW | {"chunk": 6})
     assert (other["status"], other["error"]["code"]) == (409, "ViewExists")
+
+
+@pytest.fixture
+def mesh(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """`mesh …` with the root keys; its output, or of a failure what it says."""
+    monkeypatch.setenv("MESH_ENDPOINT", daemon.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", daemon.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", daemon.secret_key)
+
+    def command(*arguments: str, code: int = 0) -> str:
+        capfd.readouterr()
+        found = run(list(arguments))
+        out, err = capfd.readouterr()
+        assert found == code, out + err
+        return out if code == 0 else err
+
+    return command
+
+
+def test_the_command(daemon: Daemon, mesh: Callable[..., str]) -> None:
+    make = ["view", "create", "photos--by-hand", "--zarr", "--prefix", "train", "--chunk", "10"]
+    ops = [
+        "--op",
+        "decode field=image",
+        "--op",
+        "resize field=image size=[8, 8]",
+        "--op",
+        "int_label field=txt",
+    ]
+    mesh(*make, "--shard-chunks", "2", *ops)  # fields by the first keys: image, txt, label
+    assert "image, label, txt; 10 samples a chunk" in mesh("view", "ls", "photos")
+    group: Any = zarr.open_group(store_of(daemon, "photos--by-hand"), mode="r", zarr_format=3)
+    assert (group["image"].shape, group["image"].shards) == ((SAMPLES, 8, 8, 3), (20, 8, 8, 3))
+    assert group["txt"][:].tolist() == oracle(daemon)["size"].tolist()
+    assert "which field" in mesh(*make, "--field", "a=png", "--field", "b=txt", "--op", "decode", code=2)
+    assert "differ in shape" in mesh(*make, "--field", "image=png", "--op", "decode", code=1)
+    assert "samples in order" in mesh(*make, *ops, "--shuffle", "1", code=2)

@@ -12,6 +12,7 @@ import click
 from meshsdk import views
 from meshsdk.cli.materializing import materialize
 from meshsdk.cli.running import shared_options
+from meshsdk.cli.viewdatasets import SampleChoices, sample_options, sample_view
 from meshsdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -40,9 +41,12 @@ def view() -> None:
 @click.option("--content-type", metavar="TYPE", help="Of the results.  [by --suffix]")
 @click.option("--shards", type=int, metavar="N", help="Not objects but tars of N samples each.")
 @click.option("--shard-size", type=int, metavar="BYTES", help="Tars of about so many bytes.")
-@click.option("--shuffle", type=int, metavar="SEED", help="Samples of the tars in an order by this seed.")
+@click.option(
+    "--shuffle", type=int, metavar="SEED", help="Samples of tars or batches in an order by this seed."
+)
 @click.option("--split", multiple=True, metavar="NAME=SHARE", help="Parts of the samples, a folder each.")
 @click.option("--spec", type=click.File("rb"), metavar="FILE", help="The whole document as JSON instead.")
+@sample_options
 @shared_options
 def create(
     session: Session,
@@ -57,6 +61,7 @@ def create(
     shuffle: int | None,
     split: Sequence[str],
     spec: IO[bytes] | None,
+    **samples: Any,
 ) -> None:
     """Makes a view; the same again changes nothing.
 
@@ -64,11 +69,23 @@ def create(
     mesh view create photos--small --match .jpg --suffix .webp \\
         --op decode --op 'resize size=256' --op 'encode format=webp quality=80'
     mesh view create photos--shards --shards 1000 --split train=0.9 --split val=0.1
+    mesh view create photos--train224 --batches 256 --world 8 --epochs 90 --shuffle 7 --prefix train/ \\
+        --field 'image=jpg' --field label=@class --op decode --op 'random_resized_crop size=224'
+    mesh view create photos--array --zarr --prefix train/ --op decode --op 'resize size=[224,224]'
     mesh view create photos--small --spec small.json
     """
     bucket, short = _split(name)
+    choices = SampleChoices(**samples)
     if spec is not None:
+        if choices.meant:
+            raise ConfigurationError("give --spec, or --batches or --zarr, not both")
         document = _read_spec(spec, ops)
+    elif choices.meant:
+        if match or suffix or shards is not None or shard_size is not None or split:
+            raise ConfigurationError("--batches and --zarr take samples by --field and --prefix")
+        with session.client() as client:
+            parsed = [parse_op(text) for text in ops]
+            document = sample_view(client, bucket, prefix, parsed, choices, shuffle)
     elif shards is not None or shard_size is not None:
         if ops or suffix:
             raise ConfigurationError("--shards shows objects as they are: leave out --op and --suffix")
@@ -178,6 +195,12 @@ def _read_spec(spec: IO[bytes], ops: Sequence[str]) -> dict[str, Any]:
 
 
 def _summary(found: ViewInfo) -> str:
+    view = found.view
+    if found.kind == "batches":
+        cut = f" for {view['world']} ranks" if view.get("world", 1) != 1 else ""
+        return f"{view.get('batch')} rows{cut}, {view.get('epochs')} epochs of {str(view.get('plan'))[:12]}"
+    if found.kind == "zarr":
+        return f"{', '.join(view.get('fields', ()))}; {view.get('chunk')} samples a chunk"
     if found.kind == "shards":
         size = found.view.get("size")
         return f"{size} bytes each" if size else f"{found.view.get('count')} samples each"
