@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from meshd.store.index import Index
+    from meshd.store.interface import Buffer
     from meshd.store.ownfiles import OwnFile
     from meshd.store.records import Extent, Meta, Part
     from meshd.store.works import Placed, Work
@@ -141,7 +142,7 @@ class Payload:
 
     size: int
     crc: int
-    chunks: Sequence[bytes] = ()
+    chunks: Sequence[Buffer] = ()
     own: OwnFile | None = None
 
     def lay(self, work: Work, member: Member, stamp: int) -> Placed:

@@ -45,6 +45,11 @@ class ObjectWriter(Protocol):
         """
         ...
 
+    async def lend(self, data: memoryview) -> None:
+        """As `write`, but what was lent may be read until the next `lend` or `commit` returns: two buffers in
+        turn cost no copy."""
+        ...
+
     async def commit(
         self, meta: Meta, *, conditions: Conditions | None = None, versioning: Versioning = ""
     ) -> Record:

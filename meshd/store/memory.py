@@ -69,6 +69,9 @@ class MemoryWriter:
         if self._declared is not None and len(self._data) > self._declared:
             raise SizeMismatchError(f"more than the declared {self._declared} bytes were written")
 
+    async def lend(self, data: memoryview) -> None:
+        await self.write(data)
+
     async def commit(
         self, meta: Meta, *, conditions: Conditions | None = None, versioning: Versioning = ""
     ) -> Record:

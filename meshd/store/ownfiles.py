@@ -21,6 +21,7 @@ from meshwire import tars
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from meshd.store.interface import Buffer
     from meshd.store.layout import Disks
 
 _WINDOW = 8 << 20  # dirty bytes a draft may gather before the kernel is asked to write them out
@@ -46,7 +47,7 @@ class OwnFile:
         """Takes the room for `size` bytes of data now. Raises OSError when there is none."""
         syscalls.preallocate(self._fd, RESERVE + size + tars.padding(size) + len(tars.END))
 
-    def append(self, chunks: Sequence[bytes]) -> None:
+    def append(self, chunks: Sequence[Buffer]) -> None:
         """Writes the next bytes and keeps the dirty pages of this file few."""
         for chunk in chunks:
             self.crc = checksums.crc32c(chunk, self.crc)

@@ -107,7 +107,7 @@ class StoredWriter:
     ) -> None:
         self._shop, self._bucket, self._key, self._declared = shop, bucket, key, size
         self._upload, self._number = upload, number
-        self._chunks: list[bytes] = []
+        self._chunks: list[bytes | memoryview] = []
         self._gathered = self._total = self._crc = 0
         self._own: OwnFile | None = None
         self._flight: asyncio.Task[None] | None = None
@@ -118,16 +118,28 @@ class StoredWriter:
         return f"<StoredWriter {self._bucket}/{self._key} {self._state} bytes={self._total} file={self._own}>"
 
     async def write(self, data: Buffer) -> None:
+        self._take(data if type(data) is bytes else bytes(data))
+        if self._large and (self._gathered >= self._shop.piece() or len(self._chunks) >= _IOV_MAX):
+            await self._flush()
+
+    async def lend(self, data: memoryview) -> None:
+        if max(self._total + len(data), self._declared or 0) <= self._shop.small:
+            await self.write(data)
+            return
+        self._take(data)
+        await self._flush()
+
+    def _take(self, chunk: bytes | memoryview) -> None:
         self._expect_open()
-        chunk = data if type(data) is bytes else bytes(data)
         self._total += len(chunk)
         if self._declared is not None and self._total > self._declared:
             raise SizeMismatchError(f"more than the declared {self._declared} bytes were written")
         self._chunks.append(chunk)
         self._gathered += len(chunk)
-        large = max(self._total, self._declared or 0) > self._shop.small
-        if large and (self._gathered >= self._shop.piece() or len(self._chunks) >= _IOV_MAX):
-            await self._flush()
+
+    @property
+    def _large(self) -> bool:
+        return max(self._total, self._declared or 0) > self._shop.small
 
     async def commit(
         self, meta: Meta, *, conditions: Conditions | None = None, versioning: Versioning = ""

@@ -56,6 +56,22 @@ class StoreSuite(VersionSuite):
 
         self._run(check)
 
+    def test_lent_buffers_are_used_again(self) -> None:
+        async def check(store: ObjectStore) -> None:
+            for total in (0, 100, LARGE, 40 * LARGE + 7):
+                data = os.urandom(total)
+                buffers = [bytearray(LARGE), bytearray(LARGE)]
+                writer = store.writer("b", "lent", size=total)
+                for number, at in enumerate(range(0, total, LARGE)):
+                    piece = data[at : at + LARGE]
+                    buffer = buffers[number % 2]
+                    buffer[: len(piece)] = piece
+                    await writer.lend(memoryview(buffer)[: len(piece)])
+                record = await writer.commit(Meta(etag_of(data)))
+                assert store.read(record, 0, total) == data
+
+        self._run(check)
+
     def test_objects_of_all_sizes_are_read_back(self) -> None:
         async def check(store: ObjectStore) -> None:
             for size in (0, 1, 511, 512, 65_536, 65_537, LARGE):

@@ -8,14 +8,19 @@ Invariant: every sample is in exactly one output, and its files stay together. M
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from meshwire.archives.kinds import archive_stem
 from meshwire.columns import ColumnReader, ColumnWriter, StringColumn
 from meshwire.documents import PlanError
+from meshwire.expressions import order_key, parse_expression
 from meshwire.fields import sample_key
+from meshwire.samples import Evaluation, Sample
+from meshwire.shardlayouts import Folders
 from meshwire.shardviews import part_of, shard_name, shuffled
 
 if TYPE_CHECKING:
@@ -24,6 +29,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from meshwire.frames import Buffer
+    from meshwire.shardforms import SourceObject
     from meshwire.shardviews import ShardsView
 
     Integers = npt.NDArray[np.int64]
@@ -147,91 +153,161 @@ class JobPlan:
 
 
 class FileList:
-    """The files found so far, in stored order."""
+    """The files found so far, in stored order. `archives`: they lie in such, and keep apart by them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, archives: bool = False) -> None:
+        self.archives = archives
         self._names: list[str] = []
         self._rows: list[Integers] = []
-        self._keys: list[tuple[str, str, int, bool]] = []
+        self._objects: list[_Object] = []
 
     def __len__(self) -> int:
         return len(self._names)
 
     def __repr__(self) -> str:
-        return f"<FileList of {len(self)} files in {len(self._keys)} objects>"
+        return f"<FileList of {len(self)} files in {len(self._objects)} objects>"
 
-    def add(self, key: str, etag: str, size: int, names: Sequence[str], offsets: Integers, sizes: Integers,
-            *, unpacked: bool = False) -> None:  # fmt: skip
+    def add(
+        self,
+        source: SourceObject,
+        names: Sequence[str],
+        offsets: Integers,
+        sizes: Integers,
+        *,
+        unpacked: bool = False,
+    ) -> None:
         """An object and the files in it. Raises PlanError when they become too many."""
         if len(self) + len(names) > MAX_FILES:
             raise PlanError("source", f"more than {MAX_FILES} files: make a job of each of its folders")
-        number = np.full(len(names), len(self._keys), dtype=np.int64)
-        self._keys.append((key, etag, size, unpacked))
+        number = np.full(len(names), len(self._objects), dtype=np.int64)
+        self._objects.append(_Object(source, unpacked))
         self._names += names
         self._rows.append(np.stack([number, offsets, sizes]))
 
-    def sources(self) -> Sources:
-        keys, etags, sizes, unpacked = zip(*self._keys, strict=True) if self._keys else ((), (), (), ())
-        return Sources(
-            StringColumn.of(keys),
-            StringColumn.of(etags),
-            np.array(sizes, dtype=np.int64),
-            np.array(unpacked, dtype=np.int64),
-        )
-
     def one_each(self, prefix: str) -> JobPlan:
-        """Every file an output of its own, called as it is below `prefix`."""
+        """Every file an output of its own, called as it is below `prefix`. Raises PlanError for names that
+        stand twice."""
+        self._samples()
         outputs = StringColumn.of([prefix + name for name in self._names])
         count = len(self)
         return self._plan(np.arange(count), outputs, np.arange(count + 1), np.ones(count, dtype=np.int64))
 
-    def laid_out(self, layout: ShardsView, prefix: str, ending: str, *, below: str = "") -> JobPlan:
-        """The files as shards, called `prefix` name `ending`. A split goes by names with `below` before them:
-        by whole keys, where the files are objects."""
+    def laid_out(
+        self,
+        layout: ShardsView,
+        prefix: str,
+        ending: str,
+        *,
+        below: str = "",
+        evaluation: Evaluation | None = None,
+    ) -> JobPlan:
+        """The files as shards, called `prefix` name `ending`. What is said of samples' names is said of them
+        with `below` before: of whole keys, where the files are objects. Raises PlanError."""
         stems, of = self._samples()
-        order: list[Integers] = []
+        sizes = np.bincount(of, weights=self._table()[2], minlength=len(stems)).astype(np.int64)
+        order: list[Integers] = [np.zeros(0, dtype=np.int64)]
         outputs: list[str] = []
         samples: list[int] = []
-        weights = np.bincount(of, weights=self._table()[2], minlength=len(stems)).astype(np.int64)
-        for part, members in _parts(layout, stems, below):
+        for folder, members in self._folders(layout, stems, of, below, evaluation):
             chosen = members
             if layout.shuffle is not None:
                 chosen = members[shuffled(layout.shuffle, members.size).many(np.arange(members.size))]
             order.append(chosen)
-            folder = f"{prefix}{part}/" if part else prefix
-            for number, count in enumerate(_filled(layout, weights[chosen])):
-                outputs.append(f"{folder}{shard_name(layout, number)}{ending}")
+            for number, count in enumerate(_filled(layout, sizes[chosen])):
+                outputs.append(f"{prefix}{folder}{shard_name(layout, number)}{ending}")
                 samples.append(count)
-        positions = np.empty(len(stems), dtype=np.int64)
-        positions[np.concatenate([np.zeros(0, dtype=np.int64), *order])] = np.arange(len(stems))
+        taken = np.concatenate(order)
+        positions = np.full(len(stems), len(stems), dtype=np.int64)
+        positions[taken] = np.arange(taken.size)
         files = np.argsort(positions[of], kind="stable")
         ends = np.searchsorted(positions[of][files], np.cumsum([0, *samples]))
+        files = files[: ends[-1]]
         return self._plan(files, StringColumn.of(outputs), ends, np.array(samples, dtype=np.int64))
 
+    def _folders(
+        self,
+        layout: ShardsView,
+        stems: Sequence[str],
+        of: Integers,
+        below: str,
+        evaluation: Evaluation | None,
+    ) -> Iterator[tuple[str, Integers]]:
+        """(folder of shards, its samples in order)."""
+        if not (layout.where or layout.group or layout.sort or layout.split_by):
+            yield from _parts(layout, stems, below)
+            return
+        evaluation = evaluation or Evaluation()
+        chosen = list(enumerate(self._described(stems, of, below)))
+        if layout.where:
+            where = parse_expression(layout.where, "where")
+            chosen = [(number, item) for number, item in chosen if evaluation.value(where, item)]
+        if layout.sort:
+            sort = parse_expression(layout.sort, "sort")
+            chosen.sort(key=lambda pair: order_key(evaluation.value(sort, pair[1])))
+        homes, found = Folders(layout, evaluation), dict[str, list[int]]()
+        for number, item in chosen:
+            found.setdefault(homes.folder(item), []).append(number)
+        for folder, numbers in found.items():
+            yield folder, np.array(numbers, dtype=np.int64)
+
+    def _described(self, stems: Sequence[str], of: Integers, below: str) -> Iterator[Sample]:
+        """Samples as expressions see them."""
+        order = np.argsort(of, kind="stable")
+        ends = np.searchsorted(of[order], np.arange(len(stems) + 1)).tolist()
+        source, offset, size = self._table()
+        for number, stem in enumerate(stems):
+            files = [
+                self._objects[int(source[index])].source._replace(
+                    size=int(size[index]),
+                    name=self._names[index] if self.archives else "",
+                    offset=int(offset[index]),
+                )
+                for index in order[ends[number] : ends[number + 1]].tolist()
+            ]
+            yield Sample(below + stem, tuple(files))
+
     def _samples(self) -> tuple[list[str], Integers]:
-        """(stems in order of their first files, the sample of each file)."""
-        stems: dict[str, int] = {}
+        """(names of the samples in order of their first files, the sample of each file). Those of one name
+        in several archives get these before it. Raises PlanError for a file's name that stands twice."""
+        stems: dict[tuple[str, int], int] = {}
+        source = self._table()[0].tolist() if self.archives else [0] * len(self)
         of = np.fromiter(
-            (stems.setdefault(sample_key(name)[0], len(stems)) for name in self._names),
+            (
+                stems.setdefault((sample_key(name)[0], number), len(stems))
+                for name, number in zip(self._names, source, strict=True)
+            ),
             dtype=np.int64,
             count=len(self),
         )
-        return list(stems), of
+        shown = [stem for stem, _ in stems]
+        often = Counter(shown)
+        if len(often) < len(shown):
+            folders = [_folder(item.source.key) for item in self._objects]
+            apart = {
+                number: folders[source] for number, (stem, source) in enumerate(stems) if often[stem] > 1
+            }
+            for number, folder in apart.items():
+                shown[number] = f"{folder}/{shown[number]}"
+            for index, number in enumerate(of.tolist()):
+                if number in apart:
+                    self._names[index] = f"{apart[number]}/{self._names[index]}"
+        self._require_distinct()
+        return shown, of
 
-    def require_distinct(self) -> None:
-        """Raises PlanError for a name that stands twice."""
+    def _require_distinct(self) -> None:
         seen: dict[str, int] = {}
         for index, name in enumerate(self._names):
             other = seen.setdefault(name, index)
             if other != index:
                 sources = self._table()[0]
-                first, second = (self._keys[int(sources[place])][0] for place in (other, index))
+                first, second = (self._objects[int(sources[place])].source.key for place in (other, index))
                 raise PlanError(
                     "names",
                     f"{name!r} is in {first} and in {second}; with names = archive they are kept apart",
                 )
 
     def _table(self) -> Integers:
+        """Source, offset and size of every file: int64[3, n]."""
         empty = np.zeros((3, 0), dtype=np.int64)
         table: Integers = np.concatenate([empty, *self._rows], axis=1)
         self._rows = [table]
@@ -240,11 +316,28 @@ class FileList:
     def _plan(self, files: Integers, outputs: StringColumn, firsts: Integers, samples: Integers) -> JobPlan:
         source, offset, size = self._table()[:, files]
         names = StringColumn.of([self._names[index] for index in files.tolist()])
-        return JobPlan(self.sources(), names, source, offset, size, outputs, firsts.astype(np.int64), samples)
+        objects = [item.source for item in self._objects]
+        sources = Sources(
+            StringColumn.of([item.key for item in objects]),
+            StringColumn.of([item.etag for item in objects]),
+            np.array([item.size for item in objects], dtype=np.int64),
+            np.array([item.unpacked for item in self._objects], dtype=np.int64),
+        )
+        return JobPlan(sources, names, source, offset, size, outputs, firsts.astype(np.int64), samples)
+
+
+class _Object(NamedTuple):
+    source: SourceObject
+    unpacked: bool
+
+
+def _folder(key: str) -> str:
+    """What an archive's files go below when their names alone would not keep them apart."""
+    return archive_stem(key.rpartition("/")[2])
 
 
 def _parts(layout: ShardsView, stems: Sequence[str], below: str) -> Iterator[tuple[str, Integers]]:
-    """(part of the split, its samples in stored order)."""
+    """(folder of a part of the split, its samples in stored order)."""
     if not layout.split:
         yield "", np.arange(len(stems))
         return
@@ -253,7 +346,7 @@ def _parts(layout: ShardsView, stems: Sequence[str], below: str) -> Iterator[tup
         (names.index(part_of(layout, below + stem)) for stem in stems), dtype=np.int64, count=len(stems)
     )
     for number, name in enumerate(names):
-        yield name, np.flatnonzero(of == number)
+        yield f"{name}/", np.flatnonzero(of == number)
 
 
 def _filled(layout: ShardsView, weights: Integers) -> Iterable[int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from meshwire import names
-from meshwire.archives.kinds import ENDINGS, archive_kind
+from meshwire.archives.kinds import archive_kind
 from meshwire.documents import (
     PlanError,
     canonical_json,
@@ -42,7 +42,10 @@ FORMATS: Final[Mapping[ArchiveKind, str]] = {
 }
 """What shards are written as, and the content type of each."""
 _COMMON = ("kind", "source", "target", "on_bad")
-_LAYOUT = ("match", "count", "size", "shuffle", "split", "name")
+_LAYOUT = (
+    *("match", "count", "size", "shuffle", "split", "name"),
+    *("where", "group", "sort", "split_by"),
+)
 _KNOWN: Final[Mapping[Kind, tuple[str, ...]]] = {
     "shard": (*_COMMON, *_LAYOUT, "format"),
     "reshard": (*_COMMON, *_LAYOUT, "format", "names"),
@@ -67,9 +70,10 @@ class JobSpec:
     """`shard`: objects of the source into archives; `reshard`: the members of archives into other archives;
     `extract`: into objects; `materialize`: the objects of a view (the source's bucket) into ordinary ones.
 
-    `layout` says which files are taken (`match`), in which order and how many go into a shard, as a view of
-    kind `shards` does. `names`: members keep their names, or `archive`: below a folder called as their
-    archive. `on_bad`: an archive that cannot be read fails the job, or is skipped and named.
+    `layout` says which files are taken, in which order and how many go into a shard, as a view of kind
+    `shards` does. `names`: files of archives keep their names (samples of one name in several archives go
+    below folders called as these), or `archive`: all go below such folders. `on_bad`: an archive that cannot
+    be read fails the job, or is skipped and named.
     """
 
     kind: Kind
@@ -125,12 +129,6 @@ def parse_job(source: bytes | str | Mapping[str, Any]) -> JobSpec:
 def is_archive(key: str) -> bool:
     """Whether a key is an archive's by its ending."""
     return archive_kind(key) is not None
-
-
-def archive_stem(key: str) -> str:
-    """The key of an archive without its ending."""
-    ending = max((end for end in ENDINGS if key.lower().endswith(end)), key=len, default="")
-    return key[: len(key) - len(ending)]
 
 
 def _parse_folder(value: Any, path: str, *, literal: bool = False) -> Folder:

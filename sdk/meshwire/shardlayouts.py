@@ -52,13 +52,13 @@ def lay_out(
         sort = parse_expression(view.sort, "sort")
         samples.sort(key=lambda sample: order_key(evaluation.value(sort, sample)))
     folders: dict[str, list[Sample]] = {}
-    parts = _Parts(view, evaluation)
+    homes = Folders(view, evaluation)
     for sample in samples:
-        folders.setdefault(parts.folder(sample), []).append(sample)
+        folders.setdefault(homes.folder(sample), []).append(sample)
     return ShardLayout(shard for folder, found in folders.items() for shard in _shards(view, folder, found))
 
 
-class _Parts:
+class Folders:
     """Which folder a sample's shard is in: its part of the split, then its group."""
 
     def __init__(self, view: ShardsView, evaluation: Evaluation) -> None:

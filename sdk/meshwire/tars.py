@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -57,16 +58,22 @@ def pax_record(key: str, value: str) -> bytes:
     return b"%d%b" % (length, body)
 
 
-def _ustar(name: bytes, size: int, mtime: int, typeflag: bytes) -> bytes:
+@lru_cache(maxsize=4096)
+def _ustar_rest(size: int, mtime: int, typeflag: bytes) -> tuple[bytes, bytes, int]:
+    """What follows a header's name up to its checksum, what follows that, and the sum of both."""
     octal = b"%011o\0" % size if size < _OCTAL_SIZE_LIMIT else b"\x80" + size.to_bytes(11, "big")
-    head = b"%b0000644\x000000000\x000000000\x00%b%011o\x00" % (
-        name[:_NAME_LIMIT].ljust(_NAME_LIMIT, b"\0"),
+    middle = b"0000644\x000000000\x000000000\x00%b%011o\x00" % (
         octal,
         min(max(mtime, 0), _OCTAL_SIZE_LIMIT - 1),
     )
-    tail = typeflag + bytes(100) + b"ustar\x0000"
-    total = sum(head) + sum(tail) + 8 * 32
-    return (head + b"%06o\0 " % total + tail).ljust(BLOCK, b"\0")
+    end = (typeflag + bytes(100) + b"ustar\x0000").ljust(BLOCK - _NAME_LIMIT - len(middle) - 8, b"\0")
+    return middle, end, sum(middle) + sum(end) + 8 * 32
+
+
+def _ustar(name: bytes, size: int, mtime: int, typeflag: bytes) -> bytes:
+    middle, end, total = _ustar_rest(size, mtime, typeflag)
+    name = name[:_NAME_LIMIT]
+    return b"%b%b%06o\0 %b" % (name.ljust(_NAME_LIMIT, b"\0"), middle, total + sum(name), end)
 
 
 def _fill(room: int) -> bytes:

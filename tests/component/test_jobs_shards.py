@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from meshd.testing.daemons import Daemon
+from tests.archive_making import archive_of
 from tests.component.jobs_working import done, ended, members, objects, start
 
 if TYPE_CHECKING:
@@ -108,7 +109,39 @@ def test_what_cannot_be_done_is_said(daemon: Daemon, s3: Any) -> None:
         s3.put_object(Bucket="samples", Key=key, Body=file.getvalue())
     document = {"kind": "reshard", "source": "s3://samples/twice", "target": "s3://made/twice"}
     job = ended(daemon, start(daemon, **document))
-    assert "0001.jpg" in job["error"]
-    assert "names = archive" in job["error"]
-    done(daemon, **document, names="archive")
+    assert job["state"] == "done"
     assert sorted(members(*read(s3, "twice/").values())) == ["a/0001.jpg", "b/0001.jpg"]
+
+
+LAYOUTS: list[dict[str, Any]] = [
+    {"count": 7, "sort": "-size"},
+    {"count": 3, "sort": "cls", "where": "size > 1000"},
+    {"size": 500_000, "group": 'part(stem, "/", 0)', "split": {"a": 0.5, "b": 0.5}, "split_by": "cls"},
+]
+
+
+@pytest.mark.parametrize("number", range(len(LAYOUTS)))
+def test_sorted_grouped_and_filtered_as_a_view_does(daemon: Daemon, s3: Any, number: int) -> None:
+    layout = LAYOUTS[number]
+    view = {"kind": "shards", "prefix": "train/", **layout}
+    request = {"bucket": "samples", "name": f"by{number}", "view": view}
+    assert daemon.request("POST", "/-/views", json.dumps(request).encode()).status == 200
+    target = f"s3://made/by{number}"
+    done(daemon, kind="shard", source="s3://samples/train", target=target, **layout)
+    assert objects(s3, "made", f"by{number}/") == objects(s3, f"samples--by{number}")
+
+
+@pytest.mark.parametrize("kind", ["tar", "tgz"])
+def test_resharded_as_a_view_of_archives_does(daemon: Daemon, s3: Any, kind: str) -> None:
+    rng = random.Random(kind)
+    for name in "xyz":
+        files = {f"{i}.{e}": rng.randbytes(900) for i in range(5) for e in ("jpg", "cls")}
+        s3.put_object(Bucket="samples", Key=f"{kind}s/{name}.{kind}", Body=archive_of(kind, files))
+    layout = {"count": 4, "sort": "cls", "match": [".jpg", ".cls"]}
+    view = {"kind": "shards", "samples": "archives", "prefix": f"{kind}s/", **layout}
+    request = {"bucket": "samples", "name": f"re{kind}", "view": view}
+    assert daemon.request("POST", "/-/views", json.dumps(request).encode()).status == 200
+    done(daemon, kind="reshard", source=f"s3://samples/{kind}s", target=f"s3://made/re{kind}", **layout)
+    made = objects(s3, "made", f"re{kind}/")
+    assert made == objects(s3, f"samples--re{kind}")
+    assert len(members(*made.values())) == 30

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import mimetypes
+from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -51,19 +52,24 @@ class Extracting:
         tally.phase = "writing"
         tally.outputs_total = tally.samples_total = len(plan)
         tally.bytes_total = plan.total
-        reader = SourceReader(tools.store, running, plan)
         writer = OutputWriter(tools, running)
         batches = _batches(plan)
         async with asyncio.TaskGroup() as group:
             for _ in range(_AT_A_TIME):
-                group.create_task(_Lane(running, plan, reader, writer).run(batches))
+                group.create_task(self._lane(running, plan, writer, batches))
         tally.phase = "tidying"
         await remove_stale(tools, running, frozenset(plan.outputs))
+
+    async def _lane(
+        self, running: Running, plan: JobPlan, writer: OutputWriter, batches: Iterator[tuple[int, int]]
+    ) -> None:
+        with closing(SourceReader(self._tools.store, running, plan)) as reader:
+            await _Lane(running, plan, reader, writer).run(batches)
 
     async def _plan(self, running: Running) -> JobPlan:
         spec = running.spec
         grant = Grant.of(self._tools.access, running.caller, "s3:GetObject", spec.source.bucket)
-        files = await self._inventories.archives(running, grant)
+        files, _ = await self._inventories.archives(running, grant)
         if not len(files):
             raise PlanError("source", f"there are no files in archives under {spec.source} that fit")
         return await asyncio.to_thread(_planned, files, spec.target.prefix)
@@ -71,7 +77,6 @@ class Extracting:
 
 def _planned(files: FileList, prefix: str) -> JobPlan:
     """Raises PlanError for names that cannot be keys."""
-    files.require_distinct()
     plan = files.one_each(prefix)
     for key in plan.outputs:
         try:
@@ -121,8 +126,8 @@ class _Lane:
 
     async def _store(self, wanted: Sequence[tuple[Output, SourceFile]]) -> None:
         """Small files, all at once."""
-        with self._reader.opened({item.source for _, item in wanted}) as opened:
-            bodies = await asyncio.to_thread(_read, [item for _, item in wanted], opened)
+        opened = self._reader.opened({item.source for _, item in wanted})
+        bodies = await asyncio.to_thread(_read, [item for _, item in wanted], opened)
         async with asyncio.TaskGroup() as group:
             for (output, _), (data, sums) in zip(wanted, bodies, strict=True):
                 group.create_task(self._commit(output, _one(data), sums))
@@ -139,8 +144,7 @@ class _Lane:
         verifier = BodyVerifier(BodyDigests())
         for at in range(0, item.size, GROUP):
             part = item._replace(offset=item.offset + at, size=min(GROUP, item.size - at))
-            with self._reader.opened({item.source}) as opened:
-                data = await asyncio.to_thread(_hashed, part, opened, verifier)
+            data = await asyncio.to_thread(_hashed, part, self._reader.opened({item.source}), verifier)
             yield data
         sums.take(verifier)
 

@@ -11,10 +11,15 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.assembly.errors import BatchError
-from meshd.service.jobs.unpacking import Unpacking
+from meshd.service.jobs.contents import Contents
+from meshd.service.jobs.plans import scratch
+from meshd.service.jobs.unpacking import Unpacking, unpacked_name
+from meshwire.archives.kinds import archive_stem
 from meshwire.jobplans import FileList
-from meshwire.jobspecs import archive_stem, is_archive
+from meshwire.jobspecs import is_archive
+from meshwire.shardforms import SourceObject
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -39,32 +44,34 @@ class Inventories:
     def __repr__(self) -> str:
         return "<Inventories>"
 
-    async def objects(self, running: Running, grant: Grant) -> FileList:
+    async def objects(self, running: Running, grant: Grant) -> tuple[FileList, Contents]:
         """The source's objects as files, named as they are below its folder."""
         spec, found = running.spec, FileList()
-        for_all = np.zeros(1, dtype=np.int64)
+        start = np.zeros(1, dtype=np.int64)
         async for key, record in self._list(spec, grant):
             if spec.layout.takes(key):
                 name = key[len(spec.source.prefix) :].lstrip("/") or key
-                found.add(key, record.etag, record.size, [name], for_all, np.array([record.size]))
-                running.tally.samples_total += 1
-        return found
+                found.add(_source(key, record), [name], start, np.array([record.size]))
+        return found, Contents(self._store, spec.source.bucket)
 
-    async def archives(self, running: Running, grant: Grant) -> FileList:
+    async def archives(self, running: Running, grant: Grant) -> tuple[FileList, Contents]:
         """The files in the source's archives. Raises BatchError BadSample."""
-        spec, found = running.spec, FileList()
+        spec, found = running.spec, FileList(archives=True)
+        contents = Contents(self._store, spec.source.bucket)
         async for key, record in self._list(spec, grant):
             if not is_archive(key):
                 continue
             try:
-                await self._add(found, running, key, record)
+                await self._add(found, contents, running, key, record)
             except BatchError as error:
                 if error.code != "BadSample" or spec.on_bad != "skip":
                     raise
                 running.tally.fail(f"s3://{spec.source.bucket}/{key}", error.message)
-        return found
+        return found, contents
 
-    async def _add(self, found: FileList, running: Running, key: str, record: Record) -> None:
+    async def _add(
+        self, found: FileList, contents: Contents, running: Running, key: str, record: Record
+    ) -> None:
         spec = running.spec
         index = await self._unpacking.index(running, spec.source.bucket, key, record)
         folder, match = _folder(spec, key), spec.layout.match
@@ -73,7 +80,10 @@ class Inventories:
         chosen = sorted(number for name, number in last.items() if not match or name.endswith(match))
         offsets, sizes = index.offsets[chosen], index.sizes[chosen]
         shown = [folder + _cleaned(names[number]) for number in chosen]
-        found.add(key, record.etag, record.size, shown, offsets, sizes, unpacked=index.inflated)
+        found.add(_source(key, record), shown, offsets, sizes, unpacked=index.inflated)
+        if index.inflated and spec.layout.reads_files:
+            name = scratch(running) + unpacked_name(record.etag, record.size)
+            contents.unpacked[key] = self._store.get(RESERVED_BUCKET, name)
 
     async def _list(self, spec: JobSpec, grant: Grant) -> AsyncGenerator[tuple[str, Record], None]:
         """The source's objects in order of their keys."""
@@ -85,6 +95,10 @@ class Inventories:
                 grant.require(key)
                 yield key, record
             after, more = page.next_after, page.truncated
+
+
+def _source(key: str, record: Record) -> SourceObject:
+    return SourceObject(key, record.etag, record.size, record.modified)
 
 
 def _folder(spec: JobSpec, key: str) -> str:

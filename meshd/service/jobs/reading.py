@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from contextlib import ExitStack, contextmanager
+from collections import OrderedDict
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -19,15 +19,18 @@ from meshd.service.jobs.unpacking import unpacked_name
 from meshd.store.errors import CorruptExtentError, ExtentGoneError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Sequence
+    from contextlib import AbstractContextManager
 
     from meshd.service.jobs.kinds import Running
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record, Span
     from meshwire.jobplans import JobPlan
 
-GROUP: Final = 4 << 20
-_GROUP_READS: Final = 2000
+GROUP: Final = 1 << 20
+"""Read, hashed and written while it is in the processor's cache."""
+_HELD: Final = 64
+"""Sources that stay open between groups."""
 _GAP: Final = 8 << 10
 """Bytes between two files of one object that are read and dropped rather than read around."""
 _IOV: Final = 900
@@ -76,28 +79,44 @@ class Opened:
 
 
 class SourceReader:
-    """Reads one plan's sources. One a job that runs."""
+    """Reads one plan's sources, and keeps some of them open. One a lane; close it."""
 
     def __init__(self, store: ObjectStore, running: Running, plan: JobPlan) -> None:
         self._store, self._bucket, self._plan = store, running.spec.source.bucket, plan
         self._scratch = scratch(running)
+        self._held: OrderedDict[int, tuple[AbstractContextManager[object], Opened]] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<SourceReader of {self._plan!r}>"
+        return f"<SourceReader of {self._plan!r}, {len(self._held)} open>"
 
-    @contextmanager
-    def opened(self, numbers: Iterable[int]) -> Iterator[dict[int, Opened]]:
-        """These sources, open inside the `with`. Raises BatchError SnapshotChanged."""
-        with ExitStack() as stack:
-            yield {number: self._open(stack, number) for number in numbers}
+    def opened(self, numbers: Collection[int]) -> dict[int, Opened]:
+        """These sources; good until the next call. Raises BatchError SnapshotChanged."""
+        found = {number: self._open(number) for number in numbers}
+        while len(self._held) > max(_HELD, len(numbers)):
+            _, (context, _) = self._held.popitem(last=False)
+            context.__exit__(None, None, None)
+        return found
 
-    def _open(self, stack: ExitStack, number: int) -> Opened:
-        record = self._record(number)
+    def close(self) -> None:
+        while self._held:
+            _, (context, _) = self._held.popitem()
+            context.__exit__(None, None, None)
+
+    def _open(self, number: int) -> Opened:
+        if number in self._held:
+            self._held.move_to_end(number)
+            return self._held[number][1]
         try:
-            return Opened(stack.enter_context(self._store.reading(record, 0, record.size)))
+            context, spans = self._spans(number)
         except ExtentGoneError:  # moved by compaction
-            record = self._record(number)
-            return Opened(stack.enter_context(self._store.reading(record, 0, record.size)))
+            context, spans = self._spans(number)
+        self._held[number] = context, Opened(spans)
+        return self._held[number][1]
+
+    def _spans(self, number: int) -> tuple[AbstractContextManager[object], Sequence[Span]]:
+        record = self._record(number)
+        context = self._store.reading(record, 0, record.size)
+        return context, context.__enter__()
 
     def _record(self, number: int) -> Record:
         sources = self._plan.sources

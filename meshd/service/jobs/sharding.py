@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 from awscrt.checksums import crc32c
@@ -19,16 +20,19 @@ from meshd.service.jobs.tidying import remove_stale
 from meshd.service.jobs.writing import Output, OutputWriter, Sums
 from meshwire.documents import PlanError
 from meshwire.jobspecs import FORMATS
+from meshwire.samples import Evaluation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
 
+    from meshd.service.jobs.contents import Contents
     from meshd.service.jobs.inventories import Inventories
     from meshd.service.jobs.kinds import Running, Tools
     from meshd.service.jobs.packing import Group
     from meshd.service.jobs.plans import PlanShelf
     from meshd.service.jobs.reading import Opened
     from meshwire.jobplans import FileList, JobPlan
+    from meshwire.jobspecs import JobSpec
 
 _AT_A_TIME: Final = 2
 
@@ -50,32 +54,36 @@ class Sharding:
         tally.outputs_total, tally.bytes_total = len(plan), plan.total
         tally.samples_total = int(plan.samples.sum())
         writer = OutputWriter(tools, running)
-        reader = SourceReader(tools.store, running, plan)
         numbers = iter(range(len(plan)))
         async with asyncio.TaskGroup() as group:
             for _ in range(_AT_A_TIME):
-                group.create_task(_Lane(running, plan, reader, writer).run(numbers))
+                group.create_task(self._lane(running, plan, writer, numbers))
         tally.phase = "tidying"
         await remove_stale(tools, running, frozenset(plan.outputs))
+
+    async def _lane(
+        self, running: Running, plan: JobPlan, writer: OutputWriter, numbers: Iterator[int]
+    ) -> None:
+        with closing(SourceReader(self._tools.store, running, plan)) as reader:
+            await _Lane(running, plan, reader, writer).run(numbers)
 
     async def _plan(self, running: Running) -> JobPlan:
         spec = running.spec
         grant = Grant.of(self._tools.access, running.caller, "s3:GetObject", spec.source.bucket)
-        if spec.kind == "shard":
-            files = await self._inventories.objects(running, grant)
-        else:
-            files = await self._inventories.archives(running, grant)
+        look = self._inventories.objects if spec.kind == "shard" else self._inventories.archives
+        files, contents = await look(running, grant)
         if not len(files):
             what = "objects" if spec.kind == "shard" else "files in archives"
             raise PlanError("source", f"there are no {what} under {spec.source} that fit")
-        return await asyncio.to_thread(_laid_out, files, running)
+        return await asyncio.to_thread(_laid_out, files, contents, spec)
 
 
-def _laid_out(files: FileList, running: Running) -> JobPlan:
-    files.require_distinct()
-    spec = running.spec
-    below = spec.source.prefix if spec.kind == "shard" else ""
-    return files.laid_out(spec.layout, spec.target.prefix, f".{spec.format}", below=below)
+def _laid_out(files: FileList, contents: Contents, spec: JobSpec) -> JobPlan:
+    below = "" if files.archives else spec.source.prefix
+    evaluation = Evaluation(contents.read)
+    return files.laid_out(
+        spec.layout, spec.target.prefix, f".{spec.format}", below=below, evaluation=evaluation
+    )
 
 
 class _Lane:
@@ -83,6 +91,7 @@ class _Lane:
 
     def __init__(self, running: Running, plan: JobPlan, reader: SourceReader, writer: OutputWriter) -> None:
         self._running, self._plan, self._reader, self._writer = running, plan, reader, writer
+        self._buffers = _Buffers()
 
     async def run(self, numbers: Iterator[int]) -> None:
         plan, tally = self._plan, self._running.tally
@@ -97,21 +106,34 @@ class _Lane:
                 await self._writer.write(output, self._body(tar_groups(files), sums), sums)
             tally.done(int(plan.samples[number]), sum(item.size for item in files), there=there)
 
-    async def _body(self, groups: Iterator[Group], sums: Sums) -> AsyncGenerator[bytes, None]:
+    async def _body(self, groups: Iterator[Group], sums: Sums) -> AsyncGenerator[memoryview, None]:
         crc = 0
         for group in groups:
-            numbers = list(dict.fromkeys(piece.source for piece in group.pieces))
-            with self._reader.opened(numbers) as opened:
-                data, crc = await asyncio.to_thread(_filled, group, opened, crc)
-            yield data
+            buffer = self._buffers.take(group.size)
+            opened = self._reader.opened({piece.source for piece in group.pieces})
+            crc = await asyncio.to_thread(_fill, buffer, group, opened, crc)
+            yield buffer
         sums.checksums = {"crc32c": base64.b64encode(crc.to_bytes(4, "big")).decode()}
 
 
-def _filled(group: Group, opened: dict[int, Opened], crc: int) -> tuple[bytes, int]:
-    """A group's bytes, and the checksum so far (blocking)."""
-    buffer = bytearray(group.size)
-    view = memoryview(buffer)
+def _fill(buffer: memoryview, group: Group, opened: dict[int, Opened], crc: int) -> int:
+    """Put a group's bytes into the buffer; the checksum so far (blocking)."""
     for at, data in group.made:
-        view[at : at + len(data)] = data
-    read_pieces(view, group.pieces, opened)
-    return bytes(buffer), crc32c(buffer, crc)
+        buffer[at : at + len(data)] = data
+    read_pieces(buffer, group.pieces, opened)
+    total: int = crc32c(buffer, crc)
+    return total
+
+
+class _Buffers:
+    """Memory used in turn: new pages cost more than filling them. What is taken is good until the next but
+    one is."""
+
+    def __init__(self) -> None:
+        self._idle, self._busy = bytearray(), bytearray()
+
+    def take(self, size: int) -> memoryview:
+        self._idle, self._busy = self._busy, self._idle
+        if len(self._busy) < size:
+            self._busy = bytearray(size + (size >> 3))
+        return memoryview(self._busy)[:size]

@@ -27,6 +27,9 @@ MADE_OF: Final = "mesh-made-of"
 """Metadata of an output: the job that made it, and the digest of what it is made of."""
 
 
+Lent = bytes | memoryview
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """An object to be written. `made_of` tells it from any other content of this name."""
@@ -54,14 +57,15 @@ class OutputWriter:
         record = self._store.get(self._bucket, output.key)
         return record is not None and record.metadata.get(MADE_OF) == output.made_of
 
-    async def write(self, output: Output, body: AsyncGenerator[bytes, None], sums: Sums) -> Record:
-        """Store the body. `sums` are asked for once it has all been taken. Raises BatchError AccessDenied,
-        StoreError, whatever the body raises."""
+    async def write(self, output: Output, body: AsyncGenerator[Lent, None], sums: Sums) -> Record:
+        """Store the body. `sums` are asked for once it has all been taken; a piece that is a memoryview must
+        stay as it is until the one after the next is asked for. Raises BatchError AccessDenied, StoreError,
+        whatever the body raises."""
         self._grant.require(output.key)
         writer = self._store.writer(self._bucket, output.key, size=output.size)
         try:
             async for piece in body:
-                await writer.write(piece)
+                await (writer.write(piece) if isinstance(piece, bytes) else writer.lend(piece))
                 self._running.tally.move(len(piece))
             failpoints.hit("jobs.output.written")
             meta = self._meta(output, sums)

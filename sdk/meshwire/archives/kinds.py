@@ -40,6 +40,12 @@ def archive_kind(key: str) -> ArchiveKind | None:
     return next(kind for ending, kind in ENDINGS.items() if lower.endswith(ending))
 
 
+def archive_stem(key: str) -> str:
+    """The key of an archive without its ending."""
+    ending = max((end for end in ENDINGS if key.lower().endswith(end)), key=len, default="")
+    return key[: len(key) - len(ending)]
+
+
 def member_paths(key: str) -> list[MemberPath]:
     """The ways to read a key as `ARCHIVE/-/MEMBER`, the shortest archive first."""
     found: list[MemberPath] = []
