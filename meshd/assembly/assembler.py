@@ -1,13 +1,15 @@
 """The assembler: frames by address, each built once however many ask, kept while there is room.
 
-Law: admission is bounded (rows and bytes being built); beyond it callers are told to come back. Jobs take
-turns. When nobody waits for a frame any more, its rows are not begun.
+Law: admission is bounded (rows and bytes being built, bytes in slow clients' hands); beyond it callers are
+told to come back, unless they have less than an even share. Jobs take turns. When nobody waits for a frame
+any more, its rows are not begun.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +23,8 @@ from meshd.assembly.errors import BatchError, busy
 from meshd.assembly.ledger import Ledger
 from meshd.assembly.memory import FrameCache
 from meshd.assembly.plans import Plan
+from meshd.kit.accounts import account
+from meshd.kit.admission import Admission, FullError
 from meshd.kit.singleflight import SingleFlight
 from meshd.telemetry import metrics
 from meshwire.documents import PlanError
@@ -30,6 +34,8 @@ from meshwire.plans import batch_rows, rank_rows, rank_slice
 from meshwire.snapshots import Snapshot
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from meshd.assembly.addressing import Address, Asked, Frame, FrameResult
     from meshd.assembly.drafting import Rows
     from meshd.assembly.memory import MemoryFrame
@@ -41,6 +47,7 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 32768  # being built at a time; a larger frame is built alone
 MAX_FRAME_ROWS = 1 << 18
+DERIVED_ROWS = 32  # what an object of a view counts as: a thousand of them may wait
 MIN_BUILDING_BYTES = 256 << 20
 _ORDERS = 64
 
@@ -62,11 +69,11 @@ class Assembler:
         self._cache: FrameCache[Asked] = FrameCache(settings.frame_cache_bytes)
         self._flights: SingleFlight[Asked, MemoryFrame] = SingleFlight()
         self._orders: OrderedDict[tuple[str, int], Order] = OrderedDict()
-        self._building_limit = max(settings.frame_cache_bytes, MIN_BUILDING_BYTES)
-        self._building_rows = self._building_bytes = 0
+        self._rows_room = Admission(MAX_ROWS)
+        self._bytes_room = Admission(max(settings.frame_cache_bytes, MIN_BUILDING_BYTES))
 
     def __repr__(self) -> str:
-        return f"<Assembler {self._building_rows} rows being built, {self._cache!r}>"
+        return f"<Assembler {self._rows_room.held} rows being built, {self._cache!r}>"
 
     async def frame(self, address: Asked) -> Frame:
         """The frame at an address; the handle is the caller's to close.
@@ -102,7 +109,7 @@ class Assembler:
         return await self._assemble(address)
 
     async def _derive(self, address: DerivedAddress) -> MemoryFrame:
-        with _Admission(self, 1, 0):
+        with self._admission(DERIVED_ROWS, 0):
             made = await derive(self._kitchen, address)
         self._cache.put(address, made)  # until whoever asked has written it to the store
         return made
@@ -111,7 +118,7 @@ class Assembler:
         plan = Plan.from_bytes(address.digest, address.plan)
         snapshot = await asyncio.to_thread(Snapshot.from_bytes, address.snapshot)
         samples = np.arange(snapshot.samples, dtype=np.int64)
-        with self._admission(plan, snapshot.samples):
+        with self._admission(snapshot.samples, snapshot.samples * _row_bytes(plan)):
             rows, metadata = rows_of(samples + address.first, samples), block_metadata(address.block)
             frame = await FrameBuilder(self._kitchen, plan, snapshot, 0, rows, metadata).build()
         self._cache.put(address, frame)  # until whoever asked has written it to the store
@@ -120,7 +127,8 @@ class Assembler:
     async def _assemble(self, address: Address) -> MemoryFrame:
         plan = await self.catalog.plan(address.plan)
         snapshot = await self.catalog.snapshot(plan.snapshot)
-        with self._admission(plan, count_rows(address, plan)):
+        count = count_rows(address, plan)
+        with self._admission(count, count * _row_bytes(plan)):
             rows = self._rows(address, plan, snapshot)
             builder = FrameBuilder(self._kitchen, plan, snapshot, address.epoch, rows, metadata_of(address))
             frame = await builder.build()
@@ -159,41 +167,35 @@ class Assembler:
         self._orders.move_to_end(key)
         return found
 
-    def _admission(self, plan: Plan, rows: int) -> _Admission:
-        return _Admission(self, rows, rows * _row_bytes(plan))
-
-    def admit(self, rows: int, size: int) -> None:
-        """Count a frame about to be built. Raises BatchError Busy or TooLarge."""
+    @contextmanager
+    def _admission(self, rows: int, size: int) -> Iterator[None]:
+        """A frame's rows and bytes, counted while it is built. Raises BatchError Busy or TooLarge."""
         if size > MAX_FRAME_BYTES:
             raise BatchError(
                 "TooLarge",
                 f"the frame would have {size} bytes; at most {MAX_FRAME_BYTES} are assembled",
                 help="use a smaller batch, or more ranks",
             )
-        over = self._building_rows + rows > MAX_ROWS or self._building_bytes + size > self._building_limit
-        if over and self._building_rows:
-            raise busy(f"{self._building_rows} rows are being built already")
-        sending = self._kitchen.memory.bytes - self._cache.bytes - self._building_bytes
-        if sending > self._building_limit:
+        who = account()
+        self._check_clients(who)
+        with ExitStack() as held:
+            try:
+                held.enter_context(self._rows_room.hold(who, rows))
+                held.enter_context(self._bytes_room.hold(who, size))
+            except FullError as error:
+                raise busy(f"{self._rows_room.held} rows are being built already") from error
+            yield
+
+    def _check_clients(self, who: str) -> None:
+        """Raises BatchError Busy when too much of what was built waits for clients to take it, and the caller
+        has its share of that."""
+        memory, cache, room = self._kitchen.memory, self._cache, self._bytes_room
+        sending = memory.bytes - cache.bytes - room.held
+        if sending <= room.limit:
+            return
+        own = memory.by_account[who] - cache.by_account[who] - room.held_by(who)
+        if sending > 2 * room.limit or own > room.limit // max(1, len(memory.by_account)):
             raise busy(f"{sending} bytes of finished frames wait for slow clients")
-        self.leave(-rows, -size)
-
-    def leave(self, rows: int, size: int) -> None:
-        self._building_rows -= rows
-        self._building_bytes -= size
-
-
-class _Admission:
-    """Rows and bytes of one frame, counted while it is built."""
-
-    def __init__(self, assembler: Assembler, rows: int, size: int) -> None:
-        self._assembler, self._rows, self._size = assembler, rows, size
-
-    def __enter__(self) -> None:
-        self._assembler.admit(self._rows, self._size)
-
-    def __exit__(self, *_: object) -> None:
-        self._assembler.leave(self._rows, self._size)
 
 
 def count_rows(address: Address, plan: Plan) -> int:

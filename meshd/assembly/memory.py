@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from meshd.assembly.addressing import Frame
+from meshd.kit.accounts import account
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -21,13 +22,21 @@ K = TypeVar("K")
 
 
 class Memory:
-    """Counts the bytes of frames that are being made, kept, or in some receiver's hands."""
+    """Counts the bytes of frames that are being made, kept, or in a receiver's hands, and whose they are."""
 
     def __init__(self) -> None:
         self.bytes = 0
+        self.by_account: Counter[str] = Counter()
 
     def __repr__(self) -> str:
         return f"<Memory of {self.bytes} bytes>"
+
+    def add(self, owner: str, size: int) -> None:
+        """Count so many bytes more, or less."""
+        self.bytes += size
+        self.by_account[owner] += size
+        if not self.by_account[owner]:
+            del self.by_account[owner]
 
 
 @dataclass(slots=True)
@@ -37,9 +46,10 @@ class _Block:
     fd: int
     size: int
     memory: Memory
+    owner: str
 
     def free(self) -> None:
-        self.memory.bytes -= self.size
+        self.memory.add(self.owner, -self.size)
         os.close(self.fd)
 
 
@@ -51,10 +61,15 @@ class MemoryFrame:
 
     def __init__(self, size: int, memory: Memory) -> None:
         self.fd = os.memfd_create("mesh-frame", os.MFD_CLOEXEC)
-        self._block = _Block(self.fd, 0, memory)
+        self._block = _Block(self.fd, 0, memory, account())
         self._finalizer = weakref.finalize(self, self._block.free)
         self.size = self.rows = 0
         self.grow(size)
+
+    @property
+    def owner(self) -> str:
+        """The account it was made for."""
+        return self._block.owner
 
     def __repr__(self) -> str:
         return f"<MemoryFrame {self.rows} rows, {self.size} bytes>"
@@ -62,7 +77,7 @@ class MemoryFrame:
     def grow(self, size: int) -> None:
         """Make room behind what is there."""
         os.ftruncate(self.fd, size)
-        self._block.memory.bytes += size - self.size
+        self._block.memory.add(self.owner, size - self.size)
         self.size = self._block.size = size
 
     def hand_out(self, result: FrameResult) -> Frame:
@@ -81,6 +96,7 @@ class FrameCache(Generic[K]):
         self._limit = limit
         self._frames: OrderedDict[K, MemoryFrame] = OrderedDict()
         self.bytes = 0
+        self.by_account: Counter[str] = Counter()
 
     def __repr__(self) -> str:
         return f"<FrameCache {len(self._frames)} frames, {self.bytes} of {self._limit} bytes>"
@@ -99,16 +115,18 @@ class FrameCache(Generic[K]):
         if frame.size > self._limit or address in self._frames:
             return
         self._frames[address] = frame
-        self._add(frame.size)
+        self._add(frame.owner, frame.size)
         while self.bytes > self._limit:
             _, oldest = self._frames.popitem(last=False)
-            self._add(-oldest.size)
+            self._add(oldest.owner, -oldest.size)
 
     def clear(self) -> None:
         """Forget all."""
-        self._frames.clear()
-        self._add(-self.bytes)
+        while self._frames:
+            _, frame = self._frames.popitem()
+            self._add(frame.owner, -frame.size)
 
-    def _add(self, size: int) -> None:
+    def _add(self, owner: str, size: int) -> None:
         self.bytes += size
+        self.by_account[owner] += size
         metrics.frame_cache_bytes.inc(size)

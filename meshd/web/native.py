@@ -10,13 +10,14 @@ import json
 import logging
 import re
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from meshd.assembly.addressing import FrameAddress
-from meshd.assembly.errors import BatchError
+from meshd.assembly.errors import BatchError, busy
+from meshd.kit.admission import Admission, FullError
 from meshd.service.access import NO_CONTEXT, Caller
 from meshd.service.blobs import UnreadableError
 from meshd.store.errors import CorruptExtentError, DiskFullError, StoreError
@@ -29,7 +30,7 @@ from meshwire import frames, snapshots
 from meshwire.documents import PlanError, checked_choice, suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from aiohttp import web
 
@@ -72,6 +73,14 @@ _STATUS: Mapping[Code, int] = {
     "InternalError": 500,
     "NotImplemented": 501,
 }
+MAX_WORKS = 32
+"""Snapshots, plans, views and trials of ops that one worker makes at a time."""
+MAX_STREAM_BYTES = 512 << 20
+STREAM_BYTES = 1 << 20
+"""What a stream of blobs holds of its client's pace: buffers here and in the kernel."""
+_ITEM_FACTOR = 12  # bytes that are held for each of a gather's body: the items, and where they lie
+_ROW_BYTES = 1 << 10
+_STREAMS = "streams of samples"
 _HASH = re.compile(r"[0-9a-f]{64}")
 _NUMBERS = {"rank": 0, "world": 1, "batch": 256, "origin": 0}
 _QUERY = (*_NUMBERS, "format", "share")
@@ -93,13 +102,13 @@ def build_native(
     """The routes of the native protocol, all of them signed; `also` make those of other endpoints."""
     native = NativeEndpoint(datasets, batches, gathers, views, clock)
     return [
-        NativeRoute("POST", "/-/snapshots", native.guarded(native.create_snapshot)),
+        NativeRoute("POST", "/-/snapshots", native.guarded(native.bounded(native.create_snapshot))),
         NativeRoute("GET", "/-/snapshots/", native.guarded(native.get_snapshot)),
-        NativeRoute("POST", "/-/plans", native.guarded(native.create_plan)),
+        NativeRoute("POST", "/-/plans", native.guarded(native.bounded(native.create_plan))),
         NativeRoute("GET", "/-/plans/", native.guarded(native.get_plan)),
         NativeRoute("POST", "/-/plans/", native.guarded(native.post_rows)),
         NativeRoute("POST", "/-/gather", native.guarded(native.gather)),
-        NativeRoute("POST", "/-/views", native.guarded(native.create_view)),
+        NativeRoute("POST", "/-/views", native.guarded(native.bounded(native.create_view))),
         NativeRoute("GET", "/-/views", native.guarded(native.list_views)),
         NativeRoute("GET", "/-/views/", native.guarded(native.get_view)),
         *[route for make in also for route in make(native)],
@@ -107,7 +116,7 @@ def build_native(
 
 
 class NativeEndpoint:
-    """One a worker; holds no state of its own."""
+    """One a worker. Its only state is how much is under way, and for whom."""
 
     def __init__(
         self,
@@ -119,9 +128,20 @@ class NativeEndpoint:
     ) -> None:
         self._datasets, self._batches, self._gathers = datasets, batches, gathers
         self._views, self._clock = views, clock
+        self._works, self._streams = Admission(MAX_WORKS), Admission(MAX_STREAM_BYTES)
 
     def __repr__(self) -> str:
-        return "<NativeEndpoint>"
+        return f"<NativeEndpoint {self._works!r}, {self._streams!r}>"
+
+    def bounded(self, handler: Handler) -> Handler:
+        """`handler`, a bounded number of times at once: for what holds a thread or much memory. Beyond, Busy,
+        but not for those who have less than an even share."""
+
+        async def bound(request: MeshRequest, identity: Identity) -> web.StreamResponse:
+            with _held(self._works, identity, 1, "requests of this kind"):
+                return await handler(request, identity)
+
+        return bound
 
     def guarded(self, handler: Handler) -> Handler:
         """`handler` with its errors turned into the protocol's documents."""
@@ -171,12 +191,11 @@ class NativeEndpoint:
         form = checked_choice(query.get("format", "tensors"), "format", _FORMATS)
         numbers = {name: _number(query.get(name, str(default)), name) for name, default in _NUMBERS.items()}
         address = FrameAddress(parts[0], _number(parts[1], "epoch"), _number(parts[2], "step"), **numbers)
-        if form == "samples":
-            return await self._stream(
-                request, await self._batches.samples(caller_of(request, identity), address)
-            )
-        if form == "tar":
-            return await self._stream(request, await self._batches.tar(caller_of(request, identity), address))
+        if form != "tensors":
+            make = self._batches.samples if form == "samples" else self._batches.tar
+            rows = max(1, address.batch) // max(1, address.world)
+            with _held(self._streams, identity, STREAM_BYTES + rows * _ROW_BYTES, _STREAMS):
+                return await self._stream(request, await make(caller_of(request, identity), address))
         return await self._send_frame(
             request, await self._batches.frame(caller_of(request, identity), address)
         )
@@ -190,9 +209,9 @@ class NativeEndpoint:
         return await self._send_frame(request, frame)
 
     async def gather(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
-        return await self._stream(
-            request, await self._gathers.gather(caller_of(request, identity), await request.read())
-        )
+        body = await request.read()
+        with _held(self._streams, identity, STREAM_BYTES + len(body) * _ITEM_FACTOR, _STREAMS):
+            return await self._stream(request, await self._gathers.gather(caller_of(request, identity), body))
 
     async def create_view(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         return self.json(await self._views.create(caller_of(request, identity), await request.read()))
@@ -264,6 +283,19 @@ class NativeEndpoint:
             more.append(("Retry-After", str(error.retry_after)))
         body = json.dumps({"error": document}).encode()
         return self._reply(_STATUS[error.code], "application/json", body, *more)
+
+
+@contextmanager
+def _held(room: Admission, identity: Identity, units: int, what: str) -> Iterator[None]:
+    """Room for a request while it is answered. Raises BatchError Busy."""
+    try:
+        room.enter(identity.account, units)
+    except FullError as error:
+        raise busy(f"this process of the node has too many {what} under way") from error
+    try:
+        yield
+    finally:
+        room.leave(identity.account, units)
 
 
 def caller_of(request: MeshRequest, identity: Identity) -> Caller:

@@ -22,6 +22,7 @@ from meshd.assembly.memory import FrameCache, Memory, MemoryFrame
 from meshd.assembly.plans import Output, Plan
 from meshd.assembly.sources import cut_pieces
 from meshd.config import TransformSettings
+from meshd.kit.accounts import charged
 from meshd.kit.clock import ManualClock
 from meshd.service.archives.reading import Archives
 from meshd.store.memory import MemoryStore
@@ -204,7 +205,7 @@ def test_the_cache_is_bounded() -> None:
 def test_frames_nobody_takes_hold_others_back(bench: Bench) -> None:
     async def run() -> None:
         plan = await bench.plan()
-        bench.assembler._building_limit = 10_000  # as if memory were scarce
+        bench.assembler._bytes_room.limit = 10_000  # as if memory were scarce
         slow = [await bench.assembler.frame(RowsAddress(plan, 0, (number,))) for number in range(3)]
         with pytest.raises(BatchError, match="slow clients") as caught:
             await bench.get(RowsAddress(plan, 0, (9,)))
@@ -212,6 +213,46 @@ def test_frames_nobody_takes_hold_others_back(bench: Bench) -> None:
         for frame in slow:
             frame.close()
         await bench.get(RowsAddress(plan, 0, (9,)))
+
+    asyncio.run(run())
+
+
+def test_slow_clients_of_one_key_do_not_keep_another_out(bench: Bench) -> None:
+    async def run() -> None:
+        plan = await bench.plan()
+        bench.assembler._bytes_room.limit = 10_000
+        with charged("ann"):
+            slow = [await bench.assembler.frame(RowsAddress(plan, 0, (number,))) for number in range(3)]
+            with pytest.raises(BatchError, match="slow clients"):
+                await bench.get(RowsAddress(plan, 0, (9,)))
+        with charged("ben"):
+            await bench.get(RowsAddress(plan, 0, (9,)))
+        for frame in slow:
+            frame.close()
+
+    asyncio.run(run())
+
+
+def test_a_key_that_fills_the_node_does_not_keep_another_out(bench: Bench) -> None:
+    async def run() -> None:
+        plan = await bench.plan()
+        bench.assembler._rows_room.limit = 8
+        bench.renderer.gate = asyncio.Event()
+
+        async def ask(name: str, sample: int) -> Any:
+            with charged(name):
+                return await bench.get(RowsAddress(plan, 0, (sample, sample)))
+
+        asked = [asyncio.create_task(ask("ann", sample)) for sample in range(8)]
+        asked.append(asyncio.create_task(ask("ben", 20)))
+        await asyncio.wait(asked, return_when=asyncio.FIRST_EXCEPTION)
+        assert not asked[8].done()
+        bench.renderer.gate.set()
+        got = await asyncio.gather(*asked, return_exceptions=True)
+        assert [isinstance(answer, BatchError) for answer in got] == [False] * 4 + [True] * 4 + [False]
+        assert {(answer.code, answer.retry_after) for answer in got if isinstance(answer, BatchError)} == {
+            ("Busy", 1)
+        }
 
     asyncio.run(run())
 
