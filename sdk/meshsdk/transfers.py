@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from meshsdk.client import Client, ObjectInfo
     from meshsdk.connections import Buffer, Response
+    from meshwire.s3.results import CopyResult
 
     Progress = Callable[[int], None]
 
@@ -51,6 +52,10 @@ class Tuning:
 
     part: int = 16 * MIB
     parallel: int = 4
+
+
+COPYING = Tuning(256 * MIB, 4)
+"""Of copies within the store, whose bytes do not pass through here. S3 copies 5 GiB at once at most."""
 
 
 def _silent(_: int) -> None:
@@ -125,15 +130,28 @@ def _upload_parts(
     progress: Progress,
 ) -> str:
     upload_id = _create_upload(client, bucket, key, headers)
+
+    def send(number: int, data: bytes) -> tuple[int, str, str]:
+        checksum = crc64(data)
+        etag = _put_part(client, bucket, key, upload_id, number, data, checksum)
+        progress(len(data))
+        return number, etag, checksum
+
+    return _finished(client, bucket, key, upload_id, tuning.parallel, send, enumerate(parts, 1))
+
+
+def _finished(
+    client: Client,
+    bucket: str,
+    key: str,
+    upload_id: str,
+    parallel: int,
+    send: Callable[[int, T], tuple[int, str, str]],
+    parts: Iterable[tuple[int, T]],
+) -> str:
+    """The ETag of the object, once `send` has stored all parts; the upload is aborted if one fails."""
     try:
-
-        def send(number: int, data: bytes) -> tuple[int, str, str]:
-            checksum = crc64(data)
-            etag = _put_part(client, bucket, key, upload_id, number, data, checksum)
-            progress(len(data))
-            return number, etag, checksum
-
-        stored = _in_parallel(tuning.parallel, send, enumerate(parts, 1))
+        stored = _in_parallel(parallel, send, parts)
         return _complete(client, bucket, key, upload_id, stored)
     except BaseException:
         with contextlib.suppress(MeshError):  # the first failure is the one to tell
@@ -206,6 +224,66 @@ def _in_parallel(workers: int, work: Callable[[int, T], R], items: Iterable[tupl
             del item  # a part is held by its worker only
             gate.acquire()
         return [future.result() for future in futures]
+
+
+# --- within the store ------------------------------------------------------------------------------
+
+
+def copy(
+    client: Client,
+    source: tuple[str, str],
+    target: tuple[str, str],
+    size: int | None = None,
+    *,
+    tuning: Tuning = COPYING,
+    progress: Progress = _silent,
+) -> str:
+    """Copies (bucket, key) to another; what is larger than a part, in parts of one version. `size` in bytes
+    saves a question, if it is known. Gives the ETag.
+
+    Raises PreconditionError when the source changes meanwhile.
+    """
+    if size is None or size > tuning.part:
+        info = client.head(*source)
+        if info.size > tuning.part:
+            return _copy_parts(client, source, target, info, tuning, progress)
+        size = info.size
+    etag = client.copy(*source, *target)
+    progress(size)
+    return etag
+
+
+def _copy_parts(
+    client: Client,
+    source: tuple[str, str],
+    target: tuple[str, str],
+    info: ObjectInfo,
+    tuning: Tuning,
+    progress: Progress,
+) -> str:
+    part = max(tuning.part, -(-info.size // MAX_PARTS))
+    upload_id = _create_upload(client, *target, object_headers(info.metadata, info.content_type or None))
+
+    def send(number: int, first: int) -> tuple[int, str, str]:
+        last = min(first + part, info.size) - 1
+        headers = {
+            "x-amz-copy-source": object_path(*source),
+            "x-amz-copy-source-range": f"bytes={first}-{last}",
+            "x-amz-copy-source-if-match": etags.quote(info.etag),
+        }
+        query = query_string(partNumber=number, uploadId=upload_id)
+        request = Request("PUT", object_path(*target), query, headers)
+        made = client.transport.call(request, _read_copied)
+        progress(last + 1 - first)
+        return number, made.etag, made.checksums["crc64nvme"]
+
+    return _finished(
+        client, *target, upload_id, tuning.parallel, send, enumerate(range(0, info.size, part), 1)
+    )
+
+
+def _read_copied(response: Response) -> CopyResult:
+    return parsed(documents.parse_copy_result, response.read())
 
 
 # --- down -----------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ Law: asks and reads; what a view may be is decided by the node, whose complaints
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 from meshsdk.errors import MeshError
@@ -60,12 +60,29 @@ def shards_view(
     prefix: str = "",
     shuffle: int | None = None,
     split: Mapping[str, float] | None = None,
+    format: Literal["tar", "tfrecord"] = "tar",
+    samples: Literal["objects", "archives"] = "objects",
+    where: str = "",
+    sort: str = "",
+    group: str = "",
+    split_by: str = "",
+    features: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The document of a view that shows the objects as tars of `count` samples (1,000 if nothing is said) or
-    about `size` bytes; `shuffle` is a seed, `split` maps folders to shares."""
+    """The document of a view that shows samples as shards of `count` (1,000 if nothing is said) or of about
+    `size` bytes, as tars or TFRecords.
+
+    `shuffle` is a seed, `split` maps folders to shares, `features` extensions to `int64` or `float`;
+    `samples` "archives" regroups the members of tars, zips and so on. `where`, `sort`, `group` and `split_by`
+    are expressions over a sample.
+    """
     document: dict[str, Any] = {"kind": "shards", "match": list(match), "prefix": prefix, "shuffle": shuffle}
-    chosen = {"count": count, "size": size, "split": dict(split) if split else None}
-    return document | {name: value for name, value in chosen.items() if value is not None}
+    document |= {} if count is None else {"count": count}
+    document |= {} if size is None else {"size": size}
+    chosen = {"split": dict(split or {}), "features": dict(features or {})}
+    chosen |= {"where": where, "sort": sort, "group": group, "split_by": split_by}
+    document |= {name: value for name, value in chosen.items() if value}
+    document |= {"format": format} if format != "tar" else {}
+    return document | ({"samples": samples} if samples != "objects" else {})
 
 
 def batches_view(plan: str, batch: int, *, world: int = 1, epochs: int = 1) -> dict[str, Any]:

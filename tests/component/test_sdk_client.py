@@ -18,7 +18,7 @@ from meshsdk.errors import (
     PreconditionError,
     ServerError,
 )
-from meshsdk.transfers import Tuning, download, stream, upload
+from meshsdk.transfers import Tuning, copy, download, stream, upload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -182,3 +182,18 @@ def test_a_client_travels(client: mesh.Client, bucket: str) -> None:
     with pickle.loads(pickle.dumps(client)) as again:
         assert again.get(bucket, "k") == b"x"
     assert client.settings.secret_key not in repr(client)
+
+
+def test_large_copies_go_in_parts(client: mesh.Client, bucket: str) -> None:
+    body = os.urandom(12 * MIB + 7)
+    client.put(bucket, "large", body, metadata={"a": "1"}, content_type="text/plain")
+    seen: list[int] = []
+    etag = copy(client, (bucket, "large"), (bucket, "copied"), tuning=PARTS, progress=seen.append)
+    info = client.head(bucket, "copied")
+    assert client.get(bucket, "copied") == body
+    assert (info.etag, info.metadata, info.content_type) == (etag, {"a": "1"}, "text/plain")
+    assert etag.endswith("-3")
+    assert sum(seen) == len(body)
+    assert not copy(client, (bucket, "large"), (bucket, "whole"), len(body)).endswith("-3")
+    with pytest.raises(NotFoundError):
+        copy(client, (bucket, "missing"), (bucket, "copied"))

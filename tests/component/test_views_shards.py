@@ -332,3 +332,28 @@ def test_wrong_ranges_and_conditions_of_parts(daemon: Daemon, s3: Any) -> None:
             s3.upload_part_copy(**{"CopySource": source, **asked, **options})
         assert error.value.response["Error"]["Code"] == code
     s3.abort_multipart_upload(**target, UploadId=upload)
+
+
+def test_the_command_makes_layouts(
+    daemon: Daemon, s3: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MESH_ENDPOINT", daemon.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", daemon.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", daemon.secret_key)
+    options = ["--prefix", "train/", "--tfrecord", "--group", "text(size > 100000)", "--sort", "-size"]
+    assert run(["view", "create", "samples--big", *options, "--split", "a=0.5", "--split", "b=0.5"]) == 0
+    keys = [entry["Key"] for entry in s3.list_objects_v2(Bucket="samples--big")["Contents"]]
+    assert keys == [
+        f"{part}/{group}/shard-000000.tfrecord" for part in ("a", "b") for group in ("false", "true")
+    ]
+    capfd.readouterr()
+    assert run(["view", "ls", "samples"]) == 0
+    line = next(line for line in capfd.readouterr().out.splitlines() if line.startswith("samples--big"))
+    assert "1000 samples each, as tfrecord, group text(size > 100000), sort -size, split a b" in line
+    assert run(["view", "create", "samples--bad", "--sort", "sze"]) != 0
+    assert "did you mean 'size'" in capfd.readouterr().err
+    assert run(["view", "create", "samples--bad", "--feature", "cls"]) != 0
+    assert "expected EXT=KIND" in capfd.readouterr().err
+    # A shard is copied like any object.
+    assert run(["cp", f"s3://samples--big/{keys[0]}", "s3://samples/copied.tfrecord"]) == 0
+    assert read(s3, "samples", "copied.tfrecord") == read(s3, "samples--big", keys[0])

@@ -1,4 +1,4 @@
-"""How a person writes an op on the command line of `mesh view create`."""
+"""How a person writes an op on the command line of `mesh view create`; documents the SDK makes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from meshsdk import views
 from meshsdk.cli.viewing import parse_op
 from meshsdk.errors import ConfigurationError
+from meshwire.shardviews import ShardsView
+from meshwire.views import parse_view
 
 
 @pytest.mark.parametrize(
@@ -28,3 +31,23 @@ def test_ops_as_a_person_writes_them(text: str, args: dict[str, Any]) -> None:
 def test_what_is_no_op(text: str) -> None:
     with pytest.raises(ConfigurationError, match="KEY=VALUE"):
         parse_op(text)
+
+
+def test_the_document_of_shards_is_one_the_node_takes() -> None:
+    plain = views.shards_view(prefix="train/")
+    assert parse_view(plain, "b") == ShardsView("b", prefix="train/")
+    full = views.shards_view(
+        size=1 << 20,
+        match=[".jpg"],
+        split={"train": 0.9, "val": 0.1},
+        format="tfrecord",
+        samples="archives",
+        where="size > 1",
+        sort="stem",
+        group="number(cls)",
+        split_by="part(stem, '-', 0)",
+        features={"cls": "int64"},
+    )
+    view = parse_view(full, "b")
+    assert isinstance(view, ShardsView)
+    assert (view.sort, view.features, view.samples) == ("stem", (("cls", "int64"),), "archives")

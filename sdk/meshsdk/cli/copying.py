@@ -21,6 +21,7 @@ from meshsdk.cli.places import Local, PlaceType, Remote, Standard, relative_name
 from meshsdk.cli.running import EXIT_FAILED, human, report, shared_options
 from meshsdk.errors import ConfigurationError, MeshError, NotFoundError
 from meshsdk.transfers import Tuning, download, stream, upload
+from meshsdk.transfers import copy as copy_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -196,7 +197,6 @@ def copy_one(client: Client, copy: Copy, advance: Callable[[int], None]) -> None
                 advance(len(piece))
             output.flush()
         case Remote(bucket, key), Remote(to_bucket, to_key):
-            client.copy(bucket, key, to_bucket, to_key)
-            advance(copy.size or 0)
+            copy_within(client, (bucket, key), (to_bucket, to_key), copy.size, progress=advance)
         case _:
             raise ConfigurationError(f"{copy.source} to {copy.target}: one of them must be in the store")

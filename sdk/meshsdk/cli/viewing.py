@@ -10,8 +10,10 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from meshsdk import views
+from meshsdk.cli import sharding
 from meshsdk.cli.materializing import materialize
 from meshsdk.cli.running import shared_options
+from meshsdk.cli.sharding import shard_options
 from meshsdk.cli.viewdatasets import SampleChoices, sample_options, sample_view
 from meshsdk.errors import ConfigurationError
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from meshsdk.cli.running import Session
+    from meshsdk.cli.sharding import ShardChoices
     from meshsdk.views import ViewInfo
 
 SEPARATOR = "--"
@@ -39,12 +42,8 @@ def view() -> None:
 @click.option("--suffix", default="", metavar=".EXT", help="Replaces the ending that matched.")
 @click.option("--prefix", default="", metavar="PREFIX", help="Only keys that begin so.")
 @click.option("--content-type", metavar="TYPE", help="Of the results.  [by --suffix]")
-@click.option("--shards", type=int, metavar="N", help="Not objects but tars of N samples each.")
-@click.option("--shard-size", type=int, metavar="BYTES", help="Tars of about so many bytes.")
-@click.option(
-    "--shuffle", type=int, metavar="SEED", help="Samples of tars or batches in an order by this seed."
-)
-@click.option("--split", multiple=True, metavar="NAME=SHARE", help="Parts of the samples, a folder each.")
+@shard_options
+@click.option("--shuffle", type=int, metavar="SEED", help="Shards or batches in an order by this seed.")
 @click.option("--spec", type=click.File("rb"), metavar="FILE", help="The whole document as JSON instead.")
 @sample_options
 @shared_options
@@ -56,10 +55,8 @@ def create(
     suffix: str,
     prefix: str,
     content_type: str | None,
-    shards: int | None,
-    shard_size: int | None,
+    shards: ShardChoices,
     shuffle: int | None,
-    split: Sequence[str],
     spec: IO[bytes] | None,
     **samples: Any,
 ) -> None:
@@ -69,10 +66,15 @@ def create(
     mesh view create photos--small --match .jpg --suffix .webp \\
         --op decode --op 'resize size=256' --op 'encode format=webp quality=80'
     mesh view create photos--shards --shards 1000 --split train=0.9 --split val=0.1
+    mesh view create photos--classes --tfrecord --feature cls=int64 --group 'number(cls)'
     mesh view create photos--train224 --batches 256 --world 8 --epochs 90 --shuffle 7 --prefix train/ \\
         --field 'image=jpg' --field label=@class --op decode --op 'random_resized_crop size=224'
     mesh view create photos--array --zarr --prefix train/ --op decode --op 'resize size=[224,224]'
     mesh view create photos--small --spec small.json
+
+    EXPR is an expression over a sample: key, stem, ext, size (bytes), files, modified (ms), sizes.EXT, and
+    what is in its small files by their extension: 'number(cls)', 'json.width > 640'. docs/expressions.md
+    tells the rest.
     """
     bucket, short = _split(name)
     choices = SampleChoices(**samples)
@@ -81,22 +83,15 @@ def create(
             raise ConfigurationError("give --spec, or --batches or --zarr, not both")
         document = _read_spec(spec, ops)
     elif choices.meant:
-        if match or suffix or shards is not None or shard_size is not None or split:
+        if match or suffix or shards.meant:
             raise ConfigurationError("--batches and --zarr take samples by --field and --prefix")
         with session.client() as client:
             parsed = [parse_op(text) for text in ops]
             document = sample_view(client, bucket, prefix, parsed, choices, shuffle)
-    elif shards is not None or shard_size is not None:
+    elif shards.meant or shuffle is not None:
         if ops or suffix:
-            raise ConfigurationError("--shards shows objects as they are: leave out --op and --suffix")
-        document = views.shards_view(
-            count=shards,
-            size=shard_size,
-            match=match,
-            prefix=prefix,
-            shuffle=shuffle,
-            split=dict(map(_share, split)),
-        )
+            raise ConfigurationError("shards show objects as they are: leave out --op and --suffix")
+        document = shards.document(match, prefix, shuffle)
     else:
         parsed = [parse_op(text) for text in ops]
         guessed = mimetypes.guess_type(f"x{suffix}")[0] or "application/octet-stream"
@@ -167,14 +162,6 @@ def _value(text: str) -> Any:
         return text
 
 
-def _share(text: str) -> tuple[str, float]:
-    name, equals, share = text.partition("=")
-    try:
-        return name, float(share if equals else "")
-    except ValueError:
-        raise ConfigurationError(f"--split {text!r}: expected NAME=SHARE, as train=0.9") from None
-
-
 def _split(name: str) -> tuple[str, str]:
     bucket, separator, short = name.rpartition(SEPARATOR)
     if not separator or not bucket or not short:
@@ -202,8 +189,7 @@ def _summary(found: ViewInfo) -> str:
     if found.kind == "zarr":
         return f"{', '.join(view.get('fields', ()))}; {view.get('chunk')} samples a chunk"
     if found.kind == "shards":
-        size = found.view.get("size")
-        return f"{size} bytes each" if size else f"{found.view.get('count')} samples each"
+        return sharding.summary(view)
     return " → ".join(str(op["op"]) for op in found.view.get("ops", ()))
 
 
