@@ -16,6 +16,7 @@ import msgspec
 
 from meshd.assembly.catalog import RESERVED_BUCKET, Catalog
 from meshd.assembly.errors import BatchError
+from meshd.kit import failpoints
 from meshd.service.archives.reading import COPIES, INDEXES, NOTES, index_names
 from meshd.store.errors import ConditionFailedError, ConditionMissingError, ExtentGoneError, StoreError
 from meshwire.archives.kinds import archive_kind
@@ -107,6 +108,7 @@ class Indexer:
                 began = self._clock.monotonic()
                 await self._index(where, record)
                 await asyncio.sleep(self._clock.monotonic() - began)  # clients keep half of the disk
+            failpoints.hit("archives.note.settled")
             # A note that was left again meanwhile stays: another archive may be there now.
             unchanged = Conditions(if_match=(note.etag,))
             await self._store.delete(RESERVED_BUCKET, key, conditions=unchanged)

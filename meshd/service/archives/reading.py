@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meshd.assembly.catalog import RESERVED_BUCKET, Catalog
 from meshd.assembly.errors import BatchError
+from meshd.kit import failpoints
 from meshd.kit.singleflight import SingleFlight
 from meshd.service.archives.inflating import inflated
 from meshd.service.archives.spans import Ahead, Forward, pieces
@@ -149,6 +150,7 @@ class Archives:
             message = str(error)[:300]
             await self._catalog.write(REFUSALS + name, json.dumps({"error": message, "url": url}).encode())
             raise refused(url, message) from error
+        failpoints.hit("archives.index.made")
         metrics.archives.labels(kind, "indexed").inc()
         await self._catalog.write(INDEXES + name, await asyncio.to_thread(index.to_bytes))
         return index
@@ -211,6 +213,7 @@ class Archives:
                     if left < 0:
                         return None
                     await writer.write(piece)
+            failpoints.hit("archives.copy.written")
             metrics.archives.labels(kind, "inflated").inc()
             meta = Meta(f"{record.etag}-{record.size:x}")
             with suppress(ConditionFailedError):  # another process was quicker
