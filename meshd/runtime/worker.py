@@ -26,6 +26,7 @@ from meshd.web.accepting import Porter
 from meshd.web.draining import drain
 from meshd.web.ops import ops_routes
 from meshd.web.server import build_server
+from meshd.web.settling import count_now
 from meshd.web.tls import listening_options
 
 if TYPE_CHECKING:
@@ -134,3 +135,4 @@ async def _serve(
     await stop.wait()
     porter.close()
     await drain(server, deps.clock, http.drain_timeout)
+    count_now()

@@ -120,7 +120,7 @@ class HotPath:
         answer = head_bytes(status, headers, deps.clock.now_ms() // 1000) + body
         self.answered += 1
         trace.sent = len(body)
-        trace.finish(status)
+        trace.finish(status, later=True)
         return answer
 
     def _send(self, connection: Connection, operation: GetObject, found: Found, trace: Trace) -> bytes | None:
@@ -134,7 +134,7 @@ class HotPath:
             return None
         self.answered += 1
         trace.sent = found.length
-        trace.finish(status)
+        trace.finish(status, later=True)
         return b""
 
     def _body(self, operation: GetObject, found: Found) -> bytes | None:

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from meshd.telemetry import metrics
 from meshd.web.server import NativeRoute
+from meshd.web.settling import count_now
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +31,7 @@ def ops_routes(trouble: Callable[[], str]) -> list[NativeRoute]:
         return web.Response(text=f"{reason or 'ready'}\n", status=503 if reason else 200, headers=_PLAIN)
 
     async def scrape(_: web.BaseRequest) -> web.StreamResponse:
+        count_now()
         body = await asyncio.to_thread(metrics.render)  # reads a file of every process
         return web.Response(body=body, headers=_PLAIN | {"Content-Type": metrics.CONTENT_TYPE})
 

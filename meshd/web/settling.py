@@ -6,6 +6,8 @@ waits for many. Invariant: every request is counted once.
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,7 @@ from meshwire.s3.operations import CopySource
 from meshwire.s3.results import DeleteResult
 
 if TYPE_CHECKING:
-    from prometheus_client import Counter, Histogram
+    import prometheus_client
 
     from meshd.kit.clock import Clock
     from meshd.telemetry.audit import AuditLog
@@ -29,19 +31,55 @@ if TYPE_CHECKING:
 CLIENT_GONE = 499
 # An unread body up to here is read and dropped to keep the connection; a larger one costs the connection.
 _DRAINABLE = 64 << 10
+_LATER = 0.01  # seconds
 
 _received = metrics.http_bytes.labels("in")
 _sent = metrics.http_bytes.labels("out")
 
 
 @lru_cache(maxsize=1024)
-def _count(operation: str, status: int) -> Counter:
+def _count(operation: str, status: int) -> prometheus_client.Counter:
     return metrics.http_requests.labels(operation, str(status))
 
 
 @lru_cache(maxsize=256)
-def _seconds(operation: str) -> Histogram:
+def _seconds(operation: str) -> prometheus_client.Histogram:
     return metrics.http_seconds.labels(operation)
+
+
+class _Later:
+    """Counts of requests that were answered at once, written a few at a time: the counters lie in memory that
+    all processes share, and cost more than such an answer's head."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, int]] = Counter()
+        self._seconds: list[tuple[str, float]] = []
+        self._sent = 0
+
+    def add(self, operation: str, status: int, seconds: float, sent: int) -> None:
+        if not self._seconds:
+            asyncio.get_running_loop().call_later(_LATER, self.flush)
+        self._counts[operation, status] += 1
+        self._seconds.append((operation, seconds))
+        self._sent += sent
+
+    def flush(self) -> None:
+        counts, seconds, sent = self._counts, self._seconds, self._sent
+        self._counts, self._seconds, self._sent = Counter(), [], 0
+        for (operation, status), number in counts.items():
+            _count(operation, status).inc(number)
+        for operation, took in seconds:
+            _seconds(operation).observe(took)
+        if sent:
+            _sent.inc(sent)
+
+
+_later = _Later()
+
+
+def count_now() -> None:
+    """Write what is counted later. Whoever reads the metrics, or ends, calls it first."""
+    _later.flush()
 
 
 class Trace:
@@ -91,15 +129,19 @@ class Trace:
         """The request is not answered under this trace: nothing is counted."""
         logs.request_id.set("")
 
-    def finish(self, status: int) -> None:
-        """Count the request and write its audit line, once; CLIENT_GONE when nobody was there to read."""
+    def finish(self, status: int, *, later: bool = False) -> None:
+        """Count the request (`later`: within some milliseconds, on a running loop) and write its audit line,
+        once; CLIENT_GONE when nobody was there to read."""
         seconds = self._clock.monotonic() - self._started
-        _count(self.operation, status).inc()
-        _seconds(self.operation).observe(seconds)
+        if later:
+            _later.add(self.operation, status, seconds, self.sent)
+        else:
+            _count(self.operation, status).inc()
+            _seconds(self.operation).observe(seconds)
+            if self.sent:
+                _sent.inc(self.sent)
         if self.received:
             _received.inc(self.received)
-        if self.sent:
-            _sent.inc(self.sent)
         if self._audit is not None:
             self._audit.write(self._entry(status, seconds))
         logs.request_id.set("")

@@ -30,6 +30,7 @@ from meshd.store.store import Store
 from meshd.telemetry import metrics
 from meshd.telemetry.audit import AuditEntry
 from meshd.web.server import build_server
+from meshd.web.settling import count_now
 from meshwire.s3.settings import CorsRule
 
 if TYPE_CHECKING:
@@ -248,6 +249,7 @@ class Pair:
 
 def counted() -> Iterator[tuple[tuple[str, ...], float]]:
     """Every sample of the metrics that requests change."""
+    count_now()
     for metric in (metrics.http_requests, metrics.http_bytes, metrics.http_seconds):
         for family in metric.collect():
             for sample in family.samples:
