@@ -21,7 +21,8 @@ from meshd.service.views.batches import BatchReader, complete_batches
 from meshd.service.views.definitions import complete_transform
 from meshd.service.views.shards import ShardReader
 from meshd.service.views.transforms import TransformReader
-from meshd.service.views.zarr import ZarrReader, complete_zarr
+from meshd.service.views.zarr import ZarrReader
+from meshd.service.views.zarrlaying import ZarrLayouts, ZarrMaker
 from meshwire.batchviews import BatchesView
 from meshwire.shardviews import ShardsView
 from meshwire.transformviews import TransformView
@@ -62,10 +63,11 @@ def data_services(node: Node, access: Access, frames: FrameSource) -> DataServic
 
 def view_kinds(node: Node, data: DataServices) -> dict[type, ViewKind[Any]]:
     """Who reads which kind of view."""
+    layouts = ZarrLayouts(node.store, node.clock, data.catalog, data.datasets, data.batches)
     return {
         TransformView: TransformReader(node.store, data.frames, node.uses),
         ShardsView: ShardReader(node.store, node.clock, node.archives),
-        ZarrView: ZarrReader(node.store, node.clock, data.datasets, data.batches, data.frames, node.uses),
+        ZarrView: ZarrReader(node.store, layouts, data.frames, node.uses),
         BatchesView: BatchReader(node.store, data.catalog, data.batches, data.frames, node.uses),
     }
 
@@ -74,6 +76,6 @@ def view_makers(data: DataServices) -> dict[type, Maker]:
     """What is done to a view before it is kept; a kind that needs nothing is not listed."""
     return {
         TransformView: partial(complete_transform, data.assets),
-        ZarrView: partial(complete_zarr, data.datasets, data.batches),
+        ZarrView: ZarrMaker(data.catalog, data.datasets, data.batches),
         BatchesView: partial(complete_batches, data.batches),
     }

@@ -18,7 +18,7 @@ from meshwire.fields import parse_fields, parse_source
 from meshwire.snapshots import EmptySnapshotError, build_from_objects, build_from_tars
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from meshd.assembly.catalog import Catalog
     from meshd.assembly.errors import Code
@@ -93,7 +93,7 @@ class DatasetService:
     async def scanned(self, source: Source, kind: Kind, fields: Mapping[str, FieldSpec]) -> tuple[Built, int]:
         """The snapshot of a source as it is now, and when its newest object was written (ms since 1970): for
         views, whose readers were admitted elsewhere. Nothing is kept. Raises as `create` does, PlanError."""
-        listing = await self._list(source)
+        listing = await asyncio.to_thread(lambda: list(self._entries(source)))
         newest = max((record.modified for _, record in listing), default=0)
         return await self._built(listing, source, kind, fields), newest
 
@@ -122,6 +122,13 @@ class DatasetService:
             return await asyncio.to_thread(build_from_tars, indexed, source=source, fields=fields)
         objects = [(key, record.etag, record.size) for key, record in listing]
         return await asyncio.to_thread(build_from_objects, objects, source=source, fields=fields)
+
+    def _entries(self, source: Source) -> Iterator[tuple[str, Record]]:
+        after, more = "", True
+        while more:
+            page = self._store.list(source.bucket, prefix=source.prefix, after=after, limit=_PAGE)
+            yield from page.entries
+            after, more = page.next_after, page.truncated
 
     async def _list(self, source: Source) -> list[tuple[str, Record]]:
         found: list[tuple[str, Record]] = []

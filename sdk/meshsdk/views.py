@@ -92,9 +92,11 @@ def batches_view(plan: str, batch: int, *, world: int = 1, epochs: int = 1) -> d
 
 
 def zarr_view(
-    fields: Mapping[str, Any],
+    fields: Mapping[str, Any] | None = None,
     ops: Sequence[Mapping[str, Any]] = (),
     *,
+    snapshot: str = "",
+    follow: bool = False,
     prefix: str = "",
     samples: str = "auto",
     chunk: int = 64,
@@ -104,10 +106,14 @@ def zarr_view(
 ) -> dict[str, Any]:
     """The document of a view that shows samples as a Zarr v3 group, an array a field. `fields` in the
     protocol's form ({"image": {"ext": ["jpg"]}}), `ops` {"op", "field", "args"} each; `chunk` samples a
-    chunk, `shard` chunks a shard (0: none); `on_bad`: "raise", or "mask" for rows of zeros."""
+    chunk, `shard` chunks a shard (0: none); `on_bad`: "raise", or "mask" for rows of zeros. The samples are
+    those that are there now, or those of `snapshot` (a hash; leave out `fields`), or with `follow` those that
+    are there whenever it is read."""
     return {
         "kind": "zarr",
-        "fields": dict(fields),
+        "fields": dict(fields or {}),
+        "snapshot": snapshot,
+        "follow": follow,
         "ops": [dict(op) for op in ops],
         "prefix": prefix,
         "samples": samples,

@@ -20,6 +20,7 @@ from meshwire.documents import (
     required,
 )
 from meshwire.fields import fields_document, parse_fields
+from meshwire.loaderstate import checked_hash
 from meshwire.plans import PlanSpec, ShuffleSpec, parse_spec, spec_document
 from meshwire.viewfields import checked_prefix, checked_source
 
@@ -33,21 +34,25 @@ Samples = Literal["auto", "objects", "tar"]
 OnBad = Literal["raise", "mask"]
 MAX_CHUNK = 1 << 14
 MAX_SHARD = 1 << 12
+MAX_SHARD_SAMPLES = 1 << 20
 _CHUNK = 64
 _STATUS = "_status"
 
 
 @dataclass(frozen=True)
 class ZarrView:
-    """Samples under `prefix` (a folder) with these `fields`, through `ops`.
+    """Samples under `prefix` (a folder) with these `fields`, through `ops`: those of `snapshot` (a hash; its
+    own fields), or with `follow` those that are there when the view is read.
 
     `chunk`: samples of a chunk; `shard`: chunks of a shard (`sharding_indexed`), 0 for none. `on_bad`:
     whether a bad sample fails its chunk or is a row of zeros, marked in the array `FIELD_status`.
     """
 
     source: str
-    fields: tuple[FieldSpec, ...]
+    fields: tuple[FieldSpec, ...] = ()
     ops: tuple[OpSpec, ...] = ()
+    snapshot: str = ""
+    follow: bool = False
     prefix: str = ""
     samples: Samples = "auto"
     chunk: int = _CHUNK
@@ -66,6 +71,8 @@ class ZarrView:
                 "prefix": self.prefix,
                 "samples": self.samples,
                 "fields": fields_document(self.specs),
+                "snapshot": self.snapshot,
+                "follow": self.follow,
                 "ops": spec_document(PlanSpec(ops=self.ops))["ops"],
                 "chunk": self.chunk,
                 "shard": self.shard,
@@ -100,29 +107,46 @@ def status_name(field: str) -> str:
 
 def parse_zarr(value: Mapping[str, Any], bucket: str) -> ZarrView:
     """Raises PlanError with the path of the bad field."""
-    known = ("kind", "source", "prefix", "samples", "fields", "ops", "chunk", "shard", "seed", "on_bad")
-    document = checked_object(dict(value), "", (*known, "max_bad"))
-    fields = required(document, "fields", "")
+    known = ("kind", "source", "prefix", "samples", "fields", "snapshot", "follow", "ops", "chunk", "shard")
+    document = checked_object(dict(value), "", (*known, "seed", "on_bad", "max_bad"))
+    snapshot, follow = _parse_pin(document)
+    fields = document.get("fields", {}) if snapshot else required(document, "fields", "")
     if not isinstance(fields, dict):
         raise PlanError("fields", 'expected an object, as {"image": {"ext": ["jpg"]}}')
-    specs = parse_fields(fields)
-    for name in specs:
-        if status_name(name) in specs:
-            raise PlanError(f"fields.{status_name(name)}", f"that is where rows of {name!r} are marked bad")
+    specs = parse_fields(fields) if fields or not snapshot else {}
     prefix = checked_prefix(document)
     if prefix and not prefix.endswith("/"):
         raise PlanError("prefix", f"a folder ends in a slash: {prefix + '/'!r}")
+    chunk = checked_integer(document.get("chunk", _CHUNK), "chunk", 1, MAX_CHUNK)
+    shard = checked_integer(document.get("shard", 0), "shard", 0, MAX_SHARD)
+    if chunk * shard > MAX_SHARD_SAMPLES:
+        raise PlanError("shard", f"{chunk * shard} samples a shard; at most {MAX_SHARD_SAMPLES}")
     return ZarrView(
         checked_source(document, bucket),
         tuple(specs.values()),
         parse_spec({"ops": document.get("ops", [])}).ops,
+        snapshot,
+        follow,
         prefix,
         cast(
             "Samples", checked_choice(document.get("samples", "auto"), "samples", ("auto", "objects", "tar"))
         ),
-        checked_integer(document.get("chunk", _CHUNK), "chunk", 1, MAX_CHUNK),
-        checked_integer(document.get("shard", 0), "shard", 0, MAX_SHARD),
+        chunk,
+        shard,
         checked_integer(document.get("seed", 0), "seed", 0, MAX_INTEGER),
         cast("OnBad", checked_choice(document.get("on_bad", "raise"), "on_bad", ("raise", "mask"))),
         checked_number(document.get("max_bad", 0.01), "max_bad", 0.0, 1.0),
     )
+
+
+def _parse_pin(document: Mapping[str, Any]) -> tuple[str, bool]:
+    """(snapshot, follow)"""
+    follow = document.get("follow", False)
+    if not isinstance(follow, bool):
+        raise PlanError("follow", "expected true or false")
+    snapshot = document.get("snapshot", "")
+    if snapshot != "":
+        checked_hash(snapshot, "snapshot")
+    if follow and snapshot:
+        raise PlanError("follow", "a snapshot does not change; leave one of the two out")
+    return snapshot, follow

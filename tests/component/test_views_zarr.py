@@ -36,6 +36,7 @@ OPS: list[dict[str, Any]] = [
     {"op": "int_label", "field": "size"},
 ]
 VIEW: dict[str, Any] = {"kind": "zarr", "prefix": "train/", "fields": FIELDS, "ops": OPS, "chunk": CHUNK}
+FOLLOWING = VIEW | {"follow": True}
 
 
 def picture(seed: int) -> bytes:
@@ -234,7 +235,7 @@ def test_what_is_not_listed_is_not_there(s3: Any, key: str) -> None:
 
 def test_nothing_is_made_before_it_is_read_and_then_once(daemon: Daemon, s3: Any) -> None:
     fill(daemon, "lazy", seed=1000)
-    assert create(daemon, "lazy", "z", VIEW)["status"] == 200
+    assert create(daemon, "lazy", "z", FOLLOWING)["status"] == 200
     before = rendered(daemon)
     keys = [entry["Key"] for entry in s3.list_objects_v2(Bucket="lazy--z")["Contents"]]
     for key in keys:
@@ -261,7 +262,7 @@ def test_nothing_is_made_before_it_is_read_and_then_once(daemon: Daemon, s3: Any
 
 def test_a_replaced_object_changes_its_chunk_alone(daemon: Daemon, s3: Any) -> None:
     fill(daemon, "changing", 20)
-    assert create(daemon, "changing", "z", VIEW)["status"] == 200
+    assert create(daemon, "changing", "z", FOLLOWING)["status"] == 200
 
     def state() -> dict[str, tuple[str, bytes]]:
         keys = [f"image/c/{number}/0/0/0" for number in range(4)]
@@ -281,7 +282,7 @@ def test_a_replaced_object_changes_its_chunk_alone(daemon: Daemon, s3: Any) -> N
 
 def test_new_samples_are_new_rows_and_none_is_nothing(daemon: Daemon, s3: Any) -> None:
     fill(daemon, "growing", 3)
-    assert create(daemon, "growing", "z", VIEW)["status"] == 200
+    assert create(daemon, "growing", "z", FOLLOWING)["status"] == 200
     path = "size/zarr.json"
     assert json.loads(body_of(s3, "growing--z", path))["shape"] == [3]
     s3.put_object(Bucket="growing", Key="train/class3/x.png", Body=picture(5))
@@ -291,6 +292,30 @@ def test_new_samples_are_new_rows_and_none_is_nothing(daemon: Daemon, s3: Any) -
         s3.delete_object(Bucket="growing", Key=entry["Key"])
     wait_until(lambda: not s3.list_objects_v2(Bucket="growing--z").get("Contents"))
     wait_until(lambda: refused(s3, "growing--z", "zarr.json")[1] == "NoSuchKey")
+    assert refused(s3, "growing--z", "image/c/0/0/0/0")[:2] == (409, "SourceChanged")  # not zeros
+
+
+def test_what_was_pinned_stays_or_is_refused(daemon: Daemon, s3: Any) -> None:
+    fill(daemon, "pinned", 12)
+    made = create(daemon, "pinned", "z", VIEW)
+    assert made["status"] == 200
+    assert len(made["view"]["snapshot"]) == 64
+    before = body_of(s3, "pinned--z", "image/c/0/0/0/0")
+    s3.put_object(Bucket="pinned", Key="train/class0/0000a.png", Body=picture(40))
+    s3.put_object(Bucket="pinned", Key="train/class0/0000a.txt", Body=b"40")
+    assert json.loads(body_of(s3, "pinned--z", "image/zarr.json"))["shape"][0] == 12
+    assert body_of(s3, "pinned--z", "image/c/0/0/0/0") == before
+    s3.put_object(Bucket="pinned", Key="train/class0/0003.png", Body=picture(41))  # row 1
+    status, code, message = refused(s3, "pinned--z", "image/c/0/0/0/0")
+    assert (status, code) == (409, "SourceChanged")
+    assert "train/class0/0003.png" in message
+    assert refused(s3, "pinned--z", "image/c/3/0/0/0")[:2] == (404, "NoSuchKey")
+    assert len(body_of(s3, "pinned--z", "size/c/0")) == 8 * CHUNK
+    assert len(body_of(s3, "pinned--z", "image/c/1/0/0/0")) == len(before)
+    by_hash = {"kind": "zarr", "snapshot": made["view"]["snapshot"], "ops": OPS, "chunk": 4}
+    assert create(daemon, "pinned", "other", by_hash)["status"] == 200
+    array: Any = zarr.open_group(store_of(daemon, "pinned--other"), mode="r", zarr_format=3)["size"]
+    assert (array.chunks, array[:4].tolist()) == ((4,), [0, 21, 42, 63])
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -388,12 +413,15 @@ def test_definitions(daemon: Daemon) -> None:
         ({"prefix": "train"}, "prefix"),
         ({"on_bad": "substitute"}, "on_bad"),
         ({"fields": {}}, "fields"),
-        ({"fields": {"a": "jpg", "a_status": "cls"}}, "fields.a_status"),
+        ({"fields": {"image": "png", "image_status": "txt"}, "ops": OPS[:2]}, "fields.image_status"),
         ({"fields": {"image": "tiff"}}, "source"),
         ({"ops": OPS[1:]}, "ops"),
         ({"ops": OPS[:1]}, "fields."),
         ({"ops": [*OPS, {"op": "resise", "field": "image"}]}, "ops[3].op"),
         ({"ops": [*OPS, {"op": "mixup", "field": "image"}]}, "ops"),
+        ({"snapshot": "x"}, "snapshot"),
+        ({"snapshot": "0" * 64, "follow": True}, "follow"),
+        ({"chunk": 1 << 14, "shard": 1 << 12}, "shard"),
         ({"chunks": 3}, ""),
     ):
         answer = create(daemon, "photos", "wrong", VIEW | changes)

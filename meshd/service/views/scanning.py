@@ -54,14 +54,13 @@ class Scans(Generic[V, L]):
         self._scans.move_to_end(view)
         return scan.found
 
-    def settled(self, view: V) -> bool:
-        """Whether nothing at all was written since the scan."""
+    def forget(self, view: V) -> bool:
+        """The scan may be out of date; whether anything was written since it was made."""
         scan = self._scans.get(view)
-        return scan is not None and scan.revision == self._store.revision()
-
-    def forget(self, view: V) -> None:
-        """The scan is known to be out of date."""
-        self._scans.pop(view, None)
+        if scan is None or scan.revision == self._store.revision():
+            return False
+        del self._scans[view]
+        return True
 
     def _stale(self, scan: _Scan[L]) -> bool:
         age = self._clock.monotonic() - scan.done

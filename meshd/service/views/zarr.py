@@ -10,35 +10,23 @@ import asyncio
 import hashlib
 import os
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from meshd.assembly.errors import BatchError
-from meshd.service.translation import store_errors
-from meshd.service.views.failing import refusal
 from meshd.service.views.kinds import Made
 from meshd.service.views.paging import page_of
-from meshd.service.views.scanning import Scans
 from meshd.service.views.zarrblocks import BlockKeeper, place_in_block
-from meshd.service.views.zarrlayouts import lay_out_zarr
 from meshd.store.errors import ExtentGoneError
 from meshd.store.records import Record, Span
-from meshwire.documents import PlanError
-from meshwire.fields import parse_source
 from meshwire.s3.errors import S3Error
 from meshwire.s3.results import ObjectEntry, ObjectListing
-from meshwire.snapshots import EmptySnapshotError
 from meshwire.zarrarrays import METADATA
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
     from meshd.assembly.addressing import FrameSource
-    from meshd.kit.clock import Clock
-    from meshd.service.access import Caller
-    from meshd.service.batches import BatchService
-    from meshd.service.datasets import DatasetService
     from meshd.service.views.uses import Uses
+    from meshd.service.views.zarrlaying import ZarrLayouts
     from meshd.service.views.zarrlayouts import ZarrLayout
     from meshd.store.interface import ObjectStore
     from meshwire.s3.operations import ListObjects
@@ -47,6 +35,7 @@ if TYPE_CHECKING:
 
 _PIECE: Final = 4 << 20
 _ZEROS: Final = 1 << 20
+_AT_ONCE: Final = 1024  # samples
 _CHUNKS = "/c/"
 
 
@@ -56,54 +45,50 @@ class ZarrReader:
     def __init__(
         self,
         store: ObjectStore,
-        clock: Clock,
-        datasets: DatasetService,
-        batches: BatchService,
+        layouts: ZarrLayouts,
         frames: FrameSource,
         uses: Uses,
     ) -> None:
-        self._store, self._datasets, self._batches = store, datasets, batches
-        self._scans: Scans[ZarrView, ZarrLayout] = Scans(store, clock, self._scan)
+        self._store, self._layouts = store, layouts
         self._blocks = BlockKeeper(store, frames, uses)
 
     def __repr__(self) -> str:
-        return f"<ZarrReader, {self._scans!r}>"
+        return f"<ZarrReader, {self._layouts!r}>"
 
     # --- one object -------------------------------------------------------------------------------------
 
     async def find(self, view: ZarrView, key: str) -> Made:
-        """Raises S3Error NoSuchKey, SlowDown, ViewOutdated."""
-        laid = await self._layout(view)
-        place = _located(laid, key)
-        if place is not None and not await self._intact(view, laid, *place):
-            self._scans.forget(view)
-            laid = await self._layout(view)
-            place = _located(laid, key)
-        if place is not None:
-            array, number = place
-            return Made(
-                _record(laid, array, number),
-                lambda offset, length: self._groups(laid, array, number, offset, length),
-            )
-        document = laid.metadata.get(key)
-        if document is None:
+        """Raises S3Error NoSuchKey, SourceChanged, ViewOutdated, UnprocessableSource, SlowDown."""
+        laid = await self._layouts.current(view)
+        if laid is not None and key in laid.metadata:
+            document = laid.metadata[key]
+            record = _metadata_record(laid, document)
+            return Made(record, lambda offset, length: _bytes(document, offset, length))
+        laid, array, number = await self._located(view, laid, key)
+        record = await _record_of(laid, array, number)
+        return Made(record, lambda offset, length: self._groups(laid, array, number, offset, length))
+
+    async def _located(
+        self, view: ZarrView, laid: ZarrLayout | None, key: str
+    ) -> tuple[ZarrLayout, ZarrArray, int]:
+        """The array and number of a stored object, of a layout that all of it still agrees with."""
+        place = _place(laid, key)
+        if laid is not None and place is not None:
+            changed = await self._layouts.changed(laid, *place)
+            if not changed:
+                return laid, *place
+            if not view.follow:
+                message = f"s3://{view.source}/{changed} was replaced or deleted since the view was made."
+                raise S3Error("SourceChanged", message)
+        if _CHUNKS not in key:
             raise S3Error("NoSuchKey", extra={"Key": key})
-        return Made(_metadata_record(laid, document), lambda offset, length: _bytes(document, offset, length))
-
-    async def _intact(self, view: ZarrView, laid: ZarrLayout, array: ZarrArray, number: int) -> bool:
-        """Whether all that a stored object is made of is still what was laid out."""
-        if self._scans.settled(view):
-            return True
-        return await asyncio.to_thread(self._unchanged, laid, array, number)
-
-    def _unchanged(self, laid: ZarrLayout, array: ZarrArray, number: int) -> bool:
-        objects = laid.snapshot.objects
-        with store_errors():
-            for item in laid.objects(array, number):
-                record = self._store.get(objects.bucket, objects.keys[item])
-                if record is None or record.etag != objects.etags[item]:
-                    return False
-        return True
+        laid = await self._layouts.fresh(view)
+        place = _place(laid, key)
+        if laid is not None and place is not None:
+            return laid, *place
+        if view.follow:  # to Zarr, a chunk that is not there is one of zeros
+            raise S3Error("SourceChanged", "The source has fewer samples now; open the array anew.")
+        raise S3Error("NoSuchKey", extra={"Key": key})
 
     # --- its bytes --------------------------------------------------------------------------------------
 
@@ -156,47 +141,13 @@ class ZarrReader:
 
     async def listing(self, view: ZarrView, operation: ListObjects) -> ObjectListing:
         """A page of metadata and chunks. Nothing is rendered for it."""
-        try:
-            laid = await self._layout(view)
-        except S3Error as error:
-            if error.code == "NoSuchKey":
-                return ObjectListing()
-            raise
-        return await asyncio.to_thread(_listing, laid, operation)
-
-    # --- layouts ----------------------------------------------------------------------------------------
-
-    async def _layout(self, view: ZarrView) -> ZarrLayout:
-        """Raises S3Error NoSuchKey when the source has no sample."""
-        try:
-            return await self._scans.current(view)
-        except EmptySnapshotError as error:
-            raise S3Error("NoSuchKey", str(error)) from error
-        except PlanError as error:
-            raise S3Error("UnprocessableSource", str(error)) from error
-        except BatchError as error:
-            raise refusal(error) from error
-
-    async def _scan(self, view: ZarrView) -> ZarrLayout:
-        built, newest = await self._datasets.scanned(parse_source(view.url), view.samples, view.specs)
-        plan = await self._batches.compiled(built.snapshot, view.plan)
-        return await asyncio.to_thread(lay_out_zarr, view, built.snapshot, plan, newest)
+        laid = await self._layouts.current(view)
+        return ObjectListing() if laid is None else await asyncio.to_thread(_listing, laid, operation)
 
 
-async def complete_zarr(
-    datasets: DatasetService, batches: BatchService, caller: Caller, view: ZarrView
-) -> ZarrView:
-    """With the op builds and assets this node has; checked that what is there now makes arrays. Raises
-    PlanError, BatchError."""
-    built, newest = await datasets.scanned(parse_source(view.url), view.samples, view.specs)
-    plan = await batches.drafted(caller, built.snapshot, view.plan)
-    lay_out_zarr(view, built.snapshot, plan, newest)
-    return replace(view, ops=plan.spec.ops)
-
-
-def _located(laid: ZarrLayout, key: str) -> tuple[ZarrArray, int] | None:
+def _place(laid: ZarrLayout | None, key: str) -> tuple[ZarrArray, int] | None:
     """The array and number of a stored object; None for metadata and for what is not there."""
-    array = laid.arrays.get(key.partition(_CHUNKS)[0])
+    array = None if laid is None else laid.arrays.get(key.partition(_CHUNKS)[0])
     numbers = None if array is None else array.keys.parse(key)
     return None if array is None or numbers is None else (array, numbers[0])
 
@@ -207,10 +158,10 @@ def _listing(laid: ZarrLayout, operation: ListObjects) -> ObjectListing:
     return ObjectListing(tuple(entries), tuple(page.prefixes), page.truncated, page.last)
 
 
-_Place = bytes | tuple["ZarrArray", int]
+_Entry = bytes | tuple["ZarrArray", int]
 
 
-def _walk(laid: ZarrLayout, prefix: str, after: str) -> Iterator[tuple[str, _Place]]:
+def _walk(laid: ZarrLayout, prefix: str, after: str) -> Iterator[tuple[str, _Entry]]:
     """All keys in order: an array's chunks, then its metadata, and between the arrays the group's."""
     for start in sorted([METADATA, *(f"{name}/" for name in laid.arrays)]):
         array = laid.arrays.get(start.removesuffix("/"))
@@ -222,12 +173,19 @@ def _walk(laid: ZarrLayout, prefix: str, after: str) -> Iterator[tuple[str, _Pla
             yield key, laid.metadata[key]
 
 
-def _entry(laid: ZarrLayout, place: _Place) -> Record:
+def _entry(laid: ZarrLayout, place: _Entry) -> Record:
     return _metadata_record(laid, place) if isinstance(place, bytes) else _record(laid, *place)
 
 
 def _told(record: Record) -> tuple[int, str, int]:
     return record.size, record.etag, record.modified
+
+
+async def _record_of(laid: ZarrLayout, array: ZarrArray, number: int) -> Record:
+    """In a thread when many samples have to be looked at for the ETag."""
+    if len(array.held(number)) * array.chunk <= _AT_ONCE:
+        return _record(laid, array, number)
+    return await asyncio.to_thread(_record, laid, array, number)
 
 
 def _record(laid: ZarrLayout, array: ZarrArray, number: int) -> Record:

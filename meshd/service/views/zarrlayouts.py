@@ -84,6 +84,15 @@ class ZarrLayout:
     modified: int
 
     @cached_property
+    def _names(self) -> dict[tuple[str, int], bytes]:
+        return {}
+
+    @cached_property
+    def verified(self) -> dict[tuple[str, int], int]:
+        """The store's revision at which a stored object (array, number) last had all it is made of."""
+        return {}
+
+    @cached_property
     def metadata(self) -> Mapping[str, bytes]:
         """Every `zarr.json` by key."""
         attributes = {"source": self.snapshot.source, "snapshot": self.snapshot.hash}
@@ -103,10 +112,16 @@ class ZarrLayout:
         return f"{hasher.hexdigest()[:32]}-{len(array.held(number))}"
 
     def _content(self, array: ZarrArray, chunk: int) -> bytes:
-        rows = array.rows(chunk)
+        name = array.name, chunk
+        found = self._names.get(name)
+        if found is None:
+            found = self._names[name] = self._named(array, array.rows(chunk))
+        return found
+
+    def _named(self, array: ZarrArray, rows: range) -> bytes:
         work = self.works.get(array.name)
         if work is None:
-            return self.label(array.name).values[rows.start : rows.stop].tobytes()
+            return hashlib.sha256(self.label(array.name).values[rows.start : rows.stop].tobytes()).digest()
         return work.block(self.snapshot, rows).encode()
 
     def objects(self, array: ZarrArray, number: int) -> list[int]:
@@ -120,6 +135,9 @@ class ZarrLayout:
 
 def lay_out_zarr(view: ZarrView, snapshot: Snapshot, plan: Plan, modified: int) -> ZarrLayout:
     """Raises PlanError when a field does not make an array."""
+    for name in snapshot.fields:
+        if status_name(name) in snapshot.fields:
+            raise PlanError(f"fields.{status_name(name)}", f"that is where rows of {name!r} are marked bad")
     if plan.pairs is not None:
         raise PlanError("ops", "mixing is of the rows of a batch; an array's rows are samples")
     if set(bytes_columns(snapshot)) != set(plan.outputs):

@@ -38,6 +38,7 @@ class SampleChoices:
     zarr: bool
     chunk: int
     shard_chunks: int
+    follow: bool
     fields: tuple[str, ...]
     seed: int | None
     on_bad: str | None
@@ -56,6 +57,7 @@ _OPTIONS = (
     click.option("--zarr", is_flag=True, help="Not objects but one Zarr v3 array a field."),
     click.option("--chunk", type=int, default=64, metavar="SAMPLES", help="Samples of a Zarr chunk.  [64]"),
     click.option("--shard-chunks", type=int, default=0, metavar="N", help="Chunks of a Zarr shard.  [none]"),
+    click.option("--follow", is_flag=True, help="Zarr rows follow the source.  [pinned now]"),
     click.option(
         "--field",
         "fields",
@@ -107,6 +109,7 @@ def sample_view(
             prefix=source.removeprefix(f"s3://{bucket}/"),
             chunk=choices.chunk,
             shard=choices.shard_chunks,
+            follow=choices.follow,
             seed=choices.seed or 0,
             on_bad=choices.on_bad or "raise",
         )
