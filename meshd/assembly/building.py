@@ -234,7 +234,8 @@ class FrameBuilder:
         sample = int(self._draft.rows.samples[failure.row])
         column: Any = self._snapshot.fields[self._field_name(failure)]
         objects = self._snapshot.objects
-        return f"s3://{objects.bucket}/{objects.keys[int(column.object[sample])]}"
+        number = int(column.object[sample])
+        return f"s3://{objects.bucket_of(number)}/{objects.keys[number]}"
 
     def _command(self, failure: RowFailure) -> str:
         position = int(self._draft.rows.positions[failure.row])

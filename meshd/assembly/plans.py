@@ -57,7 +57,8 @@ class Pairs:
 class Plan:
     """`outputs`: of the bytes fields, by name in order. Label fields are int64 scalars and need no op.
     `bucket`, `samples`: of the snapshot, so that requests are admitted without loading it. `assets`: sha256
-    of what the ops are built with. `pairs`: when rows are mixed.
+    of what the ops are built with. `pairs`: when rows are mixed. `others`: further buckets of a joined
+    snapshot.
     """
 
     hash: str
@@ -68,6 +69,7 @@ class Plan:
     outputs: Mapping[str, Output]
     assets: tuple[str, ...] = ()
     pairs: Pairs | None = None
+    others: tuple[str, ...] = ()
 
     @cached_property
     def program_text(self) -> str:
@@ -94,6 +96,7 @@ class Plan:
             "spec": spec_document(self.spec),
             "outputs": _documents(self.outputs),
             "assets": list(self.assets),
+            "others": list(self.others),
         }
         if self.pairs is not None:
             pairs = self.pairs
@@ -113,7 +116,9 @@ class Plan:
         pairs = None
         if mixed is not None:
             pairs = Pairs(mixed["weight"], _outputs(mixed["outputs"]), tuple(mixed["class_labels"]))
-        return cls(digest, value["snapshot"], value["bucket"], value["samples"], spec, outputs, assets, pairs)
+        others = tuple(value.get("others", ()))
+        place = value["snapshot"], value["bucket"], value["samples"]
+        return cls(digest, *place, spec, outputs, assets, pairs, others)
 
 
 def _documents(outputs: Mapping[str, Output]) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class PinnedObjects:
 
     async def prepare(self, samples: Sequence[int]) -> None:
         """Look up the objects of these samples. Raises BatchError: SnapshotChanged, and what `plain` does."""
-        if self._snapshot.kind != "tar":
+        if self._snapshot.kind == "objects":
             return
         columns = bytes_columns(self._snapshot).values()
         numbers = {number for column in columns for number in np.unique(column.object[samples]).tolist()}
@@ -60,7 +60,7 @@ class PinnedObjects:
             record = self._checked(number)
             # Places are within what has the size that the snapshot says.
             if record.size != int(objects.sizes[number]):
-                record = await self._archives.plain(objects.bucket, objects.keys[number], record)
+                record = await self._archives.plain(objects.bucket_of(number), objects.keys[number], record)
             self._records[number] = record
 
     def record(self, number: int) -> Record:
@@ -72,16 +72,16 @@ class PinnedObjects:
 
     def _checked(self, number: int) -> Record:
         objects = self._snapshot.objects
-        key = objects.keys[number]
-        record = self._store.get(objects.bucket, key)
+        bucket, key = objects.bucket_of(number), objects.keys[number]
+        record = self._store.get(bucket, key)
         if record is not None and record.etag == objects.etags[number]:
             return record
         what = "was deleted" if record is None else "was replaced"
         raise BatchError(
             "SnapshotChanged",
-            f"s3://{objects.bucket}/{key} {what} since the snapshot was made",
+            f"s3://{bucket}/{key} {what} since the snapshot was made",
             help="restore the object, or make a new snapshot and plan (a new state: the order changes)",
-            detail={"bucket": objects.bucket, "key": key, "snapshot": self._snapshot.hash},
+            detail={"bucket": bucket, "key": key, "snapshot": self._snapshot.hash},
         )
 
     def pieces(self, number: int, offset: int, length: int) -> Pieces:

@@ -142,7 +142,7 @@ class BatchService:
 
     async def _require(self, caller: Caller, plan: Plan) -> None:
         """Raises BatchError AccessDenied, NoSuchBucket. The owner's snapshot need not be looked at."""
-        if not self._readers.reads_all(caller, plan.bucket):
+        if not all(self._readers.reads_all(caller, bucket) for bucket in (plan.bucket, *plan.others)):
             await self._readers.require(caller, await self._catalog.snapshot(plan.snapshot))
 
     async def plan(self, caller: Caller, digest: str) -> Plan:
@@ -260,9 +260,16 @@ def _field_blob(snapshot: Snapshot, pinned: PinnedObjects, sample: int, name: st
     if snapshot.kind == "objects":
         ext = sample_key(snapshot.objects.keys[number])[1]
     else:
-        ext = snapshot.specs[name].ext[0]
+        ext = _own_extension(snapshot, name)
     length, offset = int(column.length[sample]), int(column.offset[sample])
     return Blob(f"{stem}.{ext}", length, pinned.record(number), offset, status=status)
+
+
+def _own_extension(snapshot: Snapshot, name: str) -> str:
+    """A field's extension, or where several have the same one, its name."""
+    ext = snapshot.specs[name].ext[0]
+    alike = sum(spec.ext[:1] == (ext,) for spec in snapshot.specs.values())
+    return ext if alike == 1 else name
 
 
 def _parse_registration(body: bytes) -> Registration:
@@ -304,15 +311,17 @@ def _compile(snapshot: Snapshot, spec: PlanSpec, first: Callable[[str], bytes], 
     except PlanError as error:
         raise invalid(error) from error
     outputs = {name: _output(found) for name, found in program.outputs.items()}
+    objects = snapshot.objects
     return Plan(
         digest,
         snapshot.hash,
-        snapshot.objects.bucket,
+        objects.bucket,
         snapshot.samples,
         spec,
         outputs,
         assets,
         _pairs(program.pairing),
+        objects.others,
     )
 
 

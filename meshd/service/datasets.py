@@ -10,11 +10,14 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from meshd.assembly.errors import BatchError
+from meshd.service.lines import Lines
+from meshd.service.structures import Structures, parse_derivation
 from meshd.transform.assets import MissingAssetError
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
 from meshwire.archives.kinds import archive_kind
 from meshwire.documents import PlanError, checked_choice, checked_object, read_json, required
-from meshwire.fields import parse_fields, parse_source
+from meshwire.fields import parse_fields, parse_source, sample_key
+from meshwire.lines import build_from_lines
 from meshwire.snapshots import EmptySnapshotError, build_from_objects, build_from_tars
 
 if TYPE_CHECKING:
@@ -30,8 +33,14 @@ if TYPE_CHECKING:
     from meshwire.fields import FieldSpec, Source
     from meshwire.snapshots import Built, Snapshot
 
-Kind = Literal["auto", "objects", "tar"]
+Kind = Literal["auto", "objects", "tar", "lines"]
+KINDS: tuple[Kind, ...] = ("auto", "objects", "tar", "lines")
 _PAGE = 1000
+_EMPTY = {
+    "source": "check the source's prefix and the fields' extensions",
+    "filter": "look at what there is with: mesh head; names and content are compared as they are stored",
+    "join": 'say with `on` what the two have in common, as part(name, "/", 0)',
+}
 _CODES: tuple[tuple[type[PlanError], Code], ...] = (
     (UnknownOpError, "UnknownOp"),
     (UnknownBuildError, "UnknownOpBuild"),
@@ -50,23 +59,28 @@ class DatasetService:
 
     def __init__(self, store: ObjectStore, catalog: Catalog, readers: Readers, archives: Archives) -> None:
         self._store, self._catalog, self._readers, self._archives = store, catalog, readers, archives
+        self._structures = Structures(store, catalog, readers, archives)
+        self._lines = Lines(store, catalog)
 
     def __repr__(self) -> str:
         return f"<DatasetService over {self._archives!r}>"
 
     async def create(self, caller: Caller, body: bytes) -> dict[str, Any]:
-        """Make (or find) the snapshot of a source; what `POST /-/snapshots` answers.
+        """Make (or find) the snapshot of a source, or one derived of another; what `POST /-/snapshots`
+        answers.
 
-        Raises BatchError: BadRequest, InvalidPlan, NoSuchBucket, AccessDenied, NoSuchKey (nothing there),
-        BadSample (a tar that lies).
+        Raises BatchError: BadRequest, InvalidPlan, NoSuchBucket, AccessDenied, NoSuchSnapshot, NoSuchKey
+        (nothing there), BadSample (an archive that lies), Busy.
         """
         try:
-            source, kind, fields = _parse(body)
-            self._readers.require_listing(caller, source)
-            built = await self._build(caller, source, kind, fields)
+            document = read_json(body)
+            if isinstance(document, dict) and "from" in document:
+                built = await self._structures.derive(caller, parse_derivation(document))
+            else:
+                built = await self._made(caller, document)
         except EmptySnapshotError as error:
             raise BatchError(
-                "NoSuchKey", str(error), help="check the source's prefix and the fields' extensions"
+                "NoSuchKey", str(error), help=_EMPTY.get(error.path, _EMPTY["source"])
             ) from error
         except PlanError as error:
             raise invalid(error) from error
@@ -97,13 +111,17 @@ class DatasetService:
         newest = max((record.modified for _, record in listing), default=0)
         return await self._built(listing, source, kind, fields), newest
 
+    async def _made(self, caller: Caller, document: Any) -> Built:
+        source, kind, fields = _parse(document)
+        self._readers.require_listing(caller, source)
+        return await self._build(caller, source, kind, fields)
+
     async def _build(
         self, caller: Caller, source: Source, kind: Kind, fields: Mapping[str, FieldSpec]
     ) -> Built:
         listing = await self._list(source)
-        shards = _archives_of(listing)
-        if kind == "tar" or (kind == "auto" and shards):
-            await self._readers.require_keys(caller, source.bucket, [key for key, _ in shards])
+        scanned = _scanned(listing, kind, fields)
+        await self._readers.require_keys(caller, source.bucket, [key for key, _ in scanned])
         return await self._built(listing, source, kind, fields)
 
     async def _built(
@@ -113,10 +131,16 @@ class DatasetService:
         kind: Kind,
         fields: Mapping[str, FieldSpec],
     ) -> Built:
-        shards = _archives_of(listing)
-        if kind == "tar" or (kind == "auto" and shards):
+        scanned = _scanned(listing, kind, fields)
+        if kind == "lines":
+            files = [
+                (key, record.etag, record.size, await self._lines.index(source.bucket, key, record))
+                for key, record in scanned
+            ]
+            return await asyncio.to_thread(build_from_lines, files, source=source, fields=fields)
+        if kind == "tar" or scanned:
             indexed = []
-            for key, record in shards:
+            for key, record in scanned:
                 index = await self._archives.index(source.bucket, key, record)
                 indexed.append((key, record.etag, index.size, index.files))
             return await asyncio.to_thread(build_from_tars, indexed, source=source, fields=fields)
@@ -142,14 +166,22 @@ class DatasetService:
             await asyncio.sleep(0)  # other requests get their turn between pages
 
 
-def _archives_of(listing: Sequence[tuple[str, Record]]) -> list[tuple[str, Record]]:
+def _scanned(
+    listing: Sequence[tuple[str, Record]], kind: Kind, fields: Mapping[str, FieldSpec]
+) -> list[tuple[str, Record]]:
+    """The objects whose content tells what samples there are: archives, files of lines; else none."""
+    if kind == "objects":
+        return []
+    if kind == "lines":
+        wanted = {ext for spec in fields.values() for ext in spec.ext}
+        return [entry for entry in listing if sample_key(entry[0])[1] in wanted]
     return [entry for entry in listing if archive_kind(entry[0]) is not None]
 
 
-def _parse(body: bytes) -> tuple[Source, Kind, Mapping[str, FieldSpec]]:
-    document = checked_object(read_json(body), "", ("source", "kind", "fields"))
+def _parse(value: Any) -> tuple[Source, Kind, Mapping[str, FieldSpec]]:
+    document = checked_object(value, "", ("source", "kind", "fields"))
     source = parse_source(required(document, "source", ""))
-    kind = cast("Kind", checked_choice(document.get("kind", "auto"), "kind", ("auto", "objects", "tar")))
+    kind = cast("Kind", checked_choice(document.get("kind", "auto"), "kind", KINDS))
     fields = required(document, "fields", "")
     if not isinstance(fields, dict):
         raise PlanError("fields", 'expected an object, as {"image": {"ext": ["jpg"]}}')

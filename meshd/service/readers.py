@@ -70,14 +70,17 @@ class Readers:
 
     async def require(self, caller: Caller, snapshot: Snapshot) -> None:
         """The same for the objects of a snapshot."""
-        bucket = snapshot.objects.bucket
+        for bucket, keys in snapshot.objects.keys_by_bucket():
+            await self._require_of(caller, snapshot.hash, bucket, keys)
+
+    async def _require_of(self, caller: Caller, digest: str, bucket: str, keys: Iterable[str]) -> None:
         rights = self.rights(caller, bucket)
         if rights.everything:
             return
-        name = None if rights.stamp is None else (rights.stamp, snapshot.hash)
+        name = None if rights.stamp is None else (rights.stamp, digest, bucket)
         allowed = None if name is None else self._known.get(name)
         if allowed is None:
-            allowed = await _allows_all(rights, snapshot.objects.keys)
+            allowed = await _allows_all(rights, keys)
             if name is not None and rights.settled:
                 self._remember(name, allowed=allowed)
         if not allowed:

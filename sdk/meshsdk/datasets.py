@@ -18,7 +18,14 @@ from meshsdk.batches import Ragged, split_frame
 from meshsdk.deliveries import open_frame
 from meshsdk.errors import ConfigurationError, CorruptFrameError, MeshError
 from meshsdk.guessing import guess_fields
-from meshsdk.native import describe_snapshot, fetch_snapshot, pin_snapshot, register_plan, rows_request
+from meshsdk.native import (
+    derive_snapshot,
+    describe_snapshot,
+    fetch_snapshot,
+    pin_snapshot,
+    register_plan,
+    rows_request,
+)
 from meshsdk.orders import shuffle_spec
 from meshsdk.selecting import check_source, select_fields
 from meshwire.plans import OpSpec, PlanError, parse_spec, spec_document
@@ -34,7 +41,7 @@ if TYPE_CHECKING:
     from meshwire.snapshotdocuments import Snapshot
 
 _ROWS_A_REQUEST = 512
-_KINDS = ("auto", "objects", "tar")
+_KINDS = ("auto", "objects", "tar", "lines")
 
 
 def open(
@@ -50,8 +57,9 @@ def open(
     pinned before.
 
     `fields` names what a sample is made of ("jpg", "jpg;jpeg;png", "cls", "@class"); left out, it is
-    guessed from the first keys. `kind` is "objects" (files that share a stem), "tar" (WebDataset shards)
-    or "auto". Raises ConfigurationError, NotFoundError (nothing there), DeadlineError (unavailable for
+    guessed from the first keys. `kind` is "objects" (files that share a stem), "tar" (WebDataset shards and
+    other archives), "lines" (a sample a line, as in JSONL) or "auto" (archives if there are any, else
+    objects). Raises ConfigurationError, NotFoundError (nothing there), DeadlineError (unavailable for
     `deadline` seconds, by default the client's).
     """
     from meshsdk.connecting import connect
@@ -86,6 +94,45 @@ class Dataset:
         for op in ops:
             self._check_op(op)
         return Dataset(self.client, self.snapshot, (*self.ops, *ops), self.epoch)
+
+    def select(self, *fields: str) -> Dataset:
+        """A dataset with these fields alone; ops on the others are forgotten."""
+        return self._derived({"select": list(fields)}, [op for op in self.ops if op.field in fields])
+
+    def rename(self, names: Mapping[str, str] | None = None, **more: str) -> Dataset:
+        """A dataset with fields under new names, as `ds.rename(jpg="image")` or `{"jpg": "image"}`."""
+        names = {**(names or {}), **more}
+        ops = [dataclasses.replace(op, field=names.get(op.field, op.field)) for op in self.ops]
+        return self._derived({"rename": names}, ops)
+
+    def filter(self, expression: str, *, deadline: float = 600.0) -> Dataset:
+        """A dataset of the samples for which an expression holds, as `size > 10000`, `label in ("cat",
+        "dog")` or `meta.width >= 256`.
+
+        It is evaluated once, on the node, over what is stored, not over what ops make of it: `key`, `name`
+        (below the source), `stem`, `size` in bytes, FIELD_size, `index`, a label's class, and a field's
+        content, as text or by a path into its JSON. Raises NotFoundError when nothing is left.
+        """
+        return self._derived({"filter": expression}, self.ops, deadline)
+
+    def join(
+        self, other: Dataset, on: str | tuple[str, str] | None = None, *, deadline: float = 600.0
+    ) -> Dataset:
+        """Each sample with the fields of `other`'s sample of the same name, in this dataset's order; samples
+        without a partner are left out (`snapshot.skipped`).
+
+        Names count from the sources on; `on` is an expression to use instead, or one for each side.
+        """
+        change: dict[str, Any] = {"join": other.snapshot.hash}
+        if on is not None:
+            change["on"] = on if isinstance(on, str) else list(on)
+        return self._derived(change, (*self.ops, *other.ops), deadline)
+
+    def _derived(
+        self, change: Mapping[str, Any], ops: Sequence[OpSpec], deadline: float | None = None
+    ) -> Dataset:
+        made = derive_snapshot(self.client.transport, self.snapshot, change, deadline)
+        return Dataset(self.client, made, tuple(ops), self.epoch)
 
     def _check_op(self, op: object) -> None:
         if not isinstance(op, OpSpec):

@@ -120,6 +120,15 @@ def pin_snapshot(
     return _read(lambda: _snapshot(source, answer), "snapshot")
 
 
+def derive_snapshot(
+    transport: Transport, base: SnapshotInfo, change: Mapping[str, Any], deadline: float | None = None
+) -> SnapshotInfo:
+    """A snapshot made of another: `change` is one of select, rename, filter, join (with `on`)."""
+    document = {"from": base.hash, **change}
+    answer = transport.json(json_request("POST", "/-/snapshots", document), deadline)
+    return _read(lambda: _snapshot(base.source, answer), "snapshot")
+
+
 def fetch_snapshot(transport: Transport, digest: str) -> Snapshot:
     """A snapshot's whole document: objects, ETags and where each sample lies."""
     from meshwire.snapshotdocuments import Snapshot  # most jobs never look at the document

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from meshwire.columns import ColumnError, ColumnReader, ColumnWriter, StringColumn
-from meshwire.documents import PlanError, canonical_json
+from meshwire.documents import PlanError, canonical_json, checked_text, read_json
 from meshwire.fields import MAX_FIELDS, fields_document, parse_fields, parse_source, sample_key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from meshwire.columns import Integers
     from meshwire.fields import FieldSpec
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     Int32 = np.ndarray[Any, np.dtype[np.int32]]
 
-SnapshotKind = Literal["objects", "tar"]
+SnapshotKind = Literal["objects", "tar", "lines", "joined"]
+KINDS: tuple[SnapshotKind, ...] = ("objects", "tar", "lines", "joined")
 CONTENT_TYPE = "application/vnd.shardmesh.snapshot"
 # Plain objects have no shards of their own: runs of this many samples in key order stand in for them.
 SAMPLES_A_SHARD = 1024
@@ -36,14 +37,17 @@ _KIND, _VERSION = "shardmesh.snapshot", 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Objects:
-    """The objects of one bucket, in order of key: `keys`, `etags` (without quotes), `sizes` int64[n] in
-    bytes.
+    """Objects, in order of key: `keys`, `etags` (without quotes), `sizes` int64[n] in bytes. Joined snapshots
+    have two runs of them, of one bucket or several: `which` int64[n] is 0 for `bucket`, then places in
+    `others`; None when all are of `bucket`.
     """
 
     bucket: str
     keys: StringColumn
     etags: StringColumn
     sizes: Integers
+    others: tuple[str, ...] = ()
+    which: Integers | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -51,6 +55,58 @@ class Objects:
     def __post_init__(self) -> None:
         if not len(self.keys) == len(self.etags) == self.sizes.size:
             raise ColumnError("the objects' keys, ETags and sizes differ in number")
+
+    @property
+    def buckets(self) -> tuple[str, ...]:
+        return (self.bucket, *self.others)
+
+    def bucket_of(self, number: int) -> str:
+        """The bucket of an object."""
+        return self.bucket if self.which is None else self.buckets[int(self.which[number])]
+
+    def keys_by_bucket(self) -> Iterator[tuple[str, Iterable[str]]]:
+        """Every bucket with the keys of its objects."""
+        if self.which is None:
+            yield self.bucket, self.keys
+            return
+        for number, bucket in enumerate(self.buckets):
+            yield bucket, self.keys.take(np.flatnonzero(self.which == number))
+
+    def take(self, numbers: Integers) -> Objects:
+        """Some of them, in their order; buckets that none is of any more are left out."""
+        which = np.zeros(len(self), np.int64) if self.which is None else self.which
+        return _of_buckets(
+            self.buckets,
+            which[numbers],
+            StringColumn.of(self.keys.take(numbers)),
+            StringColumn.of(self.etags.take(numbers)),
+            self.sizes[numbers],
+        )
+
+    def beside(self, other: Objects) -> Objects:
+        """These, and then the others."""
+        buckets = list(dict.fromkeys((*self.buckets, *other.buckets)))
+        which = [
+            np.array([buckets.index(side.bucket_of(number)) for number in range(len(side))], np.int64)
+            for side in (self, other)
+        ]
+        return _of_buckets(
+            tuple(buckets),
+            np.concatenate(which),
+            StringColumn.of([*self.keys, *other.keys]),
+            StringColumn.of([*self.etags, *other.etags]),
+            np.concatenate((self.sizes, other.sizes)),
+        )
+
+
+def _of_buckets(
+    buckets: tuple[str, ...], which: Integers, keys: StringColumn, etags: StringColumn, sizes: Integers
+) -> Objects:
+    used = np.unique(which).tolist()
+    first, *others = [buckets[number] for number in used]
+    if not others:
+        return Objects(first, keys, etags, sizes)
+    return Objects(first, keys, etags, sizes, tuple(others), np.searchsorted(used, which).astype(np.int64))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,8 +130,9 @@ class LabelColumn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """`samples` N; `shard_starts` int64[S+1], rising from 0 to N; `names`: the samples' names in tars, None
-    for plain objects, whose names are their keys' stems; `hash`: sha256 of the document, in hex.
+    """`samples` N; `shard_starts` int64[S+1], rising from 0 to N; `names`: the samples' names in archives,
+    the numbers of lines, or below the left source of a join; None for plain objects, whose names are their
+    keys' stems; `hash`: sha256 of the document, in hex.
     """
 
     source: str
@@ -103,6 +160,8 @@ class Snapshot:
         first = next(column for column in self.fields.values() if isinstance(column, BytesColumn))
         if not 0 <= sample < self.samples:
             raise IndexError(f"sample {sample} of {self.samples}")
+        if self.kind == "joined" and self.names is not None:
+            return self.names[sample]
         key = self.objects.keys[int(first.object[sample])]
         return sample_key(key)[0] if self.names is None else f"{key}/{self.names[sample]}"
 
@@ -166,10 +225,14 @@ def _document(
 ) -> bytes:
     described = canonical_json(fields_document(specs)).decode()
     metadata = {"source": source, "bucket": objects.bucket, "kind": kind, "fields": described}
+    if objects.others:
+        metadata["others"] = canonical_json(list(objects.others)).decode()
     writer = ColumnWriter(_KIND, _VERSION, metadata)
     writer.strings("objects.keys", objects.keys)
     writer.strings("objects.etags", objects.etags)
     writer.integers("objects.sizes", objects.sizes)
+    if objects.which is not None:
+        writer.integers("objects.which", objects.which)
     writer.integers("shards", np.diff(shard_starts))
     if names is not None:
         writer.strings("names", names)
@@ -179,7 +242,7 @@ def _document(
             writer.strings(f"fields.{name}.classes", StringColumn.of(column.classes))
             continue
         writer.integers(f"fields.{name}.object", column.object)
-        if kind == "tar":  # a plain object's bytes are the whole object
+        if kind != "objects":  # a plain object's bytes are the whole object
             writer.integers(f"fields.{name}.offset", column.offset)
             writer.integers(f"fields.{name}.length", column.length)
     return writer.to_bytes()
@@ -188,8 +251,8 @@ def _document(
 def _read(document: Buffer) -> Snapshot:
     reader = ColumnReader(document, _KIND, _VERSION)
     kind = reader.text("kind")
-    if kind not in ("objects", "tar"):
-        raise ColumnError(f"a snapshot is of objects or of tars, not of {kind[:60]!r}")
+    if kind not in KINDS:
+        raise ColumnError(f"a snapshot is of {', '.join(KINDS)}, not of {kind[:60]!r}")
     source, specs = _read_description(reader)
     objects = _read_objects(reader)
     lengths = reader.integers("shards", low=0, high=MAX_SAMPLES)
@@ -197,13 +260,11 @@ def _read(document: Buffer) -> Snapshot:
     np.cumsum(lengths, out=shard_starts[1:])
     samples = int(shard_starts[-1])
     fields = {name: _read_field(reader, spec, objects, samples, kind) for name, spec in specs.items()}
-    names = reader.strings("names") if kind == "tar" else None
+    names = reader.strings("names") if kind != "objects" else None
     if names is not None and len(names) != samples:
         raise ColumnError(f"{len(names)} names for {samples} samples")
     digest = hashlib.sha256(document).hexdigest()
-    return Snapshot(
-        source, cast("SnapshotKind", kind), objects, samples, shard_starts, fields, specs, names, digest
-    )
+    return Snapshot(source, kind, objects, samples, shard_starts, fields, specs, names, digest)
 
 
 def _read_description(reader: ColumnReader) -> tuple[str, Mapping[str, FieldSpec]]:
@@ -212,16 +273,24 @@ def _read_description(reader: ColumnReader) -> tuple[str, Mapping[str, FieldSpec
         specs = parse_fields(reader.text("fields"))
     except PlanError as error:
         raise ColumnError(f"the snapshot's description is malformed: {error}") from error
-    if source.bucket != reader.text("bucket") or len(specs) > MAX_FIELDS:
+    moved = source.bucket != reader.text("bucket") and reader.text("kind") != "joined"
+    if moved or len(specs) > MAX_FIELDS:
         raise ColumnError("the snapshot's bucket is not its source's")
     return str(source), specs
 
 
 def _read_objects(reader: ColumnReader) -> Objects:
     keys, etags = reader.strings("objects.keys"), reader.strings("objects.etags")
-    return Objects(
-        reader.text("bucket"), keys, etags, reader.integers("objects.sizes", low=0, high=MAX_BYTES)
-    )
+    sizes = reader.integers("objects.sizes", low=0, high=MAX_BYTES)
+    if "others" not in reader.metadata:
+        return Objects(reader.text("bucket"), keys, etags, sizes)
+    try:
+        others = read_json(reader.text("others"))
+        buckets = tuple(checked_text(item, "others", at_most=63) for item in others)
+    except (PlanError, TypeError) as error:
+        raise ColumnError(f"the snapshot's further buckets are malformed: {error}") from error
+    which = reader.integers("objects.which", low=0, high=len(buckets), count=len(keys))
+    return Objects(reader.text("bucket"), keys, etags, sizes, buckets, which)
 
 
 def _read_field(

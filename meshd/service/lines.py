@@ -1,0 +1,67 @@
+"""Indexes of files of lines: made once a content, kept by ETag and size in the reserved bucket.
+
+Law: a file is read in pieces, whatever its size; one with a line too long for a sample is refused by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+from meshd.assembly.errors import BatchError
+from meshd.kit.singleflight import SingleFlight
+from meshwire.columns import ColumnError
+from meshwire.lines import LineError, LineIndex, index_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from meshd.assembly.catalog import Catalog
+    from meshd.store.interface import ObjectStore
+    from meshd.store.records import Record, Span
+
+_PIECE = 4 << 20
+
+
+class Lines:
+    """One a worker."""
+
+    def __init__(self, store: ObjectStore, catalog: Catalog) -> None:
+        self._store, self._catalog = store, catalog
+        self._indexing: SingleFlight[str, LineIndex] = SingleFlight()
+
+    def __repr__(self) -> str:
+        return f"<Lines, {len(self._indexing)} files being indexed>"
+
+    async def index(self, bucket: str, key: str, record: Record) -> LineIndex:
+        """Where the lines of a file lie. Raises BatchError BadSample."""
+        name = f"lines/{record.etag}-{record.size}"
+        document = self._catalog.read(name)
+        if document is not None:
+            try:
+                return LineIndex.from_bytes(document)
+            except ColumnError:  # written by another version: made anew below
+                pass
+        index, _ = await self._indexing.run(name, lambda: self._index(name, f"s3://{bucket}/{key}", record))
+        return index
+
+    async def _index(self, name: str, url: str, record: Record) -> LineIndex:
+        try:
+            with self._store.reading(record, 0, record.size) as spans:
+                index = await asyncio.to_thread(lambda: index_lines(_pieces(spans)))
+        except LineError as error:
+            raise BatchError(
+                "BadSample",
+                f"{url} is no file of lines: {error}",
+                help="split it, or leave it out of the source's folder",
+                detail={"url": url},
+            ) from error
+        await self._catalog.write(name, index.to_bytes())
+        return index
+
+
+def _pieces(spans: Sequence[Span]) -> Iterator[bytes]:
+    for span in spans:
+        for start in range(0, span.length, _PIECE):
+            yield os.pread(span.fd, min(_PIECE, span.length - start), span.offset + start)

@@ -1,0 +1,155 @@
+"""Files of lines, such as JSONL: where each line lies, and the snapshot of a folder of them, a sample a line.
+
+Law: a line ends at "\\n"; a "\\r" before it is not part of it; empty lines are no samples. Pure: pieces of a
+file in, places out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meshwire.columns import ColumnReader, ColumnWriter, StringColumn
+from meshwire.documents import PlanError, shown
+from meshwire.fields import class_of, parse_source, sample_key
+from meshwire.snapshotdocuments import MAX_BYTES, BytesColumn, LabelColumn, Objects, Snapshot
+from meshwire.snapshots import Built, EmptySnapshotError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from meshwire.columns import Integers
+    from meshwire.fields import FieldSpec, Source
+    from meshwire.frames import Buffer
+
+_KIND, _VERSION = "shardmesh.lines", 1
+MAX_LINE_BYTES = 64 << 20
+_NEWLINE, _RETURN = 0x0A, 0x0D
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LineIndex:
+    """`offsets`, `lengths` int64[n], in bytes; `numbers` int64[n]: which line of the file, from 1 on."""
+
+    offsets: Integers
+    lengths: Integers
+    numbers: Integers
+
+    def to_bytes(self) -> bytes:
+        writer = ColumnWriter(_KIND, _VERSION, {})
+        writer.integers("gaps", np.diff(self.offsets, prepend=0))
+        writer.integers("lengths", self.lengths)
+        writer.integers("steps", np.diff(self.numbers, prepend=0))
+        return writer.to_bytes()
+
+    @classmethod
+    def from_bytes(cls, document: Buffer) -> LineIndex:
+        """Raises ColumnError for what is no such document."""
+        reader = ColumnReader(document, _KIND, _VERSION)
+        lengths = reader.integers("lengths", low=1, high=MAX_LINE_BYTES)
+        gaps = reader.integers("gaps", low=0, high=MAX_BYTES, count=lengths.size)
+        steps = reader.integers("steps", low=1, high=MAX_BYTES, count=lengths.size)
+        return cls(np.cumsum(gaps), lengths, np.cumsum(steps))
+
+
+class LineError(ValueError):
+    """A line is longer than any sample may be."""
+
+
+def index_lines(pieces: Iterable[Buffer]) -> LineIndex:
+    """The lines of a file given in pieces of any sizes. Raises LineError."""
+    ends: list[Integers] = []
+    starts: list[Integers] = []
+    numbers: list[Integers] = []
+    trimmed: list[Integers] = []
+    begin, at, line, last = 0, 0, 1, -1
+    for piece in pieces:
+        octets = np.frombuffer(piece, np.uint8)
+        if not octets.size:
+            continue
+        found = np.flatnonzero(octets == _NEWLINE)
+        if found.size:
+            before = np.where(found > 0, octets[found - 1], last)
+            stops = found + at
+            ends.append(stops)
+            starts.append(np.concatenate(([begin], stops[:-1] + 1)))
+            trimmed.append((before == _RETURN).astype(np.int64))
+            numbers.append(np.arange(line, line + found.size))
+            begin, line = int(stops[-1]) + 1, line + found.size
+        at, last = at + octets.size, int(octets[-1])
+        if at - begin > MAX_LINE_BYTES:
+            raise LineError(f"line {line} has more than {MAX_LINE_BYTES} bytes")
+    if at > begin:
+        ends.append(np.array([at]))
+        starts.append(np.array([begin]))
+        trimmed.append(np.array([int(last == _RETURN)]))
+        numbers.append(np.array([line]))
+    if not ends:
+        nothing = np.zeros(0, np.int64)
+        return LineIndex(nothing, nothing, nothing)
+    return _whole(*(np.concatenate(arrays).astype(np.int64) for arrays in (starts, ends, trimmed, numbers)))
+
+
+def _whole(starts: Integers, ends: Integers, trimmed: Integers, numbers: Integers) -> LineIndex:
+    lengths = ends - starts - np.where(ends > starts, trimmed, 0)
+    there = lengths > 0
+    if lengths.size and int(lengths.max()) > MAX_LINE_BYTES:
+        worst = int(np.argmax(lengths))
+        raise LineError(f"line {int(numbers[worst])} has more than {MAX_LINE_BYTES} bytes")
+    return LineIndex(starts[there], lengths[there], numbers[there])
+
+
+def build_from_lines(
+    files: Iterable[tuple[str, str, int, LineIndex]],
+    *,
+    source: str | Source,
+    fields: Mapping[str, FieldSpec],
+) -> Built:
+    """The snapshot of files of lines: (key, ETag, size in bytes, index) each, in order of key; a file is a
+    shard, and every bytes field of a sample is its line.
+
+    A class label is the folder of the file below the source. Raises EmptySnapshotError, PlanError.
+    """
+    place = parse_source(source) if isinstance(source, str) else source
+    wanted = {ext for spec in fields.values() for ext in spec.ext}
+    labelled = any(spec.kind == "label" for spec in fields.values())
+    taken, skipped, examples = list[tuple[str, str, int, LineIndex, str]](), 0, list[str]()
+    for key, etag, size, index in files:
+        folder = class_of(key, place.prefix) if labelled else ""
+        if sample_key(key)[1] not in wanted or not index.lengths.size:
+            continue
+        if folder is None:
+            skipped += int(index.lengths.size)
+            examples.append(f"{shown(key)} lies in no folder below the source, so it has no class")
+            continue
+        if int(index.offsets[-1] + index.lengths[-1]) > size:
+            raise PlanError("source", f"the index of {shown(key)} reaches beyond its {size} bytes")
+        taken.append((key, etag, size, index, folder))
+    if not taken:
+        endings = " or ".join(sorted(f".{ext}" for ext in wanted))
+        raise EmptySnapshotError("source", f"no line of text is in {place}, in files that end in {endings}")
+    return Built(_sealed(place, fields, taken), skipped, tuple(examples[:5]))
+
+
+def _sealed(
+    place: Source, fields: Mapping[str, FieldSpec], taken: list[tuple[str, str, int, LineIndex, str]]
+) -> Snapshot:
+    keys, etags, sizes, indexes, folders = zip(*taken, strict=True)
+    counts = [index.lengths.size for index in indexes]
+    starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    lines = BytesColumn(
+        np.repeat(np.arange(len(keys), dtype=np.int32), counts),
+        np.concatenate([index.offsets for index in indexes]),
+        np.concatenate([index.lengths for index in indexes]),
+    )
+    classes = sorted(set(folders))
+    numbers = np.array([classes.index(folder) for folder in folders], np.int64)
+    label = LabelColumn(np.repeat(numbers, counts), tuple(classes))
+    objects = Objects(
+        place.bucket, StringColumn.of(keys), StringColumn.of(etags), np.array(sizes, dtype=np.int64)
+    )
+    names = StringColumn.of([f"{line:09d}" for index in indexes for line in index.numbers.tolist()])
+    columns = {name: lines if spec.kind == "bytes" else label for name, spec in fields.items()}
+    return Snapshot.sealed(str(place), "lines", objects, starts, columns, fields, names)

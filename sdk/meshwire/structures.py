@@ -1,0 +1,212 @@
+"""Snapshots made of snapshots: fields selected and renamed, samples kept, two sources joined by name.
+
+Law: pure functions, so that what is done twice has one hash; the order of what stays is the order it had. The
+objects that nothing uses any more are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meshwire.columns import StringColumn
+from meshwire.documents import PlanError, checked_text, join, shown, suggestion
+from meshwire.fields import MAX_FIELDS, parse_fields, parse_source
+from meshwire.snapshotdocuments import BytesColumn, LabelColumn, Snapshot
+from meshwire.snapshots import Built, EmptySnapshotError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from meshwire.columns import Integers
+    from meshwire.fields import FieldSpec
+    from meshwire.snapshotdocuments import Objects, SnapshotKind
+
+Columns = dict[str, BytesColumn | LabelColumn]
+_EXAMPLES = 5
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a snapshot is sealed of."""
+
+    source: str
+    kind: SnapshotKind
+    objects: Objects
+    shard_starts: Integers
+    fields: Columns
+    specs: Mapping[str, FieldSpec]
+    names: StringColumn | None
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> Parts:
+        return cls(
+            snapshot.source,
+            snapshot.kind,
+            snapshot.objects,
+            snapshot.shard_starts,
+            dict(snapshot.fields),
+            snapshot.specs,
+            snapshot.names,
+        )
+
+    def seal(self) -> Snapshot:
+        """With the objects nothing uses left out."""
+        objects, fields = _used(self.objects, self.fields)
+        return Snapshot.sealed(
+            self.source, self.kind, objects, self.shard_starts, fields, self.specs, self.names
+        )
+
+
+def select(snapshot: Snapshot, names: Sequence[str]) -> Snapshot:
+    """With these fields alone. Raises PlanError for one that is not there, or when none has bytes."""
+    for number, name in enumerate(names):
+        _check_field(snapshot, name, f"select[{number}]")
+    chosen = sorted(set(names))
+    if not any(isinstance(snapshot.fields[name], BytesColumn) for name in chosen):
+        raise PlanError("select", "keep a field with bytes: a label alone makes no dataset")
+    parts = Parts.of(snapshot)
+    fields = {name: snapshot.fields[name] for name in chosen}
+    return replace(parts, fields=fields, specs={name: snapshot.specs[name] for name in chosen}).seal()
+
+
+def rename(snapshot: Snapshot, names: Mapping[str, str]) -> Snapshot:
+    """With new names for some fields, {old: new}. Raises PlanError."""
+    for old, new in names.items():
+        _check_field(snapshot, old, "rename")
+        parse_fields({new: {"ext": "x"}})  # raises for what is no name
+    called = {name: names.get(name, name) for name in snapshot.fields}
+    if len(set(called.values())) != len(called):
+        raise PlanError("rename", "two fields would have one name; rename the other too, or select")
+    order = sorted(called, key=called.__getitem__)
+    fields = {called[name]: snapshot.fields[name] for name in order}
+    specs = {called[name]: replace(snapshot.specs[name], name=called[name]) for name in order}
+    return replace(Parts.of(snapshot), fields=fields, specs=specs).seal()
+
+
+def _check_field(snapshot: Snapshot, name: str, path: str) -> None:
+    if name not in snapshot.fields:
+        hint = suggestion(name, snapshot.fields)
+        raise PlanError(path, f"the snapshot has no field {shown(name)}{hint}")
+
+
+def keep(snapshot: Snapshot, samples: Integers) -> Snapshot:
+    """With these samples alone: rising indices. Shards that have none left are gone. Raises
+    EmptySnapshotError."""
+    if not samples.size:
+        raise EmptySnapshotError("filter", f"none of the {snapshot.samples} samples is left")
+    parts = Parts.of(snapshot)
+    starts = np.unique(np.searchsorted(samples, snapshot.shard_starts)).astype(np.int64)
+    names = None if parts.names is None else StringColumn.of(parts.names.take(samples))
+    fields = {name: _taken(column, samples) for name, column in parts.fields.items()}
+    return replace(parts, shard_starts=starts, fields=fields, names=names).seal()
+
+
+def _taken(column: BytesColumn | LabelColumn, samples: Integers) -> BytesColumn | LabelColumn:
+    if isinstance(column, LabelColumn):
+        return LabelColumn(column.values[samples], column.classes)
+    return BytesColumn(column.object[samples], column.offset[samples], column.length[samples])
+
+
+def relative_names(snapshot: Snapshot) -> list[str]:
+    """What samples are called below their source, which is what two sources have in common: `a/0001` of
+    `s3://photos/train/a/0001.jpg` and of the member `a/0001.jpg` of a tar."""
+    if snapshot.names is not None:
+        return list(snapshot.names)
+    prefix = parse_source(snapshot.source).prefix
+    return [snapshot.sample_name(sample).removeprefix(prefix) for sample in range(snapshot.samples)]
+
+
+def joined(
+    left: Snapshot, right: Snapshot, left_keys: Sequence[str | None], right_keys: Sequence[str | None]
+) -> Built:
+    """Each sample of `left` with the fields of the sample of `right` that has the same key, in the order of
+    `left`; those without a partner, or a key, are left out and counted.
+
+    Raises PlanError when two fields have one name, or two samples of `right` one key; EmptySnapshotError.
+    """
+    doubled = sorted(left.fields.keys() & right.fields.keys())
+    if doubled:
+        raise PlanError("join", f"both have a field {shown(doubled[0])}; rename or select before")
+    if len(left.fields) + len(right.fields) > MAX_FIELDS:
+        raise PlanError("join", f"more than {MAX_FIELDS} fields together")
+    partners = _partners(right, right_keys)
+    found = np.fromiter(
+        (-1 if key is None else partners.get(key, -1) for key in left_keys), np.int64, left.samples
+    )
+    lacking = np.flatnonzero(found < 0)
+    examples = tuple(
+        f"{shown(left.sample_name(sample))} has no partner" for sample in lacking[:_EXAMPLES].tolist()
+    )
+    if lacking.size == left.samples:
+        keys = f"{shown(next(iter(left_keys), None))} and {shown(next(iter(right_keys), None))}"
+        raise EmptySnapshotError("join", f"no sample of the two has a key in common; the first are {keys}")
+    kept = np.flatnonzero(found >= 0)
+    snapshot = _side_by_side(keep(left, kept), right, found[kept])
+    return Built(snapshot, int(lacking.size), examples)
+
+
+def _partners(right: Snapshot, keys: Sequence[str | None]) -> dict[str, int]:
+    partners: dict[str, int] = {}
+    for number, key in enumerate(keys):
+        if key is not None and partners.setdefault(key, number) != number:
+            one, two = right.sample_name(partners[key]), right.sample_name(number)
+            raise PlanError("join", f"{shown(one)} and {shown(two)} have the same key {shown(key)}")
+    return partners
+
+
+def _side_by_side(left: Snapshot, right: Snapshot, partners: Integers) -> Snapshot:
+    shift = len(left.objects)
+    fields: Columns = dict(left.fields)
+    for name, column in right.fields.items():
+        taken = _taken(column, partners)
+        if isinstance(taken, BytesColumn):
+            moved = (taken.object + shift).astype(np.int32)
+            taken = BytesColumn(moved, taken.offset, taken.length)
+        fields[name] = taken
+    specs = {**left.specs, **right.specs}
+    names = StringColumn.of(relative_names(left))
+    return Parts(
+        left.source,
+        "joined",
+        left.objects.beside(right.objects),
+        left.shard_starts,
+        {name: fields[name] for name in sorted(fields)},
+        {name: specs[name] for name in sorted(specs)},
+        names,
+    ).seal()
+
+
+def _used(objects: Objects, fields: Columns) -> tuple[Objects, Columns]:
+    needed = np.zeros(len(objects), dtype=np.bool_)
+    for column in fields.values():
+        if isinstance(column, BytesColumn):
+            needed[column.object] = True
+    if needed.all():
+        return objects, fields
+    renumbered = (np.cumsum(needed) - 1).astype(np.int32)
+    moved: Columns = {
+        name: BytesColumn(renumbered[column.object], column.offset, column.length)
+        if isinstance(column, BytesColumn)
+        else column
+        for name, column in fields.items()
+    }
+    return objects.take(np.flatnonzero(needed)), moved
+
+
+def parse_names(value: Any, path: str) -> tuple[str, ...]:
+    """A list of field names. Raises PlanError."""
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_FIELDS:
+        raise PlanError(path, f"expected a list of 1…{MAX_FIELDS} field names")
+    return tuple(checked_text(item, f"{path}[{number}]", at_most=100) for number, item in enumerate(value))
+
+
+def parse_renames(value: Any, path: str) -> dict[str, str]:
+    """New names by old ones. Raises PlanError."""
+    if not isinstance(value, Mapping) or not 1 <= len(value) <= MAX_FIELDS:
+        raise PlanError(path, 'expected an object of new names by old ones, as {"jpg": "image"}')
+    return {str(old): checked_text(new, join(path, old), at_most=100) for old, new in value.items()}

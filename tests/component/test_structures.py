@@ -1,0 +1,192 @@
+"""Selecting, renaming, filtering and joining datasets over a running daemon, through the SDK."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import meshsdk as mesh
+from meshd.testing.daemons import Daemon
+from meshsdk import ops
+from meshsdk.errors import AccessError, InvalidPlanError, NotFoundError, SnapshotChangedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshsdk.client import Client
+    from meshsdk.datasets import Dataset
+
+COUNT = 12
+
+
+def a_tar(names: list[str]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name in names:
+            info = tarfile.TarInfo(name)
+            info.size = len(name)
+            tar.addfile(info, io.BytesIO(name.encode()))
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
+    with Daemon.start(workers=request.param) as daemon:
+        s3 = daemon.client()
+        for bucket in ("photos", "texts", "corpus"):
+            s3.create_bucket(Bucket=bucket)
+        for number in range(COUNT):
+            kind = ("cat", "dog")[number % 2]
+            meta = {"width": 100 * number, "tags": ["x"] if number < 3 else []}
+            stem = f"train/{kind}/{number:03}"
+            s3.put_object(Bucket="photos", Key=f"{stem}.jpg", Body=bytes([number]) * (number + 1))
+            s3.put_object(Bucket="photos", Key=f"{stem}.json", Body=json.dumps(meta).encode())
+        names = [f"{('cat', 'dog')[number % 2]}/{number:03}.txt" for number in range(3, 9)]
+        s3.put_object(Bucket="texts", Key="captions/all.tar", Body=a_tar(names))
+        for part in range(2):
+            rows = [{"text": f"text {part}.{line}", "id": 10 * part + line} for line in range(5)]
+            body = "\n".join(json.dumps(row) for row in rows).encode()
+            s3.put_object(Bucket="corpus", Key=f"v1/{part}.jsonl", Body=body)
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def client(daemon: Daemon) -> Iterator[Client]:
+    with mesh.connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key) as client:
+        yield client
+
+
+@pytest.fixture
+def photos(client: Client) -> Dataset:
+    fields = {"image": "jpg", "meta": "json", "label": "@class"}
+    return mesh.open("s3://photos/train", fields=fields, client=client)
+
+
+def numbers(ds: Dataset) -> list[int]:
+    return [int(row["image"][0]) for row in ds.__getitems__(range(len(ds)))]
+
+
+def test_fields_are_selected_and_renamed(photos: Dataset) -> None:
+    ds = photos.map(ops.json("meta", "width", type="integer")).select("image", "meta")
+    assert ds.fields == ("image", "meta")
+    ds = ds.rename(meta="width")
+    assert ds[1]["width"] == 200
+    assert photos.select("image").ops == ()
+    with pytest.raises(InvalidPlanError, match="did you mean 'image'"):
+        photos.select("imag")
+
+
+@pytest.mark.parametrize(
+    ("expression", "kept"),
+    [
+        ('label == "cat"', [0, 2, 4, 6, 8, 10]),
+        ("image_size > 9", [10, 9, 11]),
+        ("meta.width >= 300 and meta.width < 600", [4, 3, 5]),
+        ('glob(key, "train/dog/*") and number(stem) < 4', [1, 3]),
+        ("index % 5 == 0", [0, 10, 9]),
+        ('meta.tags[0] == "x"', [0, 2, 1]),
+        ('startswith(name, "dog/01")', [11]),
+    ],
+)
+def test_a_filter_keeps_what_holds(photos: Dataset, expression: str, kept: list[int]) -> None:
+    ds = photos.filter(expression)
+    assert numbers(ds) == kept
+    assert ds.snapshot.skipped == COUNT - len(kept)
+    assert ds.snapshot.hash == photos.filter(expression).snapshot.hash
+    with mesh.Loader(ds, global_batch=2, seed=3, output="numpy", tail="ragged") as loader:
+        seen = [int(image[0]) for batch in loader for image in batch["image"]]
+    assert sorted(seen) == sorted(kept)
+
+
+def test_a_filter_that_makes_no_sense_says_so(photos: Dataset) -> None:
+    with pytest.raises(InvalidPlanError, match="labl"):
+        photos.filter('labl == "cat"')
+    with pytest.raises(NotFoundError, match="none of the 12 samples"):
+        photos.filter("size < 0")
+
+
+def test_two_sources_are_joined_by_name(photos: Dataset, client: Client) -> None:
+    captions = mesh.open("s3://texts/captions", fields={"caption": "txt"}, client=client)
+    ds = photos.join(captions)
+    assert (len(ds), ds.snapshot.skipped) == (6, 6)
+    for row in ds.__getitems__(range(6)):
+        number = int(row["image"][0])
+        assert bytes(row["caption"]).decode() == f"{('cat', 'dog')[number % 2]}/{number:03}.txt"
+        assert row["label"] == number % 2
+    again = ds.filter('number(stem) > 5 and endswith(caption, "8.txt")').select("caption")
+    assert bytes(again[0]["caption"]).decode() == "cat/008.txt"
+    with mesh.Loader(ds, global_batch=4, output="numpy") as loader:
+        assert sum(len(batch["label"]) for batch in loader) == 8
+
+
+def test_lines_are_samples_and_joined_by_what_they_say(client: Client, photos: Dataset) -> None:
+    lines = mesh.open("s3://corpus/v1", fields={"text": "jsonl", "id": "jsonl"}, kind="lines", client=client)
+    assert len(lines) == 10
+    ds = lines.map(ops.json("text", "text"), ops.json("id", "id", type="integer"))
+    assert [int(row["id"]) for row in ds.__getitems__(range(10))] == [0, 1, 2, 3, 4, 10, 11, 12, 13, 14]
+    assert bytes(ds[6]["text"]).decode() == "text 1.1"
+    few = lines.filter("id.id >= 3")
+    assert len(few) == 7
+    both = photos.join(few.map(ops.json("id", "id", type="integer")), on=("number(stem)", "id.id"))
+    assert [(int(row["image"][0]), int(row["id"])) for row in both.__getitems__(range(len(both)))] == [
+        (4, 4),
+        (10, 10),
+        (3, 3),
+        (11, 11),
+    ]
+
+
+def test_samples_of_a_joined_dataset_come_as_a_tar(daemon: Daemon, client: Client, photos: Dataset) -> None:
+    lines = mesh.open("s3://corpus/v1", fields={"text": "jsonl", "id": "jsonl"}, kind="lines", client=client)
+    both = photos.join(lines, on=("number(stem)", "id.id"))
+    answer = daemon.request("GET", f"/-/plans/{both.plan().hash}/0/0?batch=2&format=tar")
+    with tarfile.open(fileobj=io.BytesIO(answer.body)) as tar:
+        names = tar.getnames()
+    assert [name for name in names if name.startswith("cat/000")] == [
+        "cat/000.id",
+        "cat/000.jpg",
+        "cat/000.cls",
+        "cat/000.json",
+        "cat/000.text",
+    ]
+
+
+def test_both_sides_must_be_readable(daemon: Daemon, client: Client, photos: Dataset) -> None:
+    captions = mesh.open("s3://texts/captions", fields={"caption": "txt"}, client=client)
+    both = photos.join(captions)
+    digest, plan = both.snapshot.hash, both.plan().hash
+    allowed = ["arn:aws:s3:::photos", "arn:aws:s3:::photos/*"]
+    statement = {"Effect": "Allow", "Action": "s3:*", "Resource": allowed}
+    policy = {"Version": "2012-10-17", "Statement": [statement]}
+    made = json.loads(daemon.request("POST", "/-/sts", json.dumps({"policy": policy}).encode()).body)
+    keys: dict[str, Any] = {
+        "access_key": made["AccessKeyId"],
+        "secret_key": made["SecretAccessKey"],
+        "session_token": made["SessionToken"],
+    }
+    with mesh.connect(daemon.endpoint, **keys) as narrow:
+        mine = mesh.open("s3://photos/train", fields={"image": "jpg"}, client=narrow)
+        assert len(mine.filter("size > 1")) == 11
+        for snapshot in (digest, captions.snapshot.hash):
+            with pytest.raises(AccessError):
+                mesh.open("s3://photos", snapshot=snapshot, client=narrow)
+        with pytest.raises(AccessError):
+            mine.join(captions)
+        with pytest.raises(AccessError):
+            narrow.transport.text(mesh.native.FrameAddress(plan, 0, 0, 0, 1, 2).request())
+
+
+def test_a_filter_reads_what_was_pinned(daemon: Daemon, client: Client) -> None:
+    s3 = daemon.client()
+    s3.create_bucket(Bucket="changing")
+    for number in range(3):
+        s3.put_object(Bucket="changing", Key=f"{number}.json", Body=b'{"a": 1}')
+    ds = mesh.open("s3://changing", fields={"meta": "json"}, client=client)
+    s3.put_object(Bucket="changing", Key="1.json", Body=b'{"a": 2}')
+    with pytest.raises(SnapshotChangedError, match=r"1\.json was replaced"):
+        ds.filter("meta.a == 2")
+    assert len(ds.filter("size > 0")) == 3
