@@ -21,12 +21,13 @@ _log = logging.getLogger("meshsdk")
 
 # 421 means "another node owns it": after a map change the same endpoint answers, or forwards.
 RETRIED_STATUSES = frozenset({408, 421, 429, 500, 502, 503, 504})
+SETTLED_CODES = frozenset({"OpFailed"})  # the same op would do the same to the same bytes
 
 
 def retryable(error: BaseException) -> bool:
     """Whether asking an idempotent question again can help."""
     if isinstance(error, ServerError):
-        return error.status in RETRIED_STATUSES
+        return error.status in RETRIED_STATUSES and error.code not in SETTLED_CODES
     return isinstance(error, ConnectError)
 
 

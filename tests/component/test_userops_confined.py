@@ -103,6 +103,8 @@ REFUSED = [
     "open('/etc/passwd').read()",
     "open('/proc/%d/environ' % os.getppid(), 'rb').read()",
     "open('/proc/%d/mem' % os.getppid(), 'rb').read(1)",
+    "open('/proc/self/root/etc/passwd').read()",
+    "open('/proc/self/environ', 'rb').read()",
     "os.listdir('/')",
     "os.listdir('/proc')",
     "open('/tmp/userops-was-here', 'w')",

@@ -127,3 +127,8 @@ def test_heads() -> None:
 def test_what_is_no_http_is_a_connect_error(head: bytes) -> None:
     with pytest.raises(ConnectError, match="not an HTTP answer"):
         parse_head(head)
+
+
+def test_an_op_that_broke_is_not_asked_again() -> None:
+    assert not retryable(server_error(500, "OpFailed", "the op broke"))
+    assert retryable(server_error(500, "InternalError", "once"))

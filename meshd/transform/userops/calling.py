@@ -314,6 +314,7 @@ class ConfinedProcesses:
         seconds = min(declared.seconds, self._confinement.seconds)
         with _watchdog_paused():
             for again in (True, False):
+                process = None
                 try:
                     process = self._process(module)
                     return process.apply(
@@ -321,6 +322,8 @@ class ConfinedProcesses:
                     )
                 except DiedError as death:
                     self._bury(module, death)
+                    if not again and process is None:
+                        raise UnusableModuleError(f"its import fails now: {death.reason}") from death
                     if not again:
                         raise BadSampleError(f"{death.reason}, twice") from death
         raise AssertionError("unreachable")

@@ -49,7 +49,6 @@ _DEVICES = (
     "/dev/zero",
     "/dev/urandom",
     "/dev/random",
-    "/proc/self",
     "/proc/cpuinfo",
     "/proc/meminfo",
 )
