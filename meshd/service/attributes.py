@@ -11,12 +11,18 @@ from meshwire.s3.results import ObjectAttributes, PartEntry
 
 if TYPE_CHECKING:
     from meshd.service.versions import Versions
+    from meshd.store.records import Record
     from meshwire.s3.operations import GetObjectAttributes
 
 
 def attributes(versions: Versions, operation: GetObjectAttributes) -> ObjectAttributes:
     """Raises S3Error NoSuchKey, NoSuchVersion, MethodNotAllowed (a delete marker)."""
     record = versions.find(operation.bucket, operation.key, operation.version)
+    return attributes_of(record, operation, versions.name(operation.bucket, record))
+
+
+def attributes_of(record: Record, operation: GetObjectAttributes, version: str = "") -> ObjectAttributes:
+    """The same of a record that was found elsewhere."""
     first = operation.part_number_marker
     page = record.parts[first : first + operation.max_parts]
     last = first + len(page)
@@ -26,7 +32,7 @@ def attributes(versions: Versions, operation: GetObjectAttributes) -> ObjectAttr
         record.modified,
         record.checksums,
         record.checksum_type,
-        versions.name(operation.bucket, record),
+        version,
         len(record.parts),
         tuple(
             PartEntry(number, part.size, part.etag, record.modified, part.checksums)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from meshd.service.attributes import attributes
+from meshd.service.attributes import attributes, attributes_of
 from meshd.web.forms import FormUploads
 from meshwire.s3 import documents
 from meshwire.s3 import operations as ops
@@ -197,7 +197,11 @@ class Executor:
         return await self._deps.tagging.delete(cast("ops.DeleteObjectTagging", call.operation))
 
     async def _attributes(self, call: Call) -> Result:
-        return attributes(self._deps.versions, cast("ops.GetObjectAttributes", call.operation))
+        operation = cast("ops.GetObjectAttributes", call.operation)
+        record = await self._deps.views.described(operation)
+        return (
+            attributes(self._deps.versions, operation) if record is None else attributes_of(record, operation)
+        )
 
     async def _get_object_acl(self, call: Call) -> Result:
         return self._deps.object_acls.get(cast("ops.GetObjectAcl", call.operation))

@@ -200,6 +200,13 @@ def test_what_is_listed_is_what_is_read(s3: Any, bucket: str) -> None:
     assert error.value.response["ResponseMetadata"]["HTTPStatusCode"] == 304
 
 
+def test_attributes_of_what_is_put_together(s3: Any) -> None:
+    asked = {"Bucket": "photos--sharded", "Key": "image/c/1/0/0/0"}
+    head = s3.head_object(**asked)
+    told = s3.get_object_attributes(**asked, ObjectAttributes=["ETag", "ObjectSize"])
+    assert (told["ETag"], told["ObjectSize"]) == (head["ETag"].strip('"'), head["ContentLength"])
+
+
 @BUCKETS
 def test_windows(s3: Any, bucket: str) -> None:
     """Over chunk boundaries, the fill value and a shard's index."""

@@ -38,6 +38,7 @@ from meshwire.shardindex import index_tar
 from meshwire.sigv2 import read_old_claim
 from meshwire.sigv4 import STREAMING_PAYLOADS, Verified
 from meshwire.sigv4.claims import read_claim
+from meshwire.views import parse_view
 from tests.fuzz import archives, words
 
 if TYPE_CHECKING:
@@ -290,6 +291,13 @@ def expression(data: bytes) -> None:
         assert order_key(value) == order_key(read.evaluate(sample))
 
 
+def view(data: bytes) -> None:
+    """A view's document; what is taken is read back the same, whatever the kind."""
+    with contextlib.suppress(PlanError):
+        read = parse_view(data.decode("utf-8", "surrogateescape"), "bucket")
+        assert parse_view(read.to_json(), "bucket") == read
+
+
 TARGETS = {
     target.name: target
     for target in (
@@ -305,5 +313,6 @@ TARGETS = {
         Target("post-policy", post_policy, words.FORMS),
         Target("fields", fields, words.FIELDS, 512),
         Target("expression", expression, words.EXPRESSIONS, 512),
+        Target("view", view, words.VIEWS, 1024),
     )
 }

@@ -56,6 +56,14 @@ key size json. json["a"] raw `a b` "/" 'x' and or not in (1, 'a') true false non
 folder( base( startswith( glob( 'a*b?') replace( length( number( text( hash( floor( min( max( first( if(
 """.split()
 
+VIEWS = """
+"kind": "transform" "shards" "batches" "zarr" "ops": [{"op": "field": "args": {} "match": ".jpg" "suffix":
+"prefix": "a/" "content_type": "count": "size": "shuffle": "split": "train" 0.5 "name": "plan": "batch":
+"world": "epochs": "fields": {"ext": ["jpg"]} {"class": "prefix"} "snapshot": "follow": true "samples":
+"tar" "chunk": "shard": "on_bad": "mask" null "sort": "group": "where": "format": "tfrecord" -1 1e400
+9223372036854775808
+""".split()
+
 ZIPS = [
     "PK\1\2",
     "PK\3\4",

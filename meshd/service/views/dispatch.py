@@ -86,7 +86,7 @@ class ViewReader:
             found = await self._find(view, operation)
             if isinstance(found, Kept):
                 return replace(operation, bucket=found.bucket, key=found.key, version=None)
-            raise S3Error("NotImplemented", "What is put together while it is sent has no attributes kept.")
+            return operation  # see `described`
         setting = getattr(operation, "setting", "")
         wrong = isinstance(operation, ops.PutBucketSetting) and setting in _SETTINGS_REFUSED
         if wrong or not isinstance(operation, _ALLOWED):
@@ -128,6 +128,14 @@ class ViewReader:
             return replace(operation, bucket=made.bucket, key=made.key, version=None)
         found = found_of(operation, made.record)
         return Assembled(found, made.groups(found.offset, found.length))
+
+    async def described(self, operation: ops.GetObjectAttributes) -> Record | None:
+        """What is known of what is put together; None for all that has an object."""
+        view = self._definitions.find(operation.bucket)
+        if view is None:
+            return None
+        found = await self._find(view, operation)
+        return found.record if isinstance(found, Made) else None
 
     async def copied(self, operation: ops.CopyObject) -> tuple[ops.PutObject, MadeBody] | None:
         """A copy of what is put together, as the upload that it is; None for a copy of what has an object
