@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from awscrt.checksums import crc32c
 
-from meshd.store.errors import StoreError
 from meshd.store.records import Span
 from meshd.telemetry import metrics
 
@@ -183,40 +182,67 @@ def _clear_between(parts: Sequence[_Part], data: memoryview) -> None:
 async def _direct_group(
     store: ObjectStore, blobs: Sequence[Blob], parts: Sequence[_Part], end: int, files: ExitStack
 ) -> Group:
-    """Whole objects as ranges of their files, with the checksums they were stored with."""
+    """Whole objects as ranges of their files, in memory, with the checksums they were stored with."""
+    wanted = [(record, 0, part.length) for part in parts if (record := blobs[part.number].record) is not None]
+    found = list(files.enter_context(store.reading_many(wanted)))
+    lost = _shortened(found)
+    cold = [place for place, spans in enumerate(found) if place not in lost and not _resident(spans or ())]
+    lost |= await _fetch(found, cold)
     group = Group(memoryview(b""), end)
     spans: list[Span] = []
     at = 0
-    for part in parts:
-        blob = blobs[part.number]
-        assert blob.record is not None
+    for place, (part, own, (record, _, _)) in enumerate(zip(parts, found, wanted, strict=True)):
         spans += _zeros(part.place - at)
-        try:
-            own = files.enter_context(store.reading(blob.record, 0, part.length))
-            if not all(map(_resident, own)):
-                await asyncio.to_thread(_read_in, own)
-            group.sums[part.number] = blob.record.extents[0].crc32c
-            spans += own
-        except (StoreError, OSError):
-            _log.warning("an object cannot be sent any more", exc_info=True)
+        if own is None or place in lost:
             group.failed.append(part.number)
             spans += _zeros(part.length)
+        else:
+            group.sums[part.number] = record.extents[0].crc32c
+            spans += own
         at = part.place + part.length
     group.spans = spans
     return group
 
 
-def _resident(span: Span) -> bool:
-    """Whether a range's ends are there and in memory. Raises OSError when the file is shorter."""
-    if os.fstat(span.fd).st_size < span.offset + span.length:
-        raise OSError("a data file ends before its extent does")
+def _shortened(found: Sequence[Sequence[Span] | None]) -> set[int]:
+    """The places of what cannot be read, or ends behind its file."""
+    sizes: dict[int, int] = {}
+    lost: set[int] = set()
+    for place, spans in enumerate(found):
+        for span in spans or ():
+            size = sizes.get(span.fd)
+            if size is None:
+                size = sizes[span.fd] = os.fstat(span.fd).st_size
+            if size < span.offset + span.length:
+                _log.error("a data file ends before its extent does")
+                lost.add(place)
+    return lost
+
+
+def _resident(spans: Sequence[Span]) -> bool:
+    """Whether the ends of ranges are in memory."""
     probe = (bytearray(1),)
     try:
-        os.preadv(span.fd, probe, span.offset, os.RWF_NOWAIT)
-        os.preadv(span.fd, probe, span.offset + span.length - 1, os.RWF_NOWAIT)
+        for span in spans:
+            os.preadv(span.fd, probe, span.offset, os.RWF_NOWAIT)
+            os.preadv(span.fd, probe, span.offset + span.length - 1, os.RWF_NOWAIT)
     except OSError:  # not in memory, or this file system cannot say
         return False
     return True
+
+
+async def _fetch(found: Sequence[Sequence[Span] | None], cold: Sequence[int]) -> set[int]:
+    """Has threads read in what is cold, several at a time; the places of what no disk gives."""
+    fetched = [asyncio.to_thread(_read_in, found[place] or ()) for place in cold]
+    outcomes = await asyncio.gather(*fetched, return_exceptions=True)
+    lost: set[int] = set()
+    for place, outcome in zip(cold, outcomes, strict=True):
+        if isinstance(outcome, OSError):
+            _log.error("an object cannot be read: %s", outcome)
+            lost.add(place)
+        elif isinstance(outcome, BaseException):
+            raise outcome
+    return lost
 
 
 def _read_in(spans: Sequence[Span]) -> None:

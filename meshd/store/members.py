@@ -20,7 +20,7 @@ from meshwire.s3.settings import Acl  # noqa: TC001  msgspec reads the annotatio
 PAX_KEY = "SHARDMESH.member"
 RESERVE = 16 << 10  # header room of a file of its own: its data begins at this offset
 PAGE = 4 << 10
-ALIGNED = 128 << 10  # members from this size on begin with a page of their file
+ALIGNED = 64 << 10  # members from this size on begin with a page of their file
 _MAX_PAX = RESERVE - 2 * tars.BLOCK - 64
 _STAMP_DIGITS = 20
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f]")

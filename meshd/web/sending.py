@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _WINDOW = 1 << 20  # one sendfile call, and what is read ahead; other connections get their turn in between
 _IDLE_SECONDS = 120.0  # a client that takes nothing for so long is given up
+_WARM_SECONDS = 1.0  # so long what was in memory is believed to be there still
 _ADVICE = 4 << 20  # what the kernel is asked to fetch ahead of a cold window
 
 
@@ -71,16 +72,18 @@ async def send_groups(
 
 
 async def send_piece(request: web.BaseRequest, data: bytes | memoryview, spans: Sequence[Span] = ()) -> None:
-    """More of a body that is under way: `data`, then `spans`; both may be used again when this returns.
-    Raises ConnectionError."""
-    await _send(request, data, spans)
+    """More of a body that is under way: `data`, then `spans`, which were in memory a moment ago; both may be
+    used again when this returns. Raises ConnectionError."""
+    await _send(request, data, spans, warm=True)
 
 
 def _head(request: web.BaseRequest, status: int, headers: Iterable[Header], now: int) -> bytes:
     return head_bytes(status, headers, now, connection=connection_word(request, bool(request.keep_alive)))
 
 
-async def _send(request: web.BaseRequest, head: bytes | memoryview, spans: Sequence[Span]) -> None:
+async def _send(
+    request: web.BaseRequest, head: bytes | memoryview, spans: Sequence[Span], *, warm: bool = False
+) -> None:
     transport = request.transport
     if transport is None or transport.is_closing():
         raise ConnectionResetError("the client closed the connection")
@@ -92,7 +95,7 @@ async def _send(request: web.BaseRequest, head: bytes | memoryview, spans: Seque
             raise
         return
     await _drain(request, transport)
-    pump = _Pump(transport, head, spans)
+    pump = _Pump(transport, head, spans, warm=warm)
     try:
         await pump.run()
     except BaseException:
@@ -192,8 +195,11 @@ class _Pump:
     beside them, as long as the transport itself has nothing queued.
     """
 
-    def __init__(self, transport: asyncio.Transport, head: bytes | memoryview, spans: Sequence[Span]) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, head: bytes | memoryview, spans: Sequence[Span], *, warm: bool
+    ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._warm_until = self._loop.time() + _WARM_SECONDS if warm else 0.0
         self._socket = duplicate(transport)
         self._head = memoryview(head)
         self._spans = iter(spans)
@@ -241,7 +247,7 @@ class _Pump:
                 self._watch()
             elif not self._left:
                 self._finish()
-            elif _resident(self._fd, self._offset, min(self._left, _WINDOW)):
+            elif self._is_warm(_WINDOW):
                 self._send_window()
             else:
                 self._fetch()
@@ -267,12 +273,18 @@ class _Pump:
             room -= sent
             if not self._left:
                 self._next_span()
-            if not (room and self._left and _resident(self._fd, self._offset, min(self._left, room))):
+            if not (room and self._left and self._is_warm(room)):
                 break
         if self._left:
             self._watch()
         else:
             self._finish()
+
+    def _is_warm(self, most: int) -> bool:
+        """Whether the next `most` bytes can be sent without waiting for a disk."""
+        return self._loop.time() < self._warm_until or _resident(
+            self._fd, self._offset, min(self._left, most)
+        )
 
     def _fetch(self) -> None:
         """Have a thread read the window in, so that sendfile finds it in memory."""
