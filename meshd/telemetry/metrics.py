@@ -67,6 +67,10 @@ frames = _counter("meshd_frames_total", "Batch frames asked for; result is hit, 
 view_results = _counter("meshd_view_results_total", "Results of views asked for; hit or miss.", "result")
 view_results_evicted = _counter("meshd_view_results_evicted_total", "Results removed to make room.")
 view_result_bytes = _gauge("meshd_view_result_bytes", "Results of views on the disks.", mode="mostrecent")
+view_layouts = _counter(
+    "meshd_view_layouts_total", "Scans of the sources of shard views; result is made or same.", "result"
+)
+view_layout_seconds = _counter("meshd_view_layout_seconds_total", "Time that scans and layouts of them took.")
 frame_cache_bytes = _gauge("meshd_frame_cache_bytes", "Shared memory held by finished batches.")
 
 # jobs; state is done, failed or cancelled

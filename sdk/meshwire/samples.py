@@ -45,16 +45,18 @@ def file_name(item: SourceObject) -> str:
 def gathered(files: Iterable[SourceObject]) -> list[Sample]:
     """Files as samples, in the order of their first files. Names in different archives are different
     samples; where that leaves two of one name, theirs begin with the archive's."""
+    plain: dict[str, list[SourceObject]] = {}
     found: dict[tuple[str, str], list[SourceObject]] = {}
     for item in files:
-        stem = sample_key(file_name(item))[0]
-        found.setdefault((stem, item.key if item.name else ""), []).append(item)
+        if item.name:
+            found.setdefault((sample_key(item.name)[0], item.key), []).append(item)
+        else:
+            plain.setdefault(sample_key(item.key)[0], []).append(item)
     doubled: dict[str, int] = {}
-    for stem, archive in found:
-        if archive:
-            doubled[stem] = doubled.get(stem, 0) + 1
-    return [
-        _apart(stem, archive, items) if doubled.get(stem, 0) > 1 else Sample(stem, tuple(items))
+    for stem, _ in found:
+        doubled[stem] = doubled.get(stem, 0) + 1
+    return [Sample(stem, tuple(items)) for stem, items in plain.items()] + [
+        _apart(stem, archive, items) if doubled[stem] > 1 else Sample(stem, tuple(items))
         for (stem, archive), items in found.items()
     ]
 

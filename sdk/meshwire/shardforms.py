@@ -120,6 +120,10 @@ class Shard:
         """All bytes from `starts[number]` to the next start."""
         raise NotImplementedError
 
+    def of_others(self, members: Sequence[SourceObject]) -> Shard:
+        """The same shard with other members in the places of these."""
+        raise NotImplementedError
+
 
 class TarShard(Shard):
     """A tar, its end mark included. A member is a unit, and so is the end."""
@@ -128,9 +132,12 @@ class TarShard(Shard):
 
     @classmethod
     def of(cls, key: str, members: Sequence[SourceObject], prefix: str) -> TarShard:
-        sizes = [_header_size(member_name(m, prefix), m.size) + m.size + padding(m.size) for m in members]
+        sizes = [_member_size(member_name(member, prefix), member.size) for member in members]
         starts = tuple(itertools.accumulate(sizes, initial=0))
         return cls(key, tuple(members), prefix, starts, starts[-1] + len(END))
+
+    def of_others(self, members: Sequence[SourceObject]) -> TarShard:
+        return TarShard.of(self.key, members, self.prefix)
 
     def unit(self, number: int) -> Iterable[Piece]:
         if number == len(self.members):
@@ -140,7 +147,8 @@ class TarShard(Shard):
         return made(header), taken(member), made(bytes(padding(member.size)))
 
 
-def _header_size(name: str, size: int) -> int:
+def _member_size(name: str, size: int) -> int:
+    """Bytes of header, file and padding."""
     if len(name) <= 100 and size < 1 << 32 and name.isascii():
-        return BLOCK
-    return len(member_header(name, size))
+        return BLOCK + size + -size % BLOCK
+    return len(member_header(name, size)) + size + padding(size)

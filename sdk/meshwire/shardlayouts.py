@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from meshwire.expressions import order_key, parse_expression, spelled
 from meshwire.percents import encode
 from meshwire.samples import Evaluation, file_name, gathered
@@ -91,8 +93,7 @@ def _folder(value: Value) -> str:
 def _shards(view: ShardsView, folder: str, samples: Sequence[Sample]) -> Iterator[Shard]:
     order: Iterable[int] = range(len(samples))
     if view.shuffle is not None:
-        permutation = shuffled(view.shuffle, len(samples))
-        order = (permutation.one(position) for position in range(len(samples)))
+        order = shuffled(view.shuffle, len(samples)).many(np.arange(len(samples))).tolist()
     for number, taken in enumerate(_filled(view, (samples[index] for index in order))):
         yield _shard(view, folder + shard_name(view, number), taken)
 

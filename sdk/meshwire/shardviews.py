@@ -104,10 +104,20 @@ class ShardsView:
         return not self.match or name.endswith(self.match)
 
     @property
+    def asked(self) -> frozenset[str]:
+        """All names in the expressions."""
+        texts = [text for text in (self.where, self.group, self.sort, self.split_by) if text]
+        return frozenset(name for text in texts for name in parse_expression(text).names)
+
+    @property
     def reads_files(self) -> bool:
         """Whether an expression asks for what is in files."""
-        texts = [text for text in (self.where, self.group, self.sort, self.split_by) if text]
-        return any(parse_expression(text).names.difference(NAMES) for text in texts)
+        return bool(self.asked.difference(NAMES))
+
+    @property
+    def keeps_places(self) -> bool:
+        """Whether an object that is replaced stays where it was in the layout, whatever it is now."""
+        return self.samples == "objects" and not self.size and self.asked <= {"key", "stem", "ext", "files"}
 
 
 _KNOWN = (

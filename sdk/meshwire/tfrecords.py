@@ -164,6 +164,10 @@ class TfrecordShard(Shard):
         named = [(member_name(item, self.prefix), item) for item in files]
         return _features(sample_key(named[0][0])[0], named, dict(self.kinds))
 
+    def of_others(self, members: Sequence[SourceObject]) -> TfrecordShard:
+        samples = [members[first:end] for first, end in itertools.pairwise(self.firsts)]
+        return TfrecordShard.of(self.key, samples, self.prefix, self.kinds)
+
     def unit(self, number: int) -> Iterable[Piece]:
         features = self._features(number)
         size = _message_size(features)

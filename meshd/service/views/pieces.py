@@ -51,10 +51,14 @@ class Source:
     def __repr__(self) -> str:
         return f"<Source {self._bucket}>"
 
+    def record(self, key: str) -> Record | None:
+        """What a key names now."""
+        with store_errors():
+            return self.store.get(self._bucket, key)
+
     def present(self, member: SourceObject) -> Record | None:
         """The object a member is in; None when it is gone or another one now."""
-        with store_errors():
-            record = self.store.get(self._bucket, member.key)
+        record = self.record(member.key)
         return record if record is not None and record.etag == member.etag else None
 
     async def holder(self, member: SourceObject) -> Record:
