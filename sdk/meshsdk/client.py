@@ -7,7 +7,7 @@ writes carry a crc64nvme, reads are as long as the server said. Thread-safe; pic
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,7 +17,7 @@ from meshsdk.transport import Request, Transport, parsed
 from meshwire import etags, httpdates, percents
 from meshwire.checksums import new as new_checksum
 from meshwire.names import check_bucket_name, check_key
-from meshwire.s3 import documents
+from meshwire.s3 import documents, memberlistings
 from meshwire.s3.elements import escape
 
 if TYPE_CHECKING:
@@ -26,7 +26,14 @@ if TYPE_CHECKING:
     from meshsdk.connections import Buffer, Response
     from meshsdk.gathers import Gathered, Item
     from meshsdk.settings import Settings
-    from meshwire.s3.results import BucketEntry, DeleteFailure, ObjectEntry, ObjectListing
+    from meshwire.s3.results import (
+        BucketEntry,
+        DeleteFailure,
+        MemberEntry,
+        MemberListing,
+        ObjectEntry,
+        ObjectListing,
+    )
 
 _PAGE = 1000
 
@@ -141,6 +148,30 @@ class Client:
         for listing in self.pages(bucket, prefix, start_after=start_after):
             yield from listing.entries
 
+    def members(
+        self, bucket: str, key: str, prefix: str = "", *, start_after: str = ""
+    ) -> Iterator[MemberEntry]:
+        """The files of an archive (tar, tgz, tar.zst, zip) in order of their names, asked for as they are
+        taken: name, size, ETag, and where it lies plain in the object, its offset there. Raises
+        NotFoundError, ServerError UnprocessableSource for an archive that cannot be read."""
+        while True:
+            page = self.member_page(bucket, key, prefix, start_after=start_after)
+            yield from page.entries
+            if page.next_after is None:
+                return
+            start_after = page.next_after
+
+    def member_page(
+        self, bucket: str, key: str, prefix: str = "", *, start_after: str = "", page: int = 10_000
+    ) -> MemberListing:
+        """One page of them, with the archive's kind and its number of files."""
+        query = query_string(members="", max_keys=page, prefix=prefix, start_after=start_after)
+        request = Request("GET", object_path(bucket, key), query)
+        try:
+            return parsed(memberlistings.parse_document, self.transport.text(request))
+        except NotFoundError as error:
+            raise missing(bucket, key) from error
+
     # --- objects ----------------------------------------------------------------------------------
 
     def head(self, bucket: str, key: str) -> ObjectInfo:
@@ -152,14 +183,23 @@ class Client:
             raise missing(bucket, key) from error
 
     def get(
-        self, bucket: str, key: str, *, offset: int = 0, length: int | None = None, etag: str | None = None
+        self,
+        bucket: str,
+        key: str,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        etag: str | None = None,
+        member: str | None = None,
     ) -> bytes:
-        """The bytes from `offset`, `length` of them or to the end. With `etag`, PreconditionError if it
-        changed.
+        """The bytes from `offset`, `length` of them or to the end; of an archive's `member`, if given. With
+        `etag`, PreconditionError if it changed.
         """
         if length == 0:
             return b""
         request = get_request(bucket, key, offset, length, etag)
+        if member is not None:
+            request = replace(request, query=query_string(member=member))
         try:
             return self.transport.call(request, lambda response: response.read(1 << 40))
         except NotFoundError as error:
@@ -235,7 +275,7 @@ class Client:
     def gather(
         self, items: Iterable[Item], *, credit: int = gathers.CREDIT, verify: bool = True
     ) -> Generator[Gathered, None, None]:
-        """Objects, members of tar shards and byte ranges of either, from any buckets: one answer an item, in
+        """Objects, members of archives and byte ranges of either, from any buckets: one answer an item, in
         their order, over a few requests. An item that fails has its `error`; the others still come.
 
         At most `credit` bytes of items come in one frame, and one frame is held here at a time; an item that

@@ -289,7 +289,7 @@ _MEANING: Final[Mapping[str, tuple[int, str]]] = {
     "NoSuchBucket": (404, "is in no bucket that there is"),
     "AccessDenied": (403, "may not be read with this key"),
     "InvalidRange": (416, "is shorter than the range's beginning"),
-    "BadSample": (422, "lies in a tar that cannot be read; write it again"),
+    "BadSample": (422, "lies in an archive that cannot be read; write it again"),
     "TooLarge": (413, "is larger than the credit: raise credit=, or ask for ranges of it"),
     "Damaged": (500, "came with another checksum than it was stored with: run meshd fsck on the node"),
     "Unreadable": (500, "could not be read when its turn came: replaced meanwhile, or damaged on disk"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshsdk.errors import ConfigurationError, NotFoundError
 from meshwire import tars
+from meshwire.archives.kinds import archive_kind
 from meshwire.fields import class_of, parse_source, sample_key
 
 if TYPE_CHECKING:
@@ -34,10 +35,17 @@ def guess_fields(client: Client, source: str) -> dict[str, Any]:
     keys = [entry.key for entry in page.entries if entry.size]
     if not keys:
         raise NotFoundError(f"nothing is under {source}: see what there is with `mesh ls`", status=404)
-    shard = next((key for key in keys if key.endswith(".tar")), None)
+    shard = next((key for key in keys if archive_kind(key) is not None), None)
     if shard is not None:
-        return fields_of_names(_members(client, place.bucket, shard), None, source)
+        tar = archive_kind(shard) == "tar"
+        names = _members(client, place.bucket, shard) if tar else _listed(client, place.bucket, shard)
+        return fields_of_names(names, None, source)
     return fields_of_names(keys, place.prefix, source)
+
+
+def _listed(client: Client, bucket: str, key: str) -> list[str]:
+    """Names of members, as the node tells them."""
+    return [entry.name for entry in client.member_page(bucket, key, page=_MEMBERS).entries]
 
 
 def _members(client: Client, bucket: str, key: str) -> list[str]:

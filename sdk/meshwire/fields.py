@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from meshwire.archives.kinds import archive_kind
 from meshwire.documents import (
     PlanError,
     checked_choice,
@@ -52,12 +53,13 @@ class Source:
 
 
 def parse_source(text: Any, path: str = "source") -> Source:
-    """`s3://BUCKET/PREFIX`; a prefix is a folder, with or without its last `/`. Raises PlanError."""
+    """`s3://BUCKET/PREFIX`; a prefix is a folder, with or without its last `/`, or one archive. Raises
+    PlanError."""
     address = checked_text(text, path, at_most=2048)
     bucket, _, prefix = address.removeprefix("s3://").partition("/")
     if not address.startswith("s3://") or not bucket:
         raise PlanError(path, f"expected s3://BUCKET/PREFIX, got {shown(address)}")
-    if prefix and not prefix.endswith(("/", ".tar")):
+    if prefix and not prefix.endswith("/") and archive_kind(prefix) is None:
         prefix += "/"
     return Source(bucket, prefix)
 

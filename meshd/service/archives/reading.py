@@ -242,7 +242,7 @@ def refused(url: str, message: str) -> BatchError:
     return BatchError(
         "BadSample",
         f"{url} cannot be read as an archive: {message}",
-        help="write it again; an index follows the object's content by itself",
+        help="store it again, whole; its index follows by itself",
         detail={"url": url},
     )
 

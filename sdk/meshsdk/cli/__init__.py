@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from meshsdk.cli.archives import archive
 from meshsdk.cli.benching import bench
 from meshsdk.cli.copying import cp
 from meshsdk.cli.jobs import extract, job, reshard, shard
@@ -35,6 +36,7 @@ Examples:
   mesh cp -r ./photos s3://photos/train    upload a folder
   mesh sync --delete ./photos s3://photos/train
   mesh head s3://photos/train/             what a dataset of it would hold
+  mesh ls s3://photos/shard-000.tar/-/     the files of an archive: keys below ARCHIVE/-/
   mesh view create photos--small --match .jpg --op decode --op 'resize size=256' --op 'encode format=jpeg'
   mesh op ls                               what nodes can do to a field
   mesh shard s3://photos/train/ s3://photos-shards/v1/ --count 1000
@@ -65,6 +67,7 @@ for command in (
     rm,
     mb,
     rb,
+    archive,
     op,
     view,
     shard,

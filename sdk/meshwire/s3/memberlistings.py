@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 from meshwire.s3 import operations
 from meshwire.s3.errors import S3Error
 from meshwire.s3.queries import invalid
+from meshwire.s3.results import MemberEntry, MemberListing
 
 if TYPE_CHECKING:
     from meshwire.s3.queries import Query
-    from meshwire.s3.results import MemberListing
 
 MAX_NAME_BYTES: Final = 4096
 MAX_PAGE: Final = 10_000
@@ -46,6 +46,20 @@ def _name(query: Query, parameter: str) -> str:
     if len(value.encode()) > MAX_NAME_BYTES or "\0" in value or (parameter == "member" and not value):
         raise invalid(parameter, value, f"The name of a member has 1 to {MAX_NAME_BYTES} bytes.")
     return value
+
+
+def parse_document(body: bytes) -> MemberListing:
+    """Reads back what `document` wrote. Raises S3Error InternalError for anything else."""
+    try:
+        found = json.loads(body)
+        entries = tuple(
+            MemberEntry(str(each["name"]), int(each["size"]), str(each["etag"]), each.get("offset"))
+            for each in found["members"]
+        )
+        kind, etag, size, count = found["kind"], found["etag"], found["size"], found["count"]
+        return MemberListing(str(kind), str(etag), int(size), int(count), entries, found.get("next"))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise S3Error("InternalError", "The answer is no listing of an archive's members.") from None
 
 
 def document(listing: MemberListing) -> bytes:
