@@ -32,7 +32,7 @@ Extent = int | str | None
 
 KINDS: Final = ("bytes", "image", "array")
 LAYOUTS: Final = ("", "hwc", "chw")
-ARGUMENTS: Final = ("any", "bool", "dict", "float", "int", "list", "str")
+ARGUMENTS: Final = ("any", "bool", "bytes", "dict", "float", "int", "list", "str")
 MAX_SOURCE: Final = 1 << 20
 """Bytes of a module's file."""
 MAX_OPS: Final = 64
@@ -67,7 +67,8 @@ class ValueType:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """`type`: one of ARGUMENTS. Without a default it must be given."""
+    """`type`: one of ARGUMENTS; `bytes` is the content of an object, named by its address. Without a default
+    it must be given."""
 
     name: str
     type: str = "any"
@@ -212,6 +213,8 @@ def _parsed_arguments(value: Any, path: str) -> tuple[Argument, ...]:
         if not _FUNCTION.fullmatch(name):
             raise PlanError(join(where, "name"), f"{shown(name)} is no name of an argument")
         kind = checked_choice(document.get("type", "any"), join(where, "type"), ARGUMENTS)
+        if kind == "bytes" and document.get("default") is not None:
+            raise PlanError(join(where, "default"), "an argument of bytes has no default but None")
         read.append(Argument(name, kind, "default" not in document, document.get("default")))
     return tuple(read)
 
@@ -221,6 +224,7 @@ def _parsed_arguments(value: Any, path: str) -> tuple[Argument, ...]:
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "any": (object,),
     "bool": (bool,),
+    "bytes": (str,),
     "dict": (dict,),
     "float": (int, float),
     "int": (int,),

@@ -59,10 +59,10 @@ def op(
 ) -> Callable[[_F], _F]:
     """Makes a function an op: `f(value, *, arguments…)` → the value of type `output`.
 
-    Its arguments are its keyword-only parameters (an annotation of int, float, str, bool, list or dict is
-    checked when a plan is made); one named `random` gets the sample's own draws, a `KeyedRandom`. The
-    function stays what it is and can be called. `value` may be written to; it is gone when the function
-    returns.
+    Its arguments are its keyword-only parameters. An annotation of int, float, str, bool, list or dict is
+    checked when a plan is made; one of bytes is the content of an object, given as `s3://BUCKET/KEY`. One
+    named `random` gets the sample's own draws, a `KeyedRandom`. The function stays what it is and can be
+    called. `value` may be written to; it is gone when the function returns.
     """
 
     def mark(function: _F) -> _F:

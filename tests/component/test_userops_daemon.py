@@ -50,6 +50,11 @@ def patch(pixels, *, random, size: int = 16):
     top, left = random.integer(height - size + 1), random.integer(width - size + 1)
     return pixels[top : top + size, left : left + size].transpose(2, 0, 1).astype(np.float32)
 
+@op(input=BYTES, output=array("int64", ()), memory=128 << 20)
+def listed(data, *, table: bytes, other: bytes = None):
+    """Its length, looked up."""
+    return np.int64(int(table.split()[len(data) % 2]) + (int(other) if other else 0))
+
 @op(input=BYTES, output=array("int64", ()), seconds=0.5, memory=128 << 20)
 def trap(data, *, on: list, how: str):
     """Bad on samples of these sizes."""
@@ -187,6 +192,23 @@ def test_a_build_that_was_removed_is_refused_until_it_is_pushed_again(
     again = modules.push_module(client.transport, "mine", SOURCE)
     assert (again.version, again.new) == (pushed.version, True)
     assert np.asarray(loader.at(1)["image"]).tolist() == sizes()[4:8]
+
+
+def test_an_argument_of_bytes_is_an_objects_content(client: Client, pushed: modules.Pushed) -> None:
+    client.put("photos", "tables/a", b"100 200")
+    client.put("photos", "tables/b", b"7")
+
+    def values(**args: str) -> list[int]:
+        ds = dataset(client).map(ops.user("mine/listed", "image", **args))
+        return list(map(int, meshsdk.Loader(ds, global_batch=8, seed=1, shuffle=False).at(0)["image"]))
+
+    expected = [[100, 200][size % 2] for size in sizes()[:8]]
+    assert values(table="s3://photos/tables/a") == expected
+    assert values(table="s3://photos/tables/a", other="s3://photos/tables/b") == [v + 7 for v in expected]
+    client.put("photos", "tables/a", b"1 2")
+    assert values(table="s3://photos/tables/a") == [[1, 2][size % 2] for size in sizes()[:8]]
+    with pytest.raises(NotFoundError, match="tables/none"):
+        values(table="s3://photos/tables/none")
 
 
 @pytest.mark.usefixtures("signed")

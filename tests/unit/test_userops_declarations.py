@@ -97,7 +97,8 @@ def test_signatures_that_say_too_little_are_refused() -> None:
         ({"output": {"kind": "array", "dtype": "float32", "shape": [1] * 17}}, "output.shape"),
         ({"output": image(None, None, None).document()}, "output"),
         ({"arguments": [{"name": "a b"}]}, "arguments[0].name"),
-        ({"arguments": [{"name": "a", "type": "bytes"}]}, "arguments[0].type"),
+        ({"arguments": [{"name": "a", "type": "blob"}]}, "arguments[0].type"),
+        ({"arguments": [{"name": "a", "type": "bytes", "default": "x"}]}, "arguments[0].default"),
     ],
 )
 def test_what_is_wrong_with_a_declaration_is_named(change: dict[str, Any], place: str) -> None:

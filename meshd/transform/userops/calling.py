@@ -27,8 +27,17 @@ import numpy as np
 import meshd
 import meshwire
 from meshd.telemetry import metrics
+from meshd.transform.assets import Asset
 from meshd.transform.errors import BadSampleError, WrongOutputError
-from meshd.transform.userops.messages import ARENA_BYTES, IN, MAX_MESSAGE, MAX_TEXT, MAX_VALUE, OUT
+from meshd.transform.userops.messages import (
+    ARENA_BYTES,
+    ASSET_ROOM,
+    IN,
+    MAX_MESSAGE,
+    MAX_TEXT,
+    MAX_VALUE,
+    OUT,
+)
 from meshwire.declarations import parse_declarations
 from meshwire.documents import PlanError
 
@@ -91,6 +100,7 @@ class ConfinedProcess:
     def __init__(self, name: str, source: bytes, memory: int, confinement: Confinement) -> None:
         """Start it. Raises UnusableModuleError, DiedError."""
         self._memory = memory
+        self._given: OrderedDict[str, int] = OrderedDict()
         self._arena_fd = os.memfd_create("mesh-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._log = os.memfd_create("mesh-log", os.MFD_CLOEXEC)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -153,8 +163,13 @@ class ConfinedProcess:
 
         Raises DiedError, BadSampleError, WrongOutputError.
         """
+        contents = {name: item for name, item in args.items() if isinstance(item, Asset)}
+        for content in contents.values():
+            self._give(content)
+        plain = {name: item for name, item in args.items() if name not in contents}
+        assets = {name: content.digest for name, content in contents.items()}
         asked = self._placed(value)
-        self._send({"op": op, "args": dict(args), "key": key, "random": random, **asked})
+        self._send({"op": op, "args": plain, "assets": assets, "key": key, "random": random, **asked})
         said = self._receive(seconds, "sample")
         if "bad" in said or "error" in said:
             raise BadSampleError(str(said.get("bad", said.get("error"))))
@@ -163,6 +178,20 @@ class ConfinedProcess:
         made = self._taken(said)
         self._trim(max(asked["bytes"], len(made) if isinstance(made, bytes) else made.nbytes))
         return made
+
+    def _give(self, content: Asset) -> None:
+        """Hand over what an argument names, once."""
+        if content.digest in self._given:
+            self._given.move_to_end(content.digest)
+            return
+        forget: list[str] = []
+        while self._given and sum(self._given.values()) + len(content.data) > ASSET_ROOM:
+            forget.append(self._given.popitem(last=False)[0])
+        self._arena[IN : IN + len(content.data)] = content.data
+        self._send({"asset": content.digest, "bytes": len(content.data), "forget": forget})
+        if "kept" not in self._receive(START_SECONDS, "asset"):
+            raise self._nonsense()
+        self._given[content.digest] = len(content.data)
 
     def _placed(self, value: Any) -> dict[str, Any]:
         size = len(value) if isinstance(value, bytes) else value.nbytes

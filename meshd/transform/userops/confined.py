@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from meshd.transform.userops import confining
 from meshd.transform.userops.messages import (
     ARENA_BYTES,
+    ASSET_ROOM,
     IN,
     MAX_MESSAGE,
     MAX_TEXT,
@@ -97,6 +98,7 @@ class _Confined:
         self._name = f"{settings['name']}.py"
         self._source = self._arena[IN : IN + settings["source"]].decode(errors="replace")
         self._functions: dict[str, Callable[..., Any]] = {}
+        self._assets: dict[str, bytes] = {}
         self._memory = settings["memory"]
         statm = os.open("/proc/self/statm", os.O_RDONLY)
         readable = _readable()
@@ -108,7 +110,7 @@ class _Confined:
         confining.filter_calls(files=True, last=not self._sealed)
         confining.limit_memory(statm, self._memory + _LIBRARIES)
         self._failures = _preload(self._source)
-        confining.limit_memory(statm, self._memory)
+        confining.limit_memory(statm, self._memory + ASSET_ROOM)
         os.close(statm)
         if self._sealed:
             confining.filter_calls(files=False, last=True)
@@ -167,7 +169,7 @@ class _Confined:
         from meshwire.userops import BadSample
 
         try:
-            return self._applied(asked)
+            return self._kept(asked) if "asset" in asked else self._applied(asked)
         except BadSample as error:
             return {"bad": str(error)[:MAX_TEXT]}
         except MemoryError:
@@ -175,13 +177,21 @@ class _Confined:
         except BaseException as error:
             return {"error": self._told(error)}
 
+    def _kept(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Content for arguments, in the place of some that is needed no more."""
+        for digest in asked["forget"]:
+            self._assets.pop(digest, None)
+        self._assets[asked["asset"]] = self._arena[IN : IN + asked["bytes"]]
+        return {"kept": True}
+
     def _applied(self, asked: dict[str, Any]) -> dict[str, Any]:
         from meshwire.randomness import KeyedRandom
 
         _seed(asked["key"])
         draws = {"random": KeyedRandom(asked["key"], 0, 0)} if asked["random"] else {}
         value = self._value(asked)
-        made = self._functions[asked["op"]](value, **asked["args"], **draws)
+        contents = {name: self._assets[digest] for name, digest in asked["assets"].items()}
+        made = self._functions[asked["op"]](value, **asked["args"], **contents, **draws)
         return self._placed(made)
 
     def _value(self, asked: dict[str, Any]) -> Any:

@@ -13,5 +13,7 @@ from typing import Final
 MAX_VALUE: Final = 256 << 20
 IN, OUT = 0, MAX_VALUE
 ARENA_BYTES: Final = 2 * MAX_VALUE
+ASSET_ROOM: Final = 128 << 20
+"""Of assets' content a confined process keeps at a time, beyond the memory it declares."""
 MAX_MESSAGE: Final = 128 << 10
 MAX_TEXT: Final = 2000

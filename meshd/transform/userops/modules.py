@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from meshd.transform.assets import MissingAssetError, no_assets
+from meshd.transform.assets import MissingAssetError, asset, no_assets
 from meshd.transform.definitions import OpDefinition
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
 from meshd.transform.fieldtypes import FieldType
@@ -139,7 +139,7 @@ class Modules:
                 data = load(version.removeprefix(VERSION_PREFIX)).data
             except MissingAssetError as error:
                 raise gone(name, version, path) from error
-            known = self._known[version] = parse_module(module_name, data)
+            known = self._known[version] = _parsed(name, module_name, data, path)
             if len(self._known) > _KEPT:
                 self._known.popitem(last=False)
         return known
@@ -147,6 +147,13 @@ class Modules:
     def forget(self, version: str) -> None:
         """It was removed."""
         self._known.pop(version, None)
+
+
+def _parsed(name: str, module_name: str, data: bytes, path: str) -> Module:
+    try:
+        return parse_module(module_name, data)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnknownBuildError(join(path, "version"), f"that is no build of {name!r}: {error}") from error
 
 
 MODULES = Modules()
@@ -184,7 +191,7 @@ def definition(
 
 
 def _parameter(argument: Argument) -> Parameter:
-    parse = told(partial(checked_argument, argument), argument.type)
+    parse = asset if argument.type == "bytes" else told(partial(checked_argument, argument), argument.type)
     if argument.required:
         return Parameter(argument.name, parse)
     return Parameter(argument.name, parse, argument.default)
