@@ -22,6 +22,7 @@ from meshd.assembly.drafting import MAX_FRAME_BYTES
 from meshd.assembly.errors import BatchError, busy
 from meshd.assembly.ledger import Ledger
 from meshd.assembly.memory import FrameCache
+from meshd.assembly.packing import Packing, PackTables
 from meshd.assembly.plans import Plan
 from meshd.kit.accounts import account
 from meshd.kit.admission import Admission, FullError
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from meshd.assembly.sources import PlainArchives
     from meshd.config import TransformSettings
     from meshd.store.interface import ObjectStore
+    from meshwire.columns import Integers
     from meshwire.permutations import Order
 
 MAX_ROWS = 32768  # being built at a time; a larger frame is built alone
@@ -68,6 +70,7 @@ class Assembler:
         self._kitchen = Kitchen(store, pool, Ledger(self.catalog), node, archives)
         self._cache: FrameCache[Asked] = FrameCache(settings.frame_cache_bytes)
         self._flights: SingleFlight[Asked, MemoryFrame] = SingleFlight()
+        self._packs = PackTables(self.catalog)
         self._orders: OrderedDict[tuple[str, int], Order] = OrderedDict()
         self._rows_room = Admission(MAX_ROWS)
         self._bytes_room = Admission(max(settings.frame_cache_bytes, MIN_BUILDING_BYTES))
@@ -127,21 +130,36 @@ class Assembler:
     async def _assemble(self, address: Address) -> MemoryFrame:
         plan = await self.catalog.plan(address.plan)
         snapshot = await self.catalog.snapshot(plan.snapshot)
+        if plan.within:
+            return await self._pack(address, plan)
         count = count_rows(address, plan)
         with self._admission(count, count * _row_bytes(plan)):
-            rows = self._rows(address, plan, snapshot)
+            rows = self._rows(address, plan, snapshot.shard_starts)
             builder = FrameBuilder(self._kitchen, plan, snapshot, address.epoch, rows, metadata_of(address))
             frame = await builder.build()
         if isinstance(address, FrameAddress):
             self._cache.put(address, frame)
         return frame
 
-    def _rows(self, address: Address, plan: Plan, snapshot: Snapshot) -> Rows:
+    async def _pack(self, address: Address, plan: Plan) -> MemoryFrame:
+        count, table = count_rows(address, plan), self._packs.table(plan)
+        rows = self._rows(address, plan, table.shard_starts)
+        samples = table.samples_of(rows.samples)
+        within = await self._assemble(RowsAddress(plan.within, 0, tuple(samples.tolist())))
+        with self._admission(0, count * _row_bytes(plan)):
+            packing = Packing(plan, table, rows, samples)
+            made = await asyncio.to_thread(packing.frame, within, metadata_of(address), self._kitchen.memory)
+        within.close()
+        if isinstance(address, FrameAddress):
+            self._cache.put(address, made)
+        return made
+
+    def _rows(self, address: Address, plan: Plan, shard_starts: Integers) -> Rows:
         try:
             if isinstance(address, RowsAddress):
-                return _chosen_rows(address, plan, snapshot)
+                return _chosen_rows(address, plan)
             piece = rank_slice(
-                snapshot.samples,
+                plan.samples,
                 address.batch,
                 address.origin,
                 address.step,
@@ -151,17 +169,17 @@ class Assembler:
             )
         except PlanError as error:
             raise BatchError("InvalidPlan", str(error), detail={"path": error.path}) from error
-        order = self._order(plan, snapshot, address.epoch)
+        order = self._order(plan, shard_starts, address.epoch)
         rows = rows_of(piece.positions, order.many(piece.positions), piece.pad)
         if plan.pairs is not None:
-            rows.partners = partners_of(rows.positions, snapshot.samples, order.many)
+            rows.partners = partners_of(rows.positions, plan.samples, order.many)
         return rows
 
-    def _order(self, plan: Plan, snapshot: Snapshot, epoch: int) -> Order:
+    def _order(self, plan: Plan, shard_starts: Integers, epoch: int) -> Order:
         key = plan.hash, epoch
         found = self._orders.get(key)
         if found is None:
-            found = self._orders[key] = order(plan.spec.shuffle, snapshot.shard_starts, plan.spec.seed, epoch)
+            found = self._orders[key] = order(plan.spec.shuffle, shard_starts, plan.spec.seed, epoch)
             if len(self._orders) > _ORDERS:
                 self._orders.popitem(last=False)
         self._orders.move_to_end(key)
@@ -216,13 +234,13 @@ def count_rows(address: Address, plan: Plan) -> int:
     return end - first
 
 
-def _chosen_rows(address: RowsAddress, plan: Plan, snapshot: Snapshot) -> Rows:
+def _chosen_rows(address: RowsAddress, plan: Plan) -> Rows:
     samples = np.array(address.samples, dtype=np.int64)
-    if samples.size and (int(samples.min()) < 0 or int(samples.max()) >= snapshot.samples):
-        raise PlanError("samples", f"indices lie in 0…{snapshot.samples - 1}")
+    if samples.size and (int(samples.min()) < 0 or int(samples.max()) >= plan.samples):
+        raise PlanError("samples", f"indices lie in 0…{plan.samples - 1}")
     rows = rows_of(samples, samples)
     if plan.pairs is not None:
-        rows.partners = partners_of(samples, snapshot.samples, lambda positions: positions)
+        rows.partners = partners_of(samples, plan.samples, lambda positions: positions)
     return rows
 
 

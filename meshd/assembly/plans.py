@@ -58,7 +58,7 @@ class Plan:
     """`outputs`: of the bytes fields, by name in order. Label fields are int64 scalars and need no op.
     `bucket`, `samples`: of the snapshot, so that requests are admitted without loading it. `assets`: sha256
     of what the ops are built with. `pairs`: when rows are mixed. `others`: further buckets of a joined
-    snapshot.
+    snapshot. `within`: of a packed plan, the one that renders its samples; `samples` counts its rows.
     """
 
     hash: str
@@ -70,6 +70,7 @@ class Plan:
     assets: tuple[str, ...] = ()
     pairs: Pairs | None = None
     others: tuple[str, ...] = ()
+    within: str = ""
 
     @cached_property
     def program_text(self) -> str:
@@ -97,6 +98,7 @@ class Plan:
             "outputs": _documents(self.outputs),
             "assets": list(self.assets),
             "others": list(self.others),
+            "within": self.within,
         }
         if self.pairs is not None:
             pairs = self.pairs
@@ -118,7 +120,7 @@ class Plan:
             pairs = Pairs(mixed["weight"], _outputs(mixed["outputs"]), tuple(mixed["class_labels"]))
         others = tuple(value.get("others", ()))
         place = value["snapshot"], value["bucket"], value["samples"]
-        return cls(digest, *place, spec, outputs, assets, pairs, others)
+        return cls(digest, *place, spec, outputs, assets, pairs, others, value.get("within", ""))
 
 
 def _documents(outputs: Mapping[str, Output]) -> dict[str, Any]:

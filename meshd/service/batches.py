@@ -14,12 +14,13 @@ import numpy as np
 
 from meshd.assembly.addressing import RowsAddress
 from meshd.assembly.assembler import count_rows
-from meshd.assembly.errors import busy
+from meshd.assembly.errors import BatchError, busy
 from meshd.assembly.ledger import read_ledger
 from meshd.assembly.plans import Output, Pairs, Plan
 from meshd.assembly.sources import PinnedObjects, bytes_columns
 from meshd.service.blobs import Blob, as_samples, as_tar
 from meshd.service.datasets import invalid
+from meshd.service.packs import Packs, within_spec
 from meshd.transform.programs import asset_digests, compile_program, completed
 from meshd.transform.reading import SourceGoneError
 from meshwire.documents import MAX_INTEGER, PlanError, checked_integer, checked_object, read_json, required
@@ -79,6 +80,7 @@ class BatchService:
         self._store, self._catalog, self._datasets = store, catalog, datasets
         self._readers, self._frames, self._assets = readers, frames, assets
         self._archives = archives
+        self._packs = Packs(catalog, frames)
         self._compiled: set[str] = set()
 
     def __repr__(self) -> str:
@@ -104,7 +106,14 @@ class BatchService:
             spec = await self._assets.pinned(caller, spec)
         except PlanError as error:
             raise invalid(error) from error
-        return await self.compiled(snapshot, spec)
+        if spec.pack is None:
+            return await self.compiled(snapshot, spec)
+        try:
+            self._packs.check(snapshot, spec)
+            within = await self.compiled(snapshot, within_spec(spec))
+            return await self._packs.plan(within, snapshot, spec)
+        except PlanError as error:
+            raise invalid(error) from error
 
     async def compiled(self, snapshot: Snapshot, spec: PlanSpec) -> Plan:
         """A plan of ops whose versions, arguments and assets are settled. Raises BatchError."""
@@ -159,7 +168,7 @@ class BatchService:
             raise invalid(error) from error
         if digest not in self._compiled:
             snapshot = await self._catalog.snapshot(plan.snapshot)
-            await self.compiled(snapshot, plan.spec)
+            await self.compiled(snapshot, plan.spec if plan.spec.pack is None else within_spec(plan.spec))
             self._compiled.add(digest)
         return plan
 
@@ -210,6 +219,12 @@ class BatchService:
     async def _blobs(self, caller: Caller, address: FrameAddress) -> tuple[Snapshot, Slice, list[Blob]]:
         plan = await self._catalog.plan(address.plan)
         await self._require(caller, plan)
+        if plan.within:
+            raise BatchError(
+                "BadRequest",
+                "a row of a packed plan is no sample; ask for tensors, or for the plan within",
+                detail={"within": plan.within},
+            )
         count_rows(address, plan)
         snapshot = await self._catalog.snapshot(plan.snapshot)
         piece = slice_of(plan, address)
@@ -342,7 +357,7 @@ def _describe(plan: Plan, snapshot: Snapshot, batch: int | None) -> dict[str, An
     document = {
         "plan": plan.hash,
         "snapshot": plan.snapshot,
-        "positions": snapshot.samples,
+        "positions": plan.samples,
         "samples": snapshot.samples,
         "fields": {
             name: plan.columns[name].describe() if name in plan.columns else label
@@ -351,5 +366,5 @@ def _describe(plan: Plan, snapshot: Snapshot, batch: int | None) -> dict[str, An
         "ops": [{"op": op.op, "version": op.version} for op in plan.spec.ops],
     }
     if batch is not None:
-        document["steps"] = steps(snapshot.samples, batch, 0, plan.spec.tail)
+        document["steps"] = steps(plan.samples, batch, 0, plan.spec.tail)
     return document

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import operator
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 import numpy as np
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from meshwire.snapshotdocuments import Snapshot
 
 _ROWS_A_REQUEST = 512
+_PATIENCE = 600.0  # seconds that measuring for packing may take before a dataset gives up
 _KINDS = ("auto", "objects", "tar", "lines")
 
 
@@ -81,19 +82,57 @@ class Dataset:
     """
 
     def __init__(
-        self, client: Client, snapshot: SnapshotInfo, ops: tuple[OpSpec, ...] = (), epoch: int = 0
+        self,
+        client: Client,
+        snapshot: SnapshotInfo,
+        ops: tuple[OpSpec, ...] = (),
+        epoch: int = 0,
+        packing: Mapping[str, Any] | None = None,
     ) -> None:
         self.client = client
         self.snapshot = snapshot
         self.ops = ops
         self.epoch = epoch
+        self.packing = None if packing is None else dict(packing)
         self._plan: PlanInfo | None = None
 
     def map(self, *ops: OpSpec) -> Dataset:
         """A dataset with these ops (see `meshsdk.ops`) after those it has; they run on the storage nodes."""
         for op in ops:
             self._check_op(op)
-        return Dataset(self.client, self.snapshot, (*self.ops, *ops), self.epoch)
+        return self._with(ops=(*self.ops, *ops))
+
+    def pack(
+        self,
+        *fields: str,
+        length: int,
+        value: int = 0,
+        long: Literal["split", "truncate"] = "split",
+    ) -> Dataset:
+        """A dataset whose rows hold many samples: these sequences (of one length in a sample) side by side,
+        `length` elements a row, what is left filled with `value`. Other fields must be selected away.
+
+        A batch has them as [rows, length], and FIELD.segments (1, 2, … for the samples of a row, 0 for
+        nothing) and FIELD.positions (from 0 on in each sample) of the first. A sequence longer than a row is
+        split over several, or cut. `len(ds)` counts rows, and asking for it measures every sample, once.
+        """
+        packing = {"fields": sorted(fields), "length": length, "value": value, "long": long}
+        return self._with(packing=packing)
+
+    def _with(
+        self,
+        *,
+        ops: tuple[OpSpec, ...] | None = None,
+        epoch: int | None = None,
+        packing: Mapping[str, Any] | None = None,
+    ) -> Dataset:
+        return Dataset(
+            self.client,
+            self.snapshot,
+            self.ops if ops is None else ops,
+            self.epoch if epoch is None else epoch,
+            self.packing if packing is None else packing,
+        )
 
     def select(self, *fields: str) -> Dataset:
         """A dataset with these fields alone; ops on the others are forgotten."""
@@ -131,6 +170,8 @@ class Dataset:
     def _derived(
         self, change: Mapping[str, Any], ops: Sequence[OpSpec], deadline: float | None = None
     ) -> Dataset:
+        if self.packing is not None:
+            raise ConfigurationError("select, rename, filter and join before pack: a packed row is no sample")
         made = derive_snapshot(self.client.transport, self.snapshot, change, deadline)
         return Dataset(self.client, made, tuple(ops), self.epoch)
 
@@ -152,7 +193,7 @@ class Dataset:
 
     def at_epoch(self, epoch: int) -> Dataset:
         """The dataset as `ds[i]` sees it in another epoch."""
-        return Dataset(self.client, self.snapshot, self.ops, operator.index(epoch))
+        return self._with(epoch=operator.index(epoch))
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -186,6 +227,7 @@ class Dataset:
             "tail": tail,
             "on_bad": on_bad,
             "max_bad": max_bad,
+            "pack": self.packing,
         }
         try:
             return spec_document(parse_spec(document))
@@ -195,7 +237,10 @@ class Dataset:
     def plan(self) -> PlanInfo:
         """The registered plan behind `ds[i]` and `schema`: stored order, seed 0, bad samples raise."""
         if self._plan is None:
-            self._plan = register_plan(self.client.transport, self.snapshot.hash, self.spec())
+            patience = None if self.packing is None else _PATIENCE
+            self._plan = register_plan(
+                self.client.transport, self.snapshot.hash, self.spec(), deadline=patience
+            )
         return self._plan
 
     def schema(self) -> Mapping[str, FieldSchema]:
@@ -207,7 +252,7 @@ class Dataset:
         return fetch_snapshot(self.client.transport, self.snapshot.hash)
 
     def __len__(self) -> int:
-        return self.snapshot.samples
+        return self.snapshot.samples if self.packing is None else self.plan().positions
 
     def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
         """Sample `index` in stored order; raises IndexError, BadSampleError."""
@@ -235,10 +280,12 @@ class Dataset:
 
     def __repr__(self) -> str:
         ops = "".join(f".{op.op}({op.field!r})" for op in self.ops)
-        return f"Dataset({self.snapshot.source}, {len(self)} samples, {', '.join(self.fields)}){ops}"
+        pack = "" if self.packing is None else f".pack(length={self.packing['length']})"
+        samples, fields = self.snapshot.samples, ", ".join(self.fields)
+        return f"Dataset({self.snapshot.source}, {samples} samples, {fields}){ops}{pack}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.client, self.snapshot, self.ops, self.epoch)
+        return type(self), (self.client, self.snapshot, self.ops, self.epoch, self.packing)
 
 
 def _row(value: Any, row: int) -> Any:

@@ -28,10 +28,13 @@ from meshwire.documents import (
     shown,
 )
 from meshwire.loaderstate import LoaderState, StateMismatchError, checked_hash
+from meshwire.packing import pack_document, parse_pack
 from meshwire.slices import TAILS, Slice, Tail, batch_rows, rank_rows, rank_slice, steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from meshwire.packing import Pack
 
 __all__ = [
     "LoaderState",
@@ -83,7 +86,9 @@ class ShuffleSpec:
 
 @dataclass(frozen=True, slots=True)
 class PlanSpec:
-    """`max_bad`: the share of an epoch's samples, 0…1, above which a job stops whatever `on_bad` says."""
+    """`max_bad`: the share of an epoch's samples, 0…1, above which a job stops whatever `on_bad` says.
+    `pack`: when a row holds many samples; positions count rows.
+    """
 
     ops: tuple[OpSpec, ...] = ()
     seed: int = 0
@@ -91,6 +96,7 @@ class PlanSpec:
     tail: Tail = "pad"
     on_bad: OnBad = "substitute"
     max_bad: float = 0.01
+    pack: Pack | None = None
 
 
 def parse_spec(source: bytes | str | Mapping[str, Any]) -> PlanSpec:
@@ -98,7 +104,7 @@ def parse_spec(source: bytes | str | Mapping[str, Any]) -> PlanSpec:
     sizes.
     """
     value = read_json(source) if isinstance(source, (bytes, str)) else checked_json(dict(source), "")
-    known = ("version", "ops", "seed", "shuffle", "tail", "on_bad", "max_bad")
+    known = ("version", "ops", "seed", "shuffle", "tail", "on_bad", "max_bad", "pack")
     document = checked_object(value, "", known)
     version = checked_integer(document.get("version", SPEC_VERSION), "version", 1, MAX_INTEGER)
     if version != SPEC_VERSION:
@@ -110,6 +116,7 @@ def parse_spec(source: bytes | str | Mapping[str, Any]) -> PlanSpec:
         tail=cast("Tail", checked_choice(document.get("tail", "pad"), "tail", TAILS)),
         on_bad=cast("OnBad", checked_choice(document.get("on_bad", "substitute"), "on_bad", ON_BAD)),
         max_bad=checked_number(document.get("max_bad", 0.01), "max_bad", 0.0, 1.0),
+        pack=None if document.get("pack") is None else parse_pack(document["pack"]),
     )
 
 
@@ -157,7 +164,7 @@ def spec_document(spec: PlanSpec) -> dict[str, Any]:
     shuffle: dict[str, Any] = {"kind": spec.shuffle.kind}
     if spec.shuffle.kind == "blocks":
         shuffle["shards"] = spec.shuffle.shards
-    return {
+    document: dict[str, Any] = {
         "version": SPEC_VERSION,
         "ops": [_op_document(op) for op in spec.ops],
         "seed": spec.seed,
@@ -166,6 +173,7 @@ def spec_document(spec: PlanSpec) -> dict[str, Any]:
         "on_bad": spec.on_bad,
         "max_bad": spec.max_bad,
     }
+    return document if spec.pack is None else document | {"pack": pack_document(spec.pack)}
 
 
 def _op_document(op: OpSpec) -> dict[str, Any]:

@@ -1,0 +1,211 @@
+"""Packed plans, made: the lengths of all samples measured once, by rendering them; then the rows laid out.
+
+Law: lengths belong to the plan within (snapshot, ops): plans that pack it otherwise do not measure again.
+Measuring is durable part by part: who asks again goes on where it stopped, after a kill -9 too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meshd.assembly.addressing import RowsAddress
+from meshd.assembly.errors import BatchError
+from meshd.assembly.packing import table_key
+from meshd.assembly.plans import Output
+from meshd.kit.patience import LongWork, StillRunningError
+from meshd.transform import registry
+from meshwire import frames
+from meshwire.columns import ColumnReader, ColumnWriter
+from meshwire.documents import PlanError, suggestion
+from meshwire.frames import Status
+from meshwire.packing import POSITIONS, SEGMENTS, pack_rows
+from meshwire.plans import PlanSpec, ShuffleSpec, plan_hash
+from meshwire.snapshots import LabelColumn
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from meshd.assembly.addressing import FrameSource
+    from meshd.assembly.catalog import Catalog
+    from meshd.assembly.plans import Plan
+    from meshd.kit.patience import Progress
+    from meshwire.columns import Integers
+    from meshwire.packing import Pack
+    from meshwire.snapshots import Snapshot
+
+PART = 16_384
+_ROWS_A_FRAME = 1024
+_KIND, _VERSION = "shardmesh.lengths", 1
+_BAD = -1
+
+
+class Packs:
+    """One a worker."""
+
+    def __init__(self, catalog: Catalog, frames: FrameSource) -> None:
+        self._catalog, self._frames = catalog, frames
+        self._long: LongWork[Plan] = LongWork("packs")
+
+    def __repr__(self) -> str:
+        return f"<Packs, {self._long!r}>"
+
+    def check(self, snapshot: Snapshot, spec: PlanSpec) -> None:
+        """Raises PlanError for what cannot be packed, before an op is built."""
+        pack = spec.pack
+        assert pack is not None
+        unknown = [name for name in pack.fields if name not in snapshot.fields]
+        if unknown:
+            hint = suggestion(unknown[0], snapshot.fields)
+            raise PlanError("pack.fields", f"the dataset has no field {unknown[0]!r}{hint}")
+        labels = [name for name, column in snapshot.fields.items() if isinstance(column, LabelColumn)]
+        left = sorted({*snapshot.fields, *labels} - {*pack.fields} | {*labels} & {*pack.fields})
+        if left:
+            raise PlanError(
+                "pack.fields",
+                f"a row holds many samples and cannot have {left[0]!r} with it; select the packed fields",
+            )
+        for index, op in enumerate(spec.ops):
+            if registry.find(op.op, op.version, f"ops[{index}]").random:
+                raise PlanError(f"ops[{index}]", f"{op.op!r} draws; packed rows are the same in every epoch")
+
+    async def plan(self, within: Plan, snapshot: Snapshot, spec: PlanSpec) -> Plan:
+        """The packed plan over the plan `within` (which renders single samples), its rows laid out.
+
+        Raises PlanError; BatchError: BadSample (by `on_bad`, `max_bad`), Busy (measuring: ask again).
+        """
+        pack = spec.pack
+        assert pack is not None
+        for name in pack.fields:
+            output = within.outputs[name]
+            if output.shape is not None or output.ndim != 1 or output.dtype == "bool":
+                raise PlanError(
+                    "pack.fields", f"{name!r} is {output.describe()}; packed are ragged sequences, as tokens"
+                )
+            _check_value(pack, output.dtype)
+        spec = replace(spec, ops=within.spec.ops)
+        digest = plan_hash(snapshot.hash, spec)
+        await self._catalog.add_plan(within)
+        try:
+            return await self._long.run(digest, partial(self._made, within, snapshot, spec, digest))
+        except StillRunningError as error:
+            raise BatchError(
+                "Busy",
+                f"the {snapshot.samples} samples are being measured for packing, {error}",
+                help="ask again: the work goes on",
+                retry_after=1,
+            ) from None
+
+    async def _made(
+        self, within: Plan, snapshot: Snapshot, spec: PlanSpec, digest: str, progress: Progress
+    ) -> Plan:
+        pack = spec.pack
+        assert pack is not None
+        lengths = await self._lengths(within, snapshot.samples, pack, progress)
+        _check_bad(lengths, snapshot, spec, within)
+        table = await asyncio.to_thread(pack_rows, np.maximum(lengths, 0), snapshot.shard_starts, pack)
+        if not table.rows:
+            raise BatchError("NoSuchKey", "every sample is empty: nothing to pack", help="look at the ops")
+        await self._catalog.write(table_key(digest), await asyncio.to_thread(table.to_bytes), once=True)
+        first = pack.fields[0]
+        outputs = {name: Output(within.outputs[name].dtype, (pack.length,)) for name in pack.fields}
+        outputs |= {f"{first}{part}": Output("int32", (pack.length,)) for part in (SEGMENTS, POSITIONS)}
+        return replace(
+            within,
+            hash=digest,
+            samples=table.rows,
+            spec=spec,
+            outputs=dict(sorted(outputs.items())),
+            within=within.hash,
+        )
+
+    async def _lengths(self, within: Plan, samples: int, pack: Pack, progress: Progress) -> Integers:
+        """Of all samples, in elements; −1 for bad ones."""
+        found = []
+        for number, start in enumerate(range(0, samples, PART)):
+            key = f"lengths/{within.hash}/{'-'.join(pack.fields)}/{number:06d}"
+            count = min(PART, samples - start)
+            document = self._catalog.read(key)
+            if document is None:
+                part = await self._measured(within, range(start, start + count), pack)
+                await self._catalog.write(key, _to_bytes(part), once=True)
+            else:
+                part = _from_bytes(document, count)
+            found.append(part)
+            progress.done = (start + count) / samples
+        return np.concatenate(found)
+
+    async def _measured(self, within: Plan, samples: range, pack: Pack) -> Integers:
+        found = []
+        for start in range(samples.start, samples.stop, _ROWS_A_FRAME):
+            some = tuple(range(start, min(start + _ROWS_A_FRAME, samples.stop)))
+            found.append(await self._measured_frame(RowsAddress(within.hash, 0, some), pack))
+        return np.concatenate(found)
+
+    async def _measured_frame(self, address: RowsAddress, pack: Pack) -> Integers:
+        frame = await self._frames.frame(address)
+        try:
+            with mmap.mmap(frame.fd, frame.size, prot=mmap.PROT_READ) as data:
+                return _frame_lengths(bytes(data[: _head(data)]), data, pack)
+        finally:
+            frame.close()
+
+
+def _head(data: mmap.mmap) -> int:
+    return frames.header_size(data[:8])
+
+
+def _frame_lengths(header: bytes, data: mmap.mmap, pack: Pack) -> npt.NDArray[np.int64]:
+    slots = frames.parse_header(header).tensors
+
+    def read(name: str) -> npt.NDArray[np.int64]:
+        slot = slots[name]
+        raw = data[slot.offset : slot.offset + slot.nbytes]
+        return np.frombuffer(raw, frames.DTYPES[slot.dtype]).astype(np.int64)
+
+    columns = [np.diff(read(f"{name}.offsets")) for name in pack.fields]
+    bad = read("__status") != Status.OK
+    for column in columns[1:]:
+        bad |= column != columns[0]
+    return np.where(bad, _BAD, columns[0])
+
+
+def _check_value(pack: Pack, dtype: str) -> None:
+    kind = np.dtype(dtype)
+    if kind.kind in "iu" and not np.iinfo(kind).min <= pack.value <= np.iinfo(kind).max:
+        raise PlanError("pack.value", f"{pack.value} is no {dtype}")
+
+
+def _check_bad(lengths: Integers, snapshot: Snapshot, spec: PlanSpec, within: Plan) -> None:
+    """What `on_bad` and `max_bad` say, of the whole dataset. Raises BatchError BadSample."""
+    bad = np.flatnonzero(lengths == _BAD)
+    allowed = 0 if spec.on_bad == "raise" else max(1, int(spec.max_bad * lengths.size))
+    if bad.size > allowed:
+        name = snapshot.sample_name(int(bad[0]))
+        raise BatchError(
+            "BadSample",
+            f"{bad.size} of {lengths.size} samples cannot be packed, {allowed} may; the first is {name}",
+            help=f"see why with: mesh bad ls {within.hash}; fields packed together must be equally long",
+            detail={"key": name, "bad": int(bad.size), "plan": within.hash},
+        )
+
+
+def _to_bytes(lengths: Integers) -> bytes:
+    writer = ColumnWriter(_KIND, _VERSION, {})
+    writer.integers("lengths", lengths + 1)  # from 0 on, which is narrower
+    return writer.to_bytes()
+
+
+def _from_bytes(document: bytes, count: int) -> Integers:
+    reader = ColumnReader(document, _KIND, _VERSION)
+    return reader.integers("lengths", low=0, high=1 << 40, count=count) - 1
+
+
+def within_spec(spec: PlanSpec) -> PlanSpec:
+    """The plan within: the same ops on single samples, whatever the order; bad ones are masked."""
+    return PlanSpec(spec.ops, 0, ShuffleSpec("none"), "pad", "mask", 1.0)
