@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import random
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +13,11 @@ import pytest
 from meshd.testing.daemons import Daemon
 from tests.archive_making import archive_of
 from tests.component.jobs_working import done, ended, members, objects, start
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,6 +86,22 @@ def test_every_kind_gives_the_same_shards(daemon: Daemon, s3: Any) -> None:
         made.append(objects(s3, "made", f"same-{kind}/"))
     assert all(found == made[0] for found in made)
     assert len(made[0]) > 2
+
+
+@pytest.mark.parametrize("kind", ["tgz", "tar.zst"])
+def test_compressed_shards(daemon: Daemon, s3: Any, kind: str) -> None:
+    document = {"kind": "reshard", "source": "s3://packed/zip", "count": 6}
+    done(daemon, **document, target=f"s3://made/to-{kind}", format=kind)
+    made = objects(s3, "made", f"to-{kind}/")
+    assert all(name.endswith(f".{kind}") for name in made)
+    inflate = gzip.decompress if kind == "tgz" else zstd.decompress
+    assert members(*map(inflate, made.values())) == FILES
+    s3.delete_object(Bucket="made", Key=f"to-{kind}/shard-000001.{kind}")
+    again = done(daemon, **document, target=f"s3://made/to-{kind}", format=kind)
+    assert again["progress"]["written"] == 1
+    assert objects(s3, "made", f"to-{kind}/") == made
+    done(daemon, kind="extract", source=f"s3://made/to-{kind}", target=f"s3://made/from-{kind}")
+    assert objects(s3, "made", f"from-{kind}/") == FILES
 
 
 def test_one_archive_is_a_source_too(daemon: Daemon, s3: Any) -> None:

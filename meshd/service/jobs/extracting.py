@@ -138,7 +138,7 @@ class _Lane:
 
     async def _commit(self, output: Output, body: AsyncGenerator[bytes, None], sums: Sums) -> None:
         await self._writer.write(output, body, sums)
-        self._tally.done(1, output.size, there=False)
+        self._tally.done(1, sums.size, there=False)
 
     async def _pieces(self, item: SourceFile, sums: Sums) -> AsyncGenerator[bytes, None]:
         verifier = BodyVerifier(BodyDigests())

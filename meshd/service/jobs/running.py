@@ -111,12 +111,8 @@ class JobRunner:
             if present is None or not present.cancel:
                 raise  # the node stops: the next start goes on
             await self._end(job.job_id, "cancelled", tally)
-        except (BatchError, S3Error, PlanError, StoreError) as error:
-            _log.warning("job failed", extra={"job": job.job_id, "why": str(error)[:500]})
-            await self._end(job.job_id, "failed", tally, _told(error))
-        except Exception:
-            _log.exception("job failed", extra={"job": job.job_id})
-            await self._end(job.job_id, "failed", tally, "it broke; the node's log says how")
+        except Exception as error:
+            await self._end(job.job_id, "failed", tally, _explained(error, job.job_id))
         else:
             await self._end(job.job_id, "done", tally)
         finally:
@@ -176,11 +172,20 @@ def _saved(job: Job | None, tally: Tally, rate: float) -> Job:
     )
 
 
-def _told(error: Exception) -> str:
+def _explained(error: Exception, job_id: str) -> str:
+    """Why a job failed, for who started it; the log has what only the operator can make sense of."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
     if isinstance(error, BatchError):
-        return f"{error.message} {error.help}".strip()
-    if isinstance(error, S3Error):
-        return f"{error.code}: {error.message}"
-    if isinstance(error, StoreError):
-        return f"the store refused: {error}"
-    return str(error)
+        told = f"{error.message} {error.help}".strip()
+    elif isinstance(error, S3Error):
+        told = f"{error.code}: {error.message}"
+    elif isinstance(error, StoreError):
+        told = f"the store refused: {error}"
+    elif isinstance(error, PlanError):
+        told = str(error)
+    else:
+        _log.error("job broke", extra={"job": job_id}, exc_info=error)
+        return "it broke; the node's log says how"
+    _log.warning("job failed", extra={"job": job_id, "why": told[:500]})
+    return told

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from awscrt.checksums import crc32c
 
+from meshd.service.jobs.compressing import COMPRESSORS
 from meshd.service.jobs.packing import tar_groups, tar_size
 from meshd.service.jobs.principals import Grant
 from meshd.service.jobs.reading import SourceReader, read_pieces
@@ -99,11 +100,13 @@ class _Lane:
         for number in numbers:
             key, made_of = plan.outputs[number], await asyncio.to_thread(plan.digest, number, form)
             files = await asyncio.to_thread(plan.of, number)
-            output = Output(key, tar_size(files), made_of, FORMATS[form])
+            size = None if form in COMPRESSORS else tar_size(files)
+            output = Output(key, size, made_of, FORMATS[form])
             there = self._writer.is_there(output)
             if not there:
                 sums = Sums(f"{made_of}-{max(1, len(files))}")
-                await self._writer.write(output, self._body(tar_groups(files), sums), sums)
+                body = self._body if form not in COMPRESSORS else self._compressed
+                await self._writer.write(output, body(tar_groups(files), sums), sums)
             tally.done(int(plan.samples[number]), sum(item.size for item in files), there=there)
 
     async def _body(self, groups: Iterator[Group], sums: Sums) -> AsyncGenerator[memoryview, None]:
@@ -113,7 +116,26 @@ class _Lane:
             opened = self._reader.opened({piece.source for piece in group.pieces})
             crc = await asyncio.to_thread(_fill, buffer, group, opened, crc)
             yield buffer
-        sums.checksums = {"crc32c": base64.b64encode(crc.to_bytes(4, "big")).decode()}
+        sums.checksums = {"crc32c": _spelled(crc)}
+
+    async def _compressed(self, groups: Iterator[Group], sums: Sums) -> AsyncGenerator[bytes, None]:
+        compressor = COMPRESSORS[self._running.spec.format]()
+        crc = 0
+        for group in groups:
+            buffer = self._buffers.take(group.size)
+            opened = self._reader.opened({piece.source for piece in group.pieces})
+            await asyncio.to_thread(_fill, buffer, group, opened, 0)
+            data = await asyncio.to_thread(compressor.compress, buffer)
+            crc = crc32c(data, crc)
+            yield data
+        data = await asyncio.to_thread(compressor.flush)
+        crc = crc32c(data, crc)
+        yield data
+        sums.checksums = {"crc32c": _spelled(crc)}
+
+
+def _spelled(crc: int) -> str:
+    return base64.b64encode(crc.to_bytes(4, "big")).decode()
 
 
 def _fill(buffer: memoryview, group: Group, opened: dict[int, Opened], crc: int) -> int:

@@ -32,10 +32,11 @@ Lent = bytes | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """An object to be written. `made_of` tells it from any other content of this name."""
+    """An object to be written; `size` in bytes where it is known before. `made_of` tells it from any other
+    content of this name."""
 
     key: str
-    size: int
+    size: int | None
     made_of: str
     content_type: str
 
@@ -98,10 +99,10 @@ class OutputWriter:
 
 
 class Sums:
-    """ETag and checksums of a body, known once it has gone by."""
+    """ETag, checksums and size of a body, known once it has gone by."""
 
     def __init__(self, etag: str = "") -> None:
-        self.etag = etag
+        self.etag, self.size = etag, 0
         self.checksums: Mapping[str, str] = {}
 
     def __repr__(self) -> str:
@@ -110,4 +111,4 @@ class Sums:
     def take(self, verifier: BodyVerifier) -> None:
         """As an upload of these bytes would have them."""
         digest = verifier.finish()
-        self.etag, self.checksums = digest.md5_hex, digest.checksums
+        self.etag, self.checksums, self.size = digest.md5_hex, digest.checksums, digest.size

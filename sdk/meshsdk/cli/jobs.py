@@ -50,6 +50,13 @@ def _layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--shuffle", type=int, metavar="SEED", help="Samples in an order by this seed."),
         click.option("--split", multiple=True, metavar="NAME=SHARE", help="Parts, a folder each; repeat."),
         click.option("--match", multiple=True, metavar=".EXT", help="Only files that end so; repeat."),
+        click.option(
+            "--sort", metavar="EXPR", help="Samples by an expression, as '-size' or 'part(key, \"/\", 1)'."
+        ),
+        click.option("--where", metavar="EXPR", help="Only samples it holds for, as 'size > 10000'."),
+        click.option("--group", metavar="EXPR", help="A folder for each of its values."),
+        click.option("--split-by", metavar="EXPR", help="Samples of one value are in one part of the split."),
+        click.option("--format", type=click.Choice(["tar", "tgz", "tar.zst"]), help="Of the shards.  [tar]"),
         click.option("--name", help="What shards are called before their number.  [shard]"),
     )
     for option in reversed(options):
@@ -82,6 +89,7 @@ def shard(session: Session, source: Remote, target: Remote, detach: bool, **opti
     \b
     mesh shard s3://photos/train/ s3://photos-shards/v1/ --count 1000 --shuffle 7
     mesh shard s3://photos/ s3://photos-shards/v2/ --size 268435456 --split train=0.9 --split val=0.1
+    mesh shard s3://photos/ s3://photos-shards/v3/ --sort -size --where 'ext == "jpg"'
     """
     return _start(session, jobs.shard_job(str(source), str(target), **_given(options)), detach=detach)
 
