@@ -130,7 +130,8 @@ def configure(style: str, level: str, process: str, *, stream: TextIO | None = N
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for noisy in ("asyncio", "PIL", "aiohttp.access"):
+    for noisy in ("asyncio", "aiohttp.access"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)  # bad files are told of by name, by who reads them
     logging.captureWarnings(capture=True)
     warnings.simplefilter("default" if level == "debug" else "ignore", DeprecationWarning)

@@ -9,12 +9,14 @@ target.
 from __future__ import annotations
 
 import io
+import warnings
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import simplejpeg
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from meshd.transform.builtin.resampling import cut
 from meshd.transform.builtin.resizing import CenterCrop, Windowing
@@ -37,10 +39,14 @@ Mode = Literal["rgb", "gray"]
 MAX_PIXELS = 1 << 26  # 67 megapixels, 200 MB as RGB: what one sample may cost a transform process
 MAX_SCANS = 200  # of a progressive JPEG: each is a pass over the whole image, however few bytes it has
 _MANY_PIXELS = 1 << 20
+_MOST_WORK = 1 << 28  # pixels times scans of a smaller one
 _FORMATS = ("PNG", "WEBP", "JPEG", "GIF", "BMP", "TIFF")
 _JPEG = b"\xff\xd8\xff"
+_PNG = b"\x89PNG\r\n\x1a\n"
 
 Image.MAX_IMAGE_PIXELS = None  # our own bound is checked before a pixel is decoded
+# What is wrong with a file is said once, with its name: by the bad sample, not in a log that it could fill.
+warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,8 @@ def read_jpeg_head(data: bytes) -> JpegHead:
     except ValueError as error:
         raise BadSampleError(f"not a readable JPEG: {error}") from error
     _check_pixels(height, width)
-    if height * width > _MANY_PIXELS and data.count(b"\xff\xda") > MAX_SCANS:
+    scans = data.count(b"\xff\xda")
+    if scans > MAX_SCANS and (height * width > _MANY_PIXELS or scans * height * width > _MOST_WORK):
         raise BadSampleError(f"a JPEG of more than {MAX_SCANS} scans is not decoded")
     return JpegHead(height, width, colorspace)
 
@@ -85,6 +92,8 @@ def decode_jpeg(data: bytes, head: JpegHead, mode: Mode, shrink: int = 1) -> Pix
 
 def decode_other(data: bytes, mode: Mode) -> Pixels:
     """[h, w, channels] of any other format. Raises BadSampleError."""
+    if data[: len(_PNG)] == _PNG:
+        _check_png(data)
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
             _check_pixels(opened.height, opened.width)
@@ -93,11 +102,27 @@ def decode_other(data: bytes, mode: Mode) -> Pixels:
             )  # 16 bits a sample: Pillow's own conversion would clip, not scale
             picture = opened.point(lambda value: value / 256).convert("L") if wide else opened
             array = np.asarray(picture.convert("RGB" if mode == "rgb" else "L"))
-    except BadSampleError:
+    except (BadSampleError, MemoryError):
         raise
+    except UnidentifiedImageError as error:
+        raise BadSampleError("no JPEG, PNG, WebP, GIF, BMP or TIFF") from error
     except Exception as error:  # Pillow's plugins raise many kinds for hostile bytes; all mean a bad file
         raise BadSampleError(f"not a readable image: {type(error).__name__}: {error}") from error
     return array if array.ndim == 3 else array[:, :, None]
+
+
+def _check_png(data: bytes) -> None:
+    """The checksum of every chunk, which Pillow leaves out for those that hold the pixels."""
+    at = len(_PNG)
+    while True:
+        body = at + 8 + int.from_bytes(data[at : at + 4], "big")
+        if body + 4 > len(data):
+            raise BadSampleError("a truncated PNG")
+        if zlib.crc32(memoryview(data)[at + 4 : body]) != int.from_bytes(data[body : body + 4], "big"):
+            raise BadSampleError("a damaged PNG: the checksum of a chunk is wrong")
+        if data[at + 4 : at + 8] == b"IEND":
+            return
+        at = body + 4
 
 
 def decode(data: bytes, mode: Mode) -> Pixels:
