@@ -8,6 +8,7 @@ Invariant: one environment per process, opened after fork.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 import threading
 from typing import TYPE_CHECKING
@@ -217,7 +218,7 @@ def _unpack(stored: bytes) -> Versioned:
 
 
 async def _either(event: asyncio.Event, seconds: float) -> None:
-    try:
-        await asyncio.wait_for(event.wait(), seconds)
-    except TimeoutError:
-        return
+    # Not wait_for: Python 3.11's loses a cancel that comes together with the event.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()

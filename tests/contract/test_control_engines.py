@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from typing import TYPE_CHECKING
 
@@ -97,3 +98,29 @@ def test_embedded_survives_a_writer_killed_inside_a_transaction(tmp_path: Path) 
         control.close()
 
     asyncio.run(main())
+
+
+def test_a_watch_is_cancelled_though_something_is_written_at_that_moment(tmp_path: Path) -> None:
+    """A node that stops writes and cancels its watchers in one breath."""
+
+    async def scenario() -> None:
+        control = EmbeddedControl(tmp_path, ManualClock())
+        began = asyncio.Event()
+
+        async def watch() -> None:
+            async with contextlib.aclosing(control.watch("topic")) as changes:
+                async for _ in changes:
+                    began.set()
+
+        await control.put("topic/a", b"1")
+        watcher = asyncio.create_task(watch())
+        await began.wait()
+        await asyncio.sleep(0)  # it has seen everything, and waits
+        control._wake()
+        watcher.cancel()
+        done, _ = await asyncio.wait([watcher], timeout=5)
+        control.close()
+        assert done, "the cancel was lost"
+        assert watcher.cancelled()
+
+    asyncio.run(scenario())
