@@ -7,10 +7,13 @@ interleaved.
 
 from __future__ import annotations
 
+import gzip
 import io
 import random
+import sys
 import tarfile
 import time
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -24,6 +27,11 @@ from bench.results import Figure
 from bench.rows import KIB, MIB
 from meshsdk.connecting import connect
 from meshsdk.gathers import Item
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -41,8 +49,8 @@ _WORKLOADS: Final = 16  # a reading repeats small work until it has this many sh
 
 @dataclass(frozen=True, slots=True)
 class GatherRow:
-    """`count` objects of `size` bytes, or members of a shard. `bars`: peer → the least the gather must do of
-    its rate; `least`: items a second."""
+    """`count` objects of `size` bytes, or members of a shard (a `kind` of archive). `bars`: peer → the least
+    the gather must do of its rate; `least`: items a second."""
 
     name: str
     title: str
@@ -50,6 +58,7 @@ class GatherRow:
     count: int
     bars: tuple[tuple[str, float], ...] = ()
     least: float | None = None
+    kind: str = "tar"
 
     @property
     def members(self) -> bool:
@@ -70,9 +79,14 @@ def gather_rows(scale: Scale) -> tuple[GatherRow, ...]:
         GatherRow("gather-10k", f"{all_:,} × 10 KiB", 10 * KIB, all_, small),
         GatherRow("gather-100k", f"{some:,} × 100 KiB", 100 * KIB, some, ((ONE, 7.0), (BOTO_ONE, 7.0))),
         GatherRow("gather-1m", f"{few:,} × 1 MiB", MIB, few, ((ONE, 1.7), (BOTO_ONE, 1.7))),
-        GatherRow(
-            "gather-members", f"{20 * all_:,} members of 1,000 bytes", _MEMBER, 20 * all_, (), 40_000.0
-        ),
+        *(_member_row(kind, 20 * all_) for kind in ("tar", "tgz", "tar.zst", "zip")),
+    )
+
+
+def _member_row(kind: str, count: int) -> GatherRow:
+    name = "gather-members" if kind == "tar" else f"gather-members-{kind.replace('.', '-')}"
+    return GatherRow(
+        name, f"{count:,} members of 1,000 bytes of a {kind}", _MEMBER, count, (), 40_000.0, kind
     )
 
 
@@ -109,8 +123,8 @@ def _fill(row: GatherRow, server: Server, client: Client) -> list[Item]:
     shelving.make_bucket(server)
     body = shelving.pattern(row.size)
     if row.members:
-        shard, names = f"{row.name}/shard.tar", [f"{number:06d}.bin" for number in range(row.count)]
-        client.put(shelving.BUCKET, shard, _tar(names, body))
+        shard, names = f"{row.name}/shard.{row.kind}", [f"{number:06d}.bin" for number in range(row.count)]
+        client.put(shelving.BUCKET, shard, _archive(row.kind, names, body))
         items = [Item(shelving.BUCKET, shard, member=name) for name in names]
     else:
         shelving.fill(server, sorted(row.asked()), body)
@@ -119,6 +133,19 @@ def _fill(row: GatherRow, server: Server, client: Client) -> list[Item]:
         if answer.error is not None or answer.data != body:
             raise shelving.AnswerError(f"{answer.item} was gathered wrong: {answer.error}")
     return items
+
+
+def _archive(kind: str, names: Sequence[str], body: bytes) -> bytes:
+    if kind == "zip":
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name in names:
+                archive.writestr(name, body)
+        return buffer.getvalue()
+    tar = _tar(names, body)
+    if kind == "tar.zst":
+        return zstd.compress(tar)
+    return gzip.compress(tar) if kind == "tgz" else tar
 
 
 def _tar(names: Sequence[str], body: bytes) -> bytes:

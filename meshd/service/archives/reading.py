@@ -129,7 +129,7 @@ class Archives:
         document = self._catalog.read(INDEXES + name)
         if document is not None:
             with suppress(ColumnError):  # written by another version: made anew
-                return await asyncio.to_thread(ArchiveIndex.from_bytes, document)
+                return await asyncio.to_thread(_read, document)
         refusal = self._catalog.read(REFUSALS + name)
         if refusal is not None:
             raise refused(url, str(json.loads(refusal)["error"]))
@@ -153,6 +153,7 @@ class Archives:
         failpoints.hit("archives.index.made")
         metrics.archives.labels(kind, "indexed").inc()
         await self._catalog.write(INDEXES + name, await asyncio.to_thread(index.to_bytes))
+        await asyncio.to_thread(index.prepare)
         return index
 
     async def _indexed(self, kind: ArchiveKind, record: Record, most: int) -> ArchiveIndex:
@@ -262,6 +263,13 @@ def _url(bucket: str, key: str) -> str:
 
 def _name(kind: ArchiveKind, record: Record) -> str:
     return f"{record.etag}-{record.size:x}.{kind}"
+
+
+def _read(document: bytes) -> ArchiveIndex:
+    """An index, ready to be searched (blocking). Raises ColumnError."""
+    index = ArchiveIndex.from_bytes(document)
+    index.prepare()
+    return index
 
 
 def _scan(kind: ArchiveKind, spans: Iterable[Span], size: int) -> ArchiveIndex:
