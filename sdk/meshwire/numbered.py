@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 _DIGITS = "0123456789"
+_SORTED = 4096  # spellings remembered
 _NUMBER = {True: r"(\d{%d})", False: r"(0|[1-9]\d{0,18})"}
 
 
@@ -75,10 +76,26 @@ class Numbered:
                     yield key, numbers
                 return
             level = self.levels[len(numbers)]
-            for text in _texts(level, base + level.head, alive):
-                yield from below(base + level.head + text, (*numbers, int(text)))
+            stem = base + level.head
+            free = stem.startswith(prefix) and stem > after and not after.startswith(stem)
+            for text in _every(level) if free else _texts(level, stem, alive):
+                yield from below(stem + text, (*numbers, int(text)))
 
         return below("", ())
+
+
+def _every(level: Level) -> Iterable[str]:
+    """All spellings of a level's numbers, in order."""
+    if level.width:
+        return (f"{number:0{level.width}d}" for number in range(level.count))
+    if level.count <= _SORTED:
+        return _sorted(level.count)
+    return _texts(level, "", lambda _: True)
+
+
+@lru_cache(maxsize=64)
+def _sorted(count: int) -> tuple[str, ...]:
+    return tuple(sorted(map(str, range(count))))
 
 
 def _texts(level: Level, base: str, alive: Callable[[str], bool], text: str = "") -> Iterator[str]:

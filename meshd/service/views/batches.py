@@ -79,28 +79,28 @@ class BatchReader:
         def walk(prefix: str, after: str) -> Iterator[tuple[str, tuple[int, ...]]]:
             return keys.walk(prefix, after)
 
-        page = page_of(operation, walk)
+        page, modified = page_of(operation, walk), self._modified(plan)
         entries: list[ObjectEntry] = []
         for number, (key, numbers) in enumerate(page.items):
             address = _address(view, numbers)
-            unknown = self._known(plan, address) is None and await self._planned_size(plan, address) is None
-            if unknown and built == _BUILT_A_PAGE:
-                return _cut(page.items[number - 1][0], page.prefixes, entries)
-            built += unknown
-            try:
-                size = await self._size(plan, address)
-            except S3Error as error:
-                if error.code == "UnprocessableSource":
-                    continue
-                raise
-            entries.append(ObjectEntry(key, size, _etag(address), self._modified(plan)))
+            size = await self._known_size(plan, address)
+            if size is None:
+                if built == _BUILT_A_PAGE:
+                    return _cut(page.items[number - 1][0], page.prefixes, entries)
+                built += 1
+                try:
+                    size = await self._size(plan, address)
+                except S3Error as error:
+                    if error.code == "UnprocessableSource":
+                        continue
+                    raise
+            entries.append(ObjectEntry(key, size, _etag(address), modified))
         return ObjectListing(tuple(entries), tuple(page.prefixes), page.truncated, page.last)
 
     # --- sizes ------------------------------------------------------------------------------------------
 
     async def _size(self, plan: Plan, address: FrameAddress) -> int:
-        planned = await self._planned_size(plan, address)
-        known = planned if planned is not None else self._known(plan, address)
+        known = await self._known_size(plan, address)
         if known is not None:
             return known
         frame = await frame_of(self._frames, address)
@@ -124,8 +124,11 @@ class BatchReader:
                 raise pinned_refusal(error) from error
         return self._planned[name]
 
-    def _known(self, plan: Plan, address: FrameAddress) -> int | None:
-        """What was written down when the frame was built."""
+    async def _known_size(self, plan: Plan, address: FrameAddress) -> int | None:
+        """Of a frame that need not be built for it: planned, or written down when it was built."""
+        planned = await self._planned_size(plan, address)
+        if planned is not None:
+            return planned
         place = _place(address)
         text = self._catalog.read(place)
         if text is None:
