@@ -190,3 +190,24 @@ def test_a_bound_key_makes_no_views_of_what_it_may_not_read(root: Mesh, key: Mes
     assert refused(key, "GET", f"/-/views/{bucket}--small") == "AccessDenied"
     assert error(key.call("GET", f"/-/views/{bucket}--none"))["code"] == "AccessDenied"
     assert key.call("GET", f"/{bucket}--small/train/cat/0001.png").code == "AccessDenied"
+
+
+def test_a_view_of_samples_is_given_without_its_source(root: Mesh, eve: Mesh, s3: Any, bucket: str) -> None:
+    ops = [{"op": "decode", "field": "image"}, {"op": "resize", "field": "image", "args": {"size": [4, 4]}}]
+    array = {"kind": "zarr", "prefix": "train/", "fields": {"image": "png"}, "ops": ops, "chunk": 5}
+    made = root.snapshot(f"s3://{bucket}/train/", {"image": {"ext": ["png"]}})
+    plan = root.plan(made["snapshot"], ops)["plan"]
+    views = {"array": array, "batches": {"kind": "batches", "plan": plan, "batch": 4}}
+    keys = {"array": "image/c/1/0/0/0", "batches": "epoch=0/step=000001/rank=0-of-1.safetensors"}
+    for name, view in views.items():
+        wanted = {"bucket": bucket, "name": name, "view": view}
+        assert refused(eve, "POST", "/-/views", wanted) == "AccessDenied"
+        assert root.post("/-/views", wanted).status == 200
+        shown = f"{bucket}--{name}"
+        for target in (f"/{shown}/{keys[name]}", f"/{shown}?list-type=2"):
+            assert eve.call("GET", target).code == "AccessDenied"
+        open_to_eve(s3, shown, *reading(shown, ""))
+        body = eve.call("GET", f"/{shown}/{keys[name]}").body
+        assert body == s3.get_object(Bucket=shown, Key=keys[name])["Body"].read()
+        assert keys[name].encode() in eve.call("GET", f"/{shown}?list-type=2").body
+        assert eve.call("GET", f"/{bucket}/train/cat/0001.png").code == "AccessDenied"
