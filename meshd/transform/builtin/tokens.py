@@ -6,6 +6,7 @@ does not count, those are ops of their own. What the library makes of a file bel
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from meshwire.randomness import KeyedRandom
 
 _LOADED = 4
+os.environ.setdefault(
+    "TOKENIZERS_PARALLELISM", "false"
+)  # a process is one core's; the pool is the parallelism
 
 
 @lru_cache(maxsize=_LOADED)
@@ -79,9 +83,9 @@ class Tokenize:
     def apply(self, value: bytes, random: KeyedRandom) -> npt.NDArray[Any]:
         text = text_of(value)
         try:
-            ids = self._tokenizer.encode(text, add_special_tokens=self.special).ids
+            (made,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=self.special)
         except BaseException as error:  # a panic of the library is no Exception
             if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
                 raise
             raise BadSampleError(f"the tokenizer refuses the text: {error}") from None
-        return np.array(ids, self.dtype)
+        return np.array(made.ids, self.dtype)
