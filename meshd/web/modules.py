@@ -43,8 +43,8 @@ class ModuleEndpoint:
     def routes(self) -> list[NativeRoute]:
         guarded = self._native.guarded
         return [
-            NativeRoute("POST", f"{PREFIX}/test", guarded(self.test)),
-            NativeRoute("POST", PREFIX, guarded(self.push)),
+            NativeRoute("POST", f"{PREFIX}/test", guarded(self._native.bounded(self.test))),
+            NativeRoute("POST", PREFIX, guarded(self._native.bounded(self.push))),
             NativeRoute("GET", PREFIX, guarded(self.list_all)),
             NativeRoute("DELETE", f"{PREFIX}/", guarded(self.remove)),
         ]

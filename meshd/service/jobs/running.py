@@ -16,6 +16,7 @@ import msgspec
 from meshd.assembly.errors import BatchError
 from meshd.control.jobs import TOPIC
 from meshd.kit import failpoints
+from meshd.kit.accounts import charged
 from meshd.kit.tasks import Tasks
 from meshd.service.jobs.kinds import Running, Tally
 from meshd.service.jobs.principals import caller_of
@@ -127,7 +128,8 @@ class JobRunner:
         failpoints.hit("jobs.begun")
         spec = parse_job(job.spec)
         caller = caller_of(job.principal, self._identities)
-        await self._kinds[job.kind].work(Running(job.job_id, job.run, spec, caller, tally))
+        with charged(caller.identity.account):
+            await self._kinds[job.kind].work(Running(job.job_id, job.run, spec, caller, tally))
         failpoints.hit("jobs.worked")
 
     async def _save_often(self, job_id: str, tally: Tally) -> None:
