@@ -154,5 +154,4 @@ _ADVICE = {
     "NoSuchBucket": "List the buckets with `mesh ls`, or make it with `mesh mb s3://NAME`.",
     "NoSuchKey": "List what is there with `mesh ls`.",
     "SnapshotChanged": "Open the dataset again to pin what is stored now.",
-    "UnknownOpBuild": "Upgrade that node, or drop the op's version from the plan to take the latest.",
 }

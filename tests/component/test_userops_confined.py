@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -212,6 +213,46 @@ def test_each_way_to_die_is_named(what: str, kind: str, reason: str) -> None:
         assert caught.value.kind == kind
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"kind": "bytes", "bytes": -1},
+        {"kind": "bytes", "bytes": 1 << 60},
+        {"kind": "bytes", "bytes": True, "dtype": 7},
+        {"kind": "bytes", "bytes": "9"},
+        {"kind": "array", "dtype": "object", "shape": [1]},
+        {"kind": "array", "dtype": "float32"},
+        {"kind": "array", "dtype": "float32", "shape": [-1]},
+        {"kind": "array", "dtype": "float32", "shape": [True]},
+        {"kind": "array", "dtype": "float32", "shape": [1 << 20, 1 << 20]},
+        {"kind": "array", "dtype": "float32", "shape": [0] * 17},
+        {"kind": "array", "dtype": ["float32"], "shape": [1]},
+        {"kind": "array", "dtype": {}, "shape": [1]},
+        {"ready": True},
+        {"kept": True},
+        [1],
+        None,
+        "memory",
+    ],
+    ids=str,
+)
+def test_an_answer_that_is_none_is_nonsense(answer: Any) -> None:
+    with confined() as process:
+        what = f"each(os.write, {json.dumps(answer).encode()!r}); time.sleep(60)"
+        with pytest.raises(DiedError) as caught:
+            call(process, "do", what=what)
+        assert caught.value.kind == "nonsense"
+
+
+def test_what_it_said_before_it_was_asked_is_nonsense() -> None:
+    with confined() as process:
+        call(process, "do", what="pass")
+        more = json.dumps({"kind": "bytes", "bytes": 0}).encode()
+        call(process, "do", what=f"each(os.write, {more!r})")
+        with pytest.raises(DiedError, match="no answer"):
+            call(process, "do", what="pass")
+
+
 def test_what_a_function_raises_is_a_bad_sample_with_the_line() -> None:
     with confined() as process:
         for what, reason in (
@@ -223,6 +264,13 @@ def test_what_a_function_raises_is_a_bad_sample_with_the_line() -> None:
             with pytest.raises(BadSampleError, match=reason):
                 call(process, "do", what=what)
         assert call(process, "do", what="print('x' * 1000000)") == b"done"
+
+
+def test_a_module_that_speaks_before_it_is_read_is_not_believed() -> None:
+    for answer in ({"ready": True, "ops": [], "held": 5}, {"ready": True, "ops": 5}, {"held": {}}, {}):
+        source = f"import os\nfor fd in range(3, 64):\n try: os.write(fd, {json.dumps(answer).encode()!r})\n"
+        with pytest.raises(UnusableModuleError, match="declares"):
+            ConfinedProcess("mine", f"{source} except OSError: pass".encode(), 256 * MIB, OPEN)
 
 
 @pytest.mark.parametrize(

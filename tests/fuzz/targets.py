@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from meshwire import httpdates, percents, tars
-from meshwire.documents import PlanError
+from meshwire.declarations import extents, parse_declaration
+from meshwire.documents import PlanError, canonical_json, read_json
 from meshwire.expressions import order_key, parse_expression
 from meshwire.multipart import FormError, FormReader
 from meshwire.policies import PolicyError, Question, decide, is_public, parse_policy
@@ -298,6 +299,18 @@ def view(data: bytes) -> None:
         assert parse_view(read.to_json(), "bucket") == read
 
 
+def declaration(data: bytes) -> None:
+    """What a confined process says of its module: read back it is the same, and types never surprise."""
+    with contextlib.suppress(PlanError):
+        read = parse_declaration(read_json(data))
+        assert parse_declaration(json.loads(canonical_json(read.document()))) == read
+        args = {argument.name: 3 for argument in read.arguments}
+        for shape in ((), (1,), (4, None, 3), (None,) * 16):
+            with contextlib.suppress(ValueError):
+                made = extents(read, shape, args)
+                assert len(made) == len(read.output.shape or ())
+
+
 TARGETS = {
     target.name: target
     for target in (
@@ -313,6 +326,7 @@ TARGETS = {
         Target("post-policy", post_policy, words.FORMS),
         Target("fields", fields, words.FIELDS, 512),
         Target("expression", expression, words.EXPRESSIONS, 512),
+        Target("declaration", declaration, words.DECLARATIONS, 2048),
         Target("view", view, words.VIEWS, 1024),
     )
 }

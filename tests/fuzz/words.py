@@ -64,6 +64,12 @@ VIEWS = """
 9223372036854775808
 """.split()
 
+DECLARATIONS = """
+"name": "input": "output": "arguments": [] "random": true "seconds": 10.0 "memory": 1073741824 "summary":
+"kind": "image" "array" "bytes" "dtype": "uint8" "float32" "shape": ["h", null, 3] "layout": "hwc" "chw"
+"type": "int" "float" "list" "default": null -1 1e400 9223372036854775808
+""".split()
+
 ZIPS = [
     "PK\1\2",
     "PK\3\4",

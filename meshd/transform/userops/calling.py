@@ -50,15 +50,8 @@ if TYPE_CHECKING:
 START_SECONDS: Final = 60.0
 KEPT: Final = 4  # processes a transform process keeps at a time, the last used
 _KEEP_PAGES = 16 << 20  # of the arena, between values
-_NUMBERS = frozenset(
-    [
-        "bool",
-        "float16",
-        "float32",
-        "float64",
-        *(f"{kind}int{bits}" for kind in ("", "u") for bits in (8, 16, 32, 64)),
-    ]
-)
+_NUMBERS = ["bool", "float16", "float32", "float64"]
+_NUMBERS += [f"{kind}int{bits}" for kind in ("", "u") for bits in (8, 16, 32, 64)]
 _CODE = "from meshd.transform.userops.confined import main; main()"
 _ENVIRONMENT: Final = {
     "LANG": "C.UTF-8",
@@ -152,7 +145,10 @@ class ConfinedProcess:
             if why in said:
                 raise UnusableModuleError(str(said[why])[:MAX_TEXT])
         try:
-            return parse_declarations(said.get("ops")), tuple(map(str, said.get("held", ())))
+            held = said.get("held")
+            return parse_declarations(said.get("ops")), tuple(
+                map(str, held if isinstance(held, list) else ())
+            )
         except PlanError as error:
             raise UnusableModuleError(str(error)) from error
 
@@ -206,7 +202,7 @@ class ConfinedProcess:
 
     def _taken(self, said: dict[str, Any]) -> Any:
         size = said.get("bytes")
-        if said.get("kind") == "bytes" and isinstance(size, int) and 0 <= size <= MAX_VALUE:
+        if said.get("kind") == "bytes" and type(size) is int and 0 <= size <= MAX_VALUE:
             return self._arena[OUT : OUT + size]
         dtype, shape = said.get("dtype"), said.get("shape")
         if said.get("kind") != "array" or dtype not in _NUMBERS or not _is_shape(shape):

@@ -55,6 +55,13 @@ _DEVICES = (
 )
 _PACKAGES = ("meshwire", "meshsdk")  # what an op may use of ours
 _LIBRARIES = 8 << 30  # of address space, for what a module imports
+_ALWAYS = (
+    *("meshsdk.userops", "meshwire.randomness", "random"),
+    *("numpy", "numpy.fft", "numpy.linalg", "numpy.ma", "numpy.polynomial", "numpy.random"),
+    *(f"encodings.{name}" for name in ("ascii", "cp1252", "cp437", "idna", "latin_1", "punycode", "utf_7")),
+    *(f"encodings.{name}" for name in ("utf_16", "utf_16_be", "utf_16_le", "utf_32", "utf_8_sig")),
+)
+"""What is there whether a module names it or not; numpy and codecs load much of it when it is first used."""
 _NOT_IMPORTED = ("meshd", "antigravity")
 
 
@@ -284,21 +291,11 @@ def _preload(source: str) -> dict[str, str]:
     the op's, and where files are sealed they cannot be loaded later. Returns why some could not be."""
     failures: dict[str, str] = {}
     sys.meta_path.insert(0, _NotOurs())
-    for name in (
-        "numpy",
-        "numpy.random",
-        "random",
-        "meshsdk.userops",
-        "meshwire.randomness",
-        *_imported(source),
-    ):
+    for name in (*_ALWAYS, *_imported(source)):
         try:
             _warm(importlib.import_module(name))
         except BaseException as error:
             failures[name] = f"{type(error).__name__}: {error}"
-    for codec in ("idna", "latin-1", "utf-16", "cp437"):
-        with contextlib.suppress(LookupError):
-            "".encode(codec)
     return failures
 
 
