@@ -238,7 +238,8 @@ def test_each_way_to_die_is_named(what: str, kind: str, reason: str) -> None:
 )
 def test_an_answer_that_is_none_is_nonsense(answer: Any) -> None:
     with confined() as process:
-        what = f"each(os.write, {json.dumps(answer).encode()!r}); time.sleep(60)"
+        said = {"number": 1, **answer} if isinstance(answer, dict) else answer
+        what = f"each(os.write, {json.dumps(said).encode()!r}); time.sleep(60)"
         with pytest.raises(DiedError) as caught:
             call(process, "do", what=what)
         assert caught.value.kind == "nonsense"
@@ -247,8 +248,8 @@ def test_an_answer_that_is_none_is_nonsense(answer: Any) -> None:
 def test_what_it_said_before_it_was_asked_is_nonsense() -> None:
     with confined() as process:
         call(process, "do", what="pass")
-        more = json.dumps({"kind": "bytes", "bytes": 0}).encode()
-        call(process, "do", what=f"each(os.write, {more!r})")
+        more = json.dumps({"number": 2, "kind": "bytes", "bytes": 0}).encode()
+        assert call(process, "do", what=f"each(os.write, {more!r})") == b""  # a lie about itself
         with pytest.raises(DiedError, match="no answer"):
             call(process, "do", what="pass")
 
@@ -267,7 +268,13 @@ def test_what_a_function_raises_is_a_bad_sample_with_the_line() -> None:
 
 
 def test_a_module_that_speaks_before_it_is_read_is_not_believed() -> None:
-    for answer in ({"ready": True, "ops": [], "held": 5}, {"ready": True, "ops": 5}, {"held": {}}, {}):
+    answers: list[dict[str, Any]] = [
+        {"ready": True, "ops": [], "held": 5},
+        {"ready": True, "ops": 5},
+        {"held": {}},
+        {},
+    ]
+    for answer in answers:
         source = f"import os\nfor fd in range(3, 64):\n try: os.write(fd, {json.dumps(answer).encode()!r})\n"
         with pytest.raises(UnusableModuleError, match="declares"):
             ConfinedProcess("mine", f"{source} except OSError: pass".encode(), 256 * MIB, OPEN)

@@ -93,6 +93,7 @@ class ConfinedProcess:
     def __init__(self, name: str, source: bytes, memory: int, confinement: Confinement) -> None:
         """Start it. Raises UnusableModuleError, DiedError."""
         self._memory = memory
+        self._asked = 0
         self._given: OrderedDict[str, int] = OrderedDict()
         self._arena_fd = os.memfd_create("mesh-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._log = os.memfd_create("mesh-log", os.MFD_CLOEXEC)
@@ -221,7 +222,8 @@ class ConfinedProcess:
     # --- talking ----------------------------------------------------------------------------------------
 
     def _send(self, message: dict[str, Any]) -> None:
-        data = json.dumps(message).encode()
+        self._asked += 1
+        data = json.dumps({"number": self._asked, **message}).encode()
         if len(data) > MAX_MESSAGE:
             raise BadSampleError(f"the op's arguments take {len(data)} bytes; at most {MAX_MESSAGE} go over")
         if self._waiting.poll(0):  # gone, or it said something before it was asked
@@ -251,6 +253,8 @@ class ConfinedProcess:
             self.kill()
             limit = f"{self._memory / (1 << 20):.0f} MiB"
             raise DiedError("memory", f"needed more than the {limit} of memory it has beyond its imports")
+        if said.get("number", 0) != self._asked:  # an answer to something else
+            raise self._nonsense()
         return said
 
     def _nonsense(self) -> DiedError:

@@ -130,7 +130,7 @@ class _Confined:
             asked = self._stream.hear()
             with _quiet():
                 answer = self._answer(asked)
-            self._stream.say(answer)
+            self._stream.say({"number": asked["number"], **answer})
 
     def _load(self) -> dict[str, Any]:
         with _quiet():
