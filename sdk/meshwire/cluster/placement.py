@@ -1,0 +1,178 @@
+"""Who owns what: a pure function of the map.
+
+Law: a name belongs to a slot by its hash, a slot to nodes by weighted rendezvous hashing (`weighing`). The
+first n owners are the same whoever asks for more. Copies stand in different zones where there are enough of
+them (a node without a zone is one of its own).
+Invariant: in each rank (first owner, second …) no node has more than 1.1 times its share of the slots, as
+long as zones and weights allow it.
+
+Why slots: the table of a map is worked out once; after that an owner is one hash and one look-up, a mover
+walks slots instead of names, and the bound on a node's load is kept exactly instead of by chance.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+import numpy as np
+
+from meshwire.cluster.weighing import costs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from meshwire.cluster.maps import ClusterMap, Node, State
+
+MAX_COPIES: Final = 8
+_SLACK: Final = 0.1
+_PREFERRED: Final = (
+    32  # best nodes of a slot that are sorted; more are only worked out where zones ask for it
+)
+_BLOCK: Final = 1024
+Tense = Literal["future", "present"]
+"""`future`: owners once everybody has joined and left who is about to. `present`: who has had the data until
+now."""
+_STATES: Final[dict[Tense, tuple[State, ...]]] = {
+    "future": ("joining", "up", "away"),
+    "present": ("up", "draining", "away"),
+}
+
+
+def slot_of(bucket: str, key: str, slots: int) -> int:
+    """The slot of a name, 0…slots−1."""
+    digest = hashlib.blake2b(f"{bucket}\0{key}".encode(), digest_size=8, person=b"mesh-name").digest()
+    return int.from_bytes(digest, "big") & (slots - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """`table`: int16[slots, copies], places in `nodes` of each slot's owners in order; −1 where there are
+    fewer nodes than copies."""
+
+    nodes: tuple[Node, ...]
+    table: npt.NDArray[np.int16]
+
+    def __repr__(self) -> str:
+        return (
+            f"Placement(nodes={len(self.nodes)}, slots={self.table.shape[0]}, copies={self.table.shape[1]})"
+        )
+
+    def of_slot(self, slot: int) -> tuple[Node, ...]:
+        """The owners of a slot, the one that decides first."""
+        return tuple(self.nodes[place] for place in self.table[slot].tolist() if place >= 0)
+
+    def owners(self, bucket: str, key: str) -> tuple[Node, ...]:
+        """The owners of a name, the one that decides first."""
+        return self.of_slot(slot_of(bucket, key, len(self.table)))
+
+    def loads(self) -> dict[str, int]:
+        """Slots by node id, all ranks together."""
+        places, numbers = np.unique(self.table[self.table >= 0], return_counts=True)
+        found = {self.nodes[place].node_id: int(n) for place, n in zip(places, numbers, strict=True)}
+        return {node.node_id: found.get(node.node_id, 0) for node in self.nodes}
+
+
+@lru_cache(maxsize=16)
+def place(cluster: ClusterMap, copies: int, tense: Tense = "future") -> Placement:
+    """The owners of every slot, `copies` of each (1…8)."""
+    if not 1 <= copies <= MAX_COPIES:
+        raise ValueError(f"{copies} copies; 1 to {MAX_COPIES} are possible")
+    nodes = tuple(node for node in cluster.nodes if node.stores and node.state in _STATES[tense])
+    table = np.full((cluster.slots, copies), -1, dtype=np.int16)
+    if nodes:
+        _Assigning(nodes, cluster.slots, table).run()
+    table.flags.writeable = False
+    return Placement(nodes, table)
+
+
+class _Assigning:
+    """Fills a table, rank by rank."""
+
+    def __init__(self, nodes: tuple[Node, ...], slots: int, table: npt.NDArray[np.int16]) -> None:
+        self._nodes, self._slots, self._table = nodes, slots, table
+        self._zones = [node.zone or f"\0{node.node_id}" for node in nodes]
+        self._preferred = _preferences(nodes, slots)
+        weights = sum(node.weight for node in nodes)
+        self._most = [math.ceil((1 + _SLACK) * slots * node.weight / weights) for node in nodes]
+
+    def run(self) -> None:
+        copies = min(self._table.shape[1], len(self._nodes))
+        owners: list[list[int]] = [[] for _ in range(self._slots)]
+        for rank in range(copies):
+            loads = [0] * len(self._nodes)
+            for slot, own in enumerate(owners):
+                chosen = self._choose(slot, own, loads)
+                loads[chosen] += 1
+                own.append(chosen)
+                self._table[slot, rank] = chosen
+
+    def _choose(self, slot: int, own: Sequence[int], loads: Sequence[int]) -> int:
+        """The best node with room in a zone that has the fewest of the owners yet."""
+        taken = {self._zones[place] for place in own}
+        for place in self._preferred[slot]:
+            if self._zones[place] not in taken and loads[place] < self._most[place]:
+                return place
+        return self._second_best(slot, own, loads)
+
+    def _second_best(self, slot: int, own: Sequence[int], loads: Sequence[int]) -> int:
+        """Where no zone without an owner has room: a zone that has the fewest, and there the best node with
+        room, or the one with the least for its weight."""
+        crowd = Counter(self._zones[place] for place in own)
+        free = [place for place in self._order(slot) if place not in own]
+        least = min(crowd[self._zones[place]] for place in free)
+        free = [place for place in free if crowd[self._zones[place]] == least]
+        with_room = next((place for place in free if loads[place] < self._most[place]), None)
+        if with_room is not None:
+            return with_room
+        return min(free, key=lambda place: loads[place] / self._nodes[place].weight)
+
+    def _order(self, slot: int) -> Sequence[int]:
+        """Every node, the one that wants the slot most first."""
+        if len(self._preferred[slot]) == len(self._nodes):
+            return self._preferred[slot]
+        row = costs(self._nodes, np.array([slot], dtype=np.uint64))[0]
+        return [int(place) for place in np.argsort(row, kind="stable")]
+
+
+def _preferences(nodes: Sequence[Node], slots: int) -> list[list[int]]:
+    """For each slot the nodes that want it most, in order."""
+    found: list[list[int]] = []
+    for start in range(0, slots, _BLOCK):
+        block = costs(nodes, np.arange(start, min(start + _BLOCK, slots), dtype=np.uint64))
+        if len(nodes) > _PREFERRED:
+            best = np.sort(np.argpartition(block, _PREFERRED, axis=1)[:, :_PREFERRED], axis=1)
+            within = np.argsort(np.take_along_axis(block, best, axis=1), axis=1, kind="stable")
+            found += np.take_along_axis(best, within, axis=1).tolist()
+        else:
+            found += np.argsort(block, axis=1, kind="stable").tolist()
+    return found
+
+
+class Move(NamedTuple):
+    """A slot whose owners change: who gets it, from whom it can be had, who gives it up. Node ids."""
+
+    slot: int
+    gains: tuple[str, ...]
+    holders: tuple[str, ...]
+    losses: tuple[str, ...]
+
+
+def moves(old: Placement, new: Placement) -> Iterator[Move]:
+    """What has to be carried for `old` to become `new`, slot by slot; both of one number of slots."""
+    before = np.array([node.node_id for node in old.nodes] + [""])
+    after = np.array([node.node_id for node in new.nodes] + [""])
+    had, gets = before[old.table], after[new.table]
+    for slot in range(len(had)):
+        was = [node for node in had[slot].tolist() if node]
+        will = [node for node in gets[slot].tolist() if node]
+        gains = tuple(node for node in will if node not in was)
+        losses = tuple(node for node in was if node not in will)
+        if gains or losses:
+            yield Move(slot, gains, tuple(was), losses)

@@ -1,0 +1,207 @@
+"""Laws of the cluster map, of placement and of what a change moves."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwire.cluster import ClusterMap, Node, parse_map, place, slot_of
+from meshwire.cluster import transitions as turn
+from meshwire.cluster.maps import ROLES, STATES
+from meshwire.cluster.placement import moves
+from meshwire.documents import PlanError
+
+if TYPE_CHECKING:
+    from meshwire.cluster.maps import State
+    from meshwire.cluster.placement import Tense
+
+SLOTS = 1 << 9
+
+
+@st.composite
+def clusters(draw: st.DrawFn, *, states: tuple[State, ...] = STATES, least: int = 1) -> ClusterMap:
+    count = draw(st.integers(least, 9))
+    zones = draw(st.integers(0, 4))
+    roles = st.sampled_from([ROLES, ("store",), ("cache",), ("compute",)]) if least == 1 else st.just(ROLES)
+    nodes = tuple(
+        Node(
+            f"n{number}",
+            f"http://10.0.0.{number}:9000",
+            zone=f"z{number % zones}" if zones else "",
+            weight=draw(st.integers(1, 12)),
+            roles=draw(roles),
+            state=draw(st.sampled_from(states)),
+        )
+        for number in range(count)
+    )
+    return ClusterMap(draw(st.integers(1, 1000)), nodes, SLOTS)
+
+
+def even(count: int, zones: int = 0, slots: int = 1 << 14) -> ClusterMap:
+    nodes = tuple(
+        Node(f"n{i:03d}", f"http://10.0.0.{i}:9000", zone=f"z{i % zones}" if zones else "")
+        for i in range(count)
+    )
+    return ClusterMap(1, nodes, slots)
+
+
+@given(clusters())
+def test_a_map_is_its_document(cluster: ClusterMap) -> None:
+    assert parse_map(cluster.to_json()) == cluster
+    assert parse_map(cluster.to_json()).to_json() == cluster.to_json()
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200))
+def test_any_text_is_a_map_or_an_error_that_says_where(source: bytes | str) -> None:
+    with pytest.raises(PlanError):
+        parse_map(source)
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"slots": 3}, "slots"),
+        ({"nodes": [{"id": "a", "endpoint": "http://h:1"}] * 2}, "nodes"),
+        ({"nodes": [{"id": "../a", "endpoint": "http://h:1"}]}, "nodes[0].id"),
+        ({"nodes": [{"id": "a", "endpoint": "file:///etc"}]}, "nodes[0].endpoint"),
+        ({"nodes": [{"id": "a", "endpoint": "http://h:1", "weight": -1}]}, "nodes[0].weight"),
+        ({"nodes": [{"id": "a", "endpoint": "http://h:1", "roles": ["boss"]}]}, "nodes[0].roles"),
+        ({"nodes": [{"id": "a", "endpoint": "http://h:1", "state": "well"}]}, "nodes[0].state"),
+        ({"nodes": [{"id": "a", "endpoint": "http://h:1", "wieght": 1}]}, "nodes[0].wieght"),
+    ],
+)
+def test_what_is_wrong_is_named(change: dict[str, object], path: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        parse_map({"version": 1, "nodes": [], **change})
+    assert caught.value.path == path
+
+
+@settings(deadline=None, max_examples=60)
+@given(clusters(), st.integers(1, 4))
+def test_placement_is_a_function_of_the_map(cluster: ClusterMap, copies: int) -> None:
+    table = place(cluster, copies)
+    place.cache_clear()
+    again = place(parse_map(cluster.to_json()), copies)
+    assert (table.table == again.table).all()
+    fewer = place(cluster, 1)
+    assert (fewer.table[:, 0] == table.table[:, 0]).all(), "the first owner does not depend on the copies"
+
+
+@settings(deadline=None, max_examples=60)
+@given(clusters(), st.integers(1, 4))
+def test_owners_are_distinct_stores_that_are_there_in_as_many_zones_as_can_be(
+    cluster: ClusterMap, copies: int
+) -> None:
+    tenses: dict[Tense, set[State]] = {
+        "future": {"joining", "up", "away"},
+        "present": {"up", "draining", "away"},
+    }
+    for tense, allowed in tenses.items():
+        placement = place(cluster, copies, tense)
+        able = [node for node in cluster.nodes if node.stores and node.state in allowed]
+        zones = {node.zone or node.node_id for node in able}
+        for slot in range(SLOTS):
+            owners = placement.of_slot(slot)
+            assert len(owners) == len(set(owners)) == min(copies, len(able))
+            assert set(owners) <= set(able)
+            assert len({node.zone or node.node_id for node in owners}) == min(copies, len(zones))
+
+
+@settings(deadline=None, max_examples=40)
+@given(clusters(states=("up",), least=2))
+def test_no_node_has_much_more_than_its_share_of_first_copies(cluster: ClusterMap) -> None:
+    loads = place(cluster, 1).loads()
+    weights = sum(node.weight for node in cluster.nodes)
+    for node in cluster.nodes:
+        assert loads[node.node_id] <= 1.1 * SLOTS * node.weight / weights + 1
+
+
+@pytest.mark.parametrize(("count", "zones"), [(2, 0), (3, 3), (5, 0), (10, 3), (40, 4)])
+def test_a_node_that_joins_takes_about_its_share_and_little_else_moves(count: int, zones: int) -> None:
+    smaller, larger = place(even(count, zones), 2), place(even(count + 1, zones), 2)
+    carried = [move for move in moves(smaller, larger) if move.gains]
+    to_it = sum(f"n{count:03d}" in move.gains for move in carried)
+    everything = sum(len(move.gains) for move in carried)
+    share = 2 * (1 << 14) / (count + 1)
+    assert 0.8 * share <= to_it <= 1.15 * share
+    assert everything <= 1.35 * share
+    back = [move for move in moves(larger, smaller) if move.gains]
+    assert sum(len(move.gains) for move in back) == everything
+
+
+def test_a_move_says_who_has_it() -> None:
+    before, after = place(even(4, 2), 2), place(even(5, 2), 2)
+    for move in moves(before, after):
+        old = [node.node_id for node in before.of_slot(move.slot)]
+        new = [node.node_id for node in after.of_slot(move.slot)]
+        assert move.holders == tuple(old)
+        assert set(move.gains) == set(new) - set(old)
+        assert set(move.losses) == set(old) - set(new)
+
+
+@given(st.text(max_size=20), st.text(max_size=20))
+def test_a_slot_is_one_of_them(bucket: str, key: str) -> None:
+    assert 0 <= slot_of(bucket, key, SLOTS) < SLOTS
+    assert slot_of(bucket, key, 1) == 0
+
+
+# --- changes ------------------------------------------------------------------------------------------------
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["joined", "settled", "drained", "missed", "lost", "left", "reweighed"]),
+        st.integers(0, 5),
+        st.integers(0, 9),
+    ),
+    max_size=40,
+)
+
+
+@given(STEPS)
+def test_whatever_happens_versions_grow_and_the_document_is_the_map(
+    steps: list[tuple[str, int, int]],
+) -> None:
+    cluster = turn.founded(Node("n0", "http://10.0.0.0:9000", zone="z0"), SLOTS)
+    for name, number, weight in steps:
+        zone = f"z{number % 3}"
+        node = Node(f"n{number}", f"http://10.0.0.{number}:9000", zone=zone, weight=max(1, weight))
+        changed = cluster
+        with suppress(turn.TransitionError):
+            if name == "joined":
+                changed = turn.joined(cluster, node)
+            elif name == "reweighed":
+                changed = turn.reweighed(cluster, node.node_id, weight)
+            else:
+                changed = getattr(turn, name)(cluster, node.node_id)
+        assert changed.version == cluster.version + (changed.nodes != cluster.nodes)
+        assert [n.node_id for n in changed.nodes] == sorted(n.node_id for n in changed.nodes)
+        cluster = parse_map(changed.to_json())
+        assert cluster == changed
+
+
+def test_a_life() -> None:
+    one, two = (Node(f"n{i}", f"http://10.0.0.{i}:9000") for i in range(2))
+    cluster = turn.founded(one, SLOTS)
+    cluster = turn.joined(cluster, two)
+    assert cluster.node("n1") == replace(two, state="joining")
+    assert place(cluster, 1, "present").loads() == {"n0": SLOTS}
+    assert place(cluster, 1).loads()["n1"] > 0
+    cluster = turn.settled(cluster, "n1")
+    cluster = turn.missed(cluster, "n0")
+    assert place(cluster, 1).loads()["n0"] > 0, "its share waits for it"
+    assert turn.joined(cluster, one).node("n0") == one, "back again"
+    with pytest.raises(turn.TransitionError, match="drain it first"):
+        turn.left(cluster, "n1")
+    cluster = turn.lost(cluster, "n0")
+    assert place(cluster, 1).loads() == {"n1": SLOTS}
+    with pytest.raises(turn.TransitionError, match="last node"):
+        turn.drained(cluster, "n1")
+    assert turn.joined(cluster, one).node("n0") == replace(one, state="joining"), "what it has may be old"
+    assert turn.left(cluster, "n0").nodes == (cluster.node("n1"),)
+    with pytest.raises(turn.TransitionError, match="did you mean 'n1'"):
+        turn.drained(cluster, "n11")
