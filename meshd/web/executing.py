@@ -223,7 +223,9 @@ class Executor:
 
     async def _copy_part(self, call: Call) -> Result:
         operation = cast("ops.UploadPartCopy", call.operation)
-        made = await self._deps.views.part_copied(operation)
+        made = await self._deps.members.part_copied(operation)
+        if made is None:
+            made = await self._deps.views.part_copied(operation)
         if made is None:
             return await self._deps.uploads.copy_part(operation)
         stored = await self._deps.uploads.put_part(*made)

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import pytest
 import yaml
+from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError
 
 from meshd.testing.daemons import Daemon
@@ -165,6 +166,19 @@ def test_a_member_is_copied_out(s3: Any, bucket: str, kind: str) -> None:
         assert s3.get_object(Bucket=bucket, Key="out")["Body"].read() == data
     with pytest.raises(ClientError, match="NoSuchKey"):
         s3.copy_object(Bucket=bucket, Key="out", CopySource=f"{bucket}/x.{kind}/-/none")
+
+
+@pytest.mark.parametrize("kind", ["tar", "tgz"])
+def test_a_large_member_is_copied_in_parts(s3: Any, bucket: str, kind: str) -> None:
+    data = random.Random(6).randbytes(12 << 20)
+    s3.put_object(Bucket=bucket, Key=f"x.{kind}", Body=archive_of(kind, {"small": b"x", "large": data}))
+    source = {"Bucket": bucket, "Key": f"x.{kind}/-/large"}
+    s3.copy(
+        source, bucket, "out", Config=TransferConfig(multipart_threshold=5 << 20, multipart_chunksize=5 << 20)
+    )
+    head = s3.head_object(Bucket=bucket, Key="out")
+    assert head["ETag"].endswith('-3"')
+    assert s3.get_object(Bucket=bucket, Key="out")["Body"].read() == data
 
 
 def test_what_is_damaged_is_refused_by_name(daemon: Daemon, s3: Any, bucket: str) -> None:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from meshd.assembly.errors import BatchError
-from meshd.service.copying import judge_source
+from meshd.service.copying import judge_source, part_range
 from meshd.service.objects import ReplacedError, found_of
 from meshd.service.translation import store_errors, translate
-from meshd.service.views.copies import MadeBody, as_upload
+from meshd.service.views.copies import MadeBody, as_part, as_upload
 from meshd.service.views.kinds import Made
 from meshd.store.errors import ExtentGoneError, StoreError
 from meshd.store.records import Record
@@ -61,7 +61,7 @@ class MemberService:
         if isinstance(operation, ops.GetObject) and MARK in operation.key and operation.member is None:
             found = self._addressed(operation.bucket, operation.key)
             return operation if found is None else replace(operation, key=found[0], member=found[1])
-        if isinstance(operation, ops.CopyObject) and MARK in operation.source.key:
+        if isinstance(operation, ops.CopyObject | ops.UploadPartCopy) and MARK in operation.source.key:
             source = operation.source
             found = self._addressed(source.bucket, source.key)
             if found is not None:
@@ -88,6 +88,17 @@ class MemberService:
 
     async def copied(self, operation: ops.CopyObject) -> tuple[ops.PutObject, MadeBody] | None:
         """A copy of a member as the upload that it is; None for a copy of an object."""
+        made = await self._made(operation)
+        return None if made is None else (as_upload(operation, made.record), MadeBody(made))
+
+    async def part_copied(self, operation: ops.UploadPartCopy) -> tuple[ops.UploadPart, MadeBody] | None:
+        """The same for a part. Raises S3Error InvalidArgument."""
+        made = await self._made(operation)
+        if made is None:
+            return None
+        return as_part(operation), MadeBody(made, *part_range(operation.range, made.record.size))
+
+    async def _made(self, operation: ops.CopyObject | ops.UploadPartCopy) -> Made | None:
         source = operation.source
         if source.member is None:
             return None
@@ -95,8 +106,7 @@ class MemberService:
         place = await self._place(source.bucket, source.key, record, source.member)
         pretended = _as_object(record, source.member, place.size)
         judge_source(operation.source_conditions, pretended)
-        made = Made(pretended, lambda offset, length: self._groups(place, offset, length))
-        return as_upload(operation, pretended), MadeBody(made)
+        return Made(pretended, lambda offset, length: self._groups(place, offset, length))
 
     async def members(self, operation: ops.ListMembers) -> MemberListing:
         """A page of an archive's files. Raises S3Error."""
