@@ -10,6 +10,7 @@ import hashlib
 import itertools
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from meshwire.tars import BLOCK, END, member_header, padding
@@ -90,7 +91,7 @@ class Shard:
         """What besides the members decides the bytes."""
         return b""
 
-    @property
+    @cached_property
     def etag(self) -> str:
         """Changes with any member; shaped like that of a multipart object, for no MD5 of it is known."""
         hasher = hashlib.sha256(self.form + f"{self.prefix}\0".encode())
@@ -100,7 +101,7 @@ class Shard:
                 hasher.update(f"{member.name}\0{member.offset}\0".encode())
         return f"{hasher.hexdigest()[:32]}-{max(1, len(self.members))}"
 
-    @property
+    @cached_property
     def modified(self) -> int:
         """Of the newest member, in ms since 1970."""
         return max((member.modified for member in self.members), default=0)

@@ -8,6 +8,7 @@ one sample never part.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -31,10 +32,15 @@ _MAX_FOLDER: Final = 200
 
 
 class ShardLayout:
-    """All shards of a view, by key in order."""
+    """All shards of a view, by key; `keys` in order."""
 
     def __init__(self, shards: Iterable[Shard]) -> None:
         self.shards = {shard.key: shard for shard in sorted(shards, key=lambda shard: shard.key)}
+        self.keys = list(self.shards)
+
+    def place(self, text: str) -> int:
+        """Where in `keys` the first stands that does not sort before `text`."""
+        return bisect_left(self.keys, text)
 
     def __repr__(self) -> str:
         return f"<ShardLayout of {len(self.shards)} shards>"

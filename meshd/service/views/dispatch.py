@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from meshd.service.copying import judge_source, part_range
-from meshd.service.objects import found_of
+from meshd.service.copying import checked_source, judge_source, part_range
+from meshd.service.objects import MAX_PUT_BYTES, found_of
 from meshd.service.translation import store_errors
 from meshd.service.views.copies import MadeBody, as_part, as_upload
 from meshd.service.views.kinds import Kept, Made
@@ -143,7 +143,7 @@ class ViewReader:
         made = await self.made(operation.source.bucket, operation.source.key)
         if made is None:
             return None
-        judge_source(operation.source_conditions, made.record)
+        checked_source(made.record, operation, MAX_PUT_BYTES, versioned=False)
         return as_upload(operation, made.record), MadeBody(made)
 
     async def part_copied(self, operation: ops.UploadPartCopy) -> tuple[ops.UploadPart, MadeBody] | None:

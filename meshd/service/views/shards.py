@@ -6,6 +6,7 @@ the socket by sendfile. A member that was replaced since the layout was made sho
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
 from meshd.service.views.kinds import Made
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
     from meshd.store.interface import ObjectStore
     from meshwire.s3.operations import ListObjects
     from meshwire.shardforms import Shard, SourceObject
+    from meshwire.shardlayouts import ShardLayout
     from meshwire.shardviews import ShardsView
 
 PAGE_LIMIT: Final = 1000
+_BEYOND: Final = "\U0010ffff"
 
 
 class ShardReader:
@@ -51,49 +54,39 @@ class ShardReader:
         laid = await self._layouts.recent(view)
         shard = laid.layout.shards.get(key)
         if shard is not None:
-            shard = self._current(view, laid, shard)
+            shard = await self._current(view, laid, shard)
             if shard is None:
                 shard = (await self._layouts.again(view)).layout.shards.get(key)
         if shard is None:
             raise S3Error("NoSuchKey", extra={"Key": key})
         return shard
 
-    def _current(self, view: ShardsView, laid: Laid, shard: Shard) -> Shard | None:
+    async def _current(self, view: ShardsView, laid: Laid, shard: Shard) -> Shard | None:
         """The shard of objects as they are now; None when the layout must be made anew for that. They are
         looked up once while the store does not change."""
         revision = self._store.revision()
         if laid.checked.get(shard.key, laid.revision) == revision:
             return shard
-        source = self._source(view)
-        objects = {member.key: member for member in shard.members}
-        if not all(map(source.present, objects.values())):
-            now = _replaced(source, shard) if view.keeps_places else None
-            if now is None:
-                return None
+        now = await asyncio.to_thread(_looked_up, self._source(view), shard, view.keeps_places)
+        if now is None:
+            return None
+        if now is not shard:
             shard = laid.layout.shards[shard.key] = now
         laid.checked[shard.key] = revision
         return shard
 
     async def listing(self, view: ShardsView, operation: ListObjects) -> ObjectListing:
         """A page of shards with their true sizes."""
-        layout = (await self._layouts.recent(view)).layout
-        limit = min(operation.max_keys, PAGE_LIMIT)
-        entries: list[ObjectEntry] = []
-        prefixes: list[str] = []
-        last = ""
-        for key, shard in layout.shards.items():
-            rolled = _rolled(key, operation)
-            shown = rolled or key
-            if not key.startswith(operation.prefix) or shown <= operation.after or rolled in prefixes[-1:]:
-                continue
-            if len(entries) + len(prefixes) == limit:
-                return ObjectListing(tuple(entries), tuple(prefixes), limit > 0, last)
-            last = shown
-            if rolled:
-                prefixes.append(rolled)
-            else:
-                entries.append(ObjectEntry(key, shard.size, shard.etag, shard.modified))
-        return ObjectListing(tuple(entries), tuple(prefixes))
+        laid = await self._layouts.recent(view)
+        return await asyncio.to_thread(_page, laid.layout, operation)  # ETags are worked out for that
+
+
+def _looked_up(source: Source, shard: Shard, keeps_places: bool) -> Shard | None:
+    """The shard, or what it is of objects that were replaced; None when that moves them (blocking)."""
+    objects = {member.key: member for member in shard.members}
+    if all(map(source.present, objects.values())):
+        return shard
+    return _replaced(source, shard) if keeps_places else None
 
 
 def _replaced(source: Source, shard: Shard) -> Shard | None:
@@ -111,6 +104,28 @@ def _record(shard: Shard) -> Record:
     """A shard as the service answers objects; it has no bytes of its own."""
     headers = {"content-type": shard.content_type}
     return Record(shard.size, shard.etag, 0, shard.modified, (), headers)
+
+
+def _page(layout: ShardLayout, operation: ListObjects) -> ObjectListing:
+    limit = min(operation.max_keys, PAGE_LIMIT)
+    entries: list[ObjectEntry] = []
+    prefixes: list[str] = []
+    last, at = "", layout.place(max(operation.prefix, operation.after))
+    while at < len(layout.keys) and layout.keys[at].startswith(operation.prefix):
+        key = layout.keys[at]
+        rolled = _rolled(key, operation)
+        shown = rolled or key
+        if shown > operation.after:
+            if len(entries) + len(prefixes) == limit:
+                return ObjectListing(tuple(entries), tuple(prefixes), limit > 0, last)
+            last = shown
+            if rolled:
+                prefixes.append(rolled)
+            else:
+                shard = layout.shards[key]
+                entries.append(ObjectEntry(key, shard.size, shard.etag, shard.modified))
+        at = layout.place(rolled + _BEYOND) if rolled else at + 1
+    return ObjectListing(tuple(entries), tuple(prefixes))
 
 
 def _rolled(key: str, operation: ListObjects) -> str:
