@@ -23,5 +23,7 @@ def planned_size(plan: Plan, snapshot: Snapshot, address: FrameAddress) -> int |
     BatchError InvalidPlan, TooLarge."""
     if plan.spec.on_bad == "drop" or any(output.shape is None for output in plan.outputs.values()):
         return None
+    if plan.within:  # a packed row has the pack's fields only
+        return layout(fixed_specs(plan, (), count_rows(address, plan)), metadata_of(address)).size
     labels = sorted(name for name, column in snapshot.fields.items() if isinstance(column, LabelColumn))
     return layout(fixed_specs(plan, labels, count_rows(address, plan)), metadata_of(address)).size

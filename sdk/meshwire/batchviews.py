@@ -14,7 +14,7 @@ from meshwire.documents import canonical_json, checked_integer, checked_object, 
 from meshwire.loaderstate import checked_hash
 from meshwire.numbered import Level, Numbered
 from meshwire.slices import MAX_BATCH, MAX_WORLD
-from meshwire.viewfields import checked_source
+from meshwire.viewfields import checked_also, checked_source
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,18 +26,19 @@ _STEP_DIGITS = 6
 @dataclass(frozen=True)
 class BatchesView:
     """The first `epochs` epochs of the plan with this hash, in global batches of `batch` rows cut for `world`
-    ranks."""
+    ranks. `also`: further buckets that its samples lie in."""
 
     source: str
     plan: str
     batch: int
     world: int = 1
     epochs: int = 1
+    also: tuple[str, ...] = ()
     kind: Literal["batches"] = "batches"
 
     def to_json(self) -> bytes:
         """The canonical document."""
-        return canonical_json(dataclasses.asdict(self))
+        return canonical_json(dataclasses.asdict(self) | {"also": list(self.also)})
 
     def keys(self, steps: int) -> Numbered:
         """The view's keys, given the steps an epoch of the plan has: (epoch, step, rank) each. Steps have at
@@ -53,11 +54,12 @@ class BatchesView:
 
 def parse_batches(value: Mapping[str, Any], bucket: str) -> BatchesView:
     """Raises PlanError with the path of the bad field."""
-    document = checked_object(dict(value), "", ("kind", "source", "plan", "batch", "world", "epochs"))
+    document = checked_object(dict(value), "", ("kind", "source", "also", "plan", "batch", "world", "epochs"))
     return BatchesView(
         checked_source(document, bucket),
         checked_hash(required(document, "plan", ""), "plan"),
         checked_integer(required(document, "batch", ""), "batch", 1, MAX_BATCH),
         checked_integer(document.get("world", 1), "world", 1, MAX_WORLD),
         checked_integer(document.get("epochs", 1), "epochs", 1, MAX_EPOCHS),
+        checked_also(document),
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meshwire.columns import StringColumn
-from meshwire.snapshots import BytesColumn, Objects, Snapshot
+from meshwire.snapshots import BytesColumn, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,13 +22,6 @@ def field_part(snapshot: Snapshot, name: str, samples: range) -> Snapshot:
     column = _column(snapshot, name)
     chosen = slice(samples.start, samples.stop)
     used, which = np.unique(column.object[chosen], return_inverse=True)
-    numbers = used.tolist()
-    objects = Objects(
-        snapshot.objects.bucket,
-        StringColumn.of([snapshot.objects.keys[number] for number in numbers]),
-        StringColumn.of([snapshot.objects.etags[number] for number in numbers]),
-        snapshot.objects.sizes[used],
-    )
     places = BytesColumn(which.astype(np.int32), column.offset[chosen], column.length[chosen])
     names = None
     if snapshot.names is not None:
@@ -36,7 +29,7 @@ def field_part(snapshot: Snapshot, name: str, samples: range) -> Snapshot:
     return Snapshot.sealed(
         snapshot.source,
         snapshot.kind,
-        objects,
+        snapshot.objects.take(used.astype(np.int64)),
         np.array([0, len(samples)], dtype=np.int64),
         {name: places},
         {name: snapshot.specs[name]},

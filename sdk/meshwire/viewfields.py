@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _ENDING = re.compile(r"\.[A-Za-z0-9_.+-]{1,32}")
 _MAX_ENDINGS = 32
+_MAX_BUCKETS = 64
 
 
 def checked_ending(value: Any, path: str) -> str:
@@ -50,3 +51,11 @@ def checked_source(document: Mapping[str, Any], bucket: str) -> str:
     if document.get("source", bucket) != bucket:
         raise PlanError("source", f"the view belongs to the bucket {bucket!r}")
     return bucket
+
+
+def checked_also(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """`also`: further buckets; a node writes them down."""
+    value = document.get("also", [])
+    if not isinstance(value, list) or len(value) > _MAX_BUCKETS:
+        raise PlanError("also", f"expected a list of at most {_MAX_BUCKETS} buckets")
+    return tuple(checked_text(item, f"also[{number}]", at_most=63) for number, item in enumerate(value))

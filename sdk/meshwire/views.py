@@ -7,7 +7,7 @@ class in a module of its own and a line in `KINDS`; whatever is wrong is a PlanE
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from meshwire import names
 from meshwire.batchviews import BatchesView, parse_batches
@@ -31,6 +31,16 @@ KINDS: Final[Mapping[str, Callable[[Mapping[str, Any], str], View]]] = {
     "batches": parse_batches,
     "zarr": parse_zarr,
 }
+
+
+def of_samples(view: View) -> TypeGuard[BatchesView | ZarrView]:
+    """Whether a view is made of samples, not of objects."""
+    return isinstance(view, BatchesView | ZarrView)
+
+
+def sources_of(view: View) -> tuple[str, ...]:
+    """Every bucket a view is made of, its own source first."""
+    return (view.source, *(view.also if of_samples(view) else ()))
 
 
 def view_name(bucket: str, name: str) -> str:

@@ -22,7 +22,7 @@ from meshwire.documents import (
 from meshwire.fields import fields_document, parse_fields
 from meshwire.loaderstate import checked_hash
 from meshwire.plans import PlanSpec, ShuffleSpec, parse_spec, spec_document
-from meshwire.viewfields import checked_prefix, checked_source
+from meshwire.viewfields import checked_also, checked_prefix, checked_source
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,7 +45,8 @@ class ZarrView:
     own fields), or with `follow` those that are there when the view is read.
 
     `chunk`: samples of a chunk; `shard`: chunks of a shard (`sharding_indexed`), 0 for none. `on_bad`:
-    whether a bad sample fails its chunk or is a row of zeros, marked in the array `FIELD_status`.
+    whether a bad sample fails its chunk or is a row of zeros, marked in the array `FIELD_status`. `also`:
+    further buckets that the snapshot's samples lie in.
     """
 
     source: str
@@ -60,6 +61,7 @@ class ZarrView:
     seed: int = 0
     on_bad: OnBad = "raise"
     max_bad: float = 0.01
+    also: tuple[str, ...] = ()
     kind: Literal["zarr"] = "zarr"
 
     def to_json(self) -> bytes:
@@ -79,6 +81,7 @@ class ZarrView:
                 "seed": self.seed,
                 "on_bad": self.on_bad,
                 "max_bad": self.max_bad,
+                "also": list(self.also),
             }
         )
 
@@ -108,7 +111,7 @@ def status_name(field: str) -> str:
 def parse_zarr(value: Mapping[str, Any], bucket: str) -> ZarrView:
     """Raises PlanError with the path of the bad field."""
     known = ("kind", "source", "prefix", "samples", "fields", "snapshot", "follow", "ops", "chunk", "shard")
-    document = checked_object(dict(value), "", (*known, "seed", "on_bad", "max_bad"))
+    document = checked_object(dict(value), "", (*known, "seed", "on_bad", "max_bad", "also"))
     snapshot, follow = _parse_pin(document)
     fields = document.get("fields", {}) if snapshot else required(document, "fields", "")
     if not isinstance(fields, dict):
@@ -136,6 +139,7 @@ def parse_zarr(value: Mapping[str, Any], bucket: str) -> ZarrView:
         checked_integer(document.get("seed", 0), "seed", 0, MAX_INTEGER),
         cast("OnBad", checked_choice(document.get("on_bad", "raise"), "on_bad", ("raise", "mask"))),
         checked_number(document.get("max_bad", 0.01), "max_bad", 0.0, 1.0),
+        checked_also(document),
     )
 
 

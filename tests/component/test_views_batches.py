@@ -163,6 +163,25 @@ def test_sizes_of_ragged_batches_are_those_of_the_frames(daemon: Daemon, s3: Any
         frames.verify(body)
 
 
+def test_batches_of_a_packed_plan(daemon: Daemon, s3: Any) -> None:
+    s3.create_bucket(Bucket="tokens")
+    for number in range(20):
+        held = io.BytesIO()
+        np.save(held, np.arange(number % 7 + 1, dtype=np.int32))
+        s3.put_object(Bucket="tokens", Key=f"{number:02}.npy", Body=held.getvalue())
+    snapshot = post(daemon, "/-/snapshots", {"source": "s3://tokens", "fields": {"ids": {"ext": ["npy"]}}})
+    spec = {"ops": [{"op": "npy", "field": "ids"}], "pack": {"fields": ["ids"], "length": 16}}
+    made = post(daemon, "/-/plans", {"snapshot": snapshot["snapshot"], "spec": spec, "batch": 2})
+    assert made["status"] == 200, made
+    assert create(daemon, "packed", made["plan"], bucket="tokens", batch=2, world=1)["status"] == 200
+    listed = s3.list_objects_v2(Bucket="tokens--packed")["Contents"]
+    assert len(listed) == made["steps"]
+    for step, entry in enumerate(listed):
+        body = s3.get_object(Bucket="tokens--packed", Key=entry["Key"])["Body"].read()
+        assert len(body) == entry["Size"]
+        assert body == daemon.request("GET", f"/-/plans/{made['plan']}/0/{step}?batch=2").body
+
+
 def test_batches_are_copied(daemon: Daemon, s3: Any) -> None:
     key = "epoch=2/step=000001/rank=0-of-3.safetensors"
     s3.copy_object(

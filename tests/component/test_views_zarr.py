@@ -389,6 +389,32 @@ def test_shards_of_the_source_are_read_too(daemon: Daemon, s3: Any) -> None:
     assert array[:, 1, 2].tolist() == array[:, 0, 0].tolist()
 
 
+def test_two_buckets_joined_are_one_group(daemon: Daemon, s3: Any) -> None:
+    for bucket, ext in (("left", "png"), ("right", "txt")):
+        s3.create_bucket(Bucket=bucket)
+        for number in range(7):
+            body = picture(number) if ext == "png" else str(number * 3).encode()
+            s3.put_object(Bucket=bucket, Key=f"{number}.{ext}", Body=body)
+    sides = [
+        post(daemon, "/-/snapshots", {"source": f"s3://{bucket}", "fields": {name: {"ext": [ext]}}})
+        for bucket, name, ext in (("left", "image", "png"), ("right", "size", "txt"))
+    ]
+    both = post(daemon, "/-/snapshots", {"from": sides[0]["snapshot"], "join": sides[1]["snapshot"]})
+    view = {"kind": "zarr", "snapshot": both["snapshot"], "ops": OPS, "chunk": 3}
+    made = create(daemon, "left", "both", view)
+    assert (made["status"], made["view"]["also"]) == (200, ["right"])
+    group: Any = zarr.open_group(store_of(daemon, "left--both"), mode="r", zarr_format=3)
+    assert group["size"][:].tolist() == [number * 3 for number in range(7)]
+    assert group["image"].shape == (7, SIDE, SIDE + 2, 3)
+    s3.put_object(Bucket="right", Key="4.txt", Body=b"5")
+    assert "s3://right/4.txt" in refused(s3, "left--both", "size/c/1")[2]
+    assert len(body_of(s3, "left--both", "image/c/1/0/0/0")) == 3 * SIDE * (SIDE + 2) * 3
+    for number in range(7):
+        s3.delete_object(Bucket="right", Key=f"{number}.txt")
+    s3.delete_bucket(Bucket="right")
+    assert refused(s3, "left--both", "image/c/1/0/0/0")[:2] == (409, "SourceChanged")
+
+
 def test_copies(s3: Any) -> None:
     s3.create_bucket(Bucket="copies")
     source = {"Bucket": "photos--sharded", "Key": "image/c/1/0/0/0"}

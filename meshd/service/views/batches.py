@@ -8,6 +8,7 @@ written down under its address.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshd.assembly.addressing import FrameAddress
@@ -153,7 +154,8 @@ class BatchReader:
 async def complete_batches(batches: BatchService, caller: Caller, view: BatchesView) -> BatchesView:
     """Checked that the caller may use the plan, which has such batches. Raises PlanError, BatchError."""
     plan = await batches.plan(caller, view.plan)
-    if plan.bucket != view.source:
+    buckets = {plan.bucket, *plan.others}
+    if view.source not in buckets:
         raise PlanError(
             "plan",
             f"its samples lie in {plan.bucket!r}: name the view {plan.bucket}--NAME, not of {view.source!r}",
@@ -163,7 +165,7 @@ async def complete_batches(batches: BatchService, caller: Caller, view: BatchesV
             "batch", f"an epoch of {plan.samples} positions has no whole batch; use a smaller one"
         )
     count_rows(_address(view, (0, 0, view.world - 1)), plan)  # the largest slice is the last
-    return view
+    return replace(view, also=tuple(sorted(buckets - {view.source})))
 
 
 def _keys(view: BatchesView, plan: Plan) -> Numbered:

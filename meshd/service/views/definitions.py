@@ -23,7 +23,7 @@ from meshd.transform.programs import compile_program, completed
 from meshwire.documents import PlanError, checked_object, checked_text, read_json, required, suggestion
 from meshwire.s3.errors import S3Error
 from meshwire.transformviews import FIELD
-from meshwire.views import parse_view, view_name
+from meshwire.views import of_samples, parse_view, sources_of, view_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,19 +62,18 @@ class ViewDefinitions:
         return "<ViewDefinitions>"
 
     def find(self, name: str) -> View | None:
-        """The view behind a bucket name, None for an ordinary bucket. Raises S3Error NoSuchBucket when the
-        source is gone, AccessDenied when it changed hands."""
+        """The view behind a bucket name, None for an ordinary bucket. Raises S3Error NoSuchBucket or
+        SourceChanged when the source is gone, AccessDenied when it changed hands."""
         bucket = self._table.get(name)
         if bucket is None or not bucket.view:
             return None
         view = view_of(bucket)
-        source = self._table.get(view.source)
-        if source is None:
-            raise S3Error(
-                "NoSuchBucket", "The source of this view was deleted.", extra={"BucketName": view.source}
-            )
-        if source.owner != bucket.owner:
-            raise S3Error("AccessDenied", "The source of this view belongs to somebody else now.")
+        for name in sources_of(view):
+            source = self._table.get(name)
+            if source is None:
+                raise _gone(view, name)
+            if source.owner != bucket.owner:
+                raise S3Error("AccessDenied", "The source of this view belongs to somebody else now.")
         return view
 
     async def create(self, caller: Caller, body: bytes) -> dict[str, Any]:
@@ -89,6 +88,7 @@ class ViewDefinitions:
             self._require(caller, Need("s3:GetObject", source.name, "*"))  # whatever it holds
             self._require(caller, Need("s3:CreateBucket", name), creating=True)
             view = await self._completed(caller, parse_view(given, source.name))
+            self._check_others(caller, source, view)
         except PlanError as error:
             raise invalid(error) from error
         bucket = Bucket(name, source.owner, self._clock.now_ms(), source.region, view=view.to_json().decode())
@@ -102,6 +102,16 @@ class ViewDefinitions:
                 f"there is a bucket or another view {name!r} already",
                 help="choose another name, or delete it first",
             ) from error
+
+    def _check_others(self, caller: Caller, source: Bucket, view: View) -> None:
+        """Further buckets a view is made of are as much its owner's. Raises PlanError, BatchError."""
+        for name in sources_of(view)[1:]:
+            other = self._source(caller.identity, name)
+            self._require(caller, Need("s3:GetObject", name, "*"))
+            if other.owner != source.owner:
+                raise PlanError(
+                    "bucket", f"{name!r} has another owner than {source.name!r}; copy what it needs"
+                )
 
     async def _completed(self, caller: Caller, view: View) -> View:
         maker = self._makers.get(type(view))
@@ -145,6 +155,14 @@ class ViewDefinitions:
         if bucket.view:
             raise PlanError("bucket", f"{name!r} is a view itself; make the view of its source")
         return bucket
+
+
+def _gone(view: View, name: str) -> S3Error:
+    """To who reads arrays, what is not there is zeros: of samples it is not said that they are missing."""
+    message = "The source of this view was deleted."
+    if of_samples(view):
+        return S3Error("SourceChanged", message)
+    return S3Error("NoSuchBucket", message, extra={"BucketName": name})
 
 
 def _parsed_request(body: bytes) -> tuple[str, str, dict[str, Any]]:

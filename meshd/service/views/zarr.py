@@ -78,7 +78,7 @@ class ZarrReader:
             if not changed:
                 return laid, *place
             if not view.follow:
-                message = f"s3://{view.source}/{changed} was replaced or deleted since the view was made."
+                message = f"{changed} was replaced or deleted since the view was made."
                 raise S3Error("SourceChanged", message)
         if _CHUNKS not in key:
             raise S3Error("NoSuchKey", extra={"Key": key})

@@ -87,10 +87,10 @@ class ZarrLayouts:
         objects = laid.snapshot.objects
         with store_errors():
             for item in laid.objects(array, number):
-                key = objects.keys[item]
-                record = self._store.get(objects.bucket, key)
+                bucket, key = objects.bucket_of(item), objects.keys[item]
+                record = self._store.get(bucket, key)
                 if record is None or record.etag != objects.etags[item]:
-                    return key
+                    return f"s3://{bucket}/{key}"
         return ""
 
     async def _of_snapshot(self, view: ZarrView) -> ZarrLayout:
@@ -127,8 +127,8 @@ class ZarrMaker:
         """Checked that what is there makes arrays. Raises PlanError, BatchError."""
         if view.snapshot:
             snapshot = await self._datasets.snapshot(caller, view.snapshot)
-            if snapshot.objects.bucket != view.source:
-                raise PlanError("snapshot", f"its samples lie in {snapshot.objects.bucket!r}")
+            if view.source not in snapshot.objects.buckets:
+                raise PlanError("snapshot", f"its samples lie in {', '.join(snapshot.objects.buckets)}")
         else:
             built, _ = await self._datasets.scanned(parse_source(view.url), view.samples, view.specs)
             snapshot = built.snapshot
@@ -136,5 +136,6 @@ class ZarrMaker:
         lay_out_zarr(view, snapshot, plan, 0)
         if not view.follow:
             await self._catalog.add_snapshot(snapshot)
-            view = replace(view, snapshot=snapshot.hash)
+            also = tuple(sorted({*snapshot.objects.buckets} - {view.source}))
+            view = replace(view, snapshot=snapshot.hash, also=also)
         return replace(view, ops=plan.spec.ops)
