@@ -282,6 +282,8 @@ def _field_blob(snapshot: Snapshot, pinned: PinnedObjects, sample: int, name: st
 
 def _own_extension(snapshot: Snapshot, name: str) -> str:
     """A field's extension, or where several have the same one, its name."""
+    if snapshot.specs[name].array is not None:
+        return f"{name}.row"
     ext = snapshot.specs[name].ext[0]
     alike = sum(spec.ext[:1] == (ext,) for spec in snapshot.specs.values())
     return ext if alike == 1 else name

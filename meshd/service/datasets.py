@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from meshd.assembly.errors import BatchError
 from meshd.service.lines import Lines
 from meshd.service.structures import Structures, parse_derivation
+from meshd.service.zarrs import ZarrSources
 from meshd.transform.assets import MissingAssetError
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
 from meshwire.archives.kinds import archive_kind
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     from meshwire.fields import FieldSpec, Source
     from meshwire.snapshots import Built, Snapshot
 
-Kind = Literal["auto", "objects", "tar", "lines"]
-KINDS: tuple[Kind, ...] = ("auto", "objects", "tar", "lines")
+Kind = Literal["auto", "objects", "tar", "lines", "zarr"]
+KINDS: tuple[Kind, ...] = ("auto", "objects", "tar", "lines", "zarr")
 _PAGE = 1000
 _EMPTY = {
     "source": "check the source's prefix and the fields' extensions",
@@ -60,7 +61,7 @@ class DatasetService:
     def __init__(self, store: ObjectStore, catalog: Catalog, readers: Readers, archives: Archives) -> None:
         self._store, self._catalog, self._readers, self._archives = store, catalog, readers, archives
         self._structures = Structures(store, catalog, readers, archives)
-        self._lines = Lines(store, catalog)
+        self._lines, self._zarrs = Lines(store, catalog), ZarrSources(store)
 
     def __repr__(self) -> str:
         return f"<DatasetService over {self._archives!r}>"
@@ -131,6 +132,8 @@ class DatasetService:
         kind: Kind,
         fields: Mapping[str, FieldSpec],
     ) -> Built:
+        if kind == "zarr":
+            return await self._zarrs.build(listing, source, fields)
         scanned = _scanned(listing, kind, fields)
         if kind == "lines":
             files = [
@@ -169,9 +172,11 @@ class DatasetService:
 def _scanned(
     listing: Sequence[tuple[str, Record]], kind: Kind, fields: Mapping[str, FieldSpec]
 ) -> list[tuple[str, Record]]:
-    """The objects whose content tells what samples there are: archives, files of lines; else none."""
+    """The objects whose content tells what samples there are: archives, files of lines, arrays; else none."""
     if kind == "objects":
         return []
+    if kind == "zarr":
+        return list(listing)
     if kind == "lines":
         wanted = {ext for spec in fields.values() for ext in spec.ext}
         return [entry for entry in listing if sample_key(entry[0])[1] in wanted]
@@ -185,4 +190,8 @@ def _parse(value: Any) -> tuple[Source, Kind, Mapping[str, FieldSpec]]:
     fields = required(document, "fields", "")
     if not isinstance(fields, dict):
         raise PlanError("fields", 'expected an object, as {"image": {"ext": ["jpg"]}}')
-    return source, kind, parse_fields(fields)
+    parsed = parse_fields(fields)
+    wrong = next((name for name, spec in parsed.items() if (spec.array is None) is (kind == "zarr")), None)
+    if wrong is not None:
+        raise PlanError(f"fields.{wrong}", 'fields of the kind zarr, and of no other, are {"array": "name"}')
+    return source, kind, parsed

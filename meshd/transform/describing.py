@@ -34,6 +34,7 @@ SUBJECTS = {
     "sequences": "Text",
     "arrays": "Arrays",
     "containers": "Arrays",
+    "zarrs": "Arrays",
     "columns": "Arrays",
     "casting": "Arrays",
     "labels": "Labels",

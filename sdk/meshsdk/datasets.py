@@ -27,7 +27,7 @@ from meshsdk.native import (
     rows_request,
 )
 from meshsdk.orders import shuffle_spec
-from meshsdk.selecting import check_source, select_fields
+from meshsdk.selecting import array_fields, check_source, select_fields
 from meshwire.plans import OpSpec, PlanError, parse_spec, spec_document
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _ROWS_A_REQUEST = 512
 _PATIENCE = 600.0  # seconds that measuring for packing may take before a dataset gives up
-_KINDS = ("auto", "objects", "tar", "lines")
+_KINDS = ("auto", "objects", "tar", "lines", "zarr")
 
 
 def open(
@@ -59,8 +59,9 @@ def open(
 
     `fields` names what a sample is made of ("jpg", "jpg;jpeg;png", "cls", "@class"); left out, it is
     guessed from the first keys. `kind` is "objects" (files that share a stem), "tar" (WebDataset shards and
-    other archives), "lines" (a sample a line, as in JSONL) or "auto" (archives if there are any, else
-    objects). Raises ConfigurationError, NotFoundError (nothing there), DeadlineError (unavailable for
+    other archives), "lines" (a sample a line, as in JSONL), "zarr" (a sample a row of the arrays that are
+    the fields) or "auto" (archives if there are any, else objects). Raises ConfigurationError,
+    NotFoundError (nothing there), DeadlineError (unavailable for
     `deadline` seconds, by default the client's).
     """
     from meshsdk.connecting import connect
@@ -71,6 +72,8 @@ def open(
     client = client or connect()
     if snapshot is not None:
         return Dataset(client, describe_snapshot(fetch_snapshot(client.transport, snapshot)))
+    if kind == "zarr":
+        fields = array_fields(fields)
     chosen = select_fields(fields) if fields is not None else guess_fields(client, source)
     return Dataset(client, pin_snapshot(client.transport, source, kind, chosen, deadline))
 

@@ -268,6 +268,12 @@ def safetensors(
     return OpSpec("safetensors", _field("safetensors", field), {"name": name, **_array(dtype, shape)})
 
 
+def zarr(field: str, metadata: str) -> OpSpec:
+    """A row of a Zarr v3 array (a dataset of kind "zarr") → its array; `metadata` is the array's zarr.json,
+    as "s3://BUCKET/…/zarr.json" or "sha256:HEX"."""
+    return OpSpec("zarr", _field("zarr", field), {"metadata": _asset("zarr", metadata)})
+
+
 def raw(field: str) -> OpSpec:
     """The bytes as they are: ragged uint8 (what a bytes field is without any op)."""
     return OpSpec("raw", _field("raw", field))

@@ -46,6 +46,13 @@ def select_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
         ) from error
 
 
+def array_fields(fields: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Fields of a Zarr group, names of arrays; raises ConfigurationError when there are none."""
+    if not fields:
+        raise ConfigurationError('name the arrays: fields={"image": "images", "label": "labels"}')
+    return {name: {"array": value} if isinstance(value, str) else value for name, value in fields.items()}
+
+
 def _expand(value: Any) -> Any:
     if isinstance(value, ClassOfPrefix) or value == CLASS:
         return {"class": "prefix"}

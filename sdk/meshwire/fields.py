@@ -32,13 +32,15 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 @dataclass(frozen=True, slots=True)
 class FieldSpec:
     """`ext`: extensions, lower case and without the first dot, the preferred first (kind `bytes`);
-    `label_of`: where a class label comes from (kind `label`): "prefix", the first folder below the source.
+    `label_of`: where a class label comes from (kind `label`): "prefix", the first folder below the source;
+    `array`: the folder of a Zarr array below the source, None for what is no row of one.
     """
 
     name: str
     kind: FieldKind
     ext: tuple[str, ...] = ()
     label_of: str = ""
+    array: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +95,12 @@ def _parse_field(name: str, value: Any) -> FieldSpec:
         )
     if isinstance(value, (str, list)):
         value = {"ext": value}
-    document = checked_object(value, path, ("ext", "class"))
+    document = checked_object(value, path, ("ext", "class", "array"))
     if len(document) != 1:
-        raise PlanError(path, 'give either {"ext": [...]} or {"class": "prefix"}')
+        raise PlanError(path, 'give one of {"ext": [...]}, {"class": "prefix"} and {"array": "name"}')
+    if "array" in document:
+        folder = checked_text(document["array"], join(path, "array"), at_most=500).strip("/")
+        return FieldSpec(name, "bytes", array=folder)
     if "class" in document:
         label_of = checked_choice(document["class"], join(path, "class"), ("prefix",))
         return FieldSpec(name, "label", label_of=label_of)
@@ -117,10 +122,13 @@ def _parse_extensions(value: Any, path: str) -> tuple[str, ...]:
 
 def fields_document(fields: Mapping[str, FieldSpec]) -> dict[str, Any]:
     """The fields as plain JSON values; `parse_fields` gives them back."""
-    return {
-        name: {"ext": list(spec.ext)} if spec.kind == "bytes" else {"class": spec.label_of}
-        for name, spec in sorted(fields.items())
-    }
+    return {name: _field_document(spec) for name, spec in sorted(fields.items())}
+
+
+def _field_document(spec: FieldSpec) -> dict[str, Any]:
+    if spec.array is not None:
+        return {"array": spec.array}
+    return {"ext": list(spec.ext)} if spec.kind == "bytes" else {"class": spec.label_of}
 
 
 def sample_key(key: str) -> tuple[str, str]:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     Int32 = np.ndarray[Any, np.dtype[np.int32]]
 
-SnapshotKind = Literal["objects", "tar", "lines", "joined"]
-KINDS: tuple[SnapshotKind, ...] = ("objects", "tar", "lines", "joined")
+SnapshotKind = Literal["objects", "tar", "lines", "zarr", "joined"]
+KINDS: tuple[SnapshotKind, ...] = ("objects", "tar", "lines", "zarr", "joined")
 CONTENT_TYPE = "application/vnd.shardmesh.snapshot"
 # Plain objects have no shards of their own: runs of this many samples in key order stand in for them.
 SAMPLES_A_SHARD = 1024
@@ -131,8 +131,8 @@ class LabelColumn:
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
     """`samples` N; `shard_starts` int64[S+1], rising from 0 to N; `names`: the samples' names in archives,
-    the numbers of lines, or below the left source of a join; None for plain objects, whose names are their
-    keys' stems; `hash`: sha256 of the document, in hex.
+    the numbers of lines or rows, or below the left source of a join; None for plain objects, whose names
+    are their keys' stems; `hash`: sha256 of the document, in hex.
     """
 
     source: str

@@ -26,6 +26,7 @@ SUBJECTS = (
     "sequences",
     "texts",
     "tokens",
+    "zarrs",
 )
 
 
