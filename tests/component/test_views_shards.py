@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import random
 import tarfile
+import threading
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import (
+    ClientError,
+    ConnectionClosedError,
+    IncompleteReadError,
+    ResponseStreamingError,
+)
 
 from meshd.testing.daemons import Daemon
 from meshsdk.cli import run
@@ -357,3 +365,84 @@ def test_the_command_makes_layouts(
     # A shard is copied like any object.
     assert run(["cp", f"s3://samples--big/{keys[0]}", "s3://samples/copied.tfrecord"]) == 0
     assert read(s3, "samples", "copied.tfrecord") == read(s3, "samples--big", keys[0])
+
+
+# --- what may go wrong --------------------------------------------------------------------------------------
+
+
+def test_empty_files_and_files_without_an_extension(daemon: Daemon, s3: Any) -> None:
+    for key, body in (("0.txt", b""), ("0.cls", b"5"), ("plain", b"no extension"), (".hidden", b"")):
+        s3.put_object(Bucket="samples", Key=f"odd/{key}", Body=body)
+    make(daemon, "odd", {"kind": "shards", "prefix": "odd/", "format": "tfrecord"})
+    found = [example(record) for record in records(read(s3, "samples--odd", "shard-000000.tfrecord"))]
+    assert found == [
+        {"__key__": b".hidden", "data": b""},
+        {"__key__": b"0", "cls": b"5", "txt": b""},
+        {"__key__": b"plain", "data": b"no extension"},
+    ]
+
+
+@pytest.mark.parametrize("kind", ["tgz", "zip"])
+def test_samples_of_compressed_archives(daemon: Daemon, s3: Any, kind: str) -> None:
+    rng = random.Random(6)
+    files = {f"{number}.{ext}": rng.randbytes(500 * number) for number in range(6) for ext in ("bin", "dat")}
+    files |= {f"{number}.json": json.dumps({"even": number % 2 == 0}).encode() for number in range(6)}
+    out = io.BytesIO()
+    if kind == "zip":
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as packed:
+            for name, body in files.items():
+                packed.writestr(name, body)
+    else:
+        out.write(gzip.compress(tar_of(files)))
+    s3.put_object(Bucket="samples", Key=f"packed-{kind}/one.{kind}", Body=out.getvalue())
+    source = {"kind": "shards", "samples": "archives", "prefix": f"packed-{kind}/"}
+    make(daemon, kind, source | {"group": "json.even", "match": [".bin", ".json"]})
+    found = names_in_order(s3, f"samples--{kind}")
+    assert {key: sorted(names) for key, names in found.items()} == {
+        "false/shard-000000.tar": [f"{n}.{ext}" for n in (1, 3, 5) for ext in ("bin", "json")],
+        "true/shard-000000.tar": [f"{n}.{ext}" for n in (0, 2, 4) for ext in ("bin", "json")],
+    }
+    for key in found:
+        shard = members(read(s3, f"samples--{kind}", key))
+        assert shard == {name: files[name] for name in shard}
+
+
+@pytest.mark.parametrize("form", ["tar", "tfrecord"])
+def test_members_replaced_while_shards_are_read(daemon: Daemon, s3: Any, form: str) -> None:
+    """A read gives a whole shard of members that were there, or fails; never a mixture within a member."""
+    prefix = f"steady-{form}/"
+    sizes = {number: (100, 100 * KIB, 400 * KIB)[number % 3] for number in range(9)}
+    for number, size in sizes.items():
+        s3.put_object(Bucket="samples", Key=f"{prefix}{number}.bin", Body=bytes([0]) * size)
+    make(daemon, f"steady-{form}", {"kind": "shards", "prefix": prefix, "format": form})
+    done = threading.Event()
+
+    def write() -> None:
+        client, rng, turn = daemon.client(), random.Random(7), 0
+        while not done.is_set():
+            turn = turn % 255 + 1
+            number = rng.randrange(9)
+            size = sizes[number] + rng.choice((0, 0, 512))
+            client.put_object(Bucket="samples", Key=f"{prefix}{number}.bin", Body=bytes([turn]) * size)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    whole = 0
+    try:
+        for _ in range(60):
+            try:
+                body = read(s3, f"samples--steady-{form}", f"shard-000000.{form}")
+            except (ClientError, ResponseStreamingError, IncompleteReadError, ConnectionClosedError):
+                continue
+            whole += 1
+            found = (
+                list(members(body).values())
+                if form == "tar"
+                else [example(record)["bin"] for record in records(body)]
+            )
+            assert len(found) == 9
+            assert all(len(set(content)) == 1 for content in found)
+    finally:
+        done.set()
+        writer.join()
+    assert whole
