@@ -99,7 +99,9 @@ class OpTests:
 
     def _compiled(self, spec: PlanSpec) -> tuple[FieldType, PlanSpec]:
         """The type of the chain, and the chain with its value as bytes."""
-        output = compile_program(spec, [FIELD], load=self._assets.load).outputs[FIELD]
+        program = compile_program(spec, [FIELD], load=self._assets.load)
+        program.check_alone("look at it in a plan: `ds.map(…)[0]`")
+        output = program.outputs[FIELD]
         if output.kind == "bytes":
             return output, spec
         written = completed(replace(spec, ops=(OpSpec("to_npy", FIELD),)), _no_sample).ops

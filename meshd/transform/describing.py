@@ -68,6 +68,7 @@ def describe(found: OpDefinition) -> dict[str, Any]:
         "gives": found.gives,
         "refuses": found.refuses,
         "random": found.random,
+        "mixes": found.mixes,
         "arguments": [_argument(parameter) for parameter in found.parameters],
     }
 

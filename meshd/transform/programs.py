@@ -47,6 +47,13 @@ class Program:
     def outputs(self) -> dict[str, FieldType]:
         return {name: chain.output for name, chain in self.chains.items()}
 
+    def check_alone(self, why: str) -> None:
+        """Raise PlanError when rows are mixed: `why` says what has no second row."""
+        if self.pairing is not None:
+            raise PlanError(
+                f"ops[{self.pairing.index}]", f"{self.pairing.op} mixes two rows of a batch; {why}"
+            )
+
     def draw(self, epoch: int, position: int) -> partial[KeyedRandom]:
         """The randomness of one position: op index → draws."""
         return partial(KeyedRandom, self.seed, epoch, position)

@@ -28,7 +28,9 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class OpInfo:
-    """`takes` and `gives` are kinds with dtypes and shapes; `refuses` is what makes a sample bad."""
+    """`takes` and `gives` are kinds with dtypes and shapes; `refuses` is what makes a sample bad. An op
+    that `mixes` rows of a batch is for plans only.
+    """
 
     op: str
     version: str
@@ -38,6 +40,7 @@ class OpInfo:
     gives: str
     refuses: str
     random: bool
+    mixes: bool
     arguments: tuple[Argument, ...]
 
 

@@ -11,6 +11,7 @@ from PIL import Image
 
 import meshsdk as mesh
 from meshsdk import ops, views
+from meshsdk.cli import run
 from meshsdk.connecting import connect
 from meshsdk.errors import BadSampleError, MeshError
 from meshwire.plans import OpSpec
@@ -233,3 +234,7 @@ def test_images_of_many_sizes_and_views_are_refused(daemon: Daemon) -> None:
     document = views.transform_view([*chain, {"op": "encode", "args": {"format": "png"}}])
     with connect() as client, pytest.raises(MeshError, match="one object at a time"):
         views.create_view(client.transport, "mixed", "blend", document)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "200")
+        arguments = ["--before", "decode", "--before", "resize size=[8,8]", "s3://mixed/train/a/0000.png"]
+        assert run(["op", "test", "mixup", *arguments]) == 1

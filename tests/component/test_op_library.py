@@ -59,5 +59,9 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     page = capsys.readouterr().out
     assert "--op 'encode format=jpeg'" in page
     assert "[default: 90]" in page
+    assert run(["op", "show", "mixup"]) == 0
+    page = capsys.readouterr().out
+    assert "in a plan: ds.map(ops.mixup(FIELD))" in page
+    assert "--op" not in page, "a view has no second row"
     assert run(["op", "show", "resise"]) == 3
     assert "resize" in capsys.readouterr().err

@@ -190,11 +190,7 @@ async def complete_transform(assets: AssetService, caller: Caller, view: Transfo
     """With the op builds and assets this node has; checked that the chain ends in bytes. Raises PlanError."""
     spec = completed(await assets.pinned(caller, view.plan), _no_sample)
     program = await asyncio.to_thread(compile_program, spec, [FIELD], load=assets.load)
-    if program.pairing is not None:
-        path = f"ops[{program.pairing.index}]"
-        raise PlanError(
-            path, f"{program.pairing.op} mixes two rows of a batch; a view has one object at a time"
-        )
+    program.check_alone("a view has one object at a time")
     output = program.outputs[FIELD]
     if output.kind != "bytes":
         raise PlanError("ops", f"the chain ends in {output}, an object is bytes; add `encode` or `to_npy`")

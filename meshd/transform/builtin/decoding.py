@@ -137,7 +137,7 @@ def decode(data: bytes, mode: Mode) -> Pixels:
     Parameter("mode", choice("rgb", "gray"), "rgb"),
     takes="bytes of a JPEG, PNG, WebP, GIF, BMP or TIFF file",
     gives='uint8 [h, w, 3]; [h, w, 1] with `mode` "gray"',
-    refuses="no such file, truncated or damaged; more than 67 megapixels; a bomb (see below)",
+    refuses="no such file, truncated or damaged; over 67 megapixels; more scans or text than an image needs",
 )
 @dataclass(frozen=True, slots=True)
 class Decode:

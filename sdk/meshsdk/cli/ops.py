@@ -76,6 +76,7 @@ def show(session: Session, name: str) -> None:
         gives=found.gives,
         refuses=found.refuses,
         random=found.random,
+        mixes=found.mixes,
         arguments=[
             {"name": item.name, "kind": item.kind, "required": item.required, "default": item.default}
             for item in found.arguments
@@ -93,8 +94,12 @@ def _page(found: OpInfo) -> str:
     if found.arguments:
         wide = max(len(item.name) for item in found.arguments)
         lines += ["", *(f"  {item.name:{wide}}  {_told(item)}" for item in found.arguments)]
-    example = " ".join(f"{item.name}={_example(item)}" for item in found.arguments if item.required)
-    lines += ["", f"  in a view: --op '{f'{found.op} {example}'.strip()}'"]
+    given = [f"{item.name}={_example(item)}" for item in found.arguments if item.required]
+    lines.append("")
+    if found.op.isidentifier():
+        lines.append(f"  in a plan: ds.map(ops.{found.op}({', '.join(['FIELD', *given])}))")
+    if not found.mixes:
+        lines.append(f"  in a view: --op '{' '.join([found.op, *given])}'")
     return "\n".join(lines)
 
 
