@@ -13,6 +13,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
+__all__ = ["KINDS", "archive_of", "tar_of", "zip_of", "zstd"]
 KINDS = ("tar", "tar.gz", "tgz", "tar.zst", "stored.zip", "zip", "mixed.zip")
 
 

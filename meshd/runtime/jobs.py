@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from meshd.assembly.catalog import Catalog
 from meshd.control.jobs import JobTable
+from meshd.service.archives.ingesting import Ingest
 from meshd.service.jobs.desk import JobDesk
 from meshd.service.jobs.extracting import Extracting
 from meshd.service.jobs.inventories import Inventories
@@ -31,7 +32,7 @@ def job_desk(node: Node, access: Access) -> JobDesk:
 def job_runner(node: Node, access: Access, views: ViewReader) -> JobRunner:
     """What the steward needs."""
     catalog = Catalog(node.store)
-    tools = Tools(node.store, Versions(node.store, node.buckets), access)
+    tools = Tools(node.store, Versions(node.store, node.buckets), access, Ingest(node.store).note)
     inventories = Inventories(node.store, catalog, node.archives)
     shelf = PlanShelf(node.store, catalog)
     sharding = Sharding(tools, inventories, shelf)

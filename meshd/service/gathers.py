@@ -165,6 +165,8 @@ class GatherService:
                 self._shelf.put(record, places)
             plain = await self._archives.plain(item.bucket, item.key, record)
         except BatchError as error:
+            if error.code == "Busy":  # not of this item
+                raise
             round_.records[item.bucket, item.key] = error.code
             return
         round_.records[item.bucket, item.key] = (plain, places)

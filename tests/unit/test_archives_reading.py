@@ -191,6 +191,8 @@ def test_bombs_are_refused_before_they_fill_anything(kind: str) -> None:
         with pytest.raises(BatchError, match="not believed"):
             await shelf.archives.index("b", key, record)
         assert shelf.kept(COPIES) == []
+        roomier = Archives(shelf.store, shelf.used.append, 200 << 20)
+        assert len(await roomier.index("b", key, record)) == 1  # more is believed: it is looked at again
 
     asyncio.run(look())
     shelf.store.close()
@@ -216,5 +218,21 @@ def test_other_objects_are_no_archives(shelf: Shelf) -> None:
         record = await shelf.put("a.jpg", b"x")
         with pytest.raises(BatchError, match=r"\.tar\.zst"):
             await shelf.archives.index("b", "a.jpg", record)
+
+    asyncio.run(look())
+
+
+def test_what_is_asked_beyond_the_queue_is_told_to_come_again(shelf: Shelf) -> None:
+    async def look() -> None:
+        made = [archive_of("tgz", {"a": b"%d" % number}) for number in range(80)]
+        records = [await shelf.put(f"{number}.tgz", data) for number, data in enumerate(made)]
+        asked = [shelf.read(f"{number}.tgz", record, "a") for number, record in enumerate(records)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        told = [answer for answer in answers if isinstance(answer, BatchError)]
+        assert 0 < len(told) < 20
+        assert {(answer.code, answer.retry_after) for answer in told} == {("Busy", 1)}
+        assert [await shelf.read(f"{n}.tgz", record, "a") for n, record in enumerate(records)] == [
+            b"%d" % number for number in range(80)
+        ]
 
     asyncio.run(look())

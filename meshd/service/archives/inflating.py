@@ -85,7 +85,7 @@ def _pieces(
     while True:
         try:
             piece, rest = feed(codec, rest)
-        except (zlib.error, zstd.ZstdError, MemoryError) as error:
+        except (zlib.error, zstd.ZstdError) as error:
             raise ArchiveError(f"the compressed bytes are damaged: {str(error)[:100]}") from error
         if piece:
             yield piece

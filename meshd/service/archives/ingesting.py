@@ -114,7 +114,7 @@ class Indexer:
             await self._store.delete(RESERVED_BUCKET, key, conditions=unchanged)
         except (ConditionFailedError, ConditionMissingError, ExtentGoneError):
             return True
-        except StoreError as error:
+        except (StoreError, BatchError) as error:
             _log.warning("an archive cannot be indexed now", extra={"note": key, "why": str(error)})
             return False
         return True
@@ -123,6 +123,8 @@ class Indexer:
         try:
             index = await self._archives.index(where.bucket, where.key, record, spare=self._spare())
         except BatchError as error:
+            if error.code == "Busy":
+                raise
             _log.warning("an archive is refused: %s", error.message)
             return
         self._spent += index.size if index.inflated else 0

@@ -80,11 +80,18 @@ class MemberService:
     async def find(self, operation: ops.GetObject) -> Found:
         """What GET or HEAD of a member answers. Raises S3Error, as for an object, and UnprocessableSource."""
         assert operation.member is not None
-        record = self._record(operation.bucket, operation.key, operation.version)
-        place = await self._place(operation.bucket, operation.key, record, operation.member)
-        version = self._versions.name(operation.bucket, record)
-        found = found_of(operation, _as_object(record, operation.member, place.size), version)
-        return replace(found, record=place.record, base=place.offset)
+        bucket, key, member = operation.bucket, operation.key, operation.member
+        record = self._record(bucket, key, operation.version)
+        place = (await self._index(bucket, key, record)).find(member)
+        if place is None:
+            raise _missing(key, member)
+        version = self._versions.name(bucket, record)
+        found = found_of(operation, _as_object(record, member, place[1]), version)
+        if operation.head or not found.length:  # nothing need be inflated for that
+            return found
+        with _archive_errors():
+            plain = await self._archives.plain(bucket, key, record)
+        return replace(found, record=plain, base=place[0])
 
     async def copied(self, operation: ops.CopyObject) -> tuple[ops.PutObject, MadeBody] | None:
         """A copy of a member as the upload that it is; None for a copy of an object."""
@@ -184,9 +191,7 @@ class MemberService:
         with _archive_errors():
             place = await self._archives.member(bucket, key, record, member)
         if place is None:
-            raise S3Error(
-                "NoSuchKey", "The archive has no such member.", extra={"Key": key, "Member": member}
-            )
+            raise _missing(key, member)
         return place
 
     async def _groups(self, place: Place, offset: int, length: int) -> AsyncGenerator[Sequence[Span], None]:
@@ -209,6 +214,10 @@ def _as_object(archive: Record, member: str, size: int) -> Record:
     return msgspec.structs.replace(
         Record(size, member_etag(archive, member), archive.stamp, archive.modified, ()), headers=headers
     )
+
+
+def _missing(key: str, member: str) -> S3Error:
+    return S3Error("NoSuchKey", "The archive has no such member.", extra={"Key": key, "Member": member})
 
 
 def _entry(archive: Record, index: ArchiveIndex, name: str, number: int) -> MemberEntry:

@@ -10,17 +10,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meshd.assembly.catalog import RESERVED_BUCKET, Catalog
-from meshd.assembly.errors import BatchError
+from meshd.assembly.errors import BatchError, busy
 from meshd.kit import failpoints
 from meshd.kit.singleflight import SingleFlight
 from meshd.service.archives.inflating import inflated
 from meshd.service.archives.spans import Ahead, Forward, pieces
 from meshd.service.archives.streaming import stream
-from meshd.service.archives.walking import ENDLESS, bounded, counted, member_pieces, zip_files
+from meshd.service.archives.walking import ENDLESS, TooMuchError, bounded, counted, member_pieces, zip_files
 from meshd.store.errors import ConditionFailedError
 from meshd.store.records import Meta
 from meshd.telemetry import metrics
@@ -33,7 +33,7 @@ from meshwire.shardindex import index_tar
 from meshwire.tars import TarError, scan
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 
     from meshd.service.archives.streaming import Streamed
     from meshd.store.interface import ObjectStore
@@ -50,6 +50,7 @@ _BELIEVED_RATIO: Final = 200
 """Inflated, an archive may have so many times its size even if no copy of it is kept."""
 _KEPT_FILES: Final = 500_000  # names of members a process keeps at hand, over all archives
 _AT_ONCE: Final = 2  # archives inflated or indexed at a time by one process
+_QUEUED: Final = 64  # that wait for it; what is asked beyond is told to come again
 
 
 class Place(NamedTuple):
@@ -69,7 +70,7 @@ class Archives:
         self._catalog = Catalog(store)
         self._indexing: SingleFlight[str, ArchiveIndex] = SingleFlight()
         self._copying: SingleFlight[str, Record] = SingleFlight()
-        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._turns, self._waiting = asyncio.Semaphore(_AT_ONCE), 0
         self._kept: OrderedDict[str, ArchiveIndex] = OrderedDict()
         self._held = 0
 
@@ -89,7 +90,7 @@ class Archives:
             self._kept.move_to_end(name)
             return found
         url = _url(bucket, key)
-        found = await self._stored(name, url)
+        found = await self._stored(name, url, record)
         if found is None:
             most = self._most if spare is None else min(self._most, spare)
             found, _ = await self._indexing.run(name, lambda: self._make(kind, name, url, record, most))
@@ -123,16 +124,34 @@ class Archives:
         kind = _kind(bucket, key)
         return stream(self._store, kind, record, _url(bucket, key), self._believed(record))
 
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """One of the few that inflate or index at a time. Raises BatchError Busy when too many wait."""
+        if self._waiting >= _QUEUED:
+            raise busy(f"{self._waiting} archives wait to be indexed or inflated")
+        self._waiting += 1
+        try:
+            await self._turns.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            self._turns.release()
+
     # --- making -----------------------------------------------------------------------------------------
 
-    async def _stored(self, name: str, url: str) -> ArchiveIndex | None:
+    async def _stored(self, name: str, url: str, record: Record) -> ArchiveIndex | None:
         document = self._catalog.read(INDEXES + name)
         if document is not None:
             with suppress(ColumnError):  # written by another version: made anew
                 return await asyncio.to_thread(_read, document)
-        refusal = self._catalog.read(REFUSALS + name)
-        if refusal is not None:
-            raise refused(url, str(json.loads(refusal)["error"]))
+        kept = self._catalog.read(REFUSALS + name)
+        if kept is not None:
+            refusal = json.loads(kept)
+            most = refusal["most"]
+            if most is None or most >= self._believed(record):  # else more is believed now
+                raise refused(url, str(refusal["error"]))
         return None
 
     def _keep(self, name: str, index: ArchiveIndex) -> None:
@@ -143,12 +162,14 @@ class Archives:
 
     async def _make(self, kind: ArchiveKind, name: str, url: str, record: Record, most: int) -> ArchiveIndex:
         try:
-            async with self._turns:
+            async with self._turn():
                 index = await self._indexed(kind, record, most)
         except (ArchiveError, TarError, ColumnError) as error:
             metrics.archives.labels(kind, "refused").inc()
             message = str(error)[:300]
-            await self._catalog.write(REFUSALS + name, json.dumps({"error": message, "url": url}).encode())
+            limit = error.most if isinstance(error, TooMuchError) else None
+            document = json.dumps({"error": message, "url": url, "most": limit}).encode()
+            await self._catalog.write(REFUSALS + name, document)
             raise refused(url, message) from error
         failpoints.hit("archives.index.made")
         metrics.archives.labels(kind, "indexed").inc()
@@ -190,7 +211,7 @@ class Archives:
 
     async def _copied(self, kind: ArchiveKind, url: str, record: Record) -> Record:
         try:
-            async with self._turns:
+            async with self._turn():
                 made = await self._written(kind, record, self._most)
         except ArchiveError as error:
             raise refused(url, str(error)) from error

@@ -27,6 +27,16 @@ MAX_MEMBERS: Final = 10_000_000
 ENDLESS: Final = 1 << 60  # the end of a stream whose end is not known
 
 
+class TooMuchError(ArchiveError):
+    """Inflated, an archive has more than `most` bytes, more than are believed of one of its size."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(
+            f"inflated it has more than {most} bytes, not believed of its size; if so, raise --view-cache"
+        )
+        self.most = most
+
+
 class Head(NamedTuple):
     """A file begins: `size` bytes follow, as pieces."""
 
@@ -76,7 +86,7 @@ def zip_files(spans: Sequence[Span], size: int, most: int) -> list[ZipMember]:
         raise ArchiveError(f"more than {MAX_MEMBERS} members")
     total = sum(member.size for member in members)
     if total > most:
-        raise too_large(most)
+        raise TooMuchError(most)
     return members
 
 
@@ -94,13 +104,8 @@ def bounded(stream: Iterable[bytes], most: int) -> Iterator[bytes]:
     for piece in stream:
         left -= len(piece)
         if left < 0:
-            raise too_large(most)
+            raise TooMuchError(most)
         yield piece
-
-
-def too_large(most: int) -> ArchiveError:
-    """Inflated, an archive has more bytes than are believed of one of its size."""
-    return ArchiveError(f"inflated it has more than {most} bytes, not believed of its size")
 
 
 def counted(members: Iterable[TarMember]) -> Iterator[TarMember]:

@@ -14,6 +14,7 @@ from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
     from meshd.service.access import Access, Caller
+    from meshd.service.objects import Stored
     from meshd.service.versions import Versions
     from meshd.store.interface import ObjectStore
     from meshwire.jobspecs import JobSpec
@@ -75,11 +76,12 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What every kind works with."""
+    """What every kind works with. `stored` is told of every output."""
 
     store: ObjectStore
     versions: Versions
     access: Access
+    stored: Stored
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ class OutputWriter:
     def __init__(self, tools: Tools, running: Running) -> None:
         """Raises S3Error NoSuchBucket."""
         self._store, self._versions, self._running = tools.store, tools.versions, running
+        self._stored = tools.stored
         self._bucket = running.spec.target.bucket
         self._grant = Grant.of(tools.access, running.caller, "s3:PutObject", self._bucket)
 
@@ -96,6 +97,7 @@ class OutputWriter:
                 self._bucket, output.key, record.version or NULL, conditions=same
             )
             raise BatchError("NoSuchBucket", f"the bucket {self._bucket!r} was deleted while the job ran")
+        await self._stored(self._bucket, output.key, record)
 
 
 class Sums:
