@@ -11,7 +11,7 @@ import tarfile
 import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -309,3 +309,39 @@ def test_corrupt_archives_are_named_and_cost_nobody_anything(node: Daemon) -> No
             "plan"
         ]
         frames.verify(rows(eve, plan, 0, [0, 1, 2]).body)
+
+
+def test_a_damaged_object_is_named_and_nothing_stands_in_for_it(tmp_path: Path) -> None:
+    photographs = {f"p/{number}.jpg": photograph(number) for number in range(4)}
+    with Daemon.start(args=["--transforms", "1"], workers=1) as node:
+        client = node.client()
+        client.create_bucket(Bucket="pictures")
+        for key, body in photographs.items():
+            client.put_object(Bucket="pictures", Key=key, Body=body)
+        with closing(Mesh(node.endpoint, node.access_key, node.secret_key)) as mesh:
+            snapshot = mesh.snapshot("s3://pictures/p/", FIELDS)["snapshot"]
+            plan = mesh.plan(snapshot, HEAVY, on_bad="substitute", max_bad=1.0)["plan"]
+            whole = rows(mesh, plan, 0, [0, 1, 2, 3]).body
+            _damage(node, photographs["p/2.jpg"])
+            answer = rows(mesh, plan, 0, [0, 1, 2, 3])
+            assert (answer.status, error(answer)["code"]) == (500, "CorruptData")
+            assert "s3://pictures/p/2.jpg" in error(answer)["message"]
+            assert rows(mesh, plan, 0, [0, 1, 3]).status == 200
+            assert mesh.metric("meshd_store_corrupt_reads_total") >= 1
+            client.put_object(Bucket="pictures", Key="p/2.jpg", Body=photographs["p/2.jpg"])
+            assert rows(mesh, plan, 0, [0, 1, 2, 3]).body == whole
+        client.close()
+
+
+def _damage(node: Daemon, body: bytes) -> None:
+    """One bit of an object, in the file that holds it."""
+    for path in node.data_dir.rglob("*.tar"):
+        at = path.read_bytes().find(body)
+        if at >= 0:
+            with path.open("r+b") as file:
+                file.seek(at + len(body) // 2)
+                byte = file.read(1)[0]
+                file.seek(at + len(body) // 2)
+                file.write(bytes([byte ^ 1]))
+            return
+    pytest.fail("no data file holds the object")
