@@ -50,8 +50,16 @@ def gathered(files: Iterable[SourceObject]) -> list[Sample]:
     for item in files:
         if item.name:
             found.setdefault((sample_key(item.name)[0], item.key), []).append(item)
+            continue
+        key = item.key  # as `sample_key` cuts it, without a call for each of a million
+        start = key.rfind("/") + 1
+        dot = key.find(".", start)
+        stem = key[:dot] if dot > start else key
+        held = plain.get(stem)
+        if held is None:
+            plain[stem] = [item]
         else:
-            plain.setdefault(sample_key(item.key)[0], []).append(item)
+            held.append(item)
     doubled: dict[str, int] = {}
     for stem, _ in found:
         doubled[stem] = doubled.get(stem, 0) + 1

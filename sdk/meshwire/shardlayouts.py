@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from meshwire.expressions import order_key, parse_expression, spelled
 from meshwire.percents import encode
-from meshwire.samples import Evaluation, file_name, gathered
+from meshwire.samples import Evaluation, gathered
 from meshwire.shardforms import TarShard
 from meshwire.shardviews import part_of, shard_name, shuffled
 from meshwire.tfrecords import TfrecordShard
@@ -52,7 +53,7 @@ def lay_out(
     """The layout of these files of the source, in stored order: objects by key, members as their archive
     has them."""
     evaluation = evaluation or Evaluation()
-    samples = gathered(item for item in files if view.takes(item.key) and view.takes_file(file_name(item)))
+    samples = gathered(_taken(view, files))
     if view.where:
         where = parse_expression(view.where, "where")
         samples = [sample for sample in samples if evaluation.value(where, sample)]
@@ -64,6 +65,14 @@ def lay_out(
     for sample in samples:
         folders.setdefault(homes.folder(sample), []).append(sample)
     return ShardLayout(shard for folder, found in folders.items() for shard in _shards(view, folder, found))
+
+
+def _taken(view: ShardsView, files: Iterable[SourceObject]) -> list[SourceObject]:
+    prefix, ends = view.prefix, view.match or ("",)  # every name ends in nothing
+    if view.samples == "archives":
+        takes = lru_cache(view.takes)  # asked of one archive after the other
+        return [item for item in files if item.name.endswith(ends) and takes(item.key)]
+    return [item for item in files if item.key.startswith(prefix) and item.key.endswith(ends)]
 
 
 class Folders:
@@ -118,7 +127,7 @@ def _filled(view: ShardsView, samples: Iterable[Sample]) -> Iterator[list[Sample
     size = 0
     for sample in samples:
         taken.append(sample)
-        size += sample.size
+        size += sample.size if view.size else 0
         if len(taken) == view.count or (view.size and size >= view.size):
             yield taken
             taken, size = [], 0
