@@ -34,6 +34,13 @@ class ControlSuite:
     place: Path
     """A directory of the test's own; set by the binding before each test."""
 
+    ttl = 10.0
+    """Seconds of a lease whose end a test waits for."""
+
+    async def elapse(self, clock: ManualClock, seconds: float) -> None:
+        """Time passes for the engine. One whose servers have the clock waits for it."""
+        clock.advance(seconds)
+
     def open_control(self, clock: Clock) -> AbstractAsyncContextManager[ControlStore]:
         """A fresh, empty store as an asynchronous context manager, which closes it."""
         raise NotImplementedError
@@ -172,15 +179,16 @@ class ControlSuite:
 
     def test_a_lease_excludes_until_it_runs_out(self) -> None:
         async def check(control: ControlStore, clock: ManualClock) -> None:
-            lease = await control.acquire("mover", "n1", 10)
+            ttl = self.ttl
+            lease = await control.acquire("mover", "n1", ttl)
             assert lease is not None
-            assert await control.acquire("mover", "n2", 10) is None
-            clock.advance(9)
+            assert await control.acquire("mover", "n2", ttl) is None
+            await self.elapse(clock, 0.5 * ttl)
             lease = await control.renew(lease)
-            clock.advance(9)
-            assert await control.acquire("mover", "n2", 10) is None
-            clock.advance(2)
-            assert await control.acquire("mover", "n2", 10) is not None
+            await self.elapse(clock, 0.7 * ttl)
+            assert await control.acquire("mover", "n2", ttl) is None
+            await self.elapse(clock, 0.8 * ttl)
+            assert await control.acquire("mover", "n2", ttl) is not None
             await _fails(LeaseLostError, control.renew(lease))
 
         self._run_with_clock(check)

@@ -1,0 +1,5 @@
+"""The control store on etcd v3, for several nodes."""
+
+from meshd.control.etcd.store import EtcdControl
+
+__all__ = ["EtcdControl"]

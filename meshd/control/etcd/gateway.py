@@ -1,0 +1,279 @@
+"""etcd's JSON gateway over HTTP/1.1: one call, one answer, whichever member answers.
+
+Law: a call that was not sent, or that may be sent twice, is tried on the next member until the deadline; one
+that may have happened is an EtcdAmbiguousError, never repeated in secret. Blocking: for threads.
+
+Source: etcd's documentation, "gRPC gateway" (v3.5): keys and values in base64, 64-bit numbers as text.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+from base64 import b64decode, b64encode
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+from meshd.control.interface import ControlError
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Iterator, Mapping
+
+    from meshd.kit.clock import Clock
+
+_CONNECT_SECONDS: Final = 2.0
+_MOST_BYTES: Final = 64 << 20  # of one answer
+_UNAVAILABLE: Final = (
+    "no leader",
+    "leader changed",
+    "not leader",
+    "Unavailable",
+    "connection refused",
+    "stopped",
+)
+
+
+class EtcdError(ControlError):
+    """etcd refuses, or no member answers in time."""
+
+
+class EtcdAmbiguousError(EtcdError):
+    """The call may have happened or not: no answer came."""
+
+
+class _NotNowError(Exception):
+    """This member cannot answer; another may. `sent`: it may have done what it was asked all the same."""
+
+    def __init__(self, why: str, *, sent: bool) -> None:
+        super().__init__(why)
+        self.why, self.sent = why, sent
+
+
+class Member(NamedTuple):
+    """Where a member of the etcd cluster listens to clients."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+class Gateway:
+    """Calls to the members of one etcd cluster; `close` ends its connections, and streams under way."""
+
+    def __init__(
+        self,
+        members: tuple[Member, ...],
+        clock: Clock,
+        *,
+        deadline: float = 5.0,
+        tls: ssl.SSLContext | None = None,
+        login: tuple[str, str] | None = None,
+    ) -> None:
+        if not members:
+            raise ControlError("no etcd member is given; say etcd://HOST:PORT")
+        self._members, self._clock, self._deadline = members, clock, deadline
+        self._tls, self._login, self._token = tls, login, ""
+        self._first = 0  # the member that answered last
+        self._lock = threading.Lock()
+        self._idle: dict[int, list[http.client.HTTPConnection]] = {n: [] for n in range(len(members))}
+        self._streams: set[http.client.HTTPConnection] = set()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Gateway of {', '.join(map(str, self._members))}>"
+
+    def call(self, path: str, body: Mapping[str, Any], *, repeatable: bool) -> dict[str, Any]:
+        """The answer to `POST /v3/PATH`. `repeatable`: doing it twice is the same as once.
+
+        Raises EtcdError, EtcdAmbiguousError.
+        """
+        began, pause, last = self._clock.monotonic(), threading.Event(), ""
+        while True:
+            for turn in range(len(self._members)):
+                number = (self._first + turn) % len(self._members)
+                try:
+                    answer = self._authorized(number, path, body)
+                except _NotNowError as error:
+                    last = f"{self._members[number]}: {error.why}"
+                    if error.sent and not repeatable:
+                        raise EtcdAmbiguousError(
+                            f"etcd did not say whether it did what it was asked ({last}); look before you "
+                            "ask again"
+                        ) from None
+                    continue
+                self._first = number
+                return answer
+            if self._clock.monotonic() - began >= self._deadline:
+                raise EtcdError(f"no etcd member answers ({last}); is etcd running, and reachable from here?")
+            pause.wait(0.1)
+
+    def stream(self, path: str, body: Mapping[str, Any], idle: float) -> Iterator[dict[str, Any]]:
+        """The messages of a streaming call, until a member ends it or is silent for `idle` seconds (then it
+        just ends). Raises EtcdError when it cannot begin."""
+        for turn in range(len(self._members)):
+            number = (self._first + turn) % len(self._members)
+            connection = self._connection(number, idle)
+            try:
+                _connect(connection)
+                self._streams.add(connection)
+                with _begin(connection, path, body, self._headers()) as response:
+                    if response.status == 200:
+                        self._first = number
+                        yield from _messages(response)
+                        return
+            except (OSError, http.client.HTTPException, _RefusedError):
+                continue
+            finally:
+                self._streams.discard(connection)
+                connection.close()
+        raise EtcdError("no etcd member answers")
+
+    def close(self) -> None:
+        """Idempotent. A stream that another thread reads ends soon."""
+        with self._lock:
+            self._closed = True
+            idle = [connection for kept in self._idle.values() for connection in kept]
+            self._idle = {n: [] for n in self._idle}
+        for connection in idle:
+            connection.close()
+        for connection in tuple(self._streams):
+            with suppress(OSError):
+                if connection.sock is not None:
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+
+    def _authorized(self, number: int, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        if self._login is not None and not self._token:
+            self._token = self._log_in(number)
+        try:
+            return self._once(number, path, body)
+        except EtcdError as error:
+            if self._login is None or "invalid auth token" not in str(error):
+                raise
+            self._token = self._log_in(number)
+            return self._once(number, path, body)
+
+    def _log_in(self, number: int) -> str:
+        assert self._login is not None
+        name, password = self._login
+        try:
+            answer = self._once(number, "auth/authenticate", {"name": name, "password": password})
+        except EtcdError:
+            raise EtcdError(f"etcd refuses the user {name!r}; check the name and the password") from None
+        return str(answer.get("token", ""))
+
+    def _once(self, number: int, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            kept = self._idle[number]
+            connection = kept.pop() if kept else self._connection(number, self._deadline)
+        fresh = connection.sock is None
+        try:
+            _connect(connection)
+            response = _begin(connection, path, body, self._headers())
+            data = response.read(_MOST_BYTES)
+        except _RefusedError as error:
+            raise _NotNowError(str(error), sent=False) from None
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            if not fresh and isinstance(error, (http.client.RemoteDisconnected, BrokenPipeError)):
+                return self._once(number, path, body)  # a kept connection that had ended while it was idle
+            raise _NotNowError(f"{type(error).__name__}: {error}", sent=True) from None
+        with self._lock:
+            keep = not self._closed and not response.will_close
+            if keep:
+                self._idle[number].append(connection)
+        if not keep:
+            connection.close()
+        return _answer(response.status, data)
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Content-Type": "application/json", "Grpc-Metadata-Hasleader": "true"}
+        return headers | ({"Authorization": self._token} if self._token else {})
+
+    def _connection(self, number: int, timeout: float) -> http.client.HTTPConnection:
+        host, port = self._members[number]
+        if self._tls is None:
+            return http.client.HTTPConnection(host, port, timeout=timeout)
+        return http.client.HTTPSConnection(host, port, timeout=timeout, context=self._tls)
+
+
+class _RefusedError(Exception):
+    """No connection: nothing was sent."""
+
+
+def _connect(connection: http.client.HTTPConnection) -> None:
+    if connection.sock is not None:
+        return
+    patience, connection.timeout = connection.timeout, _CONNECT_SECONDS
+    try:
+        connection.connect()
+    except OSError as error:
+        raise _RefusedError(str(error)) from None
+    finally:
+        connection.timeout = patience
+    sock = cast("socket.socket", connection.sock)
+    sock.settimeout(patience)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _begin(
+    connection: http.client.HTTPConnection, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
+) -> http.client.HTTPResponse:
+    connection.request("POST", f"/v3/{path}", json.dumps(body).encode(), dict(headers))
+    return connection.getresponse()
+
+
+def _answer(status: int, data: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(data)
+    except ValueError:
+        raise _NotNowError(f"answered {status} with what is no JSON", sent=True) from None
+    if not isinstance(document, dict):
+        raise _NotNowError(f"answered {status} with what is no object", sent=True)
+    if status == 200:
+        return document
+    message = str(document.get("message") or document.get("error") or f"status {status}")
+    if any(word in message for word in _UNAVAILABLE):
+        raise _NotNowError(message, sent="changed" in message)
+    if "timed out" in message or "deadline" in message:
+        raise _NotNowError(message, sent=True)
+    raise EtcdError(f"etcd refuses: {message}")
+
+
+def _messages(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    """A line, a message. Ends quietly when nothing comes, or the connection does."""
+    while True:
+        try:
+            line = response.readline()
+        except (OSError, http.client.HTTPException, ValueError):
+            return
+        if not line.strip():
+            if not line:
+                return
+            continue
+        try:
+            message = json.loads(line)
+        except ValueError:
+            return
+        if not isinstance(message, dict) or "result" not in message:
+            return
+        yield message["result"]
+
+
+def encoded(data: bytes) -> str:
+    """Bytes as the gateway writes them."""
+    return b64encode(data).decode()
+
+
+def decoded(text: str | None) -> bytes:
+    """Bytes as the gateway writes them; nothing is spelled by leaving it out."""
+    return b64decode(text) if text else b""
+
+
+def number(value: str | int | None) -> int:
+    """A 64-bit number as the gateway writes it."""
+    return int(value) if value else 0

@@ -1,0 +1,303 @@
+"""A ControlStore on etcd: every process keeps a copy that a watch holds up to date.
+
+Law: versions are etcd's revisions. `revision` and `peek` look at the copy and never wait; what this process
+wrote is in the copy when the write returns. While etcd cannot be reached the copy stays as it is, and writes
+fail within seconds, saying so. Invariant: the copy is what the prefix was at one revision, and revisions only
+grow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from meshd.control.etcd.gateway import EtcdError, decoded, encoded, number
+from meshd.control.etcd.leases import EtcdLeases
+from meshd.control.interface import ControlError, VersionConflictError, Versioned, check_key
+from meshd.control.memory import differences
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from meshd.control.etcd.gateway import Gateway
+    from meshd.control.interface import Change, Lease, Write
+
+_log = logging.getLogger(__name__)
+_IDLE: Final = 10.0  # seconds without a word after which a watch is begun anew
+_PAUSE: Final = 0.5
+_PATIENCE: Final = 5.0  # for this process's own write to come back by the watch
+_TXN_WRITES: Final = 100  # etcd takes 128 in one transaction
+
+
+class _Copy(NamedTuple):
+    """All keys under the prefix at `revision`; `topics`: the revision of each one's newest change."""
+
+    entries: dict[str, Versioned]
+    topics: dict[str, int]
+    revision: int
+
+
+class EtcdControl:
+    """A ControlStore under `prefix` (ends in `/`) of an etcd cluster. Raises ControlError when it cannot be
+    read to begin with. Make it after forking; `close` ends its thread, and the gateway."""
+
+    def __init__(self, gateway: Gateway, prefix: str = "/shardmesh/") -> None:
+        self._gateway, self._prefix = gateway, prefix.encode()
+        self._end = self._prefix[:-1] + bytes([self._prefix[-1] + 1])
+        self._closed = False
+        self._moved = threading.Condition()
+        self._waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+        self._leases = EtcdLeases(gateway, self._prefix)
+        try:
+            self._copy = self._load(_Copy({}, {}, 0))
+        except ControlError:
+            gateway.close()
+            raise
+        self._thread = threading.Thread(target=self._follow, name="etcd-watch", daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        return f"<EtcdControl {self._gateway!r} at {self._copy.revision}{' closed' if self._closed else ''}>"
+
+    # --- the copy ---------------------------------------------------------------------------------------
+
+    def revision(self, topic: str) -> int:
+        return self._copy.topics.get(topic, 0)
+
+    def still(self) -> AbstractContextManager[object]:
+        return nullcontext()  # `revision` is a look at a dictionary
+
+    def peek(self, topic: str) -> Mapping[str, Versioned]:
+        return _under(self._copy.entries, f"{topic}/")
+
+    def _load(self, before: _Copy) -> _Copy:
+        """Everything, read anew: at the start, and when the watch fell too far behind."""
+        answer = self._range(self._prefix, self._end)
+        entries = {key: entry for key, entry in self._found(answer)}
+        revision = number(answer["header"].get("revision"))
+        topics = {topic: before.topics.get(topic, 0) for topic in before.topics}
+        for key, entry in entries.items():
+            topic = key.partition("/")[0]
+            topics[topic] = max(topics.get(topic, 0), entry.version)
+        for key in before.entries:  # what is gone went at some revision up to this one
+            if key not in entries:
+                topics[key.partition("/")[0]] = revision
+        return _Copy(dict(sorted(entries.items())), topics, revision)
+
+    def _follow(self) -> None:
+        """The thread: watch, and read anew what was missed."""
+        while not self._closed:
+            try:
+                self._watch()
+            except EtcdError as error:
+                _log.warning("the control store is out of reach: %s", error)
+            except Exception:
+                _log.exception("the watch of the control store failed; it begins again")
+            if not self._closed:
+                threading.Event().wait(_PAUSE)
+
+    def _watch(self) -> None:
+        wanted = {
+            "key": encoded(self._prefix),
+            "range_end": encoded(self._end),
+            "start_revision": str(self._copy.revision + 1),
+        }
+        for message in self._gateway.stream("watch", {"create_request": wanted}, _IDLE):
+            if self._closed:
+                return
+            if number(message.get("compact_revision")):  # what came between is forgotten
+                self._take_newer()
+                return
+            if message.get("canceled"):
+                return
+            self._apply(message)
+
+    def _apply(self, message: Mapping[str, Any]) -> None:
+        events = message.get("events") or []
+        revision = max([number(event["kv"]["mod_revision"]) for event in events], default=0)
+        if revision <= self._copy.revision:
+            return
+        entries, topics = dict(self._copy.entries), dict(self._copy.topics)
+        fresh = False
+        for event in events:
+            key, at = self._name(event["kv"]), number(event["kv"]["mod_revision"])
+            topics[key.partition("/")[0]] = at
+            if event.get("type") == "DELETE":
+                entries.pop(key, None)
+            else:
+                fresh |= key not in entries
+                entries[key] = Versioned(decoded(event["kv"].get("value")), at)
+        self._take(_Copy(dict(sorted(entries.items())) if fresh else entries, topics, revision))
+
+    def _take(self, copy: _Copy) -> None:
+        with self._moved:
+            self._copy = copy
+            self._moved.notify_all()
+        self._wake()
+
+    def _wake(self) -> None:
+        for loop, event in list(self._waiters):
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(event.set)
+
+    def _arrived(self, revision: int) -> None:
+        """Wait until the copy has what was written at `revision`."""
+        with self._moved:
+            if self._moved.wait_for(lambda: self._copy.revision >= revision or self._closed, _PATIENCE):
+                return
+        self._take_newer()
+
+    def _take_newer(self) -> None:
+        copy = self._load(self._copy)
+        if copy.revision > self._copy.revision:
+            self._take(copy)
+
+    # --- reading and writing ------------------------------------------------------------------------------
+
+    async def get(self, key: str) -> Versioned | None:
+        answer = await self._off(lambda: self._range(self._key(key)))
+        return next((entry for _, entry in self._found(answer)), None)
+
+    async def list_all(self, prefix: str) -> Mapping[str, Versioned]:
+        start = self._prefix + prefix.encode()
+        end = start[:-1] + bytes([start[-1] + 1])
+        return dict(self._found(await self._off(lambda: self._range(start, end))))
+
+    async def put(self, key: str, value: bytes, *, expect: int | None = None) -> int:
+        name = self._key(key)
+        put = {"request_put": {"key": encoded(name), "value": encoded(bytes(value))}}
+        return int(await self._off(lambda: self._change([put], {key: expect})))
+
+    async def delete(self, key: str, *, expect: int | None = None) -> bool:
+        name = self._key(key)
+        gone = {"request_delete_range": {"key": encoded(name), "prev_kv": True}}
+        return await self._off(lambda: self._change([gone], {key: expect})) is not None
+
+    async def write_many(self, writes: Sequence[Write]) -> None:
+        for write in writes:
+            check_key(write.key)
+        for start in range(0, len(writes), _TXN_WRITES):
+            part = writes[start : start + _TXN_WRITES]
+            requests = [
+                {"request_delete_range": {"key": encoded(self._key(write.key))}}
+                if write.value is None
+                else {
+                    "request_put": {
+                        "key": encoded(self._key(write.key)),
+                        "value": encoded(bytes(write.value)),
+                    }
+                }
+                for write in part
+            ]
+            await self._off(partial(self._change, requests, {write.key: write.expect for write in part}))
+
+    def _change(self, requests: list[Any], expects: Mapping[str, int | None]) -> int | None:
+        """The revision at which something changed, seen by the copy, too; None if nothing did."""
+        answer = self._txn(requests, expects)
+        responses = answer.get("responses") or []
+        if not any(
+            "response_put" in r or number(r["response_delete_range"].get("deleted")) for r in responses
+        ):
+            return None
+        revision = number(answer["header"].get("revision"))
+        self._arrived(revision)
+        return revision
+
+    def _txn(self, requests: list[Any], expects: Mapping[str, int | None]) -> dict[str, Any]:
+        """Do all if every key is at the version expected of it. Raises VersionConflictError."""
+        conditions = {key: expect for key, expect in expects.items() if expect is not None}
+        compare = [
+            {
+                "target": "MOD",
+                "result": "EQUAL",
+                "key": encoded(self._key(key)),
+                "mod_revision": str(expect),
+            }
+            for key, expect in conditions.items()
+        ]
+        look = [{"request_range": {"key": encoded(self._key(key))}} for key in conditions]
+        body = {"compare": compare, "success": requests, "failure": look}
+        answer = self._gateway.call("kv/txn", body, repeatable=not conditions)
+        if not answer.get("succeeded"):
+            self._refuse(conditions, answer)
+        return answer
+
+    def _refuse(self, conditions: Mapping[str, int], answer: Mapping[str, Any]) -> None:
+        self._catch_up(conditions, answer)
+        for (key, expect), response in zip(conditions.items(), answer.get("responses") or [], strict=False):
+            found = next((entry.version for _, entry in self._found(response["response_range"])), 0)
+            if found != expect:
+                raise VersionConflictError(key, expect, found)
+        raise EtcdError("a conditional write was refused, and nothing says why")
+
+    def _catch_up(self, conditions: Mapping[str, int], answer: Mapping[str, Any]) -> None:
+        """Wait until the copy has seen what a conflict shows: whoever tries again looks there."""
+        there: dict[str, int] = {}
+        for response in answer.get("responses") or []:
+            there |= {key: entry.version for key, entry in self._found(response["response_range"])}
+        self._arrived(max(there.values(), default=0))
+        if any(key in self._copy.entries for key in conditions if key not in there):
+            self._take_newer()
+
+    def _range(self, start: bytes, end: bytes = b"") -> dict[str, Any]:
+        body = {"key": encoded(start)} | ({"range_end": encoded(end)} if end else {})
+        return self._gateway.call("kv/range", body, repeatable=True)
+
+    def _found(self, answer: Mapping[str, Any]) -> list[tuple[str, Versioned]]:
+        return [
+            (self._name(kv), Versioned(decoded(kv.get("value")), number(kv["mod_revision"])))
+            for kv in answer.get("kvs") or []
+        ]
+
+    def _name(self, kv: Mapping[str, Any]) -> str:
+        return decoded(kv["key"])[len(self._prefix) :].decode()
+
+    def _key(self, key: str) -> bytes:
+        return self._prefix + check_key(key).encode()
+
+    async def _off(self, call: Callable[[], Any]) -> Any:
+        if self._closed:
+            raise ControlError("the control store is closed")
+        return await asyncio.to_thread(call)
+
+    # --- watches and leases -------------------------------------------------------------------------------
+
+    async def watch(self, topic: str) -> AsyncGenerator[Change, None]:
+        seen: Mapping[str, Versioned] = {}
+        waiter = (asyncio.get_running_loop(), asyncio.Event())
+        self._waiters.add(waiter)
+        try:
+            while not self._closed:
+                waiter[1].clear()
+                now = self.peek(topic)
+                for change in differences(seen, now):
+                    yield change
+                seen = now
+                await waiter[1].wait()
+        finally:
+            self._waiters.discard(waiter)
+
+    async def acquire(self, name: str, holder: str, ttl: float) -> Lease | None:
+        return await self._off(lambda: self._leases.acquire(name, holder, ttl))  # type: ignore[no-any-return]
+
+    async def renew(self, lease: Lease) -> Lease:
+        return await self._off(lambda: self._leases.renew(lease))  # type: ignore[no-any-return]
+
+    async def release(self, lease: Lease) -> None:
+        await self._off(lambda: self._leases.release(lease))
+
+    def close(self) -> None:
+        self._closed = True
+        self._gateway.close()
+        with self._moved:
+            self._moved.notify_all()
+        self._wake()
+
+
+def _under(entries: Mapping[str, Versioned], prefix: str) -> dict[str, Versioned]:
+    return {key: entry for key, entry in entries.items() if key.startswith(prefix)}

