@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from meshd.assembly.assets import asset_key
 from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.assembly.errors import BatchError
+from meshd.telemetry import metrics
 from meshd.transform import registry
 from meshd.transform.assets import MAX_ASSET_BYTES, PREFIX, MissingAssetError, checked_asset, no_assets
 from meshwire.declarations import is_user_op
@@ -102,6 +103,7 @@ class AssetService:
     async def keep(self, data: bytes) -> str:
         """Keep content durably; its sha256 in hex. Idempotent."""
         digest = hashlib.sha256(data).hexdigest()
+        metrics.asset_bytes.inc(len(data))
         await self._catalog.write(asset_key(digest), data, once=True)
         return digest
 

@@ -19,6 +19,7 @@ from meshd.assembly.errors import BatchError
 from meshd.assembly.packing import table_key
 from meshd.assembly.plans import Output
 from meshd.kit.patience import LongWork, StillRunningError
+from meshd.telemetry import metrics
 from meshd.transform import registry
 from meshwire import frames
 from meshwire.columns import ColumnReader, ColumnWriter
@@ -145,6 +146,7 @@ class Packs:
         for start in range(samples.start, samples.stop, _ROWS_A_FRAME):
             some = tuple(range(start, min(start + _ROWS_A_FRAME, samples.stop)))
             found.append(await self._measured_frame(RowsAddress(within.hash, 0, some), pack))
+            metrics.samples_measured.inc(len(some))
         return np.concatenate(found)
 
     async def _measured_frame(self, address: RowsAddress, pack: Pack) -> Integers:

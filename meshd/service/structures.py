@@ -17,6 +17,7 @@ import numpy as np
 from meshd.assembly.errors import BatchError
 from meshd.assembly.sources import PinnedObjects
 from meshd.kit.patience import LongWork, StillRunningError
+from meshd.telemetry import metrics
 from meshwire.documents import PlanError, checked_object, required
 from meshwire.expressions import parse_expression, spelled
 from meshwire.loaderstate import checked_hash
@@ -149,6 +150,7 @@ class Structures:
             if scope.contents:
                 await pinned.prepare(list(some))
             found += await asyncio.to_thread(_evaluate, expression, scope, some)
+            metrics.samples_evaluated.inc(len(some))
             progress.done = len(found) / snapshot.samples
         return found
 

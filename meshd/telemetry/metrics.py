@@ -64,6 +64,11 @@ archives = _counter(
     "meshd_archives_total", "Archives looked into; result is indexed, inflated or refused.", "kind", "result"
 )
 frames = _counter("meshd_frames_total", "Batch frames asked for; result is hit, joined or miss.", "result")
+asset_bytes = _counter("meshd_asset_bytes_total", "Bytes of assets taken in for plans and views.")
+samples_evaluated = _counter(
+    "meshd_samples_evaluated_total", "Samples an expression of a filter or a join was evaluated on."
+)
+samples_measured = _counter("meshd_samples_measured_total", "Samples rendered to measure them for packing.")
 view_results = _counter("meshd_view_results_total", "Results of views asked for; hit or miss.", "result")
 view_results_evicted = _counter("meshd_view_results_evicted_total", "Results removed to make room.")
 view_result_bytes = _gauge("meshd_view_result_bytes", "Results of views on the disks.", mode="mostrecent")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import threading
+import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,9 +13,11 @@ import pytest
 from tokenizers import Tokenizer
 
 import meshsdk as mesh
+from meshd.service.packs import PART
 from meshd.testing.daemons import Daemon
 from meshsdk import ops
 from meshsdk.errors import BadSampleError, ConfigurationError, InvalidPlanError
+from meshwire.packing import Pack, pack_rows
 from tests.unit.test_transform_texts import small_tokenizer
 
 if TYPE_CHECKING:
@@ -163,6 +168,36 @@ def test_bad_samples_are_met_when_the_plan_is_made(daemon: Daemon, client: Clien
     with mesh.Loader(ds, global_batch=2, output="numpy", on_bad="substitute") as loader:
         found = [piece for batch in loader for piece in sequences(batch)]
     assert sorted(found) == sorted(p for number in range(10) if number != 3 for p in pieces(IDS[number]))
+
+
+def test_measuring_goes_on_where_a_killed_node_stopped() -> None:
+    count = 3 * PART
+    with Daemon.start(args=("--transforms", "2")) as node:
+        keys: dict[str, Any] = {"access_key": node.access_key, "secret_key": node.secret_key}
+        with mesh.connect(node.endpoint, **keys) as client:
+            client.create_bucket("lines")
+            client.put("lines", "a.jsonl", b"\n".join(b"%d" % number for number in range(count)))
+            client.put("lines", "tokenizer.json", FILE)
+            ds = mesh.open("s3://lines/", fields={"tokens": "jsonl"}, kind="lines", client=client)
+            ds = ds.map(ops.tokenize("tokens", "s3://lines/tokenizer.json")).pack("tokens", length=64)
+            asking = threading.Thread(target=lambda: len(ds))
+            asking.start()
+            while not PART < measured(node) < count:
+                assert asking.is_alive(), "it was all measured before it could be interrupted"
+            node.kill()
+            node.up()
+            asking.join()
+            assert measured(node) < count
+            oracle = [len(ORACLE.encode(str(number)).ids) for number in range(count)]
+            whole = np.array([0, count])
+            assert len(ds) == pack_rows(np.array(oracle), whole, Pack(("tokens",), 64)).rows
+
+
+def measured(node: Daemon) -> int:
+    with urllib.request.urlopen(f"{node.endpoint}/metrics") as answer:
+        text = answer.read().decode()
+    found = re.search(r"^meshd_samples_measured_total(?:{.*})? (\S+)$", text, re.MULTILINE)
+    return int(float(found[1])) if found else 0
 
 
 def test_a_packed_plan_survives_the_death_of_the_node() -> None:

@@ -40,7 +40,7 @@ from meshwire.sigv2 import read_old_claim
 from meshwire.sigv4 import STREAMING_PAYLOADS, Verified
 from meshwire.sigv4.claims import read_claim
 from meshwire.views import parse_view
-from tests.fuzz import archives, words
+from tests.fuzz import archives, datasets, words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -328,5 +328,10 @@ TARGETS = {
         Target("expression", expression, words.EXPRESSIONS, 512),
         Target("declaration", declaration, words.DECLARATIONS, 2048),
         Target("view", view, words.VIEWS, 1024),
+        Target("lines", datasets.lines, words.TABLES, 2048),
+        Target("snapshot", datasets.snapshot, words.TABLES, 8192),
+        Target("plan", datasets.plan, words.DATASETS, 1024),
+        Target("array", datasets.array, words.DATASETS, 2048),
+        Target("reader", datasets.reader, words.TABLES, 2048),
     )
 }

@@ -82,3 +82,24 @@ ZIPS = [
     "\x1f\x8b\x08",
     "(\xb5/\xfd",
 ]
+
+DATASETS = """
+"ops": [{"op": "tokenize" "field": "args": "version": "1" "seed": "shuffle": {"kind": "blocks"
+"shards": 64} "tail": "drop" "on_bad": "mask" "max_bad": 0.5 "pack": "fields": ["tokens"] "length":
+2048 "value": "long": "split" null "zarr_format": 3 "node_type": "array" "shape": [10, 3]
+"data_type": "int16" "chunk_grid": "name": "regular" "configuration": "chunk_shape":
+"chunk_key_encoding": "default" "separator": "/" "codecs": "bytes" "endian": "little"
+"sharding_indexed" "index_codecs": "index_location": "start" "crc32c" "gzip" "zstd" -1 1e400
+9223372036854775808
+""".split()
+
+TABLES = [
+    "\n",
+    "\r\n",
+    "\r",
+    '{"a": [{"b": [1, 2]}], "n": 7}',
+    "\x93NUMPY\x01\x00",
+    "PK\3\4",
+    "a.npy",
+    '{"a":{"dtype":"I16"',
+]

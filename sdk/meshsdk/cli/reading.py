@@ -47,8 +47,23 @@ def cat(session: Session, urls: Sequence[Remote], offset: int, length: int | Non
 @click.option("-c", "--bytes", "count", type=click.IntRange(0), default=512, help="Bytes of an object.")
 @click.option("-n", "--samples", type=click.IntRange(0), default=3, help="Samples of a dataset.")
 @click.option("--field", "fields", multiple=True, help="NAME=EXT[;EXT] or NAME=@class [default: guessed].")
+@click.option(
+    "--kind",
+    type=click.Choice(["auto", "objects", "tar", "lines", "zarr"]),
+    default="auto",
+    help="What a sample is: files of one stem, of archives, a line (JSONL), a row of Zarr arrays.",
+)
+@click.option("--filter", "condition", help="Only samples for which this expression holds.")
 @shared_options
-def head(session: Session, url: Remote, count: int, samples: int, fields: Sequence[str]) -> None:
+def head(
+    session: Session,
+    url: Remote,
+    count: int,
+    samples: int,
+    fields: Sequence[str],
+    kind: str,
+    condition: str | None,
+) -> None:
     """Writes the first bytes of an object; of a folder (a URL that ends in /, or with --field), the fields
     and first samples of a dataset of it.
 
@@ -56,14 +71,18 @@ def head(session: Session, url: Remote, count: int, samples: int, fields: Sequen
     mesh head -c 100 s3://logs/today.txt
     mesh head s3://photos/train/
     mesh head s3://photos/shards/ --field image=jpg --field label=cls
+    mesh head s3://photos/train/ --filter 'label == "cat" and size > 10000'
+    mesh head s3://corpus/v1/ --kind lines --field text=jsonl --filter 'text.lang == "en"'
     """
     with session.client() as client:
-        if not url.is_folder and not fields:
+        if not url.is_folder and not fields and condition is None:
             sys.stdout.buffer.write(client.get(url.bucket, url.key, length=count) if count else b"")
             return
         from meshsdk.datasets import open as open_dataset
 
-        ds = open_dataset(str(url), parse_fields(fields) if fields else None, client=client)
+        ds = open_dataset(str(url), parse_fields(fields) if fields else None, kind=kind, client=client)
+        if condition is not None:
+            ds = ds.filter(condition)
         _show_dataset(session, ds, samples)
 
 
