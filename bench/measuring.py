@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from bench import albums, gathering, limits, loading, preparing, residency, storing
+from bench import albums, confining, gathering, limits, loading, preparing, residency, storing
 from bench.gathering import gather_rows
 from bench.generating import available
 from bench.processes import ChildError, Children
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from bench.servers import Server
 
 GATHERS = tuple(row.name for row in gather_rows(FULL))
-SPECIAL = ("limits", "ops", "loaders", "memory", *GATHERS)
+SPECIAL = ("limits", "ops", "userops", "loaders", "memory", *GATHERS)
 DEBIAN = {"wrk": "wrk", "nginx": "nginx-light"}
 NO_WRK = "wrk is not installed: `apt-get install wrk`"
 Outcome = tuple[str, tuple[Figure, ...], dict[str, str]]
@@ -92,6 +92,10 @@ class Bench:
             files = self._album().files()
             self.say("ops beside a bare decode, on one core")
             return "Photographs on one core", tuple(preparing.measure(files, self.scale.rounds)), {}
+        if name == "userops":
+            self.say("a confined process beside other ways")
+            side, samples = limits.SIDE, self.scale.confined
+            return "A sample there and back", tuple(confining.measure(side, samples, self.scale.rounds)), {}
         if name == "loaders":
             return self._loaders()
         if name == "memory":

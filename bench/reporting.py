@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench import machine
+from bench import confining, machine
 from bench.gathering import GATHER, gather_rows
 from bench.preparing import BARE, NODE, NOTES
 from bench.rows import store_rows
@@ -174,6 +174,23 @@ def gather_section(rows: Mapping[str, RowResult], scale: Scale) -> list[str]:
             bars.append([f"{row.title}: items/s", number(rate, 0), verdict(rate, row.least)])
     table_of = table(["items a second", *names], lines)
     return ["## Gather, beside a GET for each", GATHER_TEXT, table_of, table(BARS_HEAD, bars)]
+
+
+def userops_section(rows: Mapping[str, RowResult]) -> list[str]:
+    """What a confined process costs."""
+    result = rows.get("userops")
+    if result is None:
+        return []
+    lines = []
+    for name in result.contenders():
+        rate = result.value(name, "rate")
+        each = number(1e6 / rate if rate else None, 0)
+        lines.append([name, each, confining.NOTES[name]])
+    return [
+        "## Ops of users, there and back",
+        "A 224×224×3 image handed to a process of another's code and taken back, microseconds each.",
+        table(["", "µs a sample", ""], lines),
+    ]
 
 
 def ops_section(rows: Mapping[str, RowResult]) -> list[str]:
@@ -353,6 +370,7 @@ def render(rows: Mapping[str, RowResult], scale: Scale, peers: Path) -> str:
         *store_section(rows, scale),
         *gather_section(rows, scale),
         *ops_section(rows),
+        *userops_section(rows),
         *loader_section(rows),
         *memory_section(rows),
     ]

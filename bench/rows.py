@@ -28,6 +28,7 @@ class Scale:
     memory_seconds: int = 20
     memory_connections: int = 64
     gathered: int = 1_000
+    confined: int = 2_000
 
 
 FULL = Scale()
@@ -44,6 +45,7 @@ QUICK = Scale(
     memory_seconds=2,
     memory_connections=8,
     gathered=100,
+    confined=80,
 )
 
 

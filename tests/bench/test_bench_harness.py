@@ -174,3 +174,14 @@ def test_the_ops_bar_is_of_time_not_of_rate() -> None:
         Figure("libjpeg-turbo, bare", 0, {"rate": 900.0}), Figure("meshd", 0, {"rate": 500.0}), name="ops"
     )
     assert "1.80× | ≤ 1.6 **missed**" in "\n".join(reporting.ops_section({"ops": slow}))
+
+
+@pytest.mark.bench
+def test_the_row_of_user_ops_at_toy_size(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "bench", "--quick", "--only", "userops", "--scratch", str(tmp_path)]
+    env = {**os.environ, "BENCH_INSTALL": "0"}
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=110, env=env)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    rows = load(tmp_path / "quick.json")
+    assert all(rows["userops"].value(name, "rate") for name in rows["userops"].contenders())
+    assert "## Ops of users" in (tmp_path / "quick.md").read_text()

@@ -8,7 +8,6 @@ right is gone; what it imports by name was loaded before its memory was limited.
 from __future__ import annotations
 
 import ast
-import contextlib
 import faulthandler
 import importlib
 import io
@@ -33,7 +32,7 @@ from meshd.transform.userops.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from types import ModuleType
 
 _SYSTEM = (
@@ -124,23 +123,21 @@ class _Confined:
         self._held = ["seccomp", f"landlock {version}" if version else "no files"]
 
     def serve(self) -> None:
-        """Say what the module declares, then apply its ops."""
+        """Say what the module declares, then apply its ops. What it prints goes nowhere, and fills nothing."""
+        sys.stdout = sys.stderr = _Nowhere()
         self._stream.say(self._load())
         while True:
             asked = self._stream.hear()
-            with _quiet():
-                answer = self._answer(asked)
-            self._stream.say({"number": asked["number"], **answer})
+            self._stream.say({"number": asked["number"], **self._answer(asked)})
 
     def _load(self) -> dict[str, Any]:
-        with _quiet():
-            try:
-                module = self._run()
-                declared = self._declared(module)
-            except MemoryError:
-                self._out_of_memory()
-            except BaseException as error:
-                return {"error": self._told(error, whole=True)}
+        try:
+            module = self._run()
+            declared = self._declared(module)
+        except MemoryError:
+            self._out_of_memory()
+        except BaseException as error:
+            return {"error": self._told(error, whole=True)}
         return {"ready": True, "ops": declared, "held": self._held}
 
     def _run(self) -> dict[str, Any]:
@@ -237,7 +234,12 @@ class _Confined:
             text = "".join(traceback.format_list(mine) + traceback.format_exception_only(error))
             return text.strip()[-MAX_TEXT:]
         where = f" ({self._name}:{mine[-1].lineno})" if mine else ""
-        return f"{type(error).__name__}: {str(error)[: MAX_TEXT // 2]}{where}"
+        late = " (files are closed here: import it by its full name)" if self._is_late(error) else ""
+        return f"{type(error).__name__}: {str(error)[: MAX_TEXT // 2]}{late}{where}"
+
+    def _is_late(self, error: BaseException) -> bool:
+        """Whether a library wanted a part of itself that was not loaded before files were sealed."""
+        return self._sealed and isinstance(error, ImportError | PermissionError)
 
 
 def _named(made: Any, array: Any) -> str:
@@ -251,13 +253,6 @@ def _seed(key: int) -> None:
         random.seed(key)
     if arrays is not None:
         arrays.seed(key & 0xFFFFFFFF)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """What a module prints goes nowhere, and cannot fill anything."""
-    with contextlib.redirect_stdout(_Nowhere()), contextlib.redirect_stderr(_Nowhere()):
-        yield
 
 
 class _Nowhere(io.TextIOBase):

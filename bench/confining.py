@@ -1,0 +1,121 @@
+"""What a confined process costs a sample: a photograph's worth of pixels there and back, beside other ways.
+
+Law: one process on one core, wall-clock seconds (most of the cost is waiting for the other side); contenders
+take turns. The op does nothing, so that what is left is the way.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from multiprocessing import get_context
+from typing import TYPE_CHECKING
+
+from bench.results import Figure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    import numpy.typing as npt
+
+    Way = Callable[[], object]
+
+HERE, CONFINED, SEALED = "copied in the same process", "confined (Landlock)", "confined (no files)"
+PIPE, FORK, ANEW = "pickled over a socket", "a fork a sample", "an interpreter a sample"
+NOTES = {
+    HERE: "what an op of the node's own would cost",
+    CONFINED: "as it is: an arena in shared memory, a datagram each way",
+    SEALED: "the same where the kernel has no Landlock",
+    PIPE: "a process that is not confined, values pickled, as `multiprocessing` does",
+    FORK: "forked, written to shared memory, ended: nothing is remembered, and nothing is hidden",
+    ANEW: "`python -c 'import numpy'`, before anything is done",
+}
+_SOURCE = b"""
+from meshsdk.userops import image, op
+
+@op(input=image("h", "w", 3), output=image("h", "w", 3))
+def same(pixels):
+    return pixels
+"""
+_DEAR = 40  # how many samples fewer the dear ways get
+
+
+def _ways(stack: ExitStack, pixels: npt.NDArray[np.uint8]) -> dict[str, Way]:
+    from meshd.transform.userops.calling import ConfinedProcess, Confinement
+
+    def confined(sealed: bool) -> Way:
+        process = ConfinedProcess("same", _SOURCE, 256 << 20, Confinement(sealed=sealed))
+        stack.callback(process.close)
+        return lambda: process.apply("same", {}, pixels, key=0, random=False, seconds=60)
+
+    return {
+        HERE: pixels.copy,
+        CONFINED: confined(False),
+        SEALED: confined(True),
+        PIPE: _pickled(stack, pixels),
+        FORK: _forked,
+        ANEW: _anew,
+    }
+
+
+def _pickled(stack: ExitStack, pixels: npt.NDArray[np.uint8]) -> Way:
+    ours, theirs = (end.makefile("rwb") for end in socket.socketpair())
+    child = os.fork()
+    if child == 0:
+        while True:
+            try:
+                pickle.dump(pickle.load(theirs), theirs, protocol=5)
+                theirs.flush()
+            except (EOFError, OSError):
+                os._exit(0)
+    stack.callback(os.waitpid, child, 0)
+    stack.callback(os.kill, child, 9)
+
+    def way() -> object:
+        pickle.dump(pixels, ours, protocol=5)
+        ours.flush()
+        return pickle.load(ours)
+
+    return way
+
+
+def _forked() -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def _anew() -> None:
+    subprocess.run([sys.executable, "-c", "import numpy"], check=True)
+
+
+def _measure(side: int, samples: int, rounds: int) -> list[Figure]:
+    """In a process of its own."""
+    import numpy as np
+
+    pixels = np.random.default_rng(7).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    found = []
+    with ExitStack() as stack:
+        ways = _ways(stack, pixels)
+        for number in range(rounds):
+            for name, way in ways.items():
+                count = max(2, samples // _DEAR if name in (FORK, ANEW) else samples)
+                began = time.perf_counter()
+                for _ in range(count):
+                    way()
+                found.append(Figure(name, number, {"rate": count / (time.perf_counter() - began)}))
+    return found
+
+
+def measure(side: int, samples: int, rounds: int) -> list[Figure]:
+    """Samples a second, by contender and round."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_measure, side, samples, rounds).result()
