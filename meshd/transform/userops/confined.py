@@ -123,7 +123,7 @@ class _Confined:
         self._held = ["seccomp", f"landlock {version}" if version else "no files"]
 
     def serve(self) -> None:
-        """Say what the module declares, then apply its ops. What it prints goes nowhere, and fills nothing."""
+        """Say what the module declares, then apply its ops. What it prints goes nowhere."""
         sys.stdout = sys.stderr = _Nowhere()
         self._stream.say(self._load())
         while True:
