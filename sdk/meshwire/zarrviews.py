@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from meshwire.fields import FieldSpec
     from meshwire.plans import OpSpec
 
-Samples = Literal["auto", "objects", "tar"]
+Samples = Literal["auto", "objects", "tar", "lines", "zarr"]
+SAMPLES: tuple[Samples, ...] = ("auto", "objects", "tar", "lines", "zarr")
 OnBad = Literal["raise", "mask"]
 MAX_CHUNK = 1 << 14
 MAX_SHARD = 1 << 12
@@ -131,9 +132,7 @@ def parse_zarr(value: Mapping[str, Any], bucket: str) -> ZarrView:
         snapshot,
         follow,
         prefix,
-        cast(
-            "Samples", checked_choice(document.get("samples", "auto"), "samples", ("auto", "objects", "tar"))
-        ),
+        cast("Samples", checked_choice(document.get("samples", "auto"), "samples", SAMPLES)),
         chunk,
         shard,
         checked_integer(document.get("seed", 0), "seed", 0, MAX_INTEGER),

@@ -415,6 +415,45 @@ def test_two_buckets_joined_are_one_group(daemon: Daemon, s3: Any) -> None:
     assert refused(s3, "left--both", "image/c/1/0/0/0")[:2] == (409, "SourceChanged")
 
 
+@BUCKETS
+def test_an_array_written_out_is_a_source_again(daemon: Daemon, s3: Any, bucket: str) -> None:
+    written = bucket.replace("--", "-written-")
+    s3.create_bucket(Bucket=written)
+    for entry in s3.list_objects_v2(Bucket=bucket)["Contents"]:
+        source = {"Bucket": bucket, "Key": entry["Key"]}
+        s3.copy_object(Bucket=written, Key=f"a/{entry['Key']}", CopySource=source)
+    rows = {"op": "zarr", "field": "x", "args": {"metadata": f"s3://{written}/a/image/zarr.json"}}
+    view = {
+        "kind": "zarr",
+        "samples": "zarr",
+        "prefix": "a/",
+        "fields": {"x": {"array": "image"}},
+        "ops": [rows],
+        "chunk": 9,
+    }
+    made = create(daemon, written, "again", view)
+    assert made["status"] == 200, made
+    array: Any = zarr.open_group(store_of(daemon, f"{written}--again"), mode="r", zarr_format=3)["x"]
+    np.testing.assert_array_equal(array[:], oracle(daemon)["image"])
+
+
+def test_lines_are_rows(daemon: Daemon, s3: Any) -> None:
+    s3.create_bucket(Bucket="lines")
+    s3.put_object(Bucket="lines", Key="d/a.txt", Body=b"5\n7\n")
+    s3.put_object(Bucket="lines", Key="d/b.txt", Body=b"1\n2\n3\n")
+    view = {
+        "kind": "zarr",
+        "samples": "lines",
+        "prefix": "d/",
+        "fields": {"n": {"ext": ["txt"]}},
+        "ops": [{"op": "int_label", "field": "n"}],
+        "chunk": 2,
+    }
+    assert create(daemon, "lines", "z", view)["status"] == 200
+    array: Any = zarr.open_group(store_of(daemon, "lines--z"), mode="r", zarr_format=3)["n"]
+    assert array[:].tolist() == [5, 7, 1, 2, 3]
+
+
 def test_copies(s3: Any) -> None:
     s3.create_bucket(Bucket="copies")
     source = {"Bucket": "photos--sharded", "Key": "image/c/1/0/0/0"}
