@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Chunk = bytes | memoryview | Sequence[Span]
 """Bytes, or ranges of open files."""
 TAR_TYPE = "application/x-tar"
+TAG_KEY = "SHARDMESH.tag"
 
 
 class Blob(msgspec.Struct, frozen=True):
@@ -88,10 +89,14 @@ async def _sample_chunks(
     yield bytes(layout.trailer - at) + layout.trailer_bytes(status, sums)
 
 
-def as_tar(store: ObjectStore, blobs: Sequence[Blob], rows: int) -> Outgoing:
-    """A tar of the blobs; one with an error becomes a member `NAME.error` that holds its code."""
+def as_tar(store: ObjectStore, blobs: Sequence[Blob], rows: int, tags: Sequence[str] = ()) -> Outgoing:
+    """A tar of the blobs; one with an error becomes a member `NAME.error` that holds its code. `tags`: for
+    each blob a text that its pax header carries, "" for none; or nothing at all."""
     members = [_tar_member(blob) for blob in blobs]
-    headers = [member_header(blob.name, blob.length) for blob in members]
+    headers = [
+        member_header(blob.name, blob.length, pax={TAG_KEY: tag} if tag else {})
+        for blob, tag in zip(members, tags or [""] * len(members), strict=True)
+    ]
     rooms = [
         len(header) + blob.length + padding(blob.length)
         for header, blob in zip(headers, members, strict=True)

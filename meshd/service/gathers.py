@@ -119,11 +119,11 @@ class GatherService:
         blobs = await self._resolve_all(caller, asked)
         for result, count in Counter(blob.error or "ok" for blob in blobs).items():
             metrics.gather_items.labels(result).inc(count)
+        tags = [bytes(item.tag) for item in asked.items[: len(blobs)]]
         if asked.format == "tar":
-            return as_tar(self._store, blobs, len(blobs))
+            return as_tar(self._store, blobs, len(blobs), [tag.decode() for tag in tags])
         errors = {str(number): blob.error for number, blob in enumerate(blobs) if blob.error}
         metadata = {"version": FRAME_VERSION, "errors": json.dumps(errors)}
-        tags = [bytes(item.tag) for item in asked.items[: len(blobs)]]
         if any(tags):
             metadata["tags"] = "[" + ", ".join((tag or b"null").decode() for tag in tags) + "]"
         return as_samples(self._store, blobs, metadata, len(blobs), names=asked.names)

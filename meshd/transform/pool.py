@@ -3,7 +3,8 @@
 Law: a process that dies costs its rows one retry, alone; the row a process dies on twice is a bad sample.
 What a slice's frame holds is only meaningful once its outcome is there. Processes' time is shared evenly
 between accounts, and between the jobs of one. A job that kills processes gets half of them, no more, until it
-has behaved for a while; nothing is lined up behind work that takes long.
+has behaved for a while, as does one that drags while others are about; nothing is lined up behind work that
+takes long.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ Placed = tuple[tuple[tuple[int, ...], ...], ...]
 SLICE_ROWS = 16
 IN_FLIGHT = 2  # slices a process has at a time: one it works on, one so that it never waits
 QUICK = 0.25  # seconds; a slice expected to take longer has its process alone
+DRAGGING = 5.0  # seconds; a job with a row that took longer leaves processes to other accounts
 DISTRUST = 60.0  # seconds from a death until the job that caused it may use all processes again
 _LOST = 20
 _RECONNECT = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -202,6 +204,8 @@ class TransformPool:
         brave = (len(sockets) + 1) // 2
         self._lanes = [_Lane(path, self, brave=number < brave) for number, path in enumerate(sockets)]
         self._distrusted: dict[str, asyncio.TimerHandle] = {}
+        self._asked: dict[str, float] = {}
+        """When each account asked for something last."""
         self._queue: FairQueue[_Slice] = FairQueue()
         self._tasks = Tasks("transform-pool")
         self.closed = False
@@ -247,6 +251,7 @@ class TransformPool:
             raise _closed()
         if not rows:
             return Rendered()
+        self._asked[account] = asyncio.get_running_loop().time()
         program = program_key(program_text)
         order = _Order(account, job, program_text, program, epoch, frame_bytes, tuple(targets), tuple(assets))
         call = _Call(order, frame_fd, len(rows))
@@ -294,6 +299,8 @@ class TransformPool:
         """A process is through with `item`, or with a part of it: what is left goes on when its job's turn
         comes."""
         self._end_turn(item, reply.seconds)
+        if reply.seconds > DRAGGING and self._has_neighbours():
+            self._distrust(item.call.order.job)
         count_reply(reply)
         told = {*reply.rendered, *(failure.row for failure in reply.failures)}
         left = [work for work in item.rows if work.row not in told]
@@ -343,6 +350,12 @@ class TransformPool:
         if suspects:
             self._put(_Slice(item.call, suspects, suspect=True), first=True)
         item.call.leave()
+
+    def _has_neighbours(self) -> bool:
+        """Whether several accounts have been at work lately."""
+        since = asyncio.get_running_loop().time() - DISTRUST
+        self._asked = {account: at for account, at in self._asked.items() if at > since}
+        return len(self._asked) > 1
 
     def _distrust(self, job: str) -> None:
         before = self._distrusted.pop(job, None)

@@ -554,6 +554,8 @@ def test_gather_is_ordered_and_marks_what_fails(mesh: Mesh, s3: Any, bucket: str
             "empty", "big.error", "big",
         ]  # fmt: skip
         assert tar.getmembers()[8].size == len(big)
+        tags = [json.loads(member.pax_headers.get("SHARDMESH.tag", "null")) for member in tar.getmembers()]
+        assert tags == [{"a": 1}] + [None] * 8
 
 
 @pytest.mark.parametrize(

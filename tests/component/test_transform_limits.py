@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from awscrt.checksums import crc32c
 
+from meshd.transform import pool as pool_module
 from meshd.transform.fieldtypes import FieldType
 from meshd.transform.limiting import Limits
 from meshd.transform.parameters import Parameter
@@ -297,6 +298,36 @@ def test_a_job_that_kills_processes_leaves_half_of_them_to_others(tmp_path: Path
             assert rounds > 5
             assert crew.deaths >= 79  # each twice; the last may not have been buried yet
             assert "2, 0 rows" in repr(pool)
+
+    with op_that(work) as text:
+        asyncio.run(run(text))
+
+
+def test_a_job_that_drags_leaves_half_of_the_processes_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "DRAGGING", 0.3)
+
+    def work(value: bytes) -> Any:
+        if value == b"slow":
+            time.sleep(0.5)
+        return four(value)
+
+    async def run(text: str) -> None:
+        async with running(tmp_path, 2) as (_, pool):
+            quick = rows_of(tmp_path, [b"fast"] * 16)
+            await render(pool, text, quick, job="quick", account="ann")
+            slow = rows_of(tmp_path, [b"slow"] * 64)
+            dragging = asyncio.create_task(render(pool, text, slow, job="slow", account="eve"))
+            loop = asyncio.get_running_loop()
+            waits = []
+            for _ in range(12):
+                began = loop.time()
+                await render(pool, text, quick, job="quick", account="ann")
+                waits.append(loop.time() - began)
+            dragging.cancel()
+            await asyncio.gather(dragging, return_exceptions=True)
+            assert sorted(waits)[8] < 0.25  # only the first ones may have met both processes at it
 
     with op_that(work) as text:
         asyncio.run(run(text))
