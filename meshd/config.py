@@ -126,7 +126,7 @@ class NodeSettings:
     hang_timeout: float = 60.0
     """Seconds after which a process whose event loop stands still is killed and replaced."""
     view_cache_bytes: int = 10 << 30
-    """Results of views kept on the disks; the least recently used go beyond."""
+    """Results of views and inflated archives kept on the disks; the least recently used go beyond."""
     lifecycle_interval: float = 900.0
     """Seconds from one look for what lifecycle rules remove to the next."""
     stale_upload_days: int = 7

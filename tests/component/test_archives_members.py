@@ -176,7 +176,7 @@ def test_a_query_may_be_presigned_too(daemon: Daemon, s3: Any, bucket: str) -> N
     with pytest.raises(urllib.error.HTTPError, match="403"):
         urllib.request.urlopen(made.replace("0001.json", "0001.jpg"), timeout=20)
     # version 2 does not sign it, so that it could be changed on the way
-    with pytest.raises(urllib.error.HTTPError, match="403|400|501"):
+    with pytest.raises(urllib.error.HTTPError, match=r"40[03]"):
         urllib.request.urlopen(url(HmacV1QueryAuth(keys, expires=60), "member=empty"), timeout=20)
 
 
