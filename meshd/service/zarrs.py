@@ -86,7 +86,8 @@ class ZarrSources:
         if record is None:
             arrays = [name.removesuffix(f"/{METADATA}") for name in records if name.endswith(METADATA)]
             below = [name.removeprefix(source.prefix) for name in arrays]
-            raise PlanError(path, f"there is no {key}{suggestion(spec.array or '', below)}")
+            hint = suggestion(spec.array or "", below) if below else "; there is no array at all"
+            raise PlanError(path, f"there is no {key}{hint}")
         if record.size > MAX_METADATA:
             raise PlanError(path, f"{key} has {record.size} bytes: too many for an array's metadata")
         return parse_array(self._store.read(record, 0, record.size), path)

@@ -53,7 +53,10 @@ class Asset:
 
 
 def asset(value: Any, path: str) -> str:
-    """The digest of `sha256:HEX`, which is what a node has put in the place of an `s3://` address."""
+    """An object, as s3://BUCKET/KEY, or its content, as sha256:HEX.
+
+    When an op is built it is the latter, which a node has put in the place of the address. Gives the digest.
+    """
     text = checked_text(value, path, at_most=1200)
     if _NAME.fullmatch(text):
         return text.removeprefix(PREFIX)

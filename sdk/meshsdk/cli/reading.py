@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from meshsdk.datasets import Dataset
 
 
+_SHOWN = 60  # characters of a text
+
+
 @click.command()
 @click.argument("urls", type=RemoteType(), nargs=-1, required=True)
 @click.option("--offset", type=click.IntRange(0), default=0, help="First byte.")
@@ -128,7 +131,17 @@ def _show_dataset(session: Session, ds: Dataset, samples: int) -> None:
 
 
 def describe(value: Any) -> str:
-    """A field's value in a few words: numbers as they are, arrays by type and shape."""
+    """A field's value in a few words: numbers as they are, text from its beginning, arrays by type and
+    shape."""
     if isinstance(value, np.ndarray) and value.ndim:
-        return f"{value.dtype} {list(value.shape)}"
+        text = _text(value)
+        return f"{value.dtype} {list(value.shape)}{f' {text!r}' if text else ''}"
     return str(value)
+
+
+def _text(value: np.ndarray[Any, Any]) -> str:
+    """The beginning of bytes that are text, else nothing."""
+    if value.dtype != np.uint8 or value.ndim != 1:
+        return ""
+    text = value[: 4 * _SHOWN].tobytes().decode(errors="replace")[:_SHOWN]
+    return text if text.replace("\n", " ").replace("\t", " ").isprintable() and "\ufffd" not in text else ""
