@@ -12,6 +12,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from meshd.transform import registry
 from meshd.transform.builtin.colours import turn_hue
+from meshd.transform.builtin.geometry import affine
 from meshd.transform.builtin.policies import CHANGES
 from meshd.transform.chains import compile_chain
 from meshd.transform.errors import BadSampleError
@@ -216,3 +217,23 @@ def test_types_that_do_not_fit() -> None:
             operation.infer(BYTES)
     with pytest.raises(ConfigurationError, match="probability"):
         ops.vflip("x", p=2.0)
+
+
+def test_what_moves_pixels_refuses_what_it_cannot_address() -> None:
+    long = np.zeros((2, 33_000, 3), np.uint8)
+    with pytest.raises(BadSampleError, match="33000×2"):
+        run(ops.rotate("x", 10), long)
+    near = np.zeros((2, 32_000, 3), np.uint8)
+    assert run(ops.rotate("x", [90, 90]), near).shape == near.shape
+
+
+@pytest.mark.parametrize(
+    "source", [[[1, 0, 5], [0, 1, -3]], [[2, 0, 0], [0, 1, 0]], [[1, 0, 4e4], [0, 1, 0]]]
+)
+def test_whole_steps_move_pixels_exactly(source: list[list[float]]) -> None:
+    value = np.random.default_rng(0).integers(0, 200, (20, 30, 3), dtype=np.uint8)
+    moved = affine(value, np.array(source, np.float64), 255)
+    for y, x in np.ndindex(20, 30):
+        from_x, from_y = (int(row[0] * x + row[1] * y + row[2]) for row in source)
+        inside = 0 <= from_x < 30 and 0 <= from_y < 20
+        assert (moved[y, x] == (value[from_y, from_x] if inside else 255)).all()

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 
     Pixels = npt.NDArray[np.uint8]
 
+MOST_WARPED = 32_000  # pixels a side: coordinates are 16 bits
+_SCALE_BITS, _PART_BITS = 10, 5
+_SCALE, _PART = 1 << _SCALE_BITS, (1 << _PART_BITS) - 1
+_FURTHEST = 1 << 15 + _SCALE_BITS
+_HALF = 1 << _SCALE_BITS - _PART_BITS - 1
+
 
 def _check_image(field: FieldType) -> None:
     if field.layout != "hwc":
@@ -126,6 +132,7 @@ class RandomCrop:
     random=True,
     takes="uint8 [h, w, c]",
     gives="the same type",
+    refuses="the image has more than 32,000 pixels a side",
 )
 @dataclass(frozen=True, slots=True)
 class Rotate:
@@ -146,20 +153,49 @@ class Rotate:
 def rotation(value: Pixels, degrees: float) -> npt.NDArray[np.float64]:
     """Source coordinates of every target pixel, as [2, 3], for a turn about the middle."""
     angle = math.radians(degrees)
-    cosine, sine = math.cos(angle), math.sin(angle)
+    cosine, sine = _coarse(math.cos(angle)), _coarse(math.sin(angle))
     x, y = (value.shape[1] - 1) / 2, (value.shape[0] - 1) / 2
     return np.array([[cosine, -sine, x - cosine * x + sine * y], [sine, cosine, y - sine * x - cosine * y]])
 
 
+def _coarse(value: float) -> float:
+    """In steps of 2⁻³⁰: the last bits of a sine are the C library's own."""
+    return round(value * (1 << 30)) / (1 << 30)
+
+
 def affine(value: Pixels, source: npt.NDArray[np.float64], fill: int) -> Pixels:
-    """The image seen through `source` ([2, 3]: target to source coordinates); bilinear, same size."""
+    """The image seen through `source` ([2, 3]: target to source coordinates); bilinear, same size.
+
+    Coordinates in 1/32 of a pixel, weights in 1/1024, as OpenCV's warpAffine had them before its release 5,
+    whose floats depend on the processor. Raises BadSampleError beyond MOST_WARPED pixels a side.
+    """
     height, width = value.shape[:2]
-    warped: Any = cv2.warpAffine(
+    if max(height, width) > MOST_WARPED:
+        raise BadSampleError(f"an image of {width}×{height} pixels cannot be turned, moved or sheared")
+    whole, parts = np.empty((height, width, 2), np.int16), np.zeros((height, width), np.uint16)
+    for axis, row in enumerate(source):
+        at = _coordinates(row, height, width)
+        parts += ((at & _PART) << axis * _PART_BITS).astype(np.uint16)
+        whole[:, :, axis] = at >> _PART_BITS
+    warped: Any = cv2.remap(
         value,
-        source,
-        (width, height),
-        flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,
+        whole,
+        parts,
+        cv2.INTER_LINEAR,
         borderMode=cv2.BORDER_CONSTANT,
         borderValue=(fill,) * 4,
     )
     return pixels(warped)
+
+
+def _coordinates(row: npt.NDArray[np.float64], height: int, width: int) -> npt.NDArray[np.int32]:
+    """One source coordinate of every pixel, [height, width], in 1/32 of a pixel, as far as 16 bits of
+    pixels go.
+    """
+    across = np.rint(row[0] * np.arange(width) * _SCALE).astype(np.int32)
+    down = np.rint((row[1] * np.arange(height) + row[2]) * _SCALE).astype(np.int32) + np.int32(_HALF)
+    at: npt.NDArray[np.int32] = np.add.outer(down, across)
+    at >>= _SCALE_BITS - _PART_BITS
+    if max(abs(int(down.min() + across.min())), abs(int(down.max() + across.max()))) >= _FURTHEST:
+        np.clip(at, -(1 << 15 + _PART_BITS), (1 << 15 + _PART_BITS) - 1, out=at)
+    return at

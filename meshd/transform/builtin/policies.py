@@ -107,6 +107,7 @@ CHANGES: tuple[tuple[str, Change], ...] = (
     random=True,
     takes="uint8 [h, w, 3]",
     gives="the same type",
+    refuses="a change that moves pixels is drawn for an image of more than 32,000 a side",
 )
 @dataclass(frozen=True, slots=True)
 class RandAugment:
