@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from bench import albums, confining, gathering, limits, loading, preparing, residency, storing
+from bench import albums, confining, gathering, limits, loading, preparing, resharding, residency, storing
 from bench.gathering import gather_rows
 from bench.generating import available
 from bench.processes import ChildError, Children
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from bench.servers import Server
 
 GATHERS = tuple(row.name for row in gather_rows(FULL))
-SPECIAL = ("limits", "ops", "userops", "loaders", "memory", *GATHERS)
+SPECIAL = ("limits", "ops", "userops", "loaders", "memory", *GATHERS, resharding.NAME)
 DEBIAN = {"wrk": "wrk", "nginx": "nginx-light"}
 NO_WRK = "wrk is not installed: `apt-get install wrk`"
 Outcome = tuple[str, tuple[Figure, ...], dict[str, str]]
@@ -100,6 +100,8 @@ class Bench:
             return self._loaders()
         if name == "memory":
             return self._memory()
+        if name == resharding.NAME:
+            return self._reshard()
         if name in GATHERS:
             return self._gather(next(row for row in gather_rows(self.scale) if row.name == name))
         return self._store(next(row for row in store_rows(self.scale) if row.name == name))
@@ -116,6 +118,13 @@ class Bench:
         if server is None:
             return row.title, (), dict(self.absent)
         return row.title, tuple(gathering.measure(row, server, self.scale, self.say)), {}
+
+    def _reshard(self) -> Outcome:
+        title, server = resharding.title(self.scale), self.server("meshd")
+        if server is None:
+            return title, (), dict(self.absent)
+        folder = self.scratch / "run" / "resharding"
+        return title, tuple(resharding.measure(server, self.scale, folder, self.say)), {}
 
     def _album(self) -> albums.Album:
         self.say(f"making {self.scale.photographs} photographs")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench import confining, machine
+from bench import confining, machine, resharding
 from bench.gathering import GATHER, gather_rows
 from bench.preparing import BARE, NODE, NOTES
 from bench.rows import store_rows
@@ -45,6 +45,10 @@ GATHER_TEXT = """One daemon, one client process, the same objects in the same or
 what was put before anything is timed; items are checked by their crc32c while it is."""
 OPS_TEXT = """What preparing a photograph for training costs one core, beside libjpeg-turbo's bare decode of
 the same files: CPU seconds of one process, contenders in turn, no server and no store."""
+RESHARD_TEXT = """A job (`mesh reshard`) reads tar shards that lie in the daemon and writes others of 1,000
+files; `cp -r` copies the same shards as plain files on the same disk. The job hashes what it writes (CRC-32C)
+and its outputs are durable when it is done: *cp, then sync* is that, too, `cp` is not. After each job its
+shards are read and their files counted by name."""
 LOADER_HEAD = (
     "",
     "first epoch, samples/s",
@@ -190,6 +194,28 @@ def userops_section(rows: Mapping[str, RowResult]) -> list[str]:
         "## Ops of users, there and back",
         "A 224×224×3 image handed to a process of another's code and taken back, microseconds each.",
         table(["", "µs a sample", ""], lines),
+    ]
+
+
+def reshard_section(rows: Mapping[str, RowResult]) -> list[str]:
+    """Jobs beside `cp`."""
+    result = rows.get(resharding.NAME)
+    if result is None:
+        return []
+    names = result.contenders()
+    lines = [[result.title, *(number(result.value(name, "gigabytes"), 2, " GB/s") for name in names)]]
+    ratios = [
+        (mine, peer, result.ratio(mine, peer, "gigabytes"), least) for mine, peer, least in resharding.BARS
+    ]
+    bars = [
+        [f"{mine} ÷ {peer}", number(ratio, 2, "×"), verdict(ratio, least)]
+        for mine, peer, ratio, least in ratios
+    ]
+    return [
+        "## Shards of shards, beside cp",
+        RESHARD_TEXT,
+        table(["", *names], lines),
+        table(BARS_HEAD, bars),
     ]
 
 
@@ -369,6 +395,7 @@ def render(rows: Mapping[str, RowResult], scale: Scale, peers: Path) -> str:
     sections = [
         *store_section(rows, scale),
         *gather_section(rows, scale),
+        *reshard_section(rows),
         *ops_section(rows),
         *userops_section(rows),
         *loader_section(rows),

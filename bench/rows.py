@@ -29,6 +29,7 @@ class Scale:
     memory_connections: int = 64
     gathered: int = 1_000
     confined: int = 2_000
+    resharded: int = 2 << 30
 
 
 FULL = Scale()
@@ -46,6 +47,7 @@ QUICK = Scale(
     memory_connections=8,
     gathered=100,
     confined=80,
+    resharded=8 * MIB,
 )
 
 

@@ -53,6 +53,19 @@ def test_store_and_memory_rows_at_toy_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.bench
+def test_the_row_of_jobs_at_toy_size(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "bench", "--quick", "--only", "reshard", "--scratch", str(tmp_path)]
+    env = {**os.environ, "BENCH_INSTALL": "0"}
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=110, env=env)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    [found] = load(tmp_path / "quick.json").values()
+    assert found.contenders() == ["cp", "cp, then sync", "reshard", "reshard, shuffled"]
+    assert not any(found.problem(name) for name in found.contenders())
+    assert found.ratio("reshard", "cp", "gigabytes")
+    assert "## Shards of shards" in (tmp_path / "quick.md").read_text()
+
+
+@pytest.mark.bench
 def test_gather_rows_at_toy_size(tmp_path: Path) -> None:
     only = ["--only", "gather-10k,gather-members", "--scratch", str(tmp_path)]
     argv = [sys.executable, "-m", "bench", "--quick", *only]
