@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from meshd.telemetry import logs
 from meshd.transform import process
 from meshd.transform.limiting import Limits
-from meshd.transform.userops.calling import ConfinedProcesses, Confinement
+from meshd.transform.userops.calling import Confinement
 from meshd.transform.userops.modules import MODULES
+from meshd.transform.userops.processes import ConfinedProcesses
 
 if TYPE_CHECKING:
     import socket

@@ -1,8 +1,8 @@
 """Confined processes, seen from the process that needs an op of theirs: start one, hand it a value, take what
 it makes.
 
-Law: blocking; whatever the other side does ends within the time it has. A process that dies, hangs, lacks
-memory or talks nonsense is killed and costs its sample one retry in a new one; then the sample is bad.
+Law: blocking; whatever the other side does ends within the time it has. What it says is a stranger's:
+nonsense is as good as a crash, and ends it.
 """
 
 from __future__ import annotations
@@ -42,13 +42,11 @@ from meshwire.declarations import parse_declarations
 from meshwire.documents import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-    from meshd.transform.userops.modules import Module
     from meshwire.declarations import Declaration
 
 START_SECONDS: Final = 60.0
-KEPT: Final = 4  # processes a transform process keeps at a time, the last used
 _KEEP_PAGES = 16 << 20  # of the arena, between values
 _NUMBERS = ["bool", "float16", "float32", "float64"]
 _NUMBERS += [f"{kind}int{bits}" for kind in ("", "u") for bits in (8, 16, 32, 64)]
@@ -324,67 +322,3 @@ def _homes() -> list[str]:
             for path in package.__path__
         }
     )
-
-
-class ConfinedProcesses:
-    """The confined processes of one transform process, by module; the last used are kept."""
-
-    def __init__(self, confinement: Confinement) -> None:
-        self._confinement = confinement
-        self._processes: OrderedDict[str, ConfinedProcess] = OrderedDict()
-
-    def __repr__(self) -> str:
-        return f"<ConfinedProcesses {len(self._processes)}>"
-
-    def apply(
-        self, module: Module, declared: Declaration, args: Mapping[str, Any], key: int, value: Any
-    ) -> Any:
-        """What an op makes of a value. Raises BadSampleError, WrongOutputError, UnusableModuleError."""
-        seconds = min(declared.seconds, self._confinement.seconds)
-        with _watchdog_paused():
-            for again in (True, False):
-                process = None
-                try:
-                    process = self._process(module)
-                    return process.apply(
-                        declared.name, args, value, key=key, random=declared.random, seconds=seconds
-                    )
-                except DiedError as death:
-                    self._bury(module, death)
-                    if not again and process is None:
-                        raise UnusableModuleError(f"its import fails now: {death.reason}") from death
-                    if not again:
-                        raise BadSampleError(f"{death.reason}, twice") from death
-        raise AssertionError("unreachable")
-
-    def _process(self, module: Module) -> ConfinedProcess:
-        found = self._processes.get(module.version)
-        if found is None:
-            while len(self._processes) >= KEPT:
-                self._processes.popitem(last=False)[1].close()
-            memory = min(module.memory, self._confinement.memory)
-            found = ConfinedProcess(module.name, module.source, memory, self._confinement)
-            self._processes[module.version] = found
-        self._processes.move_to_end(module.version)
-        return found
-
-    def _bury(self, module: Module, death: DiedError) -> None:
-        metrics.user_op_processes.labels(death.kind).inc()
-        dead = self._processes.pop(module.version, None)
-        if dead is not None:
-            dead.close()
-
-    def close(self) -> None:
-        """End them all."""
-        while self._processes:
-            self._processes.popitem()[1].close()
-
-
-@contextlib.contextmanager
-def _watchdog_paused() -> Iterator[None]:
-    """The transform process' own limit of a row's time does not count what has a limit of its own."""
-    left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, left)

@@ -7,7 +7,6 @@ right is gone; what it imports by name was loaded before its memory was limited.
 
 from __future__ import annotations
 
-import ast
 import faulthandler
 import importlib
 import io
@@ -30,10 +29,10 @@ from meshd.transform.userops.messages import (
     MAX_VALUE,
     OUT,
 )
+from meshd.transform.userops.preloading import preload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
 _SYSTEM = (
     "/lib",
@@ -54,14 +53,6 @@ _DEVICES = (
 )
 _PACKAGES = ("meshwire", "meshsdk")  # what an op may use of ours
 _LIBRARIES = 8 << 30  # of address space, for what a module imports
-_ALWAYS = (
-    *("meshsdk.userops", "meshwire.randomness", "random"),
-    *("numpy", "numpy.fft", "numpy.linalg", "numpy.ma", "numpy.polynomial", "numpy.random"),
-    *(f"encodings.{name}" for name in ("ascii", "cp1252", "cp437", "idna", "latin_1", "punycode", "utf_7")),
-    *(f"encodings.{name}" for name in ("utf_16", "utf_16_be", "utf_16_le", "utf_32", "utf_8_sig")),
-)
-"""What is there whether a module names it or not; numpy and codecs load much of it when it is first used."""
-_NOT_IMPORTED = ("meshd", "antigravity")
 
 
 def main() -> None:
@@ -115,7 +106,7 @@ class _Confined:
         version = 0 if self._sealed else confining.restrict_files(readable)
         confining.filter_calls(files=True, last=not self._sealed)
         confining.limit_memory(statm, self._memory + _LIBRARIES)
-        self._failures = _preload(self._source)
+        self._failures = preload(self._source)
         confining.limit_memory(statm, self._memory + ASSET_ROOM)
         os.close(statm)
         if self._sealed:
@@ -279,45 +270,3 @@ def _apart(readable: list[str], hidden: list[str]) -> bool:
         for path in readable
         for secret in map(os.path.realpath, hidden)
     )
-
-
-def _preload(source: str) -> dict[str, str]:
-    """Load what the module imports by name, anywhere in it: installed libraries alone. Their memory is not
-    the op's, and where files are sealed they cannot be loaded later. Returns why some could not be."""
-    failures: dict[str, str] = {}
-    sys.meta_path.insert(0, _NotOurs())
-    for name in (*_ALWAYS, *_imported(source)):
-        try:
-            _warm(importlib.import_module(name))
-        except BaseException as error:
-            failures[name] = f"{type(error).__name__}: {error}"
-    return failures
-
-
-class _NotOurs:
-    """The daemon's own code is nothing for an op to build on."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if name.partition(".")[0] in _NOT_IMPORTED:
-            raise ImportError(f"user ops cannot import {name!r}", name=name)
-
-
-def _warm(module: ModuleType) -> None:
-    """Libraries that load parts of themselves when first used."""
-    if module.__name__ in ("PIL", "PIL.Image"):
-        importlib.import_module("PIL.Image").init()
-
-
-def _imported(source: str) -> list[str]:
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []  # running it says what is wrong
-    found: dict[str, None] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name: None for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found[node.module] = None
-            found |= {f"{node.module}.{alias.name}": None for alias in node.names if alias.name != "*"}
-    return list(found)[:200]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from meshd.transform.assets import Load
-    from meshd.transform.userops.calling import ConfinedProcesses
+    from meshd.transform.userops.processes import ConfinedProcesses
     from meshwire.declarations import Argument, Declaration
     from meshwire.randomness import KeyedRandom
 

@@ -39,6 +39,7 @@ Examples:
   mesh ls s3://photos/shard-000.tar/-/     the files of an archive: keys below ARCHIVE/-/
   mesh view create photos--small --match .jpg --op decode --op 'resize size=256' --op 'encode format=jpeg'
   mesh op ls                               what nodes can do to a field
+  mesh op push augment.py                  ops of your own, run on the nodes
   mesh shard s3://photos/train/ s3://photos-shards/v1/ --count 1000
   mesh job ls                              what the node works on
   mesh bad ls PLAN                         what a plan could not prepare
