@@ -51,6 +51,7 @@ class AuditEntry(msgspec.Struct, omit_defaults=True):
     failed: dict[str, str] = {}
     bytes_in: int = 0
     bytes_out: int = 0
+    member: str = ""
 
 
 class AuditLog:

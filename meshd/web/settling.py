@@ -15,6 +15,7 @@ from meshd.service.access import ANYONE
 from meshd.telemetry import logs, metrics
 from meshd.telemetry.audit import AuditEntry, audit_time
 from meshd.web.replies import new_request_id
+from meshwire.archives.kinds import MARK
 from meshwire.s3.operations import CopySource
 from meshwire.s3.results import DeleteResult
 
@@ -181,9 +182,11 @@ def _describe(entry: AuditEntry, operation: Operation) -> None:
     version = getattr(operation, "version", None)
     if isinstance(version, str):
         entry.version = version
+    entry.member = getattr(operation, "member", None) or ""
     source = getattr(operation, "source", None)
     if isinstance(source, CopySource):
-        entry.source = f"{source.bucket}/{source.key}"
+        inside = "" if source.member is None else f"{MARK}{source.member}"
+        entry.source = f"{source.bucket}/{source.key}{inside}"
 
 
 async def settle(request: MeshRequest, reply: Reply) -> None:

@@ -9,11 +9,13 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any
 from urllib.request import Request, urlopen
+from zipfile import ZIP_STORED
 
 import pytest
 from botocore.exceptions import ClientError
 
 from meshd.testing.daemons import Daemon
+from tests.archive_making import zip_of
 from tests.component.s3_raw import Wire, read_answer
 
 if TYPE_CHECKING:
@@ -103,6 +105,17 @@ def test_copies_name_their_source_and_refusals_their_code(client: Any, log: Path
         client.get_object(Bucket="photos", Key="none")
     (line,) = eventually(lambda: of(log, request_id(refusal.value.response)))
     assert (line["status"], line["code"], line["key"]) == (404, "NoSuchKey", "none")
+
+
+def test_members_of_archives_are_named(client: Any, log: Path) -> None:
+    client.put_object(Bucket="photos", Key="x.zip", Body=zip_of({"a/b": b"x"}, ZIP_STORED))
+    got = client.get_object(Bucket="photos", Key="x.zip/-/a/b")
+    assert got["Body"].read() == b"x"
+    (line,) = eventually(lambda: of(log, request_id(got)))
+    assert (line["operation"], line["key"], line["member"]) == ("GetObject", "x.zip", "a/b")
+    copied = client.copy_object(Bucket="photos", Key="b", CopySource="photos/x.zip/-/a/b")
+    (line,) = eventually(lambda: of(log, request_id(copied)))
+    assert (line["key"], line["source"]) == ("b", "photos/x.zip/-/a/b")
 
 
 def test_versions_that_were_made_and_keys_in_bodies_are_named(client: Any, log: Path) -> None:

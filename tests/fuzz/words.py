@@ -16,6 +16,7 @@ XML = """
 """.split()
 
 REQUEST = """
+?member= ?members&prefix= start-after= x.tar/-/
 GET PUT HEAD POST DELETE OPTIONS ?acl ?versions ?versionId= ?uploads ?uploadId= ?partNumber= ?list-type=2
 ?delete ?policy ?cors ?lifecycle ?tagging ?attributes ?prefix= &delimiter= &max-keys= &marker=
 continuation-token= range: bytes= if-match: if-none-match: content-md5: x-amz-copy-source:
