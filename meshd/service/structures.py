@@ -22,7 +22,17 @@ from meshwire.documents import PlanError, checked_object, required
 from meshwire.expressions import parse_expression, spelled
 from meshwire.loaderstate import checked_hash
 from meshwire.snapshots import Built, BytesColumn, LabelColumn
-from meshwire.structures import joined, keep, parse_names, parse_renames, relative_names, rename, select
+from meshwire.structures import (
+    joined,
+    keep,
+    parse_names,
+    parse_relabels,
+    parse_renames,
+    relabel,
+    relative_names,
+    rename,
+    select,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +47,7 @@ if TYPE_CHECKING:
     from meshwire.expressions import Expression
     from meshwire.snapshots import Snapshot
 
-WAYS = ("select", "rename", "filter", "join")
+WAYS = ("select", "rename", "relabel", "filter", "join")
 OWN_NAMES = ("key", "name", "stem", "size", "index")
 MAX_VALUE_BYTES = 1 << 20
 """Of a field's content that an expression sees; of more it sees none."""
@@ -89,6 +99,8 @@ class Structures:
         if asked.way == "rename":
             renames = parse_renames(asked.value, "rename")
             return Built(await asyncio.to_thread(rename, base, renames), 0, ())
+        if asked.way == "relabel":
+            return await asyncio.to_thread(relabel, base, parse_relabels(asked.value, "relabel"))
         if asked.way == "join":
             return await self._join(caller, base, asked)
         chosen = parse_expression(asked.value, "filter", known_names(base))

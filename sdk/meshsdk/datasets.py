@@ -147,6 +147,17 @@ class Dataset:
         ops = [dataclasses.replace(op, field=names.get(op.field, op.field)) for op in self.ops]
         return self._derived({"rename": names}, ops)
 
+    def relabel(
+        self, maps: Mapping[str, Mapping[str, str | None]] | None = None, **more: Mapping[str, str | None]
+    ) -> Dataset:
+        """A dataset with the classes of label fields called otherwise, as `ds.relabel(label={"tabby": "cat",
+        "rest": None})`: one new name is one class, None leaves a class's samples out, others stay.
+
+        For labels that are text or numbers in files there is `ops.label_map`.
+        """
+        given = {name: dict(classes) for name, classes in {**(maps or {}), **more}.items()}
+        return self._derived({"relabel": given}, self.ops)
+
     def filter(self, expression: str, *, deadline: float = 600.0) -> Dataset:
         """A dataset of the samples for which an expression holds, as `size > 10000`, `label in ("cat",
         "dog")` or `meta.width >= 256`.

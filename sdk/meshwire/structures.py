@@ -54,6 +54,13 @@ class Parts:
             snapshot.names,
         )
 
+    def keep(self, samples: Integers) -> Parts:
+        """Of these samples alone; shards that have none left are gone."""
+        starts = np.unique(np.searchsorted(samples, self.shard_starts)).astype(np.int64)
+        names = None if self.names is None else StringColumn.of(self.names.take(samples))
+        fields = {name: _taken(column, samples) for name, column in self.fields.items()}
+        return replace(self, shard_starts=starts, fields=fields, names=names)
+
     def seal(self) -> Snapshot:
         """With the objects nothing uses left out."""
         objects, fields = _used(self.objects, self.fields)
@@ -99,17 +106,49 @@ def keep(snapshot: Snapshot, samples: Integers) -> Snapshot:
     EmptySnapshotError."""
     if not samples.size:
         raise EmptySnapshotError("filter", f"none of the {snapshot.samples} samples is left")
-    parts = Parts.of(snapshot)
-    starts = np.unique(np.searchsorted(samples, snapshot.shard_starts)).astype(np.int64)
-    names = None if parts.names is None else StringColumn.of(parts.names.take(samples))
-    fields = {name: _taken(column, samples) for name, column in parts.fields.items()}
-    return replace(parts, shard_starts=starts, fields=fields, names=names).seal()
+    return Parts.of(snapshot).keep(samples).seal()
 
 
 def _taken(column: BytesColumn | LabelColumn, samples: Integers) -> BytesColumn | LabelColumn:
     if isinstance(column, LabelColumn):
         return LabelColumn(column.values[samples], column.classes)
     return BytesColumn(column.object[samples], column.offset[samples], column.length[samples])
+
+
+def relabel(snapshot: Snapshot, maps: Mapping[str, Mapping[str, str | None]]) -> Built:
+    """With the classes of label fields called otherwise, {field: {class: new name}}: classes of one new name
+    become one, samples of a class that maps to None are left out and counted, others keep their name. Numbers
+    follow the new names' order. Raises PlanError, EmptySnapshotError.
+    """
+    kept = np.ones(snapshot.samples, np.bool_)
+    fields = dict(snapshot.fields)
+    for name, mapping in maps.items():
+        column = fields[name] = _relabelled(snapshot, name, mapping)
+        kept &= column.values >= 0
+    some = np.flatnonzero(kept)
+    if not some.size:
+        raise EmptySnapshotError("relabel", f"none of the {snapshot.samples} samples is left")
+    renamed = replace(Parts.of(snapshot), fields=fields)
+    if some.size < snapshot.samples:
+        renamed = renamed.keep(some)
+    return Built(renamed.seal(), snapshot.samples - int(some.size), ())
+
+
+def _relabelled(snapshot: Snapshot, name: str, mapping: Mapping[str, str | None]) -> LabelColumn:
+    """The column with new numbers, −1 for what is dropped."""
+    path = join("relabel", name)
+    _check_field(snapshot, name, path)
+    column = snapshot.fields[name]
+    if not isinstance(column, LabelColumn):
+        raise PlanError(path, f"{shown(name)} is no class label; use the op label_map")
+    unknown = next((old for old in mapping if old not in column.classes), None)
+    if unknown is not None:
+        hint = suggestion(unknown, column.classes[:1000])
+        raise PlanError(join(path, unknown), f"there is no class {shown(unknown)}{hint}")
+    new = [mapping.get(old, old) for old in column.classes]
+    classes = tuple(sorted({label for label in new if label is not None}))
+    numbers = np.array([-1 if label is None else classes.index(label) for label in new], np.int64)
+    return LabelColumn(numbers[column.values], classes)
 
 
 def relative_names(snapshot: Snapshot) -> list[str]:
@@ -210,3 +249,19 @@ def parse_renames(value: Any, path: str) -> dict[str, str]:
     if not isinstance(value, Mapping) or not 1 <= len(value) <= MAX_FIELDS:
         raise PlanError(path, 'expected an object of new names by old ones, as {"jpg": "image"}')
     return {str(old): checked_text(new, join(path, old), at_most=100) for old, new in value.items()}
+
+
+def parse_relabels(value: Any, path: str) -> dict[str, dict[str, str | None]]:
+    """{field: {class: new name, or null}}. Raises PlanError."""
+    if not isinstance(value, Mapping) or not 1 <= len(value) <= MAX_FIELDS:
+        raise PlanError(path, 'expected an object of fields, as {"label": {"tabby": "cat", "rest": null}}')
+    return {str(name): _parse_relabel(item, join(path, name)) for name, item in value.items()}
+
+
+def _parse_relabel(value: Any, path: str) -> dict[str, str | None]:
+    if not isinstance(value, Mapping) or not value:
+        raise PlanError(path, 'expected an object of classes, as {"tabby": "cat", "rest": null}')
+    return {
+        str(old): None if new is None else checked_text(new, join(path, old), at_most=1000)
+        for old, new in value.items()
+    }

@@ -80,6 +80,14 @@ def test_fields_are_selected_and_renamed(photos: Dataset) -> None:
         photos.select("imag")
 
 
+def test_classes_are_relabelled(photos: Dataset) -> None:
+    ds = photos.relabel(label={"cat": None, "dog": "hound"})
+    assert (ds.classes, len(ds), ds.snapshot.skipped) == (("hound",), 6, 6)
+    assert numbers(ds.filter('label == "hound" and index < 2')) == [1, 3]
+    with pytest.raises(InvalidPlanError, match=r"relabel\.label.*: expected an object"):
+        photos.relabel(label={})
+
+
 @pytest.mark.parametrize(
     ("expression", "kept"),
     [

@@ -23,7 +23,7 @@ from meshwire.snapshots import (
     build_from_objects,
     build_from_tars,
 )
-from meshwire.structures import joined, keep, relative_names, rename, select
+from meshwire.structures import joined, keep, relabel, relative_names, rename, select
 from meshwire.tars import TarMember
 
 if TYPE_CHECKING:
@@ -118,6 +118,28 @@ def test_kept_samples_keep_order_classes_and_shards() -> None:
     assert (label.classes, label.values.tolist()) == (("a", "b"), [1, 1])
     with pytest.raises(EmptySnapshotError, match="none of the 3000"):
         keep(many, np.zeros(0, np.int64))
+
+
+def test_classes_are_renamed_merged_and_left_out() -> None:
+    one = same(relabel(photos(), {"label": {"a": "z"}}).snapshot)
+    label = one.fields["label"]
+    assert isinstance(label, LabelColumn)
+    assert (label.classes, label.values.tolist()) == (("b", "z"), [1, 1, 1, 0, 0, 0])
+    merged = relabel(photos(), {"label": {"a": "b"}}).snapshot.fields["label"]
+    assert isinstance(merged, LabelColumn)
+    assert (merged.classes, merged.values.tolist()) == (("b",), [0] * 6)
+    built = relabel(photos(), {"label": {"a": None}})
+    assert built.skipped == 3
+    assert keys_of(same(built.snapshot), "image") == [f"photos/train/b/{number}.jpg" for number in range(3)]
+    for maps, complaint in [
+        ({"label": {"c": "x"}}, "no class 'c'"),
+        ({"image": {"a": "x"}}, "no class label"),
+        ({"lable": {"a": "x"}}, "did you mean 'label'"),
+    ]:
+        with pytest.raises(PlanError, match=complaint):
+            relabel(photos(), maps)
+    with pytest.raises(EmptySnapshotError):
+        relabel(photos(), {"label": {"a": None, "b": None}})
 
 
 # --- joins -----------------------------------------------------------------------------------------------
