@@ -78,8 +78,8 @@ MAX_WORKS = 32
 MAX_STREAM_BYTES = 512 << 20
 STREAM_BYTES = 1 << 20
 """What a stream of blobs holds of its client's pace: buffers here and in the kernel."""
-_ITEM_FACTOR = 12  # bytes that are held for each of a gather's body: the items, and where they lie
-_ROW_BYTES = 1 << 10
+_ITEM_FACTOR = 30  # bytes held for each of a gather's body (measured): items, records, where they lie
+_ROW_BYTES = 1 << 11
 _STREAMS = "streams of samples"
 _HASH = re.compile(r"[0-9a-f]{64}")
 _NUMBERS = {"rank": 0, "world": 1, "batch": 256, "origin": 0}

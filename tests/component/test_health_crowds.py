@@ -21,7 +21,9 @@ import pytest
 import yaml
 from PIL import Image
 
+import meshsdk
 from meshd.testing.daemons import Daemon
+from meshsdk import modules
 from meshwire import frames
 from tests.component.test_batches_native import Mesh, error
 
@@ -39,6 +41,23 @@ HEAVY: list[dict[str, Any]] = [
     {"op": "color_jitter", "field": "image", "args": {"brightness": 0.3, "saturation": 0.3}},
     {"op": "resize", "field": "image", "args": {"size": [16, 16]}},
 ]
+TRAPS = b'''
+import ctypes, time
+import numpy as np
+from meshsdk.userops import BYTES, array, op
+
+@op(input=BYTES, output=array("int64", ()), seconds=0.5, memory=128 << 20)
+def trap(data, *, how: str):
+    """Springs on every other sample."""
+    if len(data) % 2:
+        if how == "crash":
+            ctypes.string_at(0)
+        if how == "hang":
+            time.sleep(3600)
+        if how == "leak":
+            np.ones(1 << 30)
+    return np.int64(len(data))
+'''
 PEOPLE = {"ann": "annsecret", "eve": "evesecret"}
 
 
@@ -177,12 +196,26 @@ def test_an_honest_job_among_hostile_ones(node: Daemon) -> None:
         greedy = eve.plan(eve.snapshot("s3://eves/p/", FIELDS)["snapshot"], HEAVY)["plan"]
         traps = eve.snapshot("s3://traps/t/", FIELDS)["snapshot"]
         trap = eve.plan(traps, HEAVY, on_bad="mask", max_bad=1.0)["plan"]
+        with connected(node) as client:
+            modules.push_module(client.transport, "eves", TRAPS)
+        springs = {
+            how: eve.plan(
+                eve.snapshot("s3://eves/p/", FIELDS)["snapshot"],
+                [{"op": "eves/trap", "field": "image", "args": {"how": how}}],
+                on_bad="mask",
+                max_bad=1.0,
+            )["plan"]
+            for how in ("crash", "hang", "leak")
+        }
         every = list(range(SAMPLES))
         wanted = {epoch: rows(ann, plan, epoch, every).body for epoch in range(6)}
 
         crowd, epochs = Crowd(node), itertools.count()  # no two alike: each is work of its own
         crowd.join_in(lambda mesh: rows(mesh, greedy, next(epochs), every), 10)
         crowd.join_in(lambda mesh: rows(mesh, trap, 0, list(range(len(hostile())))), 2)
+
+        for spring in springs.values():
+            crowd.join_in(lambda mesh, spring=spring: rows(mesh, spring, next(epochs), every[:4]), 1)  # type: ignore[misc]
 
         def honest(epoch: int) -> bytes:
             with wire(node, "ann") as own:
@@ -205,6 +238,11 @@ def test_an_honest_job_among_hostile_ones(node: Daemon) -> None:
         bad = {str(entry["key"]).rpartition("/")[2] for entry in got}
         assert bad >= {"cut", "empty", "noise", "huge", "short", "wide", "tiff", "tail"}
         assert ann.metric("meshd_transform_failures_total") >= len(bad)
+
+
+def connected(node: Daemon) -> meshsdk.Client:
+    """The SDK, as root."""
+    return meshsdk.connect(node.endpoint, access_key=node.access_key, secret_key=node.secret_key, deadline=30)
 
 
 def _until(ready: Callable[[], bool], crowd: Crowd) -> None:
