@@ -40,15 +40,16 @@ FORMATS: Final[Mapping[ArchiveKind, str]] = {
     "tar.zst": "application/zstd",
 }
 """What shards are written as, and the content type of each."""
-_COMMON = ("kind", "source", "target", "on_bad")
+_COMMON = ("kind", "source", "target")
+_ARCHIVED = ("names", "on_bad")
 _LAYOUT = (
     *("match", "count", "size", "shuffle", "split", "name"),
     *("where", "group", "sort", "split_by"),
 )
 _KNOWN: Final[Mapping[Kind, tuple[str, ...]]] = {
     "shard": (*_COMMON, *_LAYOUT, "format"),
-    "reshard": (*_COMMON, *_LAYOUT, "format", "names"),
-    "extract": (*_COMMON, "match", "names"),
+    "reshard": (*_COMMON, *_LAYOUT, "format", *_ARCHIVED),
+    "extract": (*_COMMON, "match", *_ARCHIVED),
     "materialize": _COMMON,
 }
 

@@ -99,6 +99,18 @@ def test_outputs_that_are_none_any_more_go(daemon: Daemon, s3: Any) -> None:
     assert sorted(members(*made.values())) == ["3.txt", "4.txt", "5.txt"]
 
 
+def test_a_versioned_target_keeps_what_was_there(daemon: Daemon, s3: Any) -> None:
+    s3.create_bucket(Bucket="kept")
+    s3.put_bucket_versioning(Bucket="kept", VersioningConfiguration={"Status": "Enabled"})
+    s3.put_object(Bucket="kept", Key="v/shard-000000.tar", Body=b"before")
+    document = {"kind": "shard", "source": "s3://samples/train", "target": "s3://kept/v", "count": 30}
+    done(daemon, **document)
+    versions = s3.list_object_versions(Bucket="kept")["Versions"]
+    assert [entry["IsLatest"] for entry in versions] == [True, False]
+    assert done(daemon, **document)["progress"]["there"] == 1
+    assert len(s3.list_object_versions(Bucket="kept")["Versions"]) == 2
+
+
 def test_what_cannot_be_done_is_said(daemon: Daemon, s3: Any) -> None:
     job = ended(daemon, start(daemon, kind="shard", source="s3://samples/nothing", target="s3://made/none"))
     assert (job["state"], "no objects under" in job["error"]) == ("failed", True)

@@ -25,7 +25,7 @@ async def remove_stale(tools: Tools, running: Running, present: Container[str]) 
     target = running.spec.target
     grant = Grant.of(tools.access, running.caller, "s3:DeleteObject", target.bucket)
     setting = tools.versions.setting(target.bucket)
-    after, more = "", running.run > 1
+    after, more = "", True
     while more:
         page = await asyncio.to_thread(
             tools.store.list, target.bucket, prefix=target.prefix, after=after, limit=_PAGE
