@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -135,6 +137,24 @@ def test_content_does_not_depend_on_batch_or_world_size(batch: int, world: int) 
     assert whole.keys() == parts.keys()
     for name in whole:
         np.testing.assert_array_equal(whole[name], parts[name], err_msg=name)
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_batch_of_pairs_prepares_each_sample_once(daemon: Daemon) -> None:
+    def calls(op: str) -> float:
+        with contextlib.closing(daemon.connect()) as connection:
+            connection.request("GET", "/metrics")
+            text = connection.getresponse().read().decode()
+        return sum(
+            map(float, re.findall(rf'^meshd_op_calls_total\{{op="{re.escape(op)}"\}} (\S+)$', text, re.M))
+        )
+
+    before = calls("decode+random_resized_crop"), calls("mixup")
+    with mesh.Loader(dataset(ops.mixup("image", alpha=3.0)), global_batch=24, seed=SEED + 1) as loader:
+        loader.at(0)
+    # A slice that takes long ends early, and may cut a pair: that costs a row.
+    assert 24 <= calls("decode+random_resized_crop") - before[0] <= 28
+    assert calls("mixup") - before[1] == 24
 
 
 @pytest.mark.usefixtures("environment")

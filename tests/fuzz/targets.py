@@ -40,7 +40,7 @@ from meshwire.sigv2 import read_old_claim
 from meshwire.sigv4 import STREAMING_PAYLOADS, Verified
 from meshwire.sigv4.claims import read_claim
 from meshwire.views import parse_view
-from tests.fuzz import archives, datasets, words
+from tests.fuzz import archives, datasets, images, words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -321,6 +321,7 @@ TARGETS = {
         Target("zip", archives.zipped, words.ZIPS, 4096),
         Target("packed", archives.packed, words.ZIPS, 4096),
         Target("archive-index", archives.index, words.ZIPS, 8192),
+        Target("image", images.image, words.IMAGES, 4096),
         Target("policy", policy, words.POLICY),
         Target("form", form, words.FORMS, 4096),
         Target("post-policy", post_policy, words.FORMS),

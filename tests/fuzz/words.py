@@ -104,3 +104,31 @@ TABLES = [
     "a.npy",
     '{"a":{"dtype":"I16"',
 ]
+IMAGES = (
+    *("\x89PNG\r\n\x1a\n", "IHDR", "PLTE", "IDAT", "IEND", "tRNS", "zTXt", "iCCP", "acTL"),
+    *(
+        "RIFF",
+        "WEBP",
+        "VP8 ",
+        "VP8L",
+        "VP8X",
+        "ANIM",
+        "ANMF",
+        "GIF89a",
+        "NETSCAPE2.0",
+        "BM",
+        "II*\0",
+        "MM\0*",
+    ),
+    *(
+        "JFIF\0",
+        "Exif\0\0",
+        "Adobe\0",
+        "\xff\xd8",
+        "\xff\xd9",
+        "\xff\xda",
+        "\xff\xc0",
+        "\xff\xc2",
+        "\xff\xff",
+    ),
+)

@@ -1,0 +1,46 @@
+"""Images, fuzzed: what decodes them, and the way that decodes less for what comes behind.
+
+Law: see `targets`. Whatever bytes: a whole image of the promised type, or a bad sample; and the fused chain
+says the same as the plain one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshd.transform.builtin.decoding import MAX_PIXELS, decode
+from meshd.transform.chains import compile_chain
+from meshd.transform.errors import BadSampleError
+from meshwire.plans import OpSpec
+from meshwire.randomness import KeyedRandom
+
+if TYPE_CHECKING:
+    from meshd.transform.chains import Chain
+
+_OPS = [(0, OpSpec("decode", "image")), (1, OpSpec("random_resized_crop", "image", {"size": 4}))]
+_FUSED, _PLAIN = compile_chain(_OPS), compile_chain(_OPS, fuse=False)
+
+
+def image(data: bytes) -> None:
+    """`decode`, alone and fused."""
+    with contextlib.suppress(BadSampleError):
+        found = decode(data, "rgb")
+        assert found.dtype == np.uint8
+        assert found.ndim == 3
+        assert found.shape[2] == 3
+        assert 0 < found.shape[0] * found.shape[1] <= MAX_PIXELS
+    fused, plain = _outcome(_FUSED, data), _outcome(_PLAIN, data)
+    assert (fused is None) == (plain is None), "bad one way, good the other"
+    if fused is not None and plain is not None:
+        assert fused.shape == plain.shape == (4, 4, 3)
+
+
+def _outcome(chain: Chain, data: bytes) -> Any:
+    try:
+        return chain.render(data, partial(KeyedRandom, 7, 0, 3))
+    except BadSampleError:
+        return None
