@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from awscrt.checksums import crc32c
 
-from meshd.assembly.addressing import FrameAddress, RowsAddress
-from meshd.assembly.assembler import Assembler
+from meshd.assembly.addressing import DerivedAddress, FrameAddress, RowsAddress
+from meshd.assembly.assembler import DERIVED_ROWS, Assembler
 from meshd.assembly.checksumming import fold_rows
 from meshd.assembly.errors import BatchError
 from meshd.assembly.ledger import LIMIT, BadSample, Ledger, read_ledger
@@ -229,6 +229,30 @@ def test_slow_clients_of_one_key_do_not_keep_another_out(bench: Bench) -> None:
             await bench.get(RowsAddress(plan, 0, (9,)))
         for frame in slow:
             frame.close()
+
+    asyncio.run(run())
+
+
+def test_objects_of_views_count_as_many_rows(bench: Bench) -> None:
+    async def run() -> None:
+        await bench.fill()
+        bench.assembler._rows_room.limit = 2 * DERIVED_ROWS
+        bench.renderer.gate = asyncio.Event()
+        key = "d/a/000.bin"
+        record = bench.store.get("b", key)
+        assert record is not None
+        addresses = [DerivedAddress("0" * 64, "{}", "b", key, record.etag, number) for number in range(3)]
+        asked = [asyncio.create_task(bench.assembler.frame(address)) for address in addresses]
+        done, waiting = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        (refused,) = done
+        error = refused.exception()
+        assert isinstance(error, BatchError)
+        assert (error.code, error.retry_after, len(waiting)) == ("Busy", 1, 2)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await asyncio.sleep(0)
+        assert "<Assembler 0 rows" in repr(bench.assembler)
 
     asyncio.run(run())
 
