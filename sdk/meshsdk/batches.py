@@ -16,15 +16,18 @@ if TYPE_CHECKING:
 
     from meshsdk.deliveries import Frame
 
-_DATA, _OFFSETS = ".data", ".offsets"
+_DATA, _OFFSETS, _SHAPES = ".data", ".offsets", ".shapes"
 
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """Rows of unequal length: row i is `data[offsets[i]:offsets[i+1]]`; `offsets` has rows + 1 entries."""
+    """Rows of unequal length: row i is `data[offsets[i]:offsets[i+1]]`; `offsets` has rows + 1 entries. Where
+    rows have more than one dimension, `shapes` (int64[rows, dimensions], in host memory) says which, and row i
+    has that shape."""
 
     data: Any
     offsets: Any
+    shapes: Any = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -34,7 +37,8 @@ class Ragged:
         if not -count <= index < count:
             raise IndexError(f"row {index} of {count}")
         index %= count
-        return self.data[int(self.offsets[index]) : int(self.offsets[index + 1])]
+        row = self.data[int(self.offsets[index]) : int(self.offsets[index + 1])]
+        return row if self.shapes is None else row.reshape(tuple(self.shapes[index].tolist()))
 
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))
@@ -89,13 +93,14 @@ def split_frame(arrays: Mapping[str, Any], convert: Callable[[Any], Any]) -> tup
     """(fields, positions, status) of a frame's tensors; `convert` is applied to the fields' arrays."""
     fields: dict[str, Any] = {}
     for name, array in arrays.items():
-        stem = name.removesuffix(_DATA)
-        if name.startswith("__") or (
-            name.endswith(_OFFSETS) and name.removesuffix(_OFFSETS) + _DATA in arrays
-        ):
+        stem, _, part = name.rpartition(".")
+        ragged = stem + _DATA in arrays and stem + _OFFSETS in arrays
+        if name.startswith("__") or (ragged and part in ("offsets", "shapes")):
             continue
-        if stem != name and stem + _OFFSETS in arrays:
-            fields[stem] = Ragged(convert(array), convert(arrays[stem + _OFFSETS]))
+        if ragged and part == "data":
+            shapes = arrays.get(stem + _SHAPES)
+            kept = None if shapes is None else shapes.copy()
+            fields[stem] = Ragged(convert(array), convert(arrays[stem + _OFFSETS]), kept)
         else:
             fields[name] = convert(array)
     return fields, arrays["__pos"], arrays["__status"]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import torch
 
 from meshsdk.batches import Ragged, make_batch
 from meshsdk.deliveries import Frame, Tally, open_frame
@@ -44,6 +45,21 @@ def test_ragged_rows() -> None:
     assert text[-1].tolist() == [2, 3, 4, 5]
     with pytest.raises(IndexError, match="row 3 of 3"):
         text[3]
+
+
+def test_ragged_rows_have_their_shapes() -> None:
+    arrays: dict[str, np.ndarray] = {
+        "__pos": np.arange(3),
+        "__status": np.zeros(3, np.uint8),
+        "image.data": np.arange(10, dtype=np.uint8),
+        "image.offsets": np.array([0, 6, 6, 10]),
+        "image.shapes": np.array([[2, 3], [0, 3], [1, 4]]),
+    }
+    for convert in (np.asarray, torch.from_numpy):
+        batch = make_batch(Frame(5, arrays, 100), 2, convert)
+        assert list(batch) == ["image"]
+        assert [tuple(row.shape) for row in batch["image"]] == [(2, 3), (0, 3), (1, 4)]
+        assert batch["image"][0].tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_a_field_that_is_merely_called_data_is_none_of_a_ragged_pair() -> None:
