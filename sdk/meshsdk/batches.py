@@ -21,9 +21,9 @@ _DATA, _OFFSETS, _SHAPES = ".data", ".offsets", ".shapes"
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """Rows of unequal length: row i is `data[offsets[i]:offsets[i+1]]`; `offsets` has rows + 1 entries. Where
-    rows have more than one dimension, `shapes` (int64[rows, dimensions], in host memory) says which, and row i
-    has that shape."""
+    """Rows of unequal length: row i is `data[offsets[i]:offsets[i+1]]`; `offsets` has rows + 1 entries.
+    Where rows have more than one dimension, row i has the shape `shapes[i]` (int64[rows, dimensions], in host
+    memory)."""
 
     data: Any
     offsets: Any
