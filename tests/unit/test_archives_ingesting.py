@@ -29,7 +29,7 @@ class Node:
         self.clock = ManualClock(10**18)
         self.store = MemoryStore(self.clock)
         self.ingest = Ingest(self.store)
-        self.room = 1 << 20
+        self.room: int | None = 1 << 20
         self.archives = Archives(self.store, list[str]().append)
         self.indexer = self.another()
 
@@ -65,6 +65,9 @@ def test_archives_are_indexed_once_and_other_objects_left_alone(node: Node) -> N
         await node.put("a.jpg", b"x")
         await node.put("broken.tgz", b"broken")
         assert len(node.kept(NOTES)) == 4
+        node.room = None  # not measured yet
+        assert await node.indexer.work() == 0
+        node.room = 1 << 20
         assert await node.indexer.work() == 4
         assert node.kept(NOTES) == []
         assert node.indexes() == ["tar", "tgz", "zip"]

@@ -65,14 +65,14 @@ class Ingest:
 
 class Indexer:
     """The working side: one a node (the steward's). `buckets`: the names of all there are; `room`: bytes of
-    copies that can be made without another result having to go."""
+    copies that can be made without another result having to go, None as long as that is not known."""
 
     def __init__(
         self,
         store: ObjectStore,
         archives: Archives,
         buckets: Callable[[], Iterable[str]],
-        room: Callable[[], int],
+        room: Callable[[], int | None],
         clock: Clock,
     ) -> None:
         self._store, self._archives, self._buckets, self._clock = store, archives, buckets, clock
@@ -85,7 +85,7 @@ class Indexer:
     async def work(self) -> int:
         """Index what is noted, one after the other; how many."""
         revision = self._store.revision()
-        if revision == self._seen:
+        if revision == self._seen or self._room() is None:
             return 0
         done = found = 0
         after, more = "", True
@@ -131,7 +131,7 @@ class Indexer:
 
     def _spare(self) -> int:
         """The room that is left, less what was taken since it was last measured."""
-        room = self._room()
+        room = self._room() or 0
         if room != self._measured:
             self._measured, self._spent = room, 0
         return max(0, room - self._spent)

@@ -44,14 +44,14 @@ class ResultKeeper:
 
     def __init__(self, store: ObjectStore, uses: Uses, limit: int) -> None:
         self._store, self._uses, self._limit = store, uses, limit
-        self._held = limit  # until it is known
+        self._held: int | None = None
 
     def __repr__(self) -> str:
         return f"<ResultKeeper, at most {self._limit} bytes>"
 
-    def room(self) -> int:
-        """Bytes that were free when results were last measured."""
-        return max(0, int(self._limit * _LEAVE) - self._held)
+    def room(self) -> int | None:
+        """Bytes that were free when results were last measured; None before."""
+        return None if self._held is None else max(0, int(self._limit * _LEAVE) - self._held)
 
     async def sweep(self) -> int:
         """Measure the results, remove what is too much; how many went."""
