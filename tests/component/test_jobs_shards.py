@@ -111,6 +111,26 @@ def test_a_versioned_target_keeps_what_was_there(daemon: Daemon, s3: Any) -> Non
     assert len(s3.list_object_versions(Bucket="kept")["Versions"]) == 2
 
 
+@pytest.mark.parametrize("size", [5_000, 3_000_000])
+def test_damaged_bytes_do_not_become_sound_shards(daemon: Daemon, s3: Any, size: int) -> None:
+    body = random.Random(size).randbytes(size)
+    s3.put_object(Bucket="samples", Key=f"hurt{size}/0.bin", Body=b"fine")
+    s3.put_object(Bucket="samples", Key=f"hurt{size}/1.bin", Body=body)
+    hurt = 0
+    for path in daemon.data_dir.rglob("*.tar"):
+        at = path.read_bytes().find(body[:64])
+        if at >= 0:
+            with path.open("r+b") as file:
+                file.seek(at + size // 2)
+                file.write(bytes([body[size // 2] ^ 1]))
+            hurt += 1
+    assert hurt == 1
+    document = {"kind": "shard", "source": f"s3://samples/hurt{size}", "target": f"s3://made/hurt{size}"}
+    job = ended(daemon, start(daemon, **document))
+    assert (job["state"], f"hurt{size}/1.bin is damaged" in job["error"]) == ("failed", True)
+    assert objects(s3, "made", f"hurt{size}/") == {}
+
+
 def test_what_cannot_be_done_is_said(daemon: Daemon, s3: Any) -> None:
     job = ended(daemon, start(daemon, kind="shard", source="s3://samples/nothing", target="s3://made/none"))
     assert (job["state"], "no objects under" in job["error"]) == ("failed", True)

@@ -12,6 +12,8 @@ from collections import OrderedDict
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from awscrt.checksums import crc32c
+
 from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.assembly.errors import BatchError
 from meshd.service.jobs.plans import scratch
@@ -46,12 +48,16 @@ class Piece(NamedTuple):
 
 
 class Opened:
-    """An object's bytes in open files."""
+    """An object's bytes in open files. Read from its first byte to its last, it is compared with the checksum
+    that the store keeps."""
 
-    __slots__ = ("spans", "starts")
+    __slots__ = ("_crc", "_name", "_seen", "_size", "_wanted", "spans", "starts")
 
-    def __init__(self, spans: Sequence[Span]) -> None:
+    def __init__(self, spans: Sequence[Span], record: Record, name: str) -> None:
         self.spans = spans
+        self._wanted = record.extents[0].crc32c if len(record.extents) == 1 else None
+        self._name, self._size = name, record.size
+        self._seen = self._crc = 0
         self.starts = list(accumulate((span.length for span in spans), initial=0))
 
     def read(self, offset: int, buffers: list[memoryview]) -> None:
@@ -64,6 +70,17 @@ class Opened:
             return
         for buffer in buffers:
             offset = self._read_across(offset, buffer)
+
+    def check(self, offset: int, data: memoryview) -> None:
+        """These bytes were read. Raises CorruptExtentError when with them the whole is, and is damaged."""
+        if offset == 0:
+            self._seen = self._crc = 0
+        if self._wanted is None or offset != self._seen:
+            return
+        self._crc = crc32c(data, self._crc)
+        self._seen += len(data)
+        if self._seen == self._size and self._crc != self._wanted:
+            raise CorruptExtentError(f"{self._name} is damaged; run meshd fsck and restore the object")
 
     def _read_across(self, offset: int, buffer: memoryview) -> int:
         """One buffer, from several extents; where it ends."""
@@ -107,16 +124,17 @@ class SourceReader:
             self._held.move_to_end(number)
             return self._held[number][1]
         try:
-            context, spans = self._spans(number)
+            self._held[number] = self._entered(number)
         except ExtentGoneError:  # moved by compaction
-            context, spans = self._spans(number)
-        self._held[number] = context, Opened(spans)
+            self._held[number] = self._entered(number)
         return self._held[number][1]
 
-    def _spans(self, number: int) -> tuple[AbstractContextManager[object], Sequence[Span]]:
+    def _entered(self, number: int) -> tuple[AbstractContextManager[object], Opened]:
         record = self._record(number)
         context = self._store.reading(record, 0, record.size)
-        return context, context.__enter__()
+        return context, Opened(
+            context.__enter__(), record, f"s3://{self._bucket}/{self._plan.sources.keys[number]}"
+        )
 
     def _record(self, number: int) -> Record:
         sources = self._plan.sources
@@ -135,7 +153,7 @@ class SourceReader:
 
 
 def read_pieces(buffer: memoryview, pieces: Sequence[Piece], opened: dict[int, Opened]) -> None:
-    """Fill a group's buffer (blocking). Raises CorruptExtentError when bytes are missing."""
+    """Fill a group's buffer (blocking). Raises CorruptExtentError when bytes are missing or damaged."""
     scratch = memoryview(bytearray(_GAP))
     run: list[memoryview] = []
     source = start = end = -1
@@ -151,6 +169,8 @@ def read_pieces(buffer: memoryview, pieces: Sequence[Piece], opened: dict[int, O
         end = piece.offset + piece.length
     if run:
         opened[source].read(start, run)
+    for piece in pieces:
+        opened[piece.source].check(piece.offset, buffer[piece.at : piece.at + piece.length])
 
 
 def _fill(fd: int, offset: int, buffers: list[memoryview], length: int) -> None:
