@@ -15,6 +15,7 @@ import msgspec
 
 from meshd.service.translation import store_errors
 from meshd.store.errors import ExtentGoneError
+from meshd.store.proving import Passing, Proofs, damaged, naming
 from meshd.store.records import Meta
 from meshwire import checksums as sums
 from meshwire.conditions import judge_read
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record, Span
     from meshwire.conditions import Conditions
-    from meshwire.s3.operations import CopyObject
+    from meshwire.s3.operations import CopyObject, CopySource
 
 PIECE = 1 << 20
 _ATTEMPTS = 5
@@ -122,11 +123,11 @@ async def rehash(store: ObjectStore, source: Record, algorithm: str | None) -> R
     )
 
 
-async def again_if_gone(attempt: Callable[[], Awaitable[_T]]) -> _T:
-    """What `attempt` gives; it is made again when the source was replaced or moved under it, as often as
-    compaction or a crowd of writers may do that. Raises S3Error."""
+async def again_if_gone(attempt: Callable[[], Awaitable[_T]], source: CopySource) -> _T:
+    """What `attempt` makes of `source`; it is made again when the source was replaced or moved under it, as
+    often as compaction or a crowd of writers may do that. Raises S3Error."""
     for _ in range(_ATTEMPTS):
-        with store_errors():
+        with store_errors(), naming(f"s3://{source.bucket}/{source.key}"):
             try:
                 return await attempt()
             except ExtentGoneError:
@@ -137,21 +138,26 @@ async def again_if_gone(attempt: Callable[[], Awaitable[_T]]) -> _T:
 async def read_pieces(
     store: ObjectStore, record: Record, offset: int, length: int
 ) -> AsyncGenerator[bytes, None]:
-    """The bytes of a stored object in pieces of at most a MiB. Close it when it is left early.
+    """The bytes of a stored object in pieces of at most a MiB, compared with its checksums: what they are for
+    is in order only if this ends. Close it when it is left early.
 
-    Raises StoreError, ExtentGoneError only before the first piece.
+    Raises StoreError; ExtentGoneError only before the first piece.
     """
+    passing, proofs = Passing(), Proofs()
     with store.reading(record, offset, length) as spans:
+        await proofs.require(spans)
         for span in spans:
-            at, end = span.offset, span.offset + span.length
-            while at < end:
-                piece = await asyncio.to_thread(_read_exactly, span, at, min(PIECE, end - at))
+            at = 0
+            while at < span.length:
+                part = span.part(at, min(PIECE, span.length - at))
+                piece = await asyncio.to_thread(_read_some, part, passing)
                 at += len(piece)
                 yield piece
 
 
-def _read_exactly(span: Span, offset: int, length: int) -> bytes:
-    piece = os.pread(span.fd, length, offset)
-    if not piece:
-        raise S3Error("InternalError")
+def _read_some(span: Span, passing: Passing) -> bytes:
+    piece = os.pread(span.fd, span.length, span.offset)
+    if not piece and span.extent is not None:
+        raise damaged(span.extent)
+    passing.take(span, piece)
     return piece

@@ -173,7 +173,7 @@ class ObjectService:
     async def copy(self, operation: CopyObject, identity: Identity) -> CopyResult:
         """A copy that shares the source's extents. Raises S3Error NoSuchKey, NoSuchVersion, InvalidRequest,
         PreconditionFailed."""
-        source, record = await again_if_gone(lambda: self._link(operation, identity))
+        source, record = await again_if_gone(lambda: self._link(operation, identity), operation.source)
         await self.settle(operation.bucket, operation.key, record)
         return CopyResult(
             record.etag,

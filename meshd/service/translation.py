@@ -31,9 +31,11 @@ _CODES: dict[type[errors.StoreError], str] = {
 def translate(error: errors.StoreError) -> S3Error:
     """S3's word for an error of the store; what an operator must look at is logged under its own line."""
     if isinstance(error, errors.CorruptExtentError):
-        log.error("corrupt extent, not served: %s", error)
+        log.error("corrupt extent, not served: %s %s", error.name, error)
     elif isinstance(error, errors.DiskFailedError | errors.DiskFullError):
         log.error("disk trouble: %s", error)
+    if isinstance(error, errors.CorruptExtentError) and error.name:
+        return S3Error("InternalError", f"{error.name} is damaged on the disk; put the same bytes again.")
     return S3Error(_CODES.get(type(error), "InternalError"))
 
 

@@ -109,7 +109,7 @@ class UploadService:
     async def copy_part(self, operation: UploadPartCopy) -> CopyResult:
         """A part made of (a range of) a stored object. Raises S3Error NoSuchKey, InvalidArgument."""
         upload = self.existing(operation.bucket, operation.key, operation.upload_id)
-        source, record = await again_if_gone(lambda: self._copy_part(operation, upload))
+        source, record = await again_if_gone(lambda: self._copy_part(operation, upload), operation.source)
         version = self._versions.name(operation.source.bucket, source)
         return CopyResult(record.etag, record.modified, record.checksums, "", "", version)
 

@@ -29,7 +29,11 @@ class DiskFailedError(StoreError):
 
 
 class CorruptExtentError(StoreError):
-    """Stored bytes do not match their checksum; they are not served."""
+    """Stored bytes do not match their checksum; they are not served. `name`: the object's, if known."""
+
+    def __init__(self, message: str, name: str = "") -> None:
+        super().__init__(message)
+        self.name = name
 
 
 class ExtentGoneError(StoreError):

@@ -154,7 +154,7 @@ class MemoryStore:
         for extent in record.extents:
             first, last = max(offset, at), min(end, at + extent.length)
             if first < last:
-                spans.append(Span(self._blobs[extent.file], extent.offset + first - at, last - first))
+                spans.append(Span(self._blobs[extent.file], extent.offset + first - at, last - first, extent))
             at += extent.length
         return spans
 

@@ -73,7 +73,7 @@ class Reader:
             for extent, start, taken in cut(record.extents, offset, length):
                 handle = self._acquire(extent)
                 handles.append(handle)
-                spans.append(Span(handle.fd, extent.offset + start, taken))
+                spans.append(Span(handle.fd, extent.offset + start, taken, extent))
             yield spans
         finally:
             for handle in handles:
@@ -97,12 +97,12 @@ class Reader:
             if len(extents) == 1 and offset + length <= extents[0].length:
                 handle = self._acquire(extents[0])
                 handles.append(handle)
-                return [Span(handle.fd, extents[0].offset + offset, length)]
+                return [Span(handle.fd, extents[0].offset + offset, length, extents[0])]
             spans = []
             for extent, start, taken in cut(extents, offset, length):
                 handle = self._acquire(extent)
                 handles.append(handle)
-                spans.append(Span(handle.fd, extent.offset + start, taken))
+                spans.append(Span(handle.fd, extent.offset + start, taken, extent))
         except (StoreError, OSError):
             _log.warning("the bytes of an object cannot be opened", exc_info=True)
             return None

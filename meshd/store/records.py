@@ -218,11 +218,18 @@ class PartPage:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """`length` bytes at `offset` of the open file `fd`; valid only inside `Store.reading`."""
+    """`length` bytes at `offset` of the open file `fd`; valid only inside `Store.reading`. `extent`: what
+    they are, or are a part of; `name`: the object's, where a reader of many has said so."""
 
     fd: int
     offset: int
     length: int
+    extent: Extent | None = None
+    name: str = ""
+
+    def part(self, offset: int, length: int) -> Span:
+        """`length` bytes of it, from `offset` on."""
+        return Span(self.fd, self.offset + offset, length, self.extent, self.name)
 
 
 @dataclass(frozen=True, slots=True)

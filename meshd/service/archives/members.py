@@ -113,7 +113,8 @@ class MemberService:
         place = await self._place(source.bucket, source.key, record, source.member)
         pretended = _as_object(record, source.member, place.size)
         judge_source(operation.source_conditions, pretended)
-        return Made(pretended, lambda offset, length: self._groups(place, offset, length))
+        name = f"s3://{source.bucket}/{source.key}"
+        return Made(pretended, lambda offset, length: self._groups(place, name, offset, length))
 
     async def members(self, operation: ops.ListMembers) -> MemberListing:
         """A page of an archive's files. Raises S3Error."""
@@ -194,11 +195,13 @@ class MemberService:
             raise _missing(key, member)
         return place
 
-    async def _groups(self, place: Place, offset: int, length: int) -> AsyncGenerator[Sequence[Span], None]:
+    async def _groups(
+        self, place: Place, name: str, offset: int, length: int
+    ) -> AsyncGenerator[Sequence[Span], None]:
         for at in range(offset, offset + length, _GROUP):
             taken = min(_GROUP, offset + length - at)
             with self._store.reading(place.record, place.offset + at, taken) as spans:
-                yield spans
+                yield [replace(span, name=name) for span in spans]
 
 
 def member_etag(archive: Record, member: str) -> str:

@@ -17,6 +17,7 @@ from meshd.service.jobs.principals import Grant
 from meshd.service.jobs.reading import GROUP, Piece, SourceReader, read_pieces
 from meshd.service.jobs.tidying import remove_stale
 from meshd.service.jobs.writing import Output, OutputWriter, Sums
+from meshd.store.proving import Proofs
 from meshwire import names
 from meshwire.checksums import BodyVerifier
 from meshwire.documents import PlanError
@@ -53,17 +54,22 @@ class Extracting:
         tally.outputs_total = tally.samples_total = len(plan)
         tally.bytes_total = plan.total
         writer = OutputWriter(tools, running)
-        batches = _batches(plan)
+        batches, proofs = _batches(plan), Proofs()
         async with asyncio.TaskGroup() as group:
             for _ in range(_AT_A_TIME):
-                group.create_task(self._lane(running, plan, writer, batches))
+                group.create_task(self._lane(running, plan, writer, batches, proofs))
         tally.phase = "tidying"
         await remove_stale(tools, running, frozenset(plan.outputs))
 
     async def _lane(
-        self, running: Running, plan: JobPlan, writer: OutputWriter, batches: Iterator[tuple[int, int]]
+        self,
+        running: Running,
+        plan: JobPlan,
+        writer: OutputWriter,
+        batches: Iterator[tuple[int, int]],
+        proofs: Proofs,
     ) -> None:
-        with closing(SourceReader(self._tools.store, running, plan)) as reader:
+        with closing(SourceReader(self._tools.store, running, plan, proofs)) as reader:
             await _Lane(running, plan, reader, writer).run(batches)
 
     async def _plan(self, running: Running) -> JobPlan:
@@ -126,7 +132,7 @@ class _Lane:
 
     async def _store(self, wanted: Sequence[tuple[Output, SourceFile]]) -> None:
         """Small files, all at once."""
-        opened = self._reader.opened({item.source for _, item in wanted})
+        opened = await self._opened([item for _, item in wanted])
         bodies = await asyncio.to_thread(_read, [item for _, item in wanted], opened)
         async with asyncio.TaskGroup() as group:
             for (output, _), (data, sums) in zip(wanted, bodies, strict=True):
@@ -144,9 +150,14 @@ class _Lane:
         verifier = BodyVerifier(BodyDigests())
         for at in range(0, item.size, GROUP):
             part = item._replace(offset=item.offset + at, size=min(GROUP, item.size - at))
-            data = await asyncio.to_thread(_hashed, part, self._reader.opened({item.source}), verifier)
+            data = await asyncio.to_thread(_hashed, part, await self._opened([part]), verifier)
             yield data
         sums.take(verifier)
+
+    async def _opened(self, files: Sequence[SourceFile]) -> dict[int, Opened]:
+        opened = self._reader.opened({item.source for item in files})
+        await self._reader.prove([Piece(0, item.source, item.offset, item.size) for item in files], opened)
+        return opened
 
 
 def _read(files: Sequence[SourceFile], opened: dict[int, Opened]) -> list[tuple[bytes, Sums]]:

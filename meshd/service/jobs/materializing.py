@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import os
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
@@ -18,8 +17,8 @@ from meshd.kit import failpoints
 from meshd.service.jobs.principals import Grant
 from meshd.service.jobs.tidying import remove_stale
 from meshd.service.jobs.writing import Output, OutputWriter, Sums
-from meshd.store.errors import CorruptExtentError
-from meshd.store.records import Span
+from meshd.service.views.copies import cut_spans, read_spans
+from meshd.store.proving import Passing, Proofs, naming
 from meshwire.s3.errors import S3Error
 from meshwire.s3.operations import ListObjects
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from meshd.service.jobs.kinds import Running, Tools
     from meshd.service.views.dispatch import ViewReader
     from meshd.service.views.kinds import Made
+    from meshd.store.records import Span
     from meshwire.s3.results import ObjectEntry
 
 _PAGE: Final = 1000
@@ -53,6 +53,7 @@ class Materializing:
         grant = Grant.of(self._tools.access, running.caller, "s3:GetObject", spec.source.bucket)
         writer = OutputWriter(self._tools, running)
         present: set[str] = set()
+        proofs = Proofs()
         limit = asyncio.Semaphore(_AT_A_TIME)
         tally.phase = "writing"
         async with asyncio.TaskGroup() as group:
@@ -60,7 +61,7 @@ class Materializing:
                 grant.require(entry.key)
                 present.add(spec.target.prefix + entry.key)
                 await limit.acquire()
-                task = group.create_task(self._one(running, writer, entry))
+                task = group.create_task(self._one(running, writer, entry, proofs))
                 task.add_done_callback(lambda _: limit.release())
         failpoints.hit("jobs.materialized")
         tally.phase = "tidying"
@@ -82,11 +83,12 @@ class Materializing:
                 yield entry
             after, more = page.next_after, page.truncated
 
-    async def _one(self, running: Running, writer: OutputWriter, entry: ObjectEntry) -> None:
+    async def _one(self, running: Running, writer: OutputWriter, entry: ObjectEntry, proofs: Proofs) -> None:
         """A view whose source changes at that very moment is asked again."""
         for attempt in range(_TRIES):
             try:
-                there = await self._settled(running, writer, entry)
+                with naming(f"s3://{running.spec.source.bucket}/{entry.key}"):
+                    there = await self._settled(running, writer, entry, proofs)
             except S3Error as error:
                 if error.code not in ("SlowDown", "ServiceUnavailable") or attempt == _TRIES - 1:
                     raise
@@ -95,7 +97,9 @@ class Materializing:
                 running.tally.done(1, entry.size, there=there)
                 return
 
-    async def _settled(self, running: Running, writer: OutputWriter, entry: ObjectEntry) -> bool:
+    async def _settled(
+        self, running: Running, writer: OutputWriter, entry: ObjectEntry, proofs: Proofs
+    ) -> bool:
         """Whether it was there already."""
         made = await self._views.made(running.spec.source.bucket, entry.key)
         if made is None:
@@ -106,38 +110,21 @@ class Materializing:
         if writer.is_there(output):
             return True
         sums = Sums(record.etag)
-        await writer.write(output, _body(made, sums), sums)
+        await writer.write(output, _body(made, sums, proofs), sums)
         return False
 
 
-async def _body(made: Made, sums: Sums) -> AsyncGenerator[bytes, None]:
-    crc = 0
-    async with aclosing(made.groups(0, made.record.size)) as groups:
+async def _body(made: Made, sums: Sums, proofs: Proofs) -> AsyncGenerator[bytes, None]:
+    crc, passing = 0, Passing()
+    async with aclosing(made.copied(proofs, 0, made.record.size)) as groups:
         async for spans in groups:
-            for span in _cut(spans):
-                data, crc = await asyncio.to_thread(_read, span, crc)
+            await proofs.require(spans)
+            for few in cut_spans(spans, _SMALL):
+                data, crc = await asyncio.to_thread(_read, few, crc, passing)
                 yield data
     sums.checksums = {"crc32c": base64.b64encode(crc.to_bytes(4, "big")).decode()}
 
 
-def _cut(spans: Sequence[Span]) -> list[list[Span]]:
-    """Spans to be read at a time, a few megabytes."""
-    found: list[list[Span]] = [[]]
-    size = 0
-    for span in spans:
-        at = 0
-        while at < span.length:
-            length = min(span.length - at, _SMALL - size)
-            found[-1].append(Span(span.fd, span.offset + at, length))
-            at, size = at + length, size + length
-            if size == _SMALL:
-                found.append([])
-                size = 0
-    return [spans for spans in found if spans]
-
-
-def _read(spans: Sequence[Span], crc: int) -> tuple[bytes, int]:
-    data = b"".join([os.pread(span.fd, span.length, span.offset) for span in spans])
-    if len(data) != sum(span.length for span in spans):
-        raise CorruptExtentError("bytes of a view are missing; run meshd fsck")
+def _read(spans: Sequence[Span], crc: int, passing: Passing) -> tuple[bytes, int]:
+    data = read_spans(spans, passing)
     return data, crc32c(data, crc)

@@ -9,16 +9,17 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections import OrderedDict
+from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
-
-from awscrt.checksums import crc32c
 
 from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.assembly.errors import BatchError
 from meshd.service.jobs.plans import scratch
 from meshd.service.jobs.unpacking import unpacked_name
 from meshd.store.errors import CorruptExtentError, ExtentGoneError
+from meshd.store.proving import Passing
+from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from meshd.service.jobs.kinds import Running
     from meshd.store.interface import ObjectStore
+    from meshd.store.proving import Proofs
     from meshd.store.records import Record, Span
     from meshwire.jobplans import JobPlan
 
@@ -48,22 +50,33 @@ class Piece(NamedTuple):
 
 
 class Opened:
-    """An object's bytes in open files. Read from its first byte to its last, it is compared with the checksum
-    that the store keeps."""
+    """An object's bytes in open files. Read in order, they are compared with the checksums of its extents."""
 
-    __slots__ = ("_crc", "_name", "_seen", "_size", "_wanted", "spans", "starts")
+    __slots__ = ("passing", "spans", "starts")
 
-    def __init__(self, spans: Sequence[Span], record: Record, name: str) -> None:
+    def __init__(self, spans: Sequence[Span]) -> None:
         self.spans = spans
-        self._wanted = record.extents[0].crc32c if len(record.extents) == 1 else None
-        self._name, self._size = name, record.size
-        self._seen = self._crc = 0
         self.starts = list(accumulate((span.length for span in spans), initial=0))
+        self.passing = Passing()
+
+    def span_at(self, offset: int) -> int:
+        """The number of the span that byte lies in."""
+        return bisect_right(self.starts, offset) - 1
+
+    def compare(self, offset: int, data: memoryview) -> None:
+        """What was read from `offset` on, where objects are read in order (blocking). Raises
+        CorruptExtentError."""
+        while len(data):
+            number = self.span_at(offset)
+            span, inside = self.spans[number], offset - self.starts[number]
+            part = span.part(inside, min(len(data), span.length - inside))
+            self.passing.take(part, data[: part.length])
+            data, offset = data[part.length :], offset + part.length
 
     def read(self, offset: int, buffers: list[memoryview]) -> None:
         """Fill the buffers from `offset` on, one after the other (blocking). Raises CorruptExtentError."""
         length = sum(map(len, buffers))
-        number = bisect_right(self.starts, offset) - 1
+        number = self.span_at(offset)
         if length and offset + length <= self.starts[min(number + 1, len(self.spans))]:
             span = self.spans[number]
             _fill(span.fd, span.offset + offset - self.starts[number], buffers, length)
@@ -71,21 +84,10 @@ class Opened:
         for buffer in buffers:
             offset = self._read_across(offset, buffer)
 
-    def check(self, offset: int, data: memoryview) -> None:
-        """These bytes were read. Raises CorruptExtentError when with them the whole is, and is damaged."""
-        if offset == 0:
-            self._seen = self._crc = 0
-        if self._wanted is None or offset != self._seen:
-            return
-        self._crc = crc32c(data, self._crc)
-        self._seen += len(data)
-        if self._seen == self._size and self._crc != self._wanted:
-            raise CorruptExtentError(f"{self._name} is damaged; run meshd fsck and restore the object")
-
     def _read_across(self, offset: int, buffer: memoryview) -> int:
         """One buffer, from several extents; where it ends."""
         while len(buffer):
-            number = bisect_right(self.starts, offset) - 1
+            number = self.span_at(offset)
             if number >= len(self.spans):
                 raise _short()
             span, inside = self.spans[number], offset - self.starts[number]
@@ -96,9 +98,10 @@ class Opened:
 
 
 class SourceReader:
-    """Reads one plan's sources, and keeps some of them open. One a lane; close it."""
+    """Reads one plan's sources, and keeps some of them open. One a lane; close it. `proofs`: the job's."""
 
-    def __init__(self, store: ObjectStore, running: Running, plan: JobPlan) -> None:
+    def __init__(self, store: ObjectStore, running: Running, plan: JobPlan, proofs: Proofs) -> None:
+        self._proofs = proofs
         self._store, self._bucket, self._plan = store, running.spec.source.bucket, plan
         self._scratch = scratch(running)
         self._held: OrderedDict[int, tuple[AbstractContextManager[object], Opened]] = OrderedDict()
@@ -114,6 +117,14 @@ class SourceReader:
             context.__exit__(None, None, None)
         return found
 
+    async def prove(self, pieces: Sequence[Piece], opened: dict[int, Opened]) -> None:
+        """Files in archives are parts of extents, read in any order: what they lie in is read before. Raises
+        CorruptExtentError."""
+        wanted = {
+            (piece.source, number) for piece in pieces for number in _numbers(opened[piece.source], piece)
+        }
+        await self._proofs.require([opened[source].spans[number].part(0, 0) for source, number in wanted])
+
     def close(self) -> None:
         while self._held:
             _, (context, _) = self._held.popitem()
@@ -124,17 +135,17 @@ class SourceReader:
             self._held.move_to_end(number)
             return self._held[number][1]
         try:
-            self._held[number] = self._entered(number)
+            context, spans = self._spans(number)
         except ExtentGoneError:  # moved by compaction
-            self._held[number] = self._entered(number)
+            context, spans = self._spans(number)
+        self._held[number] = context, Opened(spans)
         return self._held[number][1]
 
-    def _entered(self, number: int) -> tuple[AbstractContextManager[object], Opened]:
+    def _spans(self, number: int) -> tuple[AbstractContextManager[object], Sequence[Span]]:
         record = self._record(number)
         context = self._store.reading(record, 0, record.size)
-        return context, Opened(
-            context.__enter__(), record, f"s3://{self._bucket}/{self._plan.sources.keys[number]}"
-        )
+        name = f"s3://{self._bucket}/{self._plan.sources.keys[number]}"
+        return context, [replace(span, name=name) for span in context.__enter__()]
 
     def _record(self, number: int) -> Record:
         sources = self._plan.sources
@@ -152,8 +163,21 @@ class SourceReader:
         return record
 
 
+def _numbers(opened: Opened, piece: Piece) -> range:
+    """The spans a piece lies in."""
+    if len(opened.spans) <= 1 or not piece.length:
+        return range(min(len(opened.spans), piece.length))
+    return range(opened.span_at(piece.offset), opened.span_at(piece.offset + piece.length - 1) + 1)
+
+
+def compare_pieces(buffer: memoryview, pieces: Sequence[Piece], opened: dict[int, Opened]) -> None:
+    """Whole objects that were read one after the other (blocking). Raises CorruptExtentError."""
+    for piece in pieces:
+        opened[piece.source].compare(piece.offset, buffer[piece.at : piece.at + piece.length])
+
+
 def read_pieces(buffer: memoryview, pieces: Sequence[Piece], opened: dict[int, Opened]) -> None:
-    """Fill a group's buffer (blocking). Raises CorruptExtentError when bytes are missing or damaged."""
+    """Fill a group's buffer (blocking). Raises CorruptExtentError when bytes are missing."""
     scratch = memoryview(bytearray(_GAP))
     run: list[memoryview] = []
     source = start = end = -1
@@ -169,8 +193,6 @@ def read_pieces(buffer: memoryview, pieces: Sequence[Piece], opened: dict[int, O
         end = piece.offset + piece.length
     if run:
         opened[source].read(start, run)
-    for piece in pieces:
-        opened[piece.source].check(piece.offset, buffer[piece.at : piece.at + piece.length])
 
 
 def _fill(fd: int, offset: int, buffers: list[memoryview], length: int) -> None:
@@ -193,4 +215,5 @@ def _after(buffers: list[memoryview], count: int) -> list[memoryview]:
 
 
 def _short() -> CorruptExtentError:
+    metrics.store_corrupt_reads.inc()
     return CorruptExtentError("a source is shorter than its record; run meshd fsck and restore the object")

@@ -20,7 +20,7 @@ from meshd.kit.accounts import charged
 from meshd.kit.tasks import Tasks
 from meshd.service.jobs.kinds import Running, Tally
 from meshd.service.jobs.principals import caller_of
-from meshd.store.errors import StoreError
+from meshd.store.errors import CorruptExtentError, StoreError
 from meshd.telemetry import metrics
 from meshwire.documents import PlanError
 from meshwire.jobspecs import parse_job
@@ -182,6 +182,8 @@ def _explained(error: Exception, job_id: str) -> str:
         told = f"{error.message} {error.help}".strip()
     elif isinstance(error, S3Error):
         told = f"{error.code}: {error.message}"
+    elif isinstance(error, CorruptExtentError) and error.name:
+        told = f"{error.name} is damaged on the disk: put the same bytes again, then start the job again"
     elif isinstance(error, StoreError):
         told = f"the store refused: {error}"
     elif isinstance(error, PlanError):

@@ -16,9 +16,10 @@ from awscrt.checksums import crc32c
 from meshd.service.jobs.compressing import COMPRESSORS
 from meshd.service.jobs.packing import tar_groups, tar_size
 from meshd.service.jobs.principals import Grant
-from meshd.service.jobs.reading import SourceReader, read_pieces
+from meshd.service.jobs.reading import SourceReader, compare_pieces, read_pieces
 from meshd.service.jobs.tidying import remove_stale
 from meshd.service.jobs.writing import Output, OutputWriter, Sums
+from meshd.store.proving import Proofs
 from meshwire.documents import PlanError
 from meshwire.jobspecs import FORMATS
 from meshwire.samples import Evaluation
@@ -55,17 +56,22 @@ class Sharding:
         tally.outputs_total, tally.bytes_total = len(plan), plan.total
         tally.samples_total = int(plan.samples.sum())
         writer = OutputWriter(tools, running)
-        numbers = iter(range(len(plan)))
+        numbers, proofs = iter(range(len(plan))), Proofs()
         async with asyncio.TaskGroup() as group:
             for _ in range(_AT_A_TIME):
-                group.create_task(self._lane(running, plan, writer, numbers))
+                group.create_task(self._lane(running, plan, writer, numbers, proofs))
         tally.phase = "tidying"
         await remove_stale(tools, running, frozenset(plan.outputs))
 
     async def _lane(
-        self, running: Running, plan: JobPlan, writer: OutputWriter, numbers: Iterator[int]
+        self,
+        running: Running,
+        plan: JobPlan,
+        writer: OutputWriter,
+        numbers: Iterator[int],
+        proofs: Proofs,
     ) -> None:
-        with closing(SourceReader(self._tools.store, running, plan)) as reader:
+        with closing(SourceReader(self._tools.store, running, plan, proofs)) as reader:
             await _Lane(running, plan, reader, writer).run(numbers)
 
     async def _plan(self, running: Running) -> JobPlan:
@@ -93,6 +99,7 @@ class _Lane:
     def __init__(self, running: Running, plan: JobPlan, reader: SourceReader, writer: OutputWriter) -> None:
         self._running, self._plan, self._reader, self._writer = running, plan, reader, writer
         self._buffers = _Buffers()
+        self._whole = running.spec.kind == "shard"  # files are objects, and compared as they pass
 
     async def run(self, numbers: Iterator[int]) -> None:
         plan, tally = self._plan, self._running.tally
@@ -113,8 +120,8 @@ class _Lane:
         crc = 0
         for group in groups:
             buffer = self._buffers.take(group.size)
-            opened = self._reader.opened({piece.source for piece in group.pieces})
-            crc = await asyncio.to_thread(_fill, buffer, group, opened, crc)
+            opened = await self._opened(group)
+            crc = await asyncio.to_thread(self._fill, buffer, group, opened, crc)
             yield buffer
         sums.checksums = {"crc32c": _spelled(crc)}
 
@@ -123,8 +130,8 @@ class _Lane:
         crc = 0
         for group in groups:
             buffer = self._buffers.take(group.size)
-            opened = self._reader.opened({piece.source for piece in group.pieces})
-            await asyncio.to_thread(_fill, buffer, group, opened, 0)
+            opened = await self._opened(group)
+            await asyncio.to_thread(self._fill, buffer, group, opened, 0)
             data = await asyncio.to_thread(compressor.compress, buffer)
             crc = crc32c(data, crc)
             yield data
@@ -133,18 +140,25 @@ class _Lane:
         yield data
         sums.checksums = {"crc32c": _spelled(crc)}
 
+    async def _opened(self, group: Group) -> dict[int, Opened]:
+        opened = self._reader.opened({piece.source for piece in group.pieces})
+        if not self._whole:
+            await self._reader.prove(group.pieces, opened)
+        return opened
+
+    def _fill(self, buffer: memoryview, group: Group, opened: dict[int, Opened], crc: int) -> int:
+        """Put a group's bytes into the buffer; the checksum so far (blocking). Raises CorruptExtentError."""
+        for at, data in group.made:
+            buffer[at : at + len(data)] = data
+        read_pieces(buffer, group.pieces, opened)
+        if self._whole:
+            compare_pieces(buffer, group.pieces, opened)
+        total: int = crc32c(buffer, crc)
+        return total
+
 
 def _spelled(crc: int) -> str:
     return base64.b64encode(crc.to_bytes(4, "big")).decode()
-
-
-def _fill(buffer: memoryview, group: Group, opened: dict[int, Opened], crc: int) -> int:
-    """Put a group's bytes into the buffer; the checksum so far (blocking)."""
-    for at, data in group.made:
-        buffer[at : at + len(data)] = data
-    read_pieces(buffer, group.pieces, opened)
-    total: int = crc32c(buffer, crc)
-    return total
 
 
 class _Buffers:

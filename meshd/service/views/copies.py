@@ -1,7 +1,7 @@
 """What a view puts together, written out as an ordinary object.
 
 Law: the same bytes as a GET gives, hashed on the way like any upload's; stored only if every member was still
-the one that was laid out.
+the one that was laid out, and what lies in the store is what was stored there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import os
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
-from meshd.store.records import Span
+from meshd.store.errors import CorruptExtentError
+from meshd.store.proving import Passing, Proofs
+from meshd.telemetry import metrics
 from meshwire.checksums import BodyVerifier
 from meshwire.s3.errors import S3Error
 from meshwire.s3.operations import BodyDigests, ObjectHeaders, PutObject, UploadPart
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 
     from meshd.service.views.kinds import Made
-    from meshd.store.records import Record
+    from meshd.store.records import Record, Span
     from meshwire.checksums import BodyDigest
     from meshwire.s3.operations import CopyObject, UploadPartCopy
 
@@ -32,7 +34,8 @@ class MadeBody:
 
     def __init__(self, made: Made, offset: int = 0, length: int | None = None) -> None:
         self._size = made.record.size - offset if length is None else length
-        self._groups = made.groups(offset, self._size)
+        self._proofs = Proofs()
+        self._groups = made.copied(self._proofs, offset, self._size)
         self._digest: BodyDigest | None = None
 
     def __repr__(self) -> str:
@@ -43,11 +46,12 @@ class MadeBody:
         return self._size
 
     async def pieces(self, digests: BodyDigests, also: tuple[str, ...] = ()) -> AsyncGenerator[bytes, None]:
-        verifier = BodyVerifier(digests, extra=also)
+        verifier, passing = BodyVerifier(digests, extra=also), Passing()
         async with aclosing(self._groups) as groups:
             async for spans in groups:
-                for few in _few(spans):
-                    yield await asyncio.to_thread(_read, few, verifier)
+                await self._proofs.require(spans)
+                for few in cut_spans(spans, _PIECE):
+                    yield await asyncio.to_thread(_read, few, verifier, passing)
         self._digest = verifier.finish()
 
     def digest(self) -> BodyDigest:
@@ -61,25 +65,36 @@ class MadeBody:
         return b"".join([piece async for piece in self.pieces(digests)])
 
 
-def _few(spans: Iterable[Span]) -> Iterator[list[Span]]:
-    """Of a megabyte at most: a large member is one span."""
+def cut_spans(spans: Iterable[Span], most: int) -> Iterator[list[Span]]:
+    """Spans to be read at a time, of `most` bytes at most: a large member is one span."""
     held: list[Span] = []
-    room = _PIECE
+    room = most
     for span in spans:
         at = 0
         while at < span.length:
             length = min(span.length - at, room)
-            held.append(Span(span.fd, span.offset + at, length))
+            held.append(span.part(at, length))
             at, room = at + length, room - length
             if not room:
                 yield held
-                held, room = [], _PIECE
+                held, room = [], most
     if held:
         yield held
 
 
-def _read(spans: Sequence[Span], verifier: BodyVerifier) -> bytes:
-    data = b"".join([os.pread(span.fd, span.length, span.offset) for span in spans])
+def read_spans(spans: Sequence[Span], passing: Passing) -> bytes:
+    """Their bytes, joined (blocking). Raises CorruptExtentError."""
+    read = [os.pread(span.fd, span.length, span.offset) for span in spans]
+    for span, data in zip(spans, read, strict=True):
+        if len(data) != span.length:
+            metrics.store_corrupt_reads.inc()
+            raise CorruptExtentError("bytes of a member are missing; run meshd fsck", span.name)
+        passing.take(span, data)
+    return read[0] if len(read) == 1 else b"".join(read)
+
+
+def _read(spans: Sequence[Span], verifier: BodyVerifier, passing: Passing) -> bytes:
+    data = read_spans(spans, passing)
     verifier.update(data)
     return data
 

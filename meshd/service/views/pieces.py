@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from awscrt.checksums import combine_crc32c, crc32c
@@ -17,7 +17,9 @@ from awscrt.checksums import combine_crc32c, crc32c
 from meshd.assembly.errors import BatchError
 from meshd.service.translation import store_errors
 from meshd.store.errors import CorruptExtentError, ExtentGoneError
+from meshd.store.proving import Passing
 from meshd.store.records import Span
+from meshd.telemetry import metrics
 from meshwire.s3.errors import S3Error
 from meshwire.tfrecords import MAX_NUMBER, NumberError, converted, masked
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
     from meshd.store.interface import ObjectStore
+    from meshd.store.proving import Proofs
     from meshd.store.records import Extent, Record
     from meshwire.shardforms import Piece, Shard, SourceObject
 
@@ -46,15 +49,15 @@ class Source:
     """The objects of a bucket, as they were when a layout was made of them."""
 
     def __init__(self, store: ObjectStore, archives: Plain, bucket: str) -> None:
-        self.store, self._archives, self._bucket = store, archives, bucket
+        self.store, self._archives, self.bucket = store, archives, bucket
 
     def __repr__(self) -> str:
-        return f"<Source {self._bucket}>"
+        return f"<Source {self.bucket}>"
 
     def record(self, key: str) -> Record | None:
         """What a key names now."""
         with store_errors():
-            return self.store.get(self._bucket, key)
+            return self.store.get(self.bucket, key)
 
     def present(self, member: SourceObject) -> Record | None:
         """The object a member is in; None when it is gone or another one now."""
@@ -69,7 +72,7 @@ class Source:
         if not member.name:
             return record
         with unprocessable():
-            return await self._archives.plain(self._bucket, member.key, record)
+            return await self._archives.plain(self.bucket, member.key, record)
 
 
 @contextmanager
@@ -82,10 +85,11 @@ def unprocessable() -> Iterator[None]:
 
 
 async def shard_groups(
-    source: Source, shard: Shard, offset: int, length: int
+    source: Source, shard: Shard, offset: int, length: int, proofs: Proofs | None = None
 ) -> AsyncGenerator[Sequence[Span], None]:
     """Open files and ranges of a part of a shard, about a megabyte at a time, each group valid until the next
-    is asked for. Raises S3Error SlowDown when a member was replaced meanwhile, StoreError."""
+    is asked for. `proofs`: a copy's, of members that are parts of extents (files in archives). Raises S3Error
+    SlowDown when a member was replaced meanwhile, StoreError."""
     group: list[Piece] = []
     size = 0
     for piece in shard.pieces(offset, length):
@@ -93,18 +97,18 @@ async def shard_groups(
         size += piece.length
         if size >= _GROUP or len(group) >= _GROUP_PIECES:
             with ExitStack() as stack:
-                yield await _Opening(source, stack).spans(group)
+                yield await _Opening(source, stack, proofs).spans(group)
             group, size = [], 0
     if group:
         with ExitStack() as stack:
-            yield await _Opening(source, stack).spans(group)
+            yield await _Opening(source, stack, proofs).spans(group)
 
 
 class _Opening:
     """One group's files, open while `stack` is."""
 
-    def __init__(self, source: Source, stack: ExitStack) -> None:
-        self._source, self._stack = source, stack
+    def __init__(self, source: Source, stack: ExitStack, proofs: Proofs | None) -> None:
+        self._source, self._stack, self._proofs = source, stack, proofs
         self._parts: dict[int, _Part] = {}  # by the identity of pieces that the group holds
 
     async def spans(self, group: Sequence[Piece]) -> Sequence[Span]:
@@ -129,9 +133,12 @@ class _Opening:
         if piece.told:
             return await self._number(piece, piece.object)
         try:
-            return self._open(piece, await self._source.holder(piece.object))
+            part = self._open(piece, piece.object, await self._source.holder(piece.object))
         except ExtentGoneError:  # moved by compaction
-            return self._open(piece, await self._source.holder(piece.object))
+            part = self._open(piece, piece.object, await self._source.holder(piece.object))
+        if self._proofs is not None:
+            await self._proofs.require(part.spans)
+        return part
 
     async def _number(self, piece: Piece, item: SourceObject) -> _Part:
         """What a file spells. Raises S3Error UnprocessableSource."""
@@ -146,13 +153,20 @@ class _Opening:
 
     async def _text(self, item: SourceObject) -> bytes:
         record, store = await self._source.holder(item), self._source.store
+        if self._proofs is not None:
+            with store.reading(record, item.offset, item.size) as spans:
+                await self._proofs.require(self._named(spans, item))
         text = store.read_now(record, item.offset, item.size)
         return await asyncio.to_thread(store.read, record, item.offset, item.size) if text is None else text
 
-    def _open(self, piece: Piece, record: Record) -> _Part:
-        spans = self._stack.enter_context(self._source.store.reading(record, piece.offset, piece.length))
-        whole = piece.length == record.size
+    def _open(self, piece: Piece, item: SourceObject, record: Record) -> _Part:
+        opened = self._stack.enter_context(self._source.store.reading(record, piece.offset, piece.length))
+        spans, whole = self._named(opened, item), piece.length == record.size
         return _Part(spans, piece.length, extents=record.extents if whole else ())
+
+    def _named(self, spans: Sequence[Span], item: SourceObject) -> Sequence[Span]:
+        name = f"s3://{self._source.bucket}/{item.key}"
+        return [replace(span, name=name) for span in spans]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +192,12 @@ class _Part:
             return self.data
         if self.summed:
             return masked(self._sum())[self.skip : self.skip + self.length]
-        data = b"".join([os.pread(span.fd, span.length, span.offset) for span in self.spans])
-        if len(data) != self.length or (len(self.extents) == 1 and crc32c(data) != self.extents[0].crc32c):
-            raise _damaged()
-        return data
+        read, passing = [os.pread(span.fd, span.length, span.offset) for span in self.spans], Passing()
+        for span, data in zip(self.spans, read, strict=True):
+            if len(data) != span.length:
+                raise _damaged(span)
+            passing.take(span, data)
+        return read[0] if len(read) == 1 else b"".join(read)
 
     def _sum(self) -> int:
         whole = 0
@@ -203,13 +219,14 @@ class _Part:
             while at < end:
                 data = os.pread(span.fd, min(_READ, end - at), at)
                 if not data:
-                    raise _damaged()
+                    raise _damaged(span)
                 whole, at = crc32c(data, whole), at + len(data)
         return whole
 
 
-def _damaged() -> CorruptExtentError:
-    return CorruptExtentError("a member of a shard is damaged; run meshd fsck and restore the object")
+def _damaged(span: Span) -> CorruptExtentError:
+    metrics.store_corrupt_reads.inc()
+    return CorruptExtentError("bytes of a member are missing; run meshd fsck", span.name)
 
 
 class _Scratch:

@@ -44,7 +44,11 @@ class ShardReader:
         """Raises S3Error NoSuchKey, UnprocessableSource."""
         shard = await self.shard(view, key)
         source = self._source(view)
-        return Made(_record(shard), lambda offset, length: shard_groups(source, shard, offset, length))
+        return Made(
+            _record(shard),
+            lambda offset, length: shard_groups(source, shard, offset, length),
+            lambda proofs, offset, length: shard_groups(source, shard, offset, length, proofs),
+        )
 
     def _source(self, view: ShardsView) -> Source:
         return Source(self._store, self._archives, view.source)

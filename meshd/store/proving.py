@@ -1,0 +1,124 @@
+"""Bytes on their way into another object, compared with the checksums of the extents they lie in.
+
+Law: what covers an extent is compared while it passes (`Passing`), read once; an extent of which only a part
+is wanted is read whole before (`Proofs`), once a copy or job. Invariant: memory is a piece, however large
+extents are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from awscrt.checksums import crc32c
+
+from meshd.store.errors import CorruptExtentError
+from meshd.telemetry import metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from meshd.store.interface import Buffer
+    from meshd.store.records import Extent, Span
+
+_PIECE: Final = 1 << 20
+_KNOWN: Final = 100_000
+
+
+def whole(span: Span) -> bool:
+    """Whether nothing is left to prove once the span has passed: it is all of its extent, or of none."""
+    return span.extent is None or span.length == span.extent.length
+
+
+def damaged(extent: Extent) -> CorruptExtentError:
+    """Counted, and without a name: see `naming`."""
+    metrics.store_corrupt_reads.inc()
+    return CorruptExtentError(
+        f"{extent.length} bytes at {extent.offset} of data file {extent.file:x} are damaged; "
+        "run meshd fsck and restore the object"
+    )
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Within it, damage that has no name yet is of the object called `name`."""
+    try:
+        yield
+    except CorruptExtentError as error:
+        error.name = error.name or name
+        raise
+
+
+class Passing:
+    """One stream: every extent that passes from its first byte to its last is compared at its end."""
+
+    def __init__(self) -> None:
+        self._extent: Extent | None = None
+        self._next = self._crc = 0
+
+    def __repr__(self) -> str:
+        return f"<Passing at {self._next} of {self._extent}>"
+
+    def take(self, span: Span, data: Buffer) -> None:
+        """`data` are the span's bytes (blocking). Raises CorruptExtentError."""
+        extent = span.extent
+        if extent is None:
+            return
+        if span.offset == extent.offset:
+            self._extent, self._crc = extent, 0
+        elif self._extent != extent or span.offset != self._next:
+            self._extent = None
+            return
+        self._crc = crc32c(data, self._crc)
+        self._next = span.offset + len(data)
+        if self._next == extent.offset + extent.length:
+            self._extent = None
+            if self._crc != extent.crc32c:
+                with naming(span.name):
+                    raise damaged(extent)
+
+
+class Proofs:
+    """The extents that one copy or job has found sound."""
+
+    def __init__(self) -> None:
+        self._known: set[Extent] = set()
+        self._turn = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Proofs of {len(self._known)} extents>"
+
+    async def require(self, spans: Iterable[Span]) -> None:
+        """Read the extents that these open spans are parts of. Raises CorruptExtentError."""
+        for span in spans:
+            if span.extent is not None and not whole(span) and span.extent not in self._known:
+                async with self._turn:
+                    await self._prove(span, span.extent)
+
+    async def _prove(self, span: Span, extent: Extent) -> None:
+        if extent in self._known:
+            return
+        # A descriptor of the thread's own: a caller that is cancelled closes the span's.
+        await asyncio.shield(asyncio.to_thread(_compare, os.dup(span.fd), extent, span.name))
+        if len(self._known) >= _KNOWN:
+            self._known.clear()
+        self._known.add(extent)
+
+
+def _compare(fd: int, extent: Extent, name: str) -> None:
+    try:
+        crc, at, end = 0, extent.offset, extent.offset + extent.length
+        buffer = bytearray(min(_PIECE, extent.length))
+        while at < end:
+            view = memoryview(buffer)[: end - at]
+            got = os.preadv(fd, [view], at)
+            if got == 0:
+                break
+            crc, at = crc32c(view[:got], crc), at + got
+    finally:
+        os.close(fd)
+    if at < end or crc != extent.crc32c:
+        with naming(name):
+            raise damaged(extent)
