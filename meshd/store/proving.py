@@ -107,6 +107,12 @@ class Proofs:
         self._known.add(extent)
 
 
+async def prove(spans: Iterable[Span], name: str) -> None:
+    """Read all extents that these open spans lie in. Raises CorruptExtentError."""
+    with naming(name):
+        await Proofs().require([span.part(0, 0) for span in spans])
+
+
 def _compare(fd: int, extent: Extent, name: str) -> None:
     try:
         crc, at, end = 0, extent.offset, extent.offset + extent.length

@@ -364,5 +364,6 @@ def _store_error(error: StoreError) -> BatchError:
         return BatchError("Busy", "the node's disk is full", help="free some room", retry_after=60)
     if isinstance(error, CorruptExtentError):
         _log.error("corrupt extent, not served: %s", error)
-        return BatchError("InternalError", "stored bytes are damaged and are not served; run meshd fsck")
+        what = error.name or "stored bytes"
+        return BatchError("InternalError", f"{what}: damaged on the disk and not served; run meshd fsck")
     return BatchError("InternalError", f"the store refused: {type(error).__name__}")

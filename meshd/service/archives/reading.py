@@ -20,8 +20,17 @@ from meshd.kit.singleflight import SingleFlight
 from meshd.service.archives.inflating import inflated
 from meshd.service.archives.spans import Ahead, Forward, pieces
 from meshd.service.archives.streaming import stream
-from meshd.service.archives.walking import ENDLESS, TooMuchError, bounded, counted, member_pieces, zip_files
+from meshd.service.archives.walking import (
+    ENDLESS,
+    SCATTERED,
+    TooMuchError,
+    bounded,
+    counted,
+    member_pieces,
+    zip_files,
+)
 from meshd.store.errors import ConditionFailedError
+from meshd.store.proving import naming, prove
 from meshd.store.records import Meta
 from meshd.telemetry import metrics
 from meshwire.archives.index import ArchiveIndex
@@ -163,8 +172,10 @@ class Archives:
     async def _make(self, kind: ArchiveKind, name: str, url: str, record: Record, most: int) -> ArchiveIndex:
         try:
             async with self._turn():
-                index = await self._indexed(kind, record, most)
+                with naming(url):
+                    index = await self._indexed(kind, record, most)
         except (ArchiveError, TarError, ColumnError) as error:
+            await self._prove(url, record)  # what is damaged here is no refusal of what was stored
             metrics.archives.labels(kind, "refused").inc()
             message = str(error)[:300]
             limit = error.most if isinstance(error, TooMuchError) else None
@@ -212,8 +223,10 @@ class Archives:
     async def _copied(self, kind: ArchiveKind, url: str, record: Record) -> Record:
         try:
             async with self._turn():
-                made = await self._written(kind, record, self._most)
+                with naming(url):
+                    made = await self._written(kind, record, self._most)
         except ArchiveError as error:
+            await self._prove(url, record)
             raise refused(url, str(error)) from error
         if made is None:
             raise BatchError(
@@ -229,6 +242,8 @@ class Archives:
         writer = self._store.writer(RESERVED_BUCKET, key, size=None)
         try:
             with self._store.reading(record, 0, record.size) as spans:
+                if kind in SCATTERED:
+                    await prove(spans, "")
                 source = _plain_bytes(kind, spans, record.size, self._believed(record))
                 while piece := await asyncio.to_thread(next, source, b""):
                     left -= len(piece)
@@ -243,6 +258,11 @@ class Archives:
             return self._store.get(RESERVED_BUCKET, key)
         finally:
             await writer.abort()
+
+    async def _prove(self, url: str, record: Record) -> None:
+        """Raises CorruptExtentError when it is the disk that spoiled an archive."""
+        with self._store.reading(record, 0, record.size) as spans:
+            await prove(spans, url)
 
     def _believed(self, record: Record) -> int:
         return max(self._most, _BELIEVED_RATIO * record.size)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from meshd.service.archives.inflating import PIECE
 from meshd.store.errors import DiskFailedError
+from meshd.store.proving import Passing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -46,9 +47,17 @@ def _pread(fd: int, length: int, offset: int) -> bytes:
 
 
 def pieces(spans: Sequence[Span], offset: int, length: int) -> Iterator[bytes]:
-    """These bytes, at most 1 MiB at a time. Raises DiskFailedError."""
-    for at in range(offset, offset + length, PIECE):
-        yield read_spans(spans, at, min(PIECE, offset + length - at))
+    """These bytes, at most 1 MiB at a time, extents that are among them compared. Raises DiskFailedError,
+    CorruptExtentError."""
+    passing = Passing()
+    for span in spans:
+        first, last = min(offset, span.length), min(offset + length, span.length)
+        for at in range(first, last, PIECE):
+            part = span.part(at, min(PIECE, last - at))
+            data = _pread(part.fd, part.length, part.offset)
+            passing.take(part, data)
+            yield data
+        offset, length = offset - first, length - (last - first)
 
 
 class Ahead:

@@ -10,16 +10,17 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meshd.assembly.errors import BatchError
-from meshd.service.archives.walking import Head, walk
+from meshd.service.archives.walking import SCATTERED, Head, walk
+from meshd.store.proving import naming, prove
 from meshwire.archives.kinds import ArchiveError
 from meshwire.tars import TarError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 
     from meshd.service.archives.walking import Event
     from meshd.store.interface import ObjectStore
-    from meshd.store.records import Record
+    from meshd.store.records import Record, Span
     from meshwire.archives.kinds import ArchiveKind
 
 _BYTES: Final = 1 << 20
@@ -39,7 +40,9 @@ async def stream(
 ) -> AsyncGenerator[Streamed, None]:
     """See `Archives.stream`."""
     with store.reading(record, 0, record.size) as spans:
-        source = _Source(walk(kind, spans, record.size, most), url)
+        if kind in SCATTERED:
+            await prove(spans, url)
+        source = _Source(walk(kind, spans, record.size, most), url, spans)
         while True:
             event = await source.next()
             if event is None:
@@ -49,16 +52,18 @@ async def stream(
 
 
 class _Source:
-    def __init__(self, events: Iterator[Event], url: str) -> None:
-        self._events, self._url = events, url
+    def __init__(self, events: Iterator[Event], url: str, spans: Sequence[Span]) -> None:
+        self._events, self._url, self._spans = events, url, spans
         self._ready: deque[Event] = deque()
 
     async def next(self) -> Event | None:
-        """The next event, None at the end. Raises BatchError BadSample."""
+        """The next event, None at the end. Raises BatchError BadSample, CorruptExtentError."""
         if not self._ready:
             try:
-                self._ready.extend(await asyncio.to_thread(self._fetch))
+                with naming(self._url):
+                    self._ready.extend(await asyncio.to_thread(self._fetch))
             except (ArchiveError, TarError) as error:
+                await prove(self._spans, self._url)  # damaged here, or stored so?
                 raise BatchError(
                     "BadSample",
                     f"{self._url} cannot be read as an archive: {error}",
