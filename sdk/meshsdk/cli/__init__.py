@@ -14,6 +14,7 @@ import click
 
 from meshsdk.cli.archives import archive
 from meshsdk.cli.benching import bench
+from meshsdk.cli.cache import cache
 from meshsdk.cli.copying import cp
 from meshsdk.cli.jobs import extract, job, reshard, shard
 from meshsdk.cli.listing import ls, mb, rb, stat
@@ -44,6 +45,7 @@ Examples:
   mesh job ls                              what the node works on
   mesh bad ls PLAN                         what a plan could not prepare
   mesh replay PLAN 1093 --epoch 2          one position of it again
+  mesh cache simulate --epochs 20 --capacity 0.3   which reads a cache would serve
   mesh bench s3://photos/train --op decode:image --op random_resized_crop:image:224
 \b
 Connects to MESH_ENDPOINT (or AWS_ENDPOINT_URL) with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY,
@@ -76,6 +78,7 @@ for command in (
     extract,
     job,
     bench,
+    cache,
     bad,
     replay,
 ):

@@ -1,0 +1,141 @@
+"""`mesh cache`: what a cache would serve.
+
+Law: the simulator is the daemon's own code (`meshd.cache`, which is pure and imports nothing); it is loaded
+when it is asked for, so that the bare SDK stays free of the daemon.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from meshsdk.cli.running import human, shared_options
+
+if TYPE_CHECKING:
+    from meshd.cache.policies.interface import Settings
+    from meshd.cache.simulating import Result
+    from meshd.cache.traces import Read
+    from meshsdk.cli.running import Session
+
+_NAMES = ("segments", "segments+plan", "lru", "s3-fifo", "sieve", "belady")
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SIZE = re.compile(r"([0-9]+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+
+
+class _Size(click.ParamType[float]):
+    """`64MiB`, `4096`; with `share`, also `0.3` or `30%`."""
+
+    name = "size"
+
+    def __init__(self, *, share: bool = False) -> None:
+        self.share = share
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        part = 0.0
+        if (match := _SIZE.fullmatch(value.strip())) and int(match[1]):
+            return int(match[1]) * _UNITS[match[2].upper()]
+        if self.share and (match := re.fullmatch(r"(0?\.[0-9]+|[0-9]+(?:\.[0-9]+)?%)", value.strip())):
+            part = float(match[1].rstrip("%")) / (100 if match[1].endswith("%") else 1)
+        if 0 < part <= 1:
+            return part
+        form = "bytes (64MiB) or a share of the data (0.3, 30%)" if self.share else "bytes (64MiB)"
+        raise click.BadParameter(f"{value!r} is not {form}", ctx, param)
+
+
+@click.group("cache")
+def cache() -> None:
+    """How a cache would do: policies replayed on traces of reads."""
+
+
+@cache.command()
+@click.argument("trace", type=click.File(encoding="utf-8"), required=False)
+@click.option("--epochs", type=click.IntRange(1, 10_000), help="Make a trace: every item once an epoch.")
+@click.option("--sequential", is_flag=True, help="Epochs in one order, not shuffled.")
+@click.option("--zipf", type=click.FloatRange(0, 10), help="Make a trace: popularity with this exponent.")
+@click.option("--items", type=click.IntRange(1, 10_000_000), default=2000, help="Of a made trace.")
+@click.option("--item-size", type=_Size(), default="100KiB", help="Of a made trace.")
+@click.option("--reads", type=click.IntRange(1, 100_000_000), default=20_000, help="Of --zipf.")
+@click.option("--seed", type=int, default=0, help="Of a made trace.")
+@click.option("--capacity", type=_Size(share=True), default="0.3", help="Bytes, or a share of the data.")
+@click.option("--segment", type=_Size(), help="Bytes of a data file [default: 256MiB, or 1/64 of the cache].")
+@click.option(
+    "--policy", "policies", type=click.Choice(_NAMES), multiple=True, help="Only these; repeatable."
+)
+@shared_options
+def simulate(
+    session: Session, trace: IO[str] | None, capacity: float, segment: int | None, **made: Any
+) -> int:
+    """Replays TRACE (- is stdin) and tells which share of the reads each policy serves.
+
+    A trace is JSON lines, {"key": "a.jpg", "size": 1000, "bucket": "photos"} a read, or CSV with the columns
+    key, size and, if there are several, bucket. Instead of a file: --epochs, --zipf, or both for a mixture.
+
+    `segments` is Shardmesh's policy, `segments+plan` the same that knows the reads to come, `belady` what no
+    policy can exceed in bytes. `warm` counts only what has been read before. Nothing is asked of a store.
+
+    \b
+    mesh cache simulate reads.jsonl --capacity 64GiB
+    mesh cache simulate --epochs 20 --capacity 0.3
+    mesh cache simulate --epochs 5 --zipf 0.9 --policy segments --policy lru
+    """
+    try:
+        from meshd.cache.policies.interface import Settings
+        from meshd.cache.simulating import footprint, segment_of
+        from meshd.cache.simulating import simulate as replay
+        from meshd.cache.traces import TraceError, parse
+    except ModuleNotFoundError as error:
+        raise click.UsageError(f"the simulator is not installed here: {error}") from None
+    try:
+        reads = _made(made) if trace is None else parse(trace)
+    except (TraceError, UnicodeDecodeError) as error:
+        raise click.UsageError(str(error)) from None
+    if trace is not None and (made["epochs"] or made["zipf"] is not None):
+        raise click.UsageError("either a TRACE or --epochs and --zipf")
+    data = footprint(reads)
+    room = capacity if isinstance(capacity, int) else max(1, int(capacity * data))
+    settings = Settings(room, segment=segment or segment_of(room))
+    _head(session, len(reads), data, settings)
+    for name in made["policies"] or _NAMES:
+        _show(session, replay(name, reads, settings))
+    return 0
+
+
+def _made(made: dict[str, Any]) -> list[Read]:
+    """Raises UsageError."""
+    from meshd.cache.traces import epochs, mixed, zipf
+
+    items, size, seed = made["items"], made["item_size"], made["seed"]
+    traces = []
+    if made["epochs"]:
+        traces.append(epochs(made["epochs"], items, size, shuffled=not made["sequential"], seed=seed))
+    if made["zipf"] is not None:
+        traces.append(zipf(made["zipf"], made["reads"], items, size, seed=seed))
+    if not traces:
+        raise click.UsageError("a TRACE, --epochs or --zipf is needed; see --help")
+    return mixed(traces, seed=seed) if len(traces) > 1 else traces[0]
+
+
+def _head(session: Session, reads: int, data: int, settings: Settings) -> None:
+    if session.as_json:
+        return
+    click.echo(
+        f"{reads} reads of {human(data)}; cache {human(settings.capacity)}"
+        f" ({settings.capacity / data:.0%}), segments of {human(settings.segment)}"
+    )
+    click.echo(f"{'policy':14} {'reads':>7} {'bytes':>7} {'warm':>7} {'moved':>11} {'segments':>9}")
+
+
+def _show(session: Session, result: Result) -> None:
+    session.show(
+        f"{result.policy:14} {result.objects:7.4f} {result.bytes:7.4f} {result.warm_bytes:7.4f}"
+        f" {human(result.moved):>11} {result.evictions:9}",
+        policy=result.policy,
+        hit_ratio=result.objects,
+        byte_hit_ratio=result.bytes,
+        warm_hit_ratio=result.warm_objects,
+        warm_byte_hit_ratio=result.warm_bytes,
+        moved_bytes=result.moved,
+        segments_evicted=result.evictions,
+    )
