@@ -16,7 +16,7 @@ from meshd.transform import builtin, registry
 from meshd.transform.assets import no_assets
 from meshd.transform.counting import Tally, size_of
 from meshd.transform.errors import BadSampleError, OpFailedError, OutOfMemoryError, WrongOutputError
-from meshd.transform.fieldtypes import BYTES, mismatch
+from meshd.transform.fieldtypes import BYTES, image, mismatch
 from meshd.transform.limiting import for_want_of_memory
 from meshwire.documents import PlanError
 from meshwire.randomness import KeyedRandom
@@ -35,6 +35,7 @@ Draw = Callable[[int], KeyedRandom]
 
 builtin.load()
 
+_DECODED = image(None, None, 3)
 _NO_DRAWS = KeyedRandom(0, 0, 0)
 _UNTIMED = Tally(lambda: 0.0)
 
@@ -153,9 +154,20 @@ def compile_chain(
         try:
             field = operation.infer(field)
         except ValueError as error:
-            raise PlanError(path, f"{op.op}: {error}") from None
+            raise PlanError(path, f"{op.op}: {error}{remedy(operation, field)}") from None
         _append(steps, Step(op.op, index if definition.random else -1, operation, field), fuse=fuse)
     return Chain(steps, field)
+
+
+def remedy(operation: registry.Operation, field: FieldType) -> str:
+    """What to say to whoever gives bytes to an op of images."""
+    if field.kind != "bytes":
+        return ""
+    try:
+        operation.infer(_DECODED)
+    except ValueError:
+        return ""
+    return ". Put decode before it (mesh op test: --before decode)"
 
 
 def _append(steps: list[Step], step: Step, *, fuse: bool) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from meshd.transform import registry
-from meshd.transform.chains import compile_chain
+from meshd.transform.chains import compile_chain, remedy
 from meshd.transform.counting import size_of
 from meshd.transform.errors import BadSampleError, OpFailedError, OutOfMemoryError
 from meshd.transform.fieldtypes import LABEL, FieldType
@@ -104,7 +104,8 @@ def cut_at_mixing(ops: Sequence[tuple[int, OpSpec]], *, fuse: bool, load: Load) 
     try:
         mixed = operation.infer(before.output)
     except ValueError as error:
-        raise PlanError(f"ops[{index}]", f"{op.op}: {error}") from None
+        hint = remedy(operation, before.output)
+        raise PlanError(f"ops[{index}]", f"{op.op}: {error}{hint}") from None
     after = compile_chain(ops[at[0] + 1 :], fuse=fuse, load=load, start=mixed)
     return Halves(op.op, index, before, cast("Mixing", operation), after)
 

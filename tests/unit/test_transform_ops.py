@@ -311,6 +311,8 @@ def test_bytes_stay_bytes() -> None:
         ([("decode", {}), ("hflip", {"p": 2})], "ops[1].args.p", "outside"),
         ([("decode", {}), ("decode", {})], "ops[1]", "first op"),
         ([("resize", {"size": 9})], "ops[0]", "decode it first"),
+        ([("hflip", {})], "ops[0]", "Put decode before it (mesh op test: --before decode)"),
+        ([("to_chw", {})], "ops[0]", "Put decode before it (mesh op test: --before decode)"),
         ([("decode", {}), ("to_chw", {}), ("hflip", {})], "ops[2]", "before to_chw"),
         ([("text_label", {"classes": ["a", "a"]})], "ops[0].args.classes", "twice"),
         ([("npy", {"dtype": "object"})], "ops[0].args.dtype", "object"),

@@ -33,7 +33,8 @@ class HorizontalFlip:
 
     def infer(self, field: FieldType) -> FieldType:
         if field.layout != "hwc":
-            raise ValueError(f"needs an image with its channels last, not {field}; put it before to_chw")
+            what = "put it before to_chw" if field.layout == "chw" else "decode it first"
+            raise ValueError(f"needs an image with its channels last, not {field}; {what}")
         return field
 
     def apply(self, value: npt.NDArray[Any], random: KeyedRandom) -> npt.NDArray[Any]:
