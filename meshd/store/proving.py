@@ -12,7 +12,7 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from awscrt.checksums import crc32c
+from awscrt.checksums import combine_crc32c, crc32c
 
 from meshd.store.errors import CorruptExtentError
 from meshd.telemetry import metrics
@@ -61,23 +61,26 @@ class Passing:
     def __repr__(self) -> str:
         return f"<Passing at {self._next} of {self._extent}>"
 
-    def take(self, span: Span, data: Buffer) -> None:
-        """`data` are the span's bytes (blocking). Raises CorruptExtentError."""
-        extent = span.extent
+    def take(self, span: Span, data: Buffer) -> int:
+        """`data` are the span's bytes (blocking); their crc32c, so that nobody need work it out again. Raises
+        CorruptExtentError."""
+        extent, crc = span.extent, int(crc32c(data))
         if extent is None:
-            return
+            return crc
         if span.offset == extent.offset:
-            self._extent, self._crc = extent, 0
-        elif self._extent != extent or span.offset != self._next:
+            self._extent, self._crc = extent, crc
+        elif self._extent == extent and span.offset == self._next:
+            self._crc = combine_crc32c(self._crc, crc, len(data))
+        else:
             self._extent = None
-            return
-        self._crc = crc32c(data, self._crc)
+            return crc
         self._next = span.offset + len(data)
         if self._next == extent.offset + extent.length:
             self._extent = None
             if self._crc != extent.crc32c:
                 with naming(span.name):
                     raise damaged(extent)
+        return crc
 
 
 class Proofs:

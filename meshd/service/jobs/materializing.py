@@ -11,8 +11,6 @@ import base64
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
-from awscrt.checksums import crc32c
-
 from meshd.kit import failpoints
 from meshd.service.jobs.principals import Grant
 from meshd.service.jobs.tidying import remove_stale
@@ -23,12 +21,11 @@ from meshwire.s3.errors import S3Error
 from meshwire.s3.operations import ListObjects
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator
 
     from meshd.service.jobs.kinds import Running, Tools
     from meshd.service.views.dispatch import ViewReader
     from meshd.service.views.kinds import Made
-    from meshd.store.records import Span
     from meshwire.s3.results import ObjectEntry
 
 _PAGE: Final = 1000
@@ -120,11 +117,6 @@ async def _body(made: Made, sums: Sums, proofs: Proofs) -> AsyncGenerator[bytes,
         async for spans in groups:
             await proofs.require(spans)
             for few in cut_spans(spans, _SMALL):
-                data, crc = await asyncio.to_thread(_read, few, crc, passing)
+                data, crc = await asyncio.to_thread(read_spans, few, passing, crc)
                 yield data
     sums.checksums = {"crc32c": base64.b64encode(crc.to_bytes(4, "big")).decode()}
-
-
-def _read(spans: Sequence[Span], crc: int, passing: Passing) -> tuple[bytes, int]:
-    data = read_spans(spans, passing)
-    return data, crc32c(data, crc)

@@ -11,6 +11,8 @@ import os
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
+from awscrt.checksums import combine_crc32c
+
 from meshd.store.errors import CorruptExtentError
 from meshd.store.proving import Passing, Proofs
 from meshd.telemetry import metrics
@@ -82,19 +84,19 @@ def cut_spans(spans: Iterable[Span], most: int) -> Iterator[list[Span]]:
         yield held
 
 
-def read_spans(spans: Sequence[Span], passing: Passing) -> bytes:
-    """Their bytes, joined (blocking). Raises CorruptExtentError."""
+def read_spans(spans: Sequence[Span], passing: Passing, crc: int = 0) -> tuple[bytes, int]:
+    """Their bytes, joined, and `crc` gone on with over them (blocking). Raises CorruptExtentError."""
     read = [os.pread(span.fd, span.length, span.offset) for span in spans]
     for span, data in zip(spans, read, strict=True):
         if len(data) != span.length:
             metrics.store_corrupt_reads.inc()
             raise CorruptExtentError("bytes of a member are missing; run meshd fsck", span.name)
-        passing.take(span, data)
-    return read[0] if len(read) == 1 else b"".join(read)
+        crc = combine_crc32c(crc, passing.take(span, data), len(data))
+    return read[0] if len(read) == 1 else b"".join(read), crc
 
 
 def _read(spans: Sequence[Span], verifier: BodyVerifier, passing: Passing) -> bytes:
-    data = read_spans(spans, passing)
+    data, _ = read_spans(spans, passing)
     verifier.update(data)
     return data
 
