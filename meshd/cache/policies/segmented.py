@@ -2,7 +2,7 @@
 
 Law: a newcomer gets in only if it is read again sooner than what would go for it, so a scan does not empty
 the cache: of data that is read in epochs and does not fit, a part stays. Plans make "sooner" exact.
-Invariant: as `interface`. A refused item is served past the cache; nothing is evicted in vain.
+Invariant: as `interface`. A refused item is served past the cache; what went for it until then is gone.
 Seam: a store reports reads, writes, removals, guards and plans, and does what the `Decision`s say.
 """
 
