@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from meshd.cache.policies.interface import Item
 
 _MAX_SIZE = 1 << 53
+_DIGITS = 16
 
 
 class TraceError(ValueError):
@@ -41,7 +42,10 @@ def parse(stream: IO[str]) -> list[Read]:
     while first and not first.strip():
         first = next(lines, "")
     whole = chain([first], lines)
-    found = list(_json_lines(whole) if first.lstrip().startswith("{") else _csv_lines(whole))
+    try:
+        found = list(_json_lines(whole) if first.lstrip().startswith("{") else _csv_lines(whole))
+    except csv.Error as error:
+        raise TraceError(f"the trace is not CSV: {error}") from None
     if not found:
         raise TraceError("the trace has no reads")
     return found
@@ -53,7 +57,7 @@ def _json_lines(lines: Iterable[str]) -> Iterator[Read]:
             continue
         try:
             document = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TraceError(f"line {number} is not JSON: {error}") from None
         if not isinstance(document, dict):
             raise TraceError(f"line {number} is not a JSON object")
@@ -70,7 +74,12 @@ def _csv_lines(lines: Iterable[str]) -> Iterator[Read]:
     for row in rows:
         size = row["size"] or ""
         number = rows.line_num
-        yield _read(number, row.get("bucket") or "", row["key"], int(size) if size.isdecimal() else size)
+        yield _read(
+            number,
+            row.get("bucket") or "",
+            row["key"],
+            int(size) if size.isdecimal() and len(size) <= _DIGITS else size[:40],
+        )
 
 
 def _read(number: int, bucket: object, key: object, size: object) -> Read:

@@ -15,6 +15,8 @@ from meshd.cache.policies.lru import Lru
 from meshd.cache.policies.s3fifo import S3Fifo
 from meshd.cache.policies.segmented import Segmented
 from meshd.cache.policies.sieve import Sieve
+from meshd.cache.simulating import POLICIES, simulate
+from meshd.cache.traces import Read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -187,6 +189,17 @@ def test_the_others_stay_within_too(
         assert cache.read(item, size) in (0, size)
         assert cache.used <= 100
         assert cache.read(item, size) == size
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(ITEMS, min_size=1, max_size=150), st.randoms(use_true_random=False))
+def test_nobody_serves_more_bytes_than_the_bound(reads: list[Item], random: Any) -> None:
+    sizes: dict[Item, int] = {}
+    trace = [Read(item, sizes.setdefault(item, random.randrange(1, 60))) for item in reads]
+    everything = Settings(100, segment=20, high=1, low=1)
+    bound = simulate("belady", trace, everything).bytes
+    for name in POLICIES:
+        assert simulate(name, trace, everything).bytes <= bound + 1e-12
 
 
 def test_a_restart_finds_what_was_there() -> None:

@@ -97,6 +97,9 @@ def test_traces_as_files() -> None:
         ("key,size\na,x\n", "line 2"),
         ("key,size\na,-1\n", "line 2"),
         ("key,size\na\n", "line 2"),
+        pytest.param("key,size\na," + "9" * 5000, "line 2", id="digits"),
+        pytest.param("key,size\n" + "a" * 200_000 + ",1", "not CSV", id="field"),
+        pytest.param('{"key": "a", "size": 1, "x": ' + "[" * 100_000, "line 1", id="depth"),
         ('{"key": "a", "size": 1}\n{"key": "a"', "line 2"),
         ('{"key": "a", "size": 1}\n[]', "line 2"),
         ('{"key": "a", "size": true}', "line 1"),
@@ -107,6 +110,15 @@ def test_traces_as_files() -> None:
 def test_a_trace_that_cannot_be_read_names_its_line(text: str, word: str) -> None:
     with pytest.raises(TraceError, match=word):
         parse(io.StringIO(text))
+
+
+def test_the_command_reads_a_file_and_tells_what_is_wrong_with_it() -> None:
+    words = ["cache", "simulate", "-", "--policy", "lru", "--capacity", "1KiB", "--json"]
+    done = CliRunner().invoke(mesh, words, input="key,size\na,10\na,10\n")
+    assert json.loads(done.stdout)["hit_ratio"] == 0.5
+    done = CliRunner().invoke(mesh, words, input="key,size\na,10\na,none\n")
+    assert done.exit_code == 2
+    assert "line 3" in done.output
 
 
 def test_the_command_prints_a_line_a_policy() -> None:
