@@ -44,8 +44,8 @@ class SingleFlight(Generic[K, V]):
         Every caller gets the same result object or the same exception.
         """
         flight = self._flights.get(key)
-        joined = flight is not None
-        if flight is None:
+        joined = flight is not None and not flight.task.done()
+        if flight is None or not joined:  # one that ended in this very turn of the loop is not under way
             flight = self._start(key, compute)
         flight.callers += 1
         try:

@@ -104,6 +104,28 @@ def test_the_last_caller_to_leave_ends_the_work_and_a_newcomer_starts_anew() -> 
     run(check())
 
 
+def test_work_that_has_just_ended_is_not_joined() -> None:
+    """Who asks in the very turn in which it ends has it done again. Told at once, and again and again, what it
+    was, a caller that asks until it did not join would never let anybody else run."""
+
+    async def scenario() -> None:
+        flights: SingleFlight[str, int] = SingleFlight()
+
+        async def once() -> int:
+            return 1
+
+        async def again() -> int:
+            return 2
+
+        ended = asyncio.ensure_future(once())
+        await turns()
+        flights._start("k", lambda: ended)  # done, and its callbacks have not run yet
+        assert "k" in flights
+        assert await flights.run("k", again) == (2, False)
+
+    run(scenario())
+
+
 def test_a_failure_reaches_everyone_and_is_forgotten() -> None:
     async def check() -> None:
         flights, work = SingleFlight[str, int](), Work()
