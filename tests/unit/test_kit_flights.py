@@ -105,7 +105,7 @@ def test_the_last_caller_to_leave_ends_the_work_and_a_newcomer_starts_anew() -> 
 
 
 def test_work_that_has_just_ended_is_not_joined() -> None:
-    """Who asks in the very turn in which it ends has it done again. Told at once, and again and again, what it
+    """Who asks in the very turn in which it ends has it done again. Told at once, and for ever, what it
     was, a caller that asks until it did not join would never let anybody else run."""
 
     async def scenario() -> None:
