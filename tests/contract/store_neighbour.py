@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 def settings_at(place: Path) -> StoreSettings:
     return StoreSettings.at(
-        place, small_object_bytes=160 << 10, segment_bytes=200_000, index_map_bytes=1 << 28
+        place, small_object_bytes=64 << 10, segment_bytes=100_000, index_map_bytes=1 << 28
     )
 
 
