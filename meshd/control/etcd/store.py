@@ -13,7 +13,7 @@ import logging
 import threading
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from meshd.control.etcd.gateway import EtcdError, decoded, encoded, number
 from meshd.control.etcd.leases import EtcdLeases
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from meshd.control.etcd.gateway import Gateway
     from meshd.control.interface import Change, Lease, Write
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _IDLE: Final = 10.0  # seconds without a word after which a watch is begun anew
 _PAUSE: Final = 0.5
@@ -171,7 +172,9 @@ class EtcdControl:
     async def put(self, key: str, value: bytes, *, expect: int | None = None) -> int:
         name = self._key(key)
         put = {"request_put": {"key": encoded(name), "value": encoded(bytes(value))}}
-        return int(await self._off(lambda: self._change([put], {key: expect})))
+        version = await self._off(lambda: self._change([put], {key: expect}))
+        assert version is not None, "a put always changes something"
+        return version
 
     async def delete(self, key: str, *, expect: int | None = None) -> bool:
         name = self._key(key)
@@ -260,7 +263,7 @@ class EtcdControl:
     def _key(self, key: str) -> bytes:
         return self._prefix + check_key(key).encode()
 
-    async def _off(self, call: Callable[[], Any]) -> Any:
+    async def _off(self, call: Callable[[], T]) -> T:
         if self._closed:
             raise ControlError("the control store is closed")
         return await asyncio.to_thread(call)
@@ -283,10 +286,10 @@ class EtcdControl:
             self._waiters.discard(waiter)
 
     async def acquire(self, name: str, holder: str, ttl: float) -> Lease | None:
-        return await self._off(lambda: self._leases.acquire(name, holder, ttl))  # type: ignore[no-any-return]
+        return await self._off(lambda: self._leases.acquire(name, holder, ttl))
 
     async def renew(self, lease: Lease) -> Lease:
-        return await self._off(lambda: self._leases.renew(lease))  # type: ignore[no-any-return]
+        return await self._off(lambda: self._leases.renew(lease))
 
     async def release(self, lease: Lease) -> None:
         await self._off(lambda: self._leases.release(lease))
