@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -140,7 +141,7 @@ class JobRunner:
             lately = (tally.moved - moved) / max(now - at, 1e-3)
             rate = lately if rate == 0 else rate + _SMOOTHING * (lately - rate)
             at, moved = now, tally.moved
-            await self._table.change(job_id, lambda job, rate=rate: _saved(job, tally, rate))  # type: ignore[misc]
+            await self._table.change(job_id, partial(_saved, tally=tally, rate=rate))
 
     async def _end(self, job_id: str, state: State, tally: Tally | None = None, error: str = "") -> None:
         now = self._clock.now_ms()
