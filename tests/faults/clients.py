@@ -1,0 +1,279 @@
+"""Ordinary S3 clients that work on a mesh and write down what they saw.
+
+Law: boto3 as anybody sets it up, standard retries; a list of endpoints stands for the load balancer that
+people put before a mesh: who is refused a connection asks the next one. What must not be sent twice
+(If-Match, If-None-Match) is not retried. Invariant: bytes are made of a value's name alone, so that every
+byte read is checked.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+)
+
+from meshd.kit.clock import SystemClock
+from tests.faults.history import ABSENT, History, Listing, Read, Write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tests.faults.history import Outcome
+
+T = TypeVar("T")
+
+BUCKET: Final = "proof"
+SIZES: Final = (0, 9, 700, 9_000, 120_000, 1_300_000)
+PART: Final = 5 << 20
+CONDITIONAL: Final = ("chains", "firsts")
+_clock = SystemClock()
+
+
+def now() -> float:
+    """Seconds that only rise, alike in all threads."""
+    return _clock.monotonic()
+
+
+def content(value: str) -> bytes:
+    """The bytes a value's name stands for: the name, then noise made of it; `-multi` has two parts."""
+    chance = random.Random(value)
+    size = PART + 70_000 if value.endswith("-multi") else chance.choice(SIZES)
+    return value.encode() + b"\n" + chance.randbytes(size)
+
+
+def named(data: bytes) -> str:
+    """The value these bytes are; if they are nobody's, a sentence."""
+    name = data.partition(b"\n")[0].decode(errors="replace")
+    if data == content(name):
+        return name
+    return f"{len(data)} bytes that begin as {name[:60]!r} and are not that value's"
+
+
+class Client:
+    """One client. `errors` has every error that an ordinary program would have seen."""
+
+    def __init__(self, name: str, endpoints: Sequence[str], keys: tuple[str, str], seed: int) -> None:
+        self.name, self.history, self.errors = name, History(), list[str]()
+        self._chance, self._turn, self._serial = random.Random(seed), 0, 0
+        self._plain = [_connect(endpoint, keys, attempts=6) for endpoint in endpoints]
+        self._once = [_connect(endpoint, keys, attempts=1) for endpoint in endpoints]
+        self._generation: dict[int, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<Client {self.name} {self.history.counts()}>"
+
+    def work(self, stop: threading.Event) -> None:
+        """One operation after the other until told to stop."""
+        kinds = [self.put] * 6 + [self.read] * 6 + [self.delete, self.listing, self.chain, self.first]
+        while not stop.is_set():
+            self._chance.choice(kinds)()
+
+    # operations
+
+    def put(self) -> None:
+        """Puts a new value under a key of this client's."""
+        key, value = self._own_key(), self._value()
+        if self._chance.random() < 0.04:
+            self._write(key, f"{value}-multi", lambda s3: _multipart(s3, key, f"{value}-multi"))
+            return
+        self._write(key, value, lambda s3: s3.put_object(Bucket=BUCKET, Key=key, Body=content(value)))
+
+    def delete(self) -> None:
+        """Deletes a key of this client's."""
+        key = self._own_key()
+        self._write(key, ABSENT, lambda s3: s3.delete_object(Bucket=BUCKET, Key=key))
+
+    def read(self) -> None:
+        """Reads a key, mostly of this client's."""
+        key, began = self._own_key(), now()
+        value = self._ask(self._plain, lambda s3: read_value(s3, key))
+        if value is not None:
+            self.history.reads.append(Read(key, value, began, now()))
+
+    def listing(self) -> None:
+        """Lists all that this client has written."""
+        prefix, began = f"{self.name}/", now()
+        keys = self._ask(self._plain, lambda s3: list_keys(s3, prefix))
+        if keys is not None:
+            self.history.listings.append(Listing(prefix, frozenset(keys), began, now()))
+
+    def chain(self) -> None:
+        """Appends to a value that all clients append to, if it is still what was read."""
+        key, name = f"chains/{self._chance.randrange(3)}", self._value()
+        found = self._ask(self._plain, lambda s3: _read_chain(s3, key))
+        if found is None:
+            return
+        present, etag = found
+        condition = {"IfMatch": etag} if etag else {"IfNoneMatch": "*"}
+        body = ",".join(filter(None, [present, name])).encode()
+        began = now()
+        outcome = self._attempt(
+            self._once[self._next()], lambda s3: s3.put_object(Bucket=BUCKET, Key=key, Body=body, **condition)
+        )
+        self.history.chains.append(Write(key, name, began, now(), outcome))
+
+    def first(self) -> None:
+        """Makes a key that others make at the same time."""
+        key, value = f"firsts/{self._chance.randrange(400)}", self._value()
+        began = now()
+        outcome = self._attempt(
+            self._once[self._next()],
+            lambda s3: s3.put_object(Bucket=BUCKET, Key=key, Body=content(value), IfNoneMatch="*"),
+        )
+        self.history.firsts.append(Write(key, value, began, now(), outcome))
+
+    # how
+
+    def _own_key(self) -> str:
+        number = self._chance.randrange(12)
+        return f"{self.name}/{number}-{self._generation.get(number, 0)}"
+
+    def _value(self) -> str:
+        self._serial += 1
+        return f"{self.name}-{self._serial}"
+
+    def _next(self) -> int:
+        self._turn += 1
+        return self._turn % len(self._plain)
+
+    def _write(self, key: str, value: str, call: Callable[[Any], Any]) -> None:
+        began = now()
+        outcome: Outcome = "done" if self._ask(self._plain, lambda s3: (call(s3),)) else "unknown"
+        self.history.writes.append(Write(key, value, began, now(), outcome))
+        if outcome == "unknown":  # never written again: see tests.faults.history
+            number = int(key.partition("/")[2].partition("-")[0])
+            self._generation[number] = self._generation.get(number, 0) + 1
+
+    def _ask(self, connections: Sequence[Any], call: Callable[[Any], T]) -> T | None:
+        """The answer of the first endpoint that takes the connection; None, noted, after an error."""
+        start = self._next()
+        for step in range(len(connections)):
+            try:
+                return call(connections[(start + step) % len(connections)])
+            except (EndpointConnectionError, ConnectTimeoutError) as error:
+                refused: Exception = error
+            except (BotoCoreError, ClientError) as error:
+                refused = error
+                break
+        self.errors.append(f"{self.name} at {now():.1f}: {type(refused).__name__}: {refused}"[:400])
+        return None
+
+    def _attempt(self, s3: Any, call: Callable[[Any], Any]) -> Outcome:
+        """What became of a write that is sent once."""
+        try:
+            call(s3)
+        except ClientError as error:
+            status = error.response["ResponseMetadata"]["HTTPStatusCode"]
+            return "refused" if status < 500 else "unknown"
+        except (EndpointConnectionError, ConnectTimeoutError):
+            return "refused"
+        except BotoCoreError:
+            return "unknown"
+        return "done"
+
+
+def read_value(s3: Any, key: str) -> str:
+    """The name of what is there."""
+    try:
+        return named(s3.get_object(Bucket=BUCKET, Key=key)["Body"].read())
+    except ClientError as error:
+        if error.response["Error"]["Code"] == "NoSuchKey":
+            return ABSENT
+        raise
+
+
+def list_keys(s3: Any, prefix: str) -> list[str]:
+    """Every key of a prefix, by small pages."""
+    pages = s3.get_paginator("list_objects_v2").paginate(
+        Bucket=BUCKET, Prefix=prefix, PaginationConfig={"PageSize": 7}
+    )
+    return [entry["Key"] for page in pages for entry in page.get("Contents", ())]
+
+
+def _read_chain(s3: Any, key: str) -> tuple[str, str]:
+    try:
+        answer = s3.get_object(Bucket=BUCKET, Key=key)
+    except ClientError as error:
+        if error.response["Error"]["Code"] == "NoSuchKey":
+            return "", ""
+        raise
+    return answer["Body"].read().decode(), answer["ETag"]
+
+
+def _multipart(s3: Any, key: str, value: str) -> None:
+    data = content(value)
+    upload = s3.create_multipart_upload(Bucket=BUCKET, Key=key)["UploadId"]
+    parts = []
+    for number, start in enumerate(range(0, len(data), PART), 1):
+        answer = s3.upload_part(
+            Bucket=BUCKET, Key=key, UploadId=upload, PartNumber=number, Body=data[start : start + PART]
+        )
+        parts.append({"PartNumber": number, "ETag": answer["ETag"]})
+    try:
+        s3.complete_multipart_upload(
+            Bucket=BUCKET, Key=key, UploadId=upload, MultipartUpload={"Parts": parts}
+        )
+    except ClientError as error:  # completed by an attempt whose answer was lost
+        if error.response["Error"]["Code"] != "NoSuchUpload" or read_value(s3, key) != value:
+            raise
+
+
+def _connect(endpoint: str, keys: tuple[str, str], attempts: int) -> Any:
+    config = Config(
+        retries={"mode": "standard", "total_max_attempts": attempts},
+        connect_timeout=3,
+        read_timeout=40,
+        s3={"addressing_style": "path"},
+    )
+    return boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        aws_access_key_id=keys[0],
+        aws_secret_access_key=keys[1],
+        region_name="us-east-1",
+        config=config,
+    )
+
+
+class Crowd:
+    """Clients at work in threads, between `start` and `stop`."""
+
+    def __init__(self, endpoints: Sequence[str], keys: tuple[str, str], seed: int, size: int = 4) -> None:
+        self.clients = [Client(f"c{n}", endpoints, keys, seed * 1000 + n) for n in range(size)]
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=c.work, args=(self._stop,)) for c in self.clients]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> History:
+        """Everybody's history, once everybody's last operation has ended."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        history = History()
+        for client in self.clients:
+            history.merge(client.history)
+        return history
+
+    @property
+    def errors(self) -> list[str]:
+        return [error for client in self.clients for error in client.errors]
+
+
+def final_values(endpoint: str, keys: tuple[str, str], history: History) -> dict[str, str]:
+    """What every key of a history is, by this endpoint."""
+    s3 = _connect(endpoint, keys, attempts=8)
+    plain = {write.key for write in history.writes} | {write.key for write in history.firsts}
+    values = {key: read_value(s3, key) for key in sorted(plain)}
+    return values | {key: _read_chain(s3, key)[0] for key in sorted({write.key for write in history.chains})}
