@@ -48,6 +48,9 @@ class StoreSettings:
     """A segment is sealed at about this size."""
     index_map_bytes: int = 64 << 30
     """Address space reserved for the index; not memory, not disk."""
+    tombstone_seconds: float = 0.0
+    """How long deletions are remembered, in a mesh: a node away for longer comes back as an empty one. 0: a
+    node of its own, nobody has to be told."""
 
     @classmethod
     def at(cls, data_dir: Path, **changes: Any) -> StoreSettings:

@@ -98,6 +98,7 @@ class Committer:
         self._index, self._disks, self._clock, self._writer = index, disks, clock, writer
         self._durable = settings.durability == "commit"
         self._segment_bytes = settings.segment_bytes
+        self._keep_graves = settings.tombstone_seconds > 0
         self._queue: queue.SimpleQueue[_Ticket | None] = queue.SimpleQueue()
         self._ids: deque[int] = deque()
         self._segments: dict[int, Segment] = {}
@@ -169,7 +170,13 @@ class Committer:
 
     def _commit(self, group: list[_Ticket]) -> None:
         work = Work(
-            self._index, self._disks, self._clock, self._segment, writer=self._writer, durable=self._durable
+            self._index,
+            self._disks,
+            self._clock,
+            self._segment,
+            writer=self._writer,
+            durable=self._durable,
+            keep_graves=self._keep_graves,
         )
         try:
             self._top_up()

@@ -193,6 +193,7 @@ class Compactor:
         committer: Committer,
         clock: Clock,
         run: Callable[..., Awaitable[Any]],
+        tombstone_seconds: float = 0.0,
     ) -> None:
         self._index, self._disks, self._committer, self._clock, self._run = (
             index,
@@ -202,6 +203,7 @@ class Compactor:
             run,
         )
         self._retired: dict[int, float] = {}
+        self._tombstone_ms = round(tombstone_seconds * 1e3)
 
     def candidates(self, dead_share: float) -> list[int]:
         """Sealed segments of which at least this share is dead, the most dead first."""
@@ -295,6 +297,8 @@ class Compactor:
         version of its own is stopped by nothing else.
         """
         stamp = int(member.stamp)
+        if self._tombstone_ms and stamp > (self._clock.now_ms() - self._tombstone_ms) * 1_000_000:
+            return True  # a rebuilt index has to tell other nodes of it
         if member.version and member.kind == "deleted":
             return oldest <= (stamp_of(member.version) or 0)
         if member.kind != "deleted":

@@ -1,52 +1,116 @@
-"""The stamps of deletions that writes in flight may have missed.
+"""Graves: what was removed for good, and when, for whoever may still bring it back.
 
-A deletion of a null version ends, in a rebuild, every null version with a lower stamp. A write that was
-placed before it but commits after it must get a higher one, though it finds nothing that it replaces.
+A deletion of a null version ends every null version of its key with a lower stamp; a version of its own and
+a multipart upload are ended by their id. A write that was placed before a deletion but commits after it must
+get a higher stamp; a replica that missed the deletion must learn of it, and not bring back what it ended.
 
-Law: used inside the index's write transaction. Invariant: bounded; what was dropped counts as a deletion of
-every key, which costs the few writes in flight at that moment a new stamp and nothing else.
+Law: used inside the index's write transaction (looking needs any). Kept for `tombstone_seconds`; a node of
+its own keeps only what writes in flight need. Invariant: everything removed after `since` is known.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from meshd.store.index import Index
 
-_KEPT = 4096
+_IN_FLIGHT = 4096  # what a node of its own keeps
+_MOST = 10_000_000  # beyond, graves are forgotten earlier than asked for: the index must not fill with them
 _META = "graves"
+_STAMP = 8
+
+
+class Grave(NamedTuple):
+    """`what`: "" for the null versions below `stamp`, or the id of a version or an upload."""
+
+    what: str
+    stamp: int
+
+
+def grave_key(name: bytes, what: str = "") -> bytes:
+    """How a grave is called in the index: those of a key lie together, the null version's first."""
+    return name + b"\0" + what.encode() if what else name
 
 
 class Graves:
-    """One group's view; `settle` writes down what it added."""
+    """One group's view; `settle` writes down what it added. `keep`: for as long as the settings say."""
 
-    def __init__(self, index: Index, txn: Any) -> None:
-        self._index = index
+    def __init__(self, index: Index, txn: Any, *, keep: bool = False) -> None:
+        self._index, self._keep = index, keep
         known: list[int] = index.get_meta(_META, txn) or [0, 0]
-        self._last, self._dropped = known
+        self._last, self.since = known
         self._changed = False
 
-    def bury(self, txn: Any, name: bytes, stamp: int) -> None:
-        """A null version of this key was removed by a deletion with this stamp."""
-        self._index.graves.put(txn, name, stamp.to_bytes(8, "big"))
+    def bury(self, txn: Any, name: bytes, stamp: int, what: str = "") -> None:
+        """A deletion with this stamp removed the null version of a key, or what has this id. In any order."""
+        if what and not self._keep:
+            return  # ids are never used twice: no write in flight can bring one back
+        if self.of(txn, name, what) < stamp:
+            self._index.graves.put(txn, grave_key(name, what), stamp.to_bytes(_STAMP, "big"))
         self._last = max(self._last, stamp)
         self._changed = True
 
+    def of(self, txn: Any, name: bytes, what: str = "") -> int:
+        """The stamp of the deletion that is remembered of this; 0 when there is none."""
+        raw = self._index.graves.get(txn, grave_key(name, what))
+        return 0 if raw is None else int.from_bytes(raw, "big")
+
     def floor(self, txn: Any, name: bytes, stamp: int) -> int:
-        """The stamp of a deletion that a write with `stamp` may have missed; 0 when there is none."""
+        """The stamp of a deletion that a write of this process with `stamp` may have missed; 0 when there is
+        none. What was forgotten counts as a deletion of every key: that costs a write in flight a new stamp.
+        """
         if stamp > self._last:
             return 0
-        if stamp <= self._dropped:
-            return self._dropped
-        raw = self._index.graves.get(txn, name)
-        return 0 if raw is None else int.from_bytes(raw, "big")
+        return self.since if stamp <= self.since else self.of(txn, name)
+
+    def forget(self, txn: Any, before: int, start: bytes, limit: int) -> bytes:
+        """Drops those older than `before` among the next `limit` from `start` on; where to go on, b"" at the
+        end of all."""
+        table = self._index.graves
+        seen = [(key, int.from_bytes(raw, "big")) for key, raw in islice(table.items(txn, start), limit)]
+        for key, stamp in seen:
+            if stamp < before:
+                table.delete(txn, key)
+        self.since = max(self.since, before)
+        self._changed = True
+        return seen[-1][0] + b"\0" if len(seen) == limit else b""
+
+    def incomplete(self, since: int) -> None:
+        """Removals up to this stamp may be forgotten: what a rebuild says of those whose members are gone."""
+        self.since, self._changed = max(self.since, since), True
 
     def settle(self, txn: Any) -> None:
         """Before the commit."""
         if not self._changed:
             return
-        if self._index.graves.count(txn) > _KEPT:
+        if not self._keep and self._index.graves.count(txn) > _IN_FLIGHT:
             txn.drop(self._index.graves.db, delete=False)
-            self._dropped = self._last
-        self._index.put_meta(txn, _META, (self._last, self._dropped))
+            self.since = self._last
+        self._index.put_meta(txn, _META, (self._last, self.since))
+
+
+def graves_since(index: Index, txn: Any) -> int:
+    """Every removal with a higher stamp than this is remembered."""
+    known: list[int] = index.get_meta(_META, txn) or [0, 0]
+    return known[1]
+
+
+def forgettable(index: Index, txn: Any, now: int, seconds: float) -> int:
+    """Graves below this stamp have been kept for long enough, or there are too many."""
+    before = now - round(seconds * 1e9)
+    if index.graves.count(txn) > _MOST:
+        before = max(before, (max(graves_since(index, txn), before) + now) // 2)
+    return max(0, before)
+
+
+def graves_of(index: Index, txn: Any, name: bytes) -> Iterator[Grave]:
+    """What is remembered of one key."""
+    for key, raw in index.graves.items(txn, name, name):
+        what = key[len(name) :]
+        if what and what[0]:
+            return  # of a longer key
+        yield Grave(what[1:].decode(), int.from_bytes(raw, "big"))

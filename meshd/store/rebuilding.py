@@ -18,6 +18,7 @@ import msgspec
 
 from meshd.store.errors import FormatError
 from meshd.store.gathering import GatheredVersions
+from meshd.store.graves import Graves
 from meshd.store.index import Index, object_key
 from meshd.store.intents import used_extents
 from meshd.store.layout import FORMAT, Disks, read_marker, sync_directory
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from meshd.config import StoreSettings
+    from meshd.store.members import Member
     from meshd.store.records import Extent
     from meshd.store.surveying import Found, Progress
 
@@ -66,8 +68,8 @@ class Rebuilder:
     Memory: one account a data file.
     """
 
-    def __init__(self, index: Index) -> None:
-        self.index = index
+    def __init__(self, index: Index, tombstone_seconds: float = 0.0) -> None:
+        self.index, self._tombstone_seconds = index, tombstone_seconds
         self.report = RebuildReport()
         self._accounts: dict[int, _Account] = {}
         self._versions = GatheredVersions(index)
@@ -77,16 +79,19 @@ class Rebuilder:
         """Enters all members of one data file."""
         account = self._accounts[file] = _Account(disk)
         with FileSurvey(disk, file, path) as survey, self.index.writing() as txn:
-            first, count = None, 0
+            first, count, graves = None, 0, Graves(self.index, txn, keep=self._tombstone_seconds > 0)
             try:
                 for found in self._trusted(survey):
                     first, count = first or found, count + 1
                     self._count(account, found)
                     self._take(txn, survey, found)
+                    if self._tombstone_seconds and undoes(found.member):
+                        self._bury(txn, graves, found.member)
             except OSError as error:  # what was read before counts
                 account.state = "lost"
                 told = f"{path}: the device cannot read it: {error.strerror}; what lies behind is lost"
                 self.report.problems.append(told)
+            graves.settle(txn)
             self.report.problems += [f"{path}: {damage}; what it was is lost" for damage in survey.damage]
         if first is not None and is_own(first, count):
             account.kind, account.end = "own", first.extent.offset + first.extent.length
@@ -132,6 +137,11 @@ class Rebuilder:
         elif member.upload:
             self._part(txn, found, stamp)
 
+    @staticmethod
+    def _bury(txn: Any, graves: Graves, member: Member) -> None:
+        name = object_key(member.bucket, member.key)
+        graves.bury(txn, name, int(member.stamp), member.upload or member.version)
+
     def _upload(self, txn: Any, upload: Upload) -> None:
         existing = self.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id)
         if existing is None or existing.moves < upload.moves:
@@ -170,6 +180,11 @@ class Rebuilder:
                 self.index.put_meta(txn, name, value)
             self._versions.drop_scratch(txn)
             txn.drop(self._ended)
+            if self._tombstone_seconds:
+                graves = Graves(self.index, txn, keep=True)
+                newest = self.index.get_meta("last_stamp", txn)
+                graves.incomplete(newest - round(self._tombstone_seconds * 1e9))
+                graves.settle(txn)
             self.report.objects = self.index.objects.count(txn)
             self.report.versions = self.index.versions.older.count(txn)
             self.report.uploads = self.index.uploads.count(txn)
@@ -309,7 +324,7 @@ def rebuild(settings: StoreSettings, progress: Progress = lambda done, total: No
         shutil.rmtree(beside, ignore_errors=True)
         index = Index(beside, map_bytes=settings.index_map_bytes, sync=False)
         try:
-            rebuilder = Rebuilder(index)
+            rebuilder = Rebuilder(index, settings.tombstone_seconds)
             files = [(*found, os.path.getsize(found[2])) for found in Disks(roots).files()]
             total, done = sum(size for *_, size in files), 0
             for disk, file, path, size in files:

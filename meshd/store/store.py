@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshd.store.committer import Committer
 from meshd.store.compaction import Compactor
+from meshd.store.graves import forgettable, graves_since
 from meshd.store.index import Index, object_key
 from meshd.store.intents import LinkObject, judge_conditions
 from meshd.store.locking import Locks
@@ -21,7 +22,7 @@ from meshd.store.reading import Reader
 from meshd.store.records import NULL, DiskStats, PartPage, Removed, StoreStats, Upload
 from meshd.store.uploadintents import AbortUpload, CompleteUpload, CreateUpload
 from meshd.store.uploadlisting import list_uploads
-from meshd.store.versionintents import AmendVersion, PutMarker, RemoveVersion
+from meshd.store.versionintents import AmendVersion, ForgetGraves, PutMarker, RemoveVersion
 from meshd.store.writing import StoredWriter, WriteShop
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from meshwire.s3.settings import Acl, Versioning
 
 _IO_THREADS = 8
+_GRAVES_PAUSE = 0.05
 
 
 class Store:
@@ -60,8 +62,11 @@ class Store:
         self._pool = ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="meshd-store")
         self._committer = Committer(index, self._disks, clock, settings, writer)
         self._shop = WriteShop(settings, self._disks, self._committer, self._pool, clock, writer)
-        self._compactor = Compactor(index, self._disks, self._committer, clock, self._run)
+        self._compactor = Compactor(
+            index, self._disks, self._committer, clock, self._run, settings.tombstone_seconds
+        )
         self._reader = Reader(self._disks, small=settings.small_object_bytes)
+        self._clock = clock
         self._closed = False
 
     def __repr__(self) -> str:
@@ -351,6 +356,20 @@ class Store:
         DiskFailedError; then the file stays.
         """
         return await self._compactor.compact(file)
+
+    def graves_since(self) -> int:
+        """Every removal with a higher stamp is still remembered (see `graves`); zero on a new store."""
+        with self._index.reading() as txn:
+            return graves_since(self._index, txn)
+
+    async def forget_graves(self) -> None:
+        """Forgets removals that everybody has had time to learn of. The steward alone does it."""
+        with self._index.reading() as txn:
+            now = self._clock.now_ms() * 1_000_000
+            before = forgettable(self._index, txn, now, self._settings.tombstone_seconds)
+        start = b""
+        while start := await self._submit(ForgetGraves(before, start)):
+            await asyncio.sleep(_GRAVES_PAUSE)  # noqa: ASYNC110  it rests, so that writes come in between
 
     async def purge(self) -> int:
         """Removes files that were retired a grace time ago; how many."""

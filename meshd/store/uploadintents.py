@@ -158,13 +158,14 @@ class CompleteUpload(Intent):
         assert self.record is not None
         name = object_key(self.upload.bucket, self.upload.key)
         enter(work, txn, name, self.record, work.index.versions.newest(txn, name))
-        _drop_upload(work, txn, self.upload)
+        _drop_upload(work, txn, self.upload, self.record.stamp)
         failpoints.hit("store.complete.applied")
         return self.record
 
 
-def _drop_upload(work: Work, txn: Any, upload: Upload) -> None:
-    """Removes an upload and all its parts from the index."""
+def _drop_upload(work: Work, txn: Any, upload: Upload, stamp: int) -> None:
+    """Removes an upload and all its parts from the index; it ended with `stamp`."""
+    work.graves(txn).bury(txn, object_key(upload.bucket, upload.key), stamp, upload.upload_id)
     for part in list(work.index.parts_of(txn, upload.upload_id)):
         work.release(part.extents)
         work.index.delete_part(txn, upload.upload_id, part.number)
@@ -180,16 +181,17 @@ class AbortUpload(Intent):
 
     def __init__(self, upload: Upload) -> None:
         self.upload = upload
+        self.stamp = 0
 
     def judge(self, work: Work, txn: Any) -> None:
         self.upload = _stored(work, txn, self.upload)
 
     def place(self, work: Work, txn: Any | None) -> None:
-        stamp = work.stamp()
+        stamp = self.stamp = work.stamp()
         member = Member(
             stamp_text(stamp), "aborted", self.upload.bucket, self.upload.key, upload=self.upload.upload_id
         )
         work.append(member, stamp, (), 0)
 
     def apply(self, work: Work, txn: Any) -> None:
-        _drop_upload(work, txn, self.upload)
+        _drop_upload(work, txn, self.upload, self.stamp)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from meshwire.conditions import Conditions
     from meshwire.s3.settings import Acl, Versioning
 
+_GRAVES_AT_ONCE = 2000
+
 
 class RemoveVersion(Intent):
     """Removes one version for good; what is under it comes up."""
@@ -61,8 +63,9 @@ class RemoveVersion(Intent):
         if existing is None:
             return Removed()
         assert self.placed is not None
-        if not existing.version:  # this kind ends what is older than itself
-            work.graves(txn).bury(txn, name, work.overtake(self.placed, existing.stamp))
+        # of the null version it ends what is older than itself
+        stamp = self.placed.stamp if existing.version else work.overtake(self.placed, existing.stamp)
+        work.graves(txn).bury(txn, name, stamp, existing.version)
         work.release(used_extents(existing))
         work.index.versions.remove(txn, name, existing)
         return Removed(existing)
@@ -144,3 +147,15 @@ class AmendVersion(Intent):
         assert self.existing is not None
         assert self.record is not None
         return rewrite(work, txn, object_key(self.bucket, self.key), self.record, self.existing)
+
+
+class ForgetGraves(Intent):
+    """Drops a run of graves that are older than a stamp; where the next begins, b"" after the last."""
+
+    exclusive = True
+
+    def __init__(self, before: int, start: bytes) -> None:
+        self.before, self.start = before, start
+
+    def apply(self, work: Work, txn: Any) -> bytes:
+        return work.graves(txn).forget(txn, self.before, self.start, _GRAVES_AT_ONCE)

@@ -103,8 +103,10 @@ class Work:
         *,
         writer: str,
         durable: bool,
+        keep_graves: bool = False,
     ) -> None:
         self.index, self.disks, self.clock, self.writer, self.durable = index, disks, clock, writer, durable
+        self._keep_graves = keep_graves
         self._segment = segment
         self._segments: dict[int, Segment] = {}
         self._changes: dict[int, _Change] = {}
@@ -180,9 +182,9 @@ class Work:
         return placed.stamp
 
     def graves(self, txn: Any) -> Graves:
-        """The null versions that were removed a moment ago, as this group's transaction sees them."""
+        """What was removed for good, as this group's transaction sees it."""
         if self._graves is None:
-            self._graves = Graves(self.index, txn)
+            self._graves = Graves(self.index, txn, keep=self._keep_graves)
         return self._graves
 
     def adopt(self, extents: Sequence[Extent]) -> None:
@@ -225,12 +227,12 @@ class Work:
 
     def settle(self, txn: Any) -> None:
         """Writes the accounts; the last thing before the index commits."""
+        if self._graves is not None:
+            self._graves.settle(txn)
         if not self._changes:
             return
         if self._restamped:
             self.flush()
-        if self._graves is not None:
-            self._graves.settle(txn)
         self.learn_floor(txn)
         for file, change in self._changes.items():
             info = self.index.get_file(txn, file) or change.made
