@@ -367,9 +367,10 @@ class Store:
         with self._index.reading() as txn:
             now = self._clock.now_ms() * 1_000_000
             before = forgettable(self._index, txn, now, self._settings.tombstone_seconds)
-        start = b""
-        while start := await self._submit(ForgetGraves(before, start)):
-            await asyncio.sleep(_GRAVES_PAUSE)  # noqa: ASYNC110  it rests, so that writes come in between
+        start = await self._submit(ForgetGraves(before, b""))
+        while start:
+            await asyncio.sleep(_GRAVES_PAUSE)
+            start = await self._submit(ForgetGraves(before, start))
 
     async def purge(self) -> int:
         """Removes files that were retired a grace time ago; how many."""
