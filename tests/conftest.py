@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import uuid
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,9 @@ from meshd.testing.daemons import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# Whoever runs the tests in the background has SIGINT ignored, and programs inherit that. Tests interrupt some.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
