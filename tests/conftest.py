@@ -15,7 +15,7 @@ from meshd.testing.daemons import Daemon
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Whoever runs the tests in the background has SIGINT ignored, and programs inherit that. Tests interrupt some.
+# Programs inherit that a shell ignores SIGINT for what it runs in the background; tests interrupt some.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
