@@ -50,6 +50,7 @@ from meshd.web.jobs import job_routes
 from meshd.web.library import library_routes
 from meshd.web.modules import module_routes
 from meshd.web.native import build_native
+from meshd.web.peers import PeerGate
 from meshd.web.server import WebDeps
 from meshd.web.sessions import SessionEndpoint
 
@@ -113,9 +114,10 @@ def web_deps(node: Node, access: Access, data: DataServices, audit: AuditLog | N
     objects = ObjectService(node.store, versions, Ingest(node.store).note)
     acls = AclService(node.buckets, node.identities)
     views = view_reader(node, access, data)
+    secret = NodeSecret(node.control)
     return WebDeps(
         access=access,
-        sessions=Sessions(node.identities, NodeSecret(node.control), node.use, node.clock),
+        sessions=Sessions(node.identities, secret, node.use, node.clock),
         buckets=BucketService(node.buckets, node.store, node.clock, node.settings.region),
         objects=objects,
         uploads=UploadService(node.store, objects, versions, acls.owner),
@@ -132,6 +134,7 @@ def web_deps(node: Node, access: Access, data: DataServices, audit: AuditLog | N
         still=node.control.still,
         audit=audit,
         http=node.settings.http,
+        gate=PeerGate(secret.derive, node.clock),
     )
 
 

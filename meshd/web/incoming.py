@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from meshd.service.access import RequestContext
     from meshd.web.authentication import Authenticated
+    from meshd.web.peers import PeerGate
     from meshd.web.settling import Trace
 
 
@@ -30,16 +31,20 @@ class MeshRequest(web.BaseRequest):
     `pressed`: answers should not be kept in memory for slow clients just now.
 
     `verified_body`: a small body that was read and compared with its signed digest before the handler was
-    called. `trace`, `signer` (who signed) and `context` (what policies may ask) are there for native
+    called. `gate` verifies other nodes' calls. `trace`, `signer` (who signed)
+    and `context` (what policies may ask) are there for native
     requests.
     """
 
-    ATTRS = web.BaseRequest.ATTRS | frozenset({"context", "continued", "verified_body", "signer", "trace"})
+    ATTRS = web.BaseRequest.ATTRS | frozenset(
+        {"context", "continued", "gate", "signer", "trace", "verified_body"}
+    )
 
     continued: bool = False
     verified_body: bytes | None = None
     signer: Authenticated | None = None
     context: RequestContext | None = None
+    gate: PeerGate | None = None
     trace: Trace
 
     @property

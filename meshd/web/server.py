@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from meshd.service.views.dispatch import ViewReader
     from meshd.telemetry.audit import AuditLog
     from meshd.web.incoming import MeshRequest
+    from meshd.web.peers import PeerGate
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,8 @@ class WebDeps:
     """Within it the control state is looked at once a request (ControlStore.still)."""
     audit: AuditLog | None = None
     http: HttpSettings = field(default_factory=HttpSettings)
+    gate: PeerGate | None = None
+    """Knows other nodes by their signatures; None where there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,8 @@ class NativeRoute:
     prefix: str
     handler: NativeHandler | OpenHandler
     auth: bool = True
+    peer: bool = False
+    """Made by `meshd.web.peers.peer_route`: for other nodes, which the route verifies itself."""
 
     def takes(self, method: str, path: str) -> bool:
         if method != self.method and not (method == "HEAD" and self.method == "GET"):
@@ -201,6 +206,8 @@ class Dispatcher:
             known = any(route.takes(route.method, path) for route in self._native)
             raise S3Error("MethodNotAllowed" if known else "NoSuchKey", f"There is nothing at {path[:200]}.")
         request.trace.operation = f"{route.method} {route.prefix}"
+        if route.peer:
+            request.gate = self._deps.gate
         if not route.auth:
             return await cast("OpenHandler", route.handler)(request)
         identity = await self._verify(request)

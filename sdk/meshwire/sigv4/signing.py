@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
-_SIGNED = frozenset({"host", "content-type", "content-md5", "range", "if-match", "if-none-match"})
+_SIGNED = frozenset(
+    {"host", "content-type", "content-md5", "range", "if-match", "if-none-match", "x-mesh-map"}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,355 @@
+"""Signed calls to other nodes, over connections that are kept.
+
+Law: a call is HTTP signed with SigV4 as `mesh-peer:NODE`, under a key that all nodes of the mesh derive from
+its secret; what is wrong comes as one of three errors. Nothing is repeated in secret: whoever calls knows
+whether doing it twice does harm. Seam: `Peers.call`; `Peers.wire` is for those who pass bytes on themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from meshd.errors import MeshdError
+from meshd.net import pieces as framing
+from meshd.net.wires import PeerUnreachableError, Wire
+from meshwire.s3.parsing import RequestHead
+from meshwire.sigv4 import UNSIGNED_PAYLOAD, Credential, sign
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping
+
+    from meshd.kit.clock import Clock
+    from meshd.net.wires import AnswerHead
+    from meshwire.cluster import Node
+
+PREFIX: Final = "/-/peer/"
+PEER_KEY: Final = "mesh-peer:"
+PURPOSE: Final = "peer calls"
+"""What the key of peer calls is derived from the mesh's secret for."""
+MAP_HEADER: Final = "x-mesh-map"
+FRAMED_HEADER: Final = "x-mesh-framed"
+REGION: Final = "mesh"
+_PATIENCE = 30.0  # seconds of silence
+_CONNECT = 3.0
+_KEPT = 128  # idle connections a node
+_FRESH = 20.0  # seconds for which an idle connection is used again; servers close theirs later
+_BACKLOG = 1 << 20  # bytes of an answer that wait here for whoever reads it
+
+__all__ = ["PeerAnswer", "PeerRefusedError", "PeerUnreachableError", "Peers", "StaleMapError"]
+
+
+class PeerRefusedError(MeshdError):
+    """A node answered with an error."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message or code)
+        self.status, self.code, self.message = status, code, message
+
+
+class StaleMapError(MeshdError):
+    """The two sides go by different maps: `version` is the one of the side that says so. Whoever has the
+    older one gets the newer (`Mesh.newer_than`) and routes again."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"the other side goes by version {version} of the cluster map")
+        self.version = version
+
+
+def peer_secret(derived: bytes) -> str:
+    """The secret key peers sign with, of what was derived from the mesh's secret for PURPOSE."""
+    return derived.hex()
+
+
+class PeerAnswer:
+    """One answer; its body is read once, by `read` or `pieces`. A body that was sent in pieces is checked."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: Mapping[str, str] = {}
+        self._loop = asyncio.get_running_loop()
+        self._head: asyncio.Future[AnswerHead] = self._loop.create_future()
+        self._go: asyncio.Future[bool] = self._loop.create_future()
+        self._queue: deque[bytes] = deque()
+        self._waiting = 0
+        self._news: asyncio.Future[None] | None = None
+        self._whole = False
+        self._error: PeerUnreachableError | None = None
+        self.wire: Wire | None = None
+
+    def __repr__(self) -> str:
+        return f"<PeerAnswer {self.status}{', whole' if self._whole else ''}>"
+
+    async def read(self) -> bytes:
+        """The whole body. Raises PeerUnreachableError, PieceError."""
+        return b"".join([piece async for piece in self.pieces()])
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it arrives. Raises PeerUnreachableError, PieceError."""
+        if FRAMED_HEADER not in self.headers:
+            async for data in self._arriving():
+                yield data
+            return
+        frames = framing.Unframer()
+        async for data in self._arriving():
+            for piece in frames.feed(data):
+                yield piece
+        frames.finish()
+
+    def close(self) -> None:
+        """Let go of the connection; one with an unread answer is ended."""
+        if not self._whole and self.wire is not None:
+            self.wire.abort()
+        self.wire = None
+
+    async def _arriving(self) -> AsyncIterator[bytes]:
+        while True:
+            while self._queue:
+                data = self._queue.popleft()
+                self._waiting -= len(data)
+                if self._waiting <= _BACKLOG and self.wire is not None:
+                    self.wire.resume()
+                yield data
+            if self._error is not None:
+                raise self._error
+            if self._whole:
+                return
+            self._news = self._loop.create_future()
+            await self._news
+
+    # what its connection tells it
+
+    def continued(self) -> None:
+        if not self._go.done():
+            self._go.set_result(True)
+
+    def begun(self, head: AnswerHead) -> None:
+        self.status, self.headers = head.status, head.headers
+        if not self._go.done():
+            self._go.set_result(False)
+        if not self._head.done():
+            self._head.set_result(head)
+
+    def came(self, data: bytes) -> None:
+        self._queue.append(data)
+        self._waiting += len(data)
+        if self._waiting > _BACKLOG and self.wire is not None and self.wire.left != 0:
+            self.wire.pause()
+        self._tell()
+
+    def ended(self) -> None:
+        self._whole = True
+        self._tell()
+
+    def broke(self, error: PeerUnreachableError) -> None:
+        self._error = error
+        if not self._go.done():
+            self._go.set_result(False)
+        if not self._head.done():
+            self._head.set_exception(error)
+            self._head.exception()  # whoever waits for it is told; nobody may be waiting any more
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    # what the call asks it
+
+    async def head(self) -> AnswerHead:
+        return await self._head
+
+    async def wanted(self) -> bool:
+        """Whether the body is to be sent; False: an answer came first, or the end."""
+        return await self._go
+
+    @property
+    def decided(self) -> bool:
+        """Whether the answer has begun, or will not."""
+        return self._head.done()
+
+
+class Peers:
+    """Calls to other nodes; one a process. `derive` gives keys of the mesh's secret (`NodeSecret.derive`),
+    `map_version` the version of the cluster map this process goes by. `ca` is a file of certificates that
+    vouch for nodes with an https endpoint, beside those the machine trusts."""
+
+    def __init__(
+        self,
+        node_id: str,
+        derive: Callable[[str], bytes],
+        clock: Clock,
+        map_version: Callable[[], int] = lambda: 0,
+        *,
+        ca: str = "",
+    ) -> None:
+        self.node_id, self._derive, self._clock = node_id, derive, clock
+        self._map_version, self._ca = map_version, ca
+        self._idle: dict[str, deque[Wire]] = {}
+        self._open: set[Wire] = set()
+        self._credential: Credential | None = None
+        self._tls: ssl.SSLContext | None = None
+
+    def __repr__(self) -> str:
+        return f"<Peers of {self.node_id}, {len(self._open)} connections>"
+
+    async def aclose(self) -> None:
+        """End all connections."""
+        for wire in list(self._open):
+            wire.abort()
+        self._open.clear()
+        self._idle.clear()
+
+    @asynccontextmanager
+    async def call(
+        self,
+        node: Node,
+        method: str,
+        target: str,
+        *,
+        body: bytes | AsyncIterable[bytes] = b"",
+        timeout: float = _PATIENCE,  # noqa: ASYNC109  of silence, not of the call
+    ) -> AsyncGenerator[PeerAnswer, None]:
+        """`async with peers.call(node, "POST", "/-/peer/…", body=…) as answer`: the answer's head is here,
+        its body still to be read. `target` is path and query, encoded. `timeout`: seconds of silence.
+
+        A body that is an iterable is sent when the peer asks for it: one that refuses costs no bytes. Raises
+        PeerUnreachableError, PeerRefusedError (any status from 400 on), StaleMapError (421).
+        """
+        answer = PeerAnswer()
+        try:
+            await self._ask(answer, node, method, target, body, timeout)
+            if answer.status >= 400:
+                raise await _refusal(answer)
+            yield answer
+        finally:
+            answer.close()
+
+    async def wire(self, node: Node, patience: float = _CONNECT) -> Wire:
+        """A connection to a node: an idle one, or a new one. Raises PeerUnreachableError."""
+        wire = self.idle(node)
+        if wire is not None:
+            return wire
+        where = urlsplit(node.endpoint)
+        loop = asyncio.get_running_loop()
+        tls = self._context() if where.scheme == "https" else None
+        port = where.port or (443 if tls else 80)
+        endpoint = node.endpoint
+        try:
+            async with asyncio.timeout(patience):
+                _, wire = await loop.create_connection(
+                    lambda: Wire(node.node_id, lambda free: self._keep(endpoint, free)),
+                    where.hostname or "",
+                    port,
+                    ssl=tls,
+                )
+        except (OSError, TimeoutError) as error:
+            why = "it does not answer" if isinstance(error, TimeoutError) else str(error)
+            raise PeerUnreachableError(f"node {node.node_id} at {node.endpoint}: {why}") from error
+        self._open.add(wire)
+        return wire
+
+    def idle(self, node: Node) -> Wire | None:
+        """A connection to a node that is free at this moment, or None."""
+        kept = self._idle.get(node.endpoint)
+        if not kept:
+            return None
+        now = asyncio.get_running_loop().time()
+        while kept:
+            wire = kept.pop()
+            if not wire.closed and now - wire.touched < _FRESH:
+                return wire
+            self._open.discard(wire)
+            wire.abort()
+        return None
+
+    def _keep(self, endpoint: str, wire: Wire) -> None:
+        kept = self._idle.setdefault(endpoint, deque())
+        kept.append(wire)
+        if len(kept) > _KEPT:
+            oldest = kept.popleft()
+            self._open.discard(oldest)
+            oldest.abort()
+        if len(self._open) > 4 * _KEPT:
+            self._open = {wire for wire in self._open if not wire.closed}
+
+    async def _ask(
+        self,
+        answer: PeerAnswer,
+        node: Node,
+        method: str,
+        target: str,
+        body: bytes | AsyncIterable[bytes],
+        patience: float,
+    ) -> None:
+        whole = framing.whole(body) if isinstance(body, bytes) else None
+        head = self._head(node, method, target, None if whole is None else len(whole))
+        wire = answer.wire = await self.wire(node, min(patience, _CONNECT))
+        if whole is not None and method not in ("GET", "HEAD"):
+            head += whole
+        wire.start(answer, head, patience=patience, head_only=method == "HEAD")
+        if not isinstance(body, bytes) and await answer.wanted():
+            await _send(answer, wire, body)
+        await answer.head()
+
+    def _head(self, node: Node, method: str, target: str, length: int | None) -> bytes:
+        path, _, query = target.partition("?")
+        headers = {"host": urlsplit(node.endpoint).netloc, MAP_HEADER: str(self._map_version())}
+        if self._credential is None:
+            self._credential = Credential(PEER_KEY + self.node_id, peer_secret(self._derive(PURPOSE)))
+        headers |= sign(
+            RequestHead(method, path, query, headers),
+            self._credential,
+            region=REGION,
+            timestamp=self._clock.now_ms() // 1000,
+            payload_hash=UNSIGNED_PAYLOAD,
+        )
+        if length is None:
+            headers |= {"transfer-encoding": "chunked", "expect": "100-continue"}
+        elif method not in ("GET", "HEAD"):
+            headers["content-length"] = str(length)
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        return f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode()
+
+    def _context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+            if self._ca:
+                self._tls.load_verify_locations(self._ca)
+        return self._tls
+
+
+async def _send(answer: PeerAnswer, wire: Wire, body: AsyncIterable[bytes]) -> None:
+    """The body in pieces, each a chunk of HTTP; an answer that comes in between ends it."""
+    wire.sending = True
+    async for data in body:
+        with memoryview(data) as view:
+            for start in range(0, len(view), framing.LARGEST):
+                piece = view[start : start + framing.LARGEST]
+                announced = framing.framed(piece)
+                wire.send(b"%x\r\n%b" % (len(piece) + len(announced), announced))
+                wire.send(bytes(piece))
+                wire.send(b"\r\n")
+        await wire.drained()
+        if answer.decided:
+            return
+    wire.sending = False
+    wire.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(framing.END), framing.END))
+
+
+async def _refusal(answer: PeerAnswer) -> MeshdError:
+    if answer.status == 421:
+        version = answer.headers.get(MAP_HEADER, "")
+        return StaleMapError(int(version) if version.isdigit() else 0)
+    body = await answer.read()
+    try:
+        error = msgspec.json.decode(body)["error"]
+        return PeerRefusedError(answer.status, str(error["code"]), str(error["message"]))
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return PeerRefusedError(answer.status, "", f"the node answered {answer.status}")

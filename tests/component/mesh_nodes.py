@@ -1,0 +1,109 @@
+"""Several nodes in one process: servers with stores of their own over one control store."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshd.assembly.remote import RemoteAssembler
+from meshd.config import NodeSettings, StoreSettings
+from meshd.control.buckets import BucketTable
+from meshd.control.identities import Account, IdentityTable, Key, User
+from meshd.control.keyuse import KeyUse
+from meshd.control.memory import MemoryControl
+from meshd.control.nodesecret import NodeSecret
+from meshd.kit.clock import SystemClock
+from meshd.net.peers import Peers
+from meshd.runtime.data import data_services
+from meshd.runtime.node import Node, node_access, web_deps
+from meshd.service.archives.reading import Archives
+from meshd.service.views.uses import UseFile
+from meshd.store.store import Store
+from meshd.web.server import build_server
+from meshwire.cluster import Node as Member
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import AsyncIterator, Sequence
+
+    from meshd.control.interface import ControlStore
+    from meshd.web.connections import MeshServer
+    from meshd.web.server import NativeRoute
+
+ROOT = ("root-key", "root-secret-key")
+
+
+@dataclass(slots=True)
+class Running:
+    """One node that listens."""
+
+    node: Node
+    server: MeshServer
+    listener: asyncio.Server
+    peers: Peers
+
+    @property
+    def member(self) -> Member:
+        """As it stands in the map."""
+        port = self.listener.sockets[0].getsockname()[1]
+        return Member(self.node.settings.node_id, f"http://127.0.0.1:{port}")
+
+
+@asynccontextmanager
+async def running_nodes(
+    loop: asyncio.AbstractEventLoop, number: int, routes: Sequence[NativeRoute] = ()
+) -> AsyncIterator[list[Running]]:
+    """`number` nodes, n1, n2, …, with `routes` beside S3; they have one root user, with the keys ROOT."""
+    place = Path(tempfile.mkdtemp(prefix="nodes-"))
+    clock = SystemClock()
+    control = MemoryControl(clock)
+    await NodeSecret(control).ensure()
+    account = Account(
+        User(user_id="root", display_name="root", root=True, origin="root"),
+        Key(access_key=ROOT[0], user_id="root", secret_key=ROOT[1], origin="root"),
+    )
+    await IdentityTable(control).replace(frozenset({"root"}), [account], clock.now_ms())
+    nodes = [await _run(loop, place / f"n{i + 1}", control, routes) for i in range(number)]
+    try:
+        yield nodes
+    finally:
+        for one in nodes:
+            await _end(one)
+        shutil.rmtree(place)
+
+
+async def _run(
+    loop: asyncio.AbstractEventLoop, place: Path, control: ControlStore, routes: Sequence[NativeRoute]
+) -> Running:
+    clock = SystemClock()
+    settings = NodeSettings(place.name, StoreSettings.at(place, durability="relaxed"))
+    store = Store.open(settings.store, writer="w0", clock=clock)
+    uses = UseFile(settings.uses_path, clock)
+    node = Node(
+        settings,
+        clock,
+        store,
+        control,
+        BucketTable(control),
+        IdentityTable(control),
+        KeyUse(control),
+        uses,
+        Archives(store, uses.note),
+    )
+    access = node_access(node)
+    data = data_services(node, access, RemoteAssembler(settings.steward_socket))  # nobody asks it anything
+    server = build_server(web_deps(node, access, data), routes)
+    listener = await loop.create_server(server, "127.0.0.1", 0)
+    return Running(node, server, listener, Peers(place.name, NodeSecret(control).derive, clock, lambda: 7))
+
+
+async def _end(one: Running) -> None:
+    one.listener.close()
+    await one.server.shutdown(1)
+    await one.peers.aclose()
+    one.node.store.close()
+    one.node.uses.close()

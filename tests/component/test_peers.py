@@ -1,0 +1,190 @@
+"""Calls between nodes: signed, in checked pieces, with errors that can be told apart."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from meshd.net import pieces as framing
+from meshd.net.peers import PeerRefusedError, Peers, PeerUnreachableError, StaleMapError
+from meshd.web.peers import peer_reply, peer_route, stream_reply
+from meshwire.cluster import Node as Member
+from meshwire.s3.errors import S3Error
+from tests.component.mesh_nodes import running_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from aiohttp import web
+
+    from meshd.web.incoming import MeshRequest
+    from meshd.web.peers import PeerCall
+    from tests.component.mesh_nodes import Running
+
+
+async def _echo(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    return await stream_reply(request, call.pieces(request), 0)
+
+
+async def _who(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    return peer_reply(f"{call.node_id} {call.map_version} {request.raw_path}".encode(), 0)
+
+
+async def _stale(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    raise StaleMapError(call.map_version + 1)
+
+
+async def _refuse(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    raise S3Error("NoSuchKey", "not here")
+
+
+async def _cut(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async def some() -> AsyncIterator[bytes]:
+        yield b"one"
+        raise ValueError("no more")
+
+    return await stream_reply(request, some(), 0)
+
+
+_ROUTES = [
+    peer_route("POST", "/-/peer/test/echo", _echo),
+    peer_route("GET", "/-/peer/test/who/", _who),
+    peer_route("POST", "/-/peer/test/stale", _stale),
+    peer_route("POST", "/-/peer/test/refuse", _refuse),
+    peer_route("GET", "/-/peer/test/cut", _cut),
+]
+
+
+def _among(number: int, test: Callable[[list[Running]], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with running_nodes(asyncio.get_running_loop(), number, _ROUTES) as nodes:
+            await test(nodes)
+
+    asyncio.run(run())
+
+
+def test_a_call_says_who_calls_by_which_map() -> None:
+    async def test(nodes: list[Running]) -> None:
+        one, two = nodes
+        for _ in range(3):
+            async with one.peers.call(two.member, "GET", "/-/peer/test/who/a%20b?c=d") as answer:
+                assert await answer.read() == b"n1 7 /-/peer/test/who/a%20b?c=d"
+        assert "1 connections" in repr(one.peers)  # it was kept
+
+    _among(2, test)
+
+
+@pytest.mark.parametrize("size", [0, 1, 100_000, 9_000_000])
+def test_bodies_come_back_as_they_went(size: int) -> None:
+    async def test(nodes: list[Running]) -> None:
+        one, two = nodes
+        body = os.urandom(size)
+        async with one.peers.call(two.member, "POST", "/-/peer/test/echo", body=body) as answer:
+            assert await answer.read() == body
+
+        async def pieces() -> AsyncIterator[bytes]:
+            for start in range(0, size, 70_001):
+                yield body[start : start + 70_001]
+
+        async with one.peers.call(
+            two.member, "POST", "/-/peer/test/echo", body=_gathered(pieces())
+        ) as answer:
+            assert await answer.read() == body
+
+    _among(2, test)
+
+
+async def _gathered(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """As one: the echo answers while it is sent, which ends the sending."""
+    whole = b"".join([piece async for piece in pieces])
+    if whole:
+        yield whole
+
+
+def test_refusals_can_be_told_apart() -> None:
+    async def test(nodes: list[Running]) -> None:
+        one, two = nodes
+        with pytest.raises(StaleMapError) as stale:
+            async with one.peers.call(two.member, "POST", "/-/peer/test/stale"):
+                pass
+        assert stale.value.version == 8
+        with pytest.raises(PeerRefusedError, match="not here") as refused:
+            async with one.peers.call(two.member, "POST", "/-/peer/test/refuse", body=_never()):
+                pass
+        assert (refused.value.status, refused.value.code) == (404, "NoSuchKey")
+
+    _among(2, test)
+
+
+async def _never() -> AsyncIterator[bytes]:
+    yield b"".join([])
+    raise AssertionError("nobody asked for this body")
+
+
+def test_an_answer_that_is_cut_is_an_error() -> None:
+    async def test(nodes: list[Running]) -> None:
+        one, two = nodes
+        async with one.peers.call(two.member, "GET", "/-/peer/test/cut") as answer:
+            with pytest.raises(PeerUnreachableError):
+                await answer.read()
+
+    _among(2, test)
+
+
+def test_strangers_do_not_get_in() -> None:
+    async def test(nodes: list[Running]) -> None:
+        one, two = nodes
+        stranger = Peers("n1", lambda purpose: b"another secret", one.node.clock, lambda: 7)
+        with pytest.raises(PeerRefusedError) as refused:
+            async with stranger.call(two.member, "GET", "/-/peer/test/who/x"):
+                pass
+        assert (refused.value.status, refused.value.code) == (403, "SignatureDoesNotMatch")
+        await stranger.aclose()
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", int(two.member.endpoint.rpartition(":")[2])
+        )
+        writer.write(b"GET /-/peer/test/who/x HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 403 ")
+        writer.close()
+
+    _among(2, test)
+
+
+def test_nobody_there_and_nothing_said() -> None:
+    async def test(nodes: list[Running]) -> None:
+        one = nodes[0]
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            port = silent.getsockname()[1]
+            with pytest.raises(PeerUnreachableError, match="silent"):
+                async with one.peers.call(
+                    Member("n9", f"http://127.0.0.1:{port}"), "GET", "/-/peer/", timeout=0.2
+                ):
+                    pass
+        with pytest.raises(PeerUnreachableError, match="n9") as gone:
+            async with one.peers.call(Member("n9", f"http://127.0.0.1:{port}"), "GET", "/-/peer/"):
+                pass
+        assert not gone.value.begun
+
+    _among(1, test)
+
+
+def test_broken_pieces_are_noticed() -> None:
+    body = framing.whole(b"abc" * 100)
+    for at in range(len(body)):
+        broken = bytearray(body)
+        broken[at] ^= 1
+        with pytest.raises(framing.PieceError):
+            _read(bytes(broken))
+    for length in range(len(body)):
+        with pytest.raises(framing.PieceError):
+            _read(body[:length])
+
+
+def _read(body: bytes) -> None:
+    frames = framing.Unframer()
+    frames.feed(body)
+    frames.finish()
