@@ -114,6 +114,29 @@ class TransformSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """This node among others. Without `control` it is the only one."""
+
+    control: str = ""
+    """Where the control store is: `etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT][/PREFIX]`; empty: in the data
+    directory."""
+    zone: str = ""
+    """What fails together: copies are kept in different zones."""
+    rack: str = ""
+    """What is near each other."""
+    roles: tuple[str, ...] = ("store", "cache", "compute")
+    """What this node is for."""
+    weight: int = 0
+    """Its share of the data, in a unit that is the same for all nodes. 0: GiB of its disks."""
+    copies: int = 2
+    """How many nodes keep each object, of buckets that say nothing else. Counts when a mesh is founded."""
+    advertise: str = ""
+    """URL under which peers and the SDK reach this node. Default: where it listens."""
+    down_after: float = 900.0
+    """Seconds after which a node that is away is given up, if every object of it has another copy."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeSettings:
     """Everything one daemon needs to know, validated."""
 
@@ -122,6 +145,7 @@ class NodeSettings:
     store: StoreSettings
     http: HttpSettings = field(default_factory=HttpSettings)
     transform: TransformSettings = field(default_factory=TransformSettings)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
     workers: int = 1
     """HTTP processes on the one port. Default: min(4, cores). With 1, the steward lives in the worker."""
     users_file: Path | None = None
@@ -140,6 +164,14 @@ class NodeSettings:
     """What GetBucketLocation answers, and the region new buckets get."""
     log_format: LogFormat = "text"
     log_level: str = "info"
+
+    @property
+    def endpoint(self) -> str:
+        """URL under which others reach this node."""
+        if self.cluster.advertise:
+            return self.cluster.advertise
+        host = f"[{self.http.host}]" if ":" in self.http.host else self.http.host
+        return f"{'https' if self.http.tls_cert else 'http'}://{host}:{self.http.port}"
 
     @property
     def run_dir(self) -> Path:

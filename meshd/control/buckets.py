@@ -30,6 +30,7 @@ class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `view` is the canonical document of a view (see `meshwire.views`), empty for a bucket that holds objects.
     `policy` is the JSON text as it was put, empty when there is none; None for a setting never made.
+    `copies` is how many nodes keep what is in it, 0 for as many as the mesh says; never changed afterwards.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
     public_access: PublicAccessBlock | None = None
     ownership: str = ""
     view: str = ""
+    copies: int = 0
 
 
 class BucketExistsError(ControlError):
@@ -64,6 +66,11 @@ class BucketTable:
     def get(self, name: str) -> Bucket | None:
         """The bucket, or None. About a microsecond; sees every process's finished writes."""
         return self._documents.current().get(name)
+
+    def copies(self, name: str) -> int:
+        """How many copies a bucket asks for; 0: as many as the mesh says."""
+        found = self._documents.current().get(name)
+        return 0 if found is None else found.copies
 
     def list_all(self, owner: str | None = None) -> tuple[Bucket, ...]:
         """All buckets (of one owner) in order of their names."""

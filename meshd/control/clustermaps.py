@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from meshd.control.interface import ControlStore
     from meshwire.cluster import ClusterMap
 
-_TOPIC, _KEY = "cluster", "cluster/map"
+TOPIC = "cluster"
+_KEY = f"{TOPIC}/map"
 
 
 class ClusterMaps:
@@ -34,9 +35,9 @@ class ClusterMaps:
 
     def current(self) -> ClusterMap | None:
         """The newest map known here, None before there is one. Never waits."""
-        revision = self._control.revision(_TOPIC)
+        revision = self._control.revision(TOPIC)
         if revision != self._seen:
-            entry = self._control.peek(_TOPIC).get(_KEY)
+            entry = self._control.peek(TOPIC).get(_KEY)
             if entry is None:
                 self._map, self._version = None, ABSENT
             elif entry.version != self._version:

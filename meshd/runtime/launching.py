@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import resource
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -63,6 +64,7 @@ def launch(settings: NodeSettings, env: Mapping[str, str], say: Callable[[str], 
     people.read()
     _check_audit(settings.audit_log)
     doors = open_doors(settings)
+    settings = _advertised(settings, doors)
     if root.made:
         say(
             f"meshd root access_key={root.access_key} secret_key={root.secret_key} "
@@ -71,6 +73,12 @@ def launch(settings: NodeSettings, env: Mapping[str, str], say: Callable[[str], 
     _in_child("recovery", lambda _: _recover(settings, people))
     doors.listen(settings.http.backlog)
     _supervise(settings, doors, people, say)
+
+
+def _advertised(settings: NodeSettings, doors: Doors) -> NodeSettings:
+    """With the URL that others are told: where it listens, unless it was said."""
+    where = settings.cluster.advertise or endpoint(doors)
+    return replace(settings, cluster=replace(settings.cluster, advertise=where))
 
 
 def _supervise(settings: NodeSettings, doors: Doors, people: _People, say: Callable[[str], None]) -> None:

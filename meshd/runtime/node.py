@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from meshd.assembly.catalog import Catalog
+from meshd.cluster.mesh import Mesh, lone_map
 from meshd.control.buckets import BucketTable
 from meshd.control.embedded import EmbeddedControl
 from meshd.control.identities import IdentityTable
@@ -79,6 +80,7 @@ class Node:
     uses: UseFile
     """Of results of views."""
     archives: Archives
+    mesh: Mesh
 
 
 @contextmanager
@@ -95,7 +97,11 @@ def open_node(settings: NodeSettings, writer: str) -> Iterator[Node]:
         MODULES.read_from(partial(load_asset, Catalog(store)))
         buckets, identities = BucketTable(control), IdentityTable(control)
         archives = Archives(store, uses.note, settings.view_cache_bytes)
-        yield Node(settings, clock, store, control, buckets, identities, KeyUse(control), uses, archives)
+        mesh = Mesh(
+            settings.node_id, control, buckets.copies, lone=lone_map(settings.node_id, settings.endpoint)
+        )
+        use = KeyUse(control)
+        yield Node(settings, clock, store, control, buckets, identities, use, uses, archives, mesh)
 
 
 def node_access(node: Node) -> Access:
@@ -131,6 +137,7 @@ def web_deps(node: Node, access: Access, data: DataServices, audit: AuditLog | N
         members=MemberService(node.store, versions, node.archives, views.is_view),
         object_acls=ObjectAclService(node.store, node.buckets, versions, acls),
         clock=node.clock,
+        mesh=node.mesh,
         still=node.control.still,
         audit=audit,
         http=node.settings.http,

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
+    from meshd.cluster.mesh import Mesh
     from meshd.kit.clock import Clock
     from meshd.service.access import Access
     from meshd.service.acls import AclService
@@ -87,6 +88,7 @@ class WebDeps:
     deleter: Deleter
     tagging: TaggingService
     clock: Clock
+    mesh: Mesh
     still: Callable[[], AbstractContextManager[object]] = nullcontext
     """Within it the control state is looked at once a request (ControlStore.still)."""
     audit: AuditLog | None = None

@@ -137,6 +137,13 @@ def checked_integer(value: Any, path: str, low: int, high: int) -> int:
     return value
 
 
+def checked_boolean(value: Any, path: str) -> bool:
+    """`value` if it is true or false. Raises PlanError."""
+    if not isinstance(value, bool):
+        raise PlanError(path, f"expected true or false, got {shown(value)}")
+    return value
+
+
 def _short(value: int) -> str:
     return str(value) if abs(value) < 10**30 else "a number of more than 30 digits"
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from meshd.assembly.remote import RemoteAssembler
+from meshd.cluster.mesh import Mesh, lone_map
 from meshd.config import NodeSettings, StoreSettings
 from meshd.control.buckets import Bucket, BucketTable
 from meshd.control.identities import Account, IdentityTable, Key, User
@@ -114,16 +115,18 @@ class Pair:
 
     async def _open(self) -> None:
         control = MemoryControl(self.clock)
+        buckets = BucketTable(control)
         node = Node(
             self._settings,
             self.clock,
             self.store,
             control,
-            BucketTable(control),
+            buckets,
             IdentityTable(control),
             KeyUse(control),
             self._uses,
             Archives(self.store, self._uses.note),
+            Mesh("n", control, buckets.copies, lone=lone_map("n", "http://127.0.0.1:9000")),
         )
         await NodeSecret(control).ensure()
         await self._people(node)

@@ -98,8 +98,8 @@ def test_owners_are_distinct_stores_that_are_there_in_as_many_zones_as_can_be(
     cluster: ClusterMap, copies: int
 ) -> None:
     tenses: dict[Tense, set[State]] = {
-        "future": {"joining", "up", "away"},
-        "present": {"up", "draining", "away"},
+        "future": {"joining", "up", "away", "returning"},
+        "present": {"up", "draining", "away", "returning"},
     }
     for tense, allowed in tenses.items():
         placement = place(cluster, copies, tense)
@@ -154,7 +154,7 @@ def test_a_slot_is_one_of_them(bucket: str, key: str) -> None:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["joined", "settled", "drained", "missed", "lost", "left", "reweighed"]),
+        st.sampled_from(["joined", "settled", "drained", "stayed", "missed", "lost", "left", "reweighed"]),
         st.integers(0, 5),
         st.integers(0, 9),
     ),
@@ -184,24 +184,40 @@ def test_whatever_happens_versions_grow_and_the_document_is_the_map(
         assert cluster == changed
 
 
+def state(cluster: ClusterMap, node_id: str) -> str:
+    node = cluster.node(node_id)
+    assert node is not None
+    return node.state
+
+
 def test_a_life() -> None:
     one, two = (Node(f"n{i}", f"http://10.0.0.{i}:9000") for i in range(2))
     cluster = turn.founded(one, SLOTS)
     cluster = turn.joined(cluster, two)
-    assert cluster.node("n1") == replace(two, state="joining")
+    assert cluster.node("n1") == replace(two, state="joining", turned=2)
     assert place(cluster, 1, "present").loads() == {"n0": SLOTS}
     assert place(cluster, 1).loads()["n1"] > 0
-    cluster = turn.settled(cluster, "n1")
+    assert place(cluster, 1, "present").loads() == {"n0": SLOTS}, "until everybody has what it should"
+    cluster = turn.settled(turn.settled(cluster, "n1"), "n0")
+    assert not cluster.moving
+    assert [node.state for node in cluster.nodes] == ["up", "up"]
     cluster = turn.missed(cluster, "n0")
     assert place(cluster, 1).loads()["n0"] > 0, "its share waits for it"
-    assert turn.joined(cluster, one).node("n0") == one, "back again"
+    back = turn.joined(cluster, one)
+    assert state(back, "n0") == "returning"
+    assert state(turn.settled(back, "n0"), "n0") == "up"
     with pytest.raises(turn.TransitionError, match="drain it first"):
         turn.left(cluster, "n1")
     cluster = turn.lost(cluster, "n0")
     assert place(cluster, 1).loads() == {"n1": SLOTS}
+    assert place(cluster, 1, "present").loads() == place(turn.missed(back, "n0"), 1, "present").loads()
+    with pytest.raises(turn.TransitionError, match="elsewhere by now"):
+        turn.left(cluster, "n0")
+    cluster = turn.settled(cluster, "n1")
+    assert not cluster.moving
     with pytest.raises(turn.TransitionError, match="last node"):
         turn.drained(cluster, "n1")
-    assert turn.joined(cluster, one).node("n0") == replace(one, state="joining"), "what it has may be old"
+    assert state(turn.joined(cluster, one), "n0") == "joining", "what it has may be old"
     assert turn.left(cluster, "n0").nodes == (cluster.node("n1"),)
     with pytest.raises(turn.TransitionError, match="did you mean 'n1'"):
         turn.drained(cluster, "n11")

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 
 from meshwire.documents import (
     MAX_INTEGER,
     PlanError,
     canonical_json,
+    checked_boolean,
     checked_choice,
     checked_integer,
     checked_object,
@@ -28,16 +29,20 @@ from meshwire.documents import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-State = Literal["joining", "up", "draining", "away", "down"]
+State = Literal["joining", "up", "draining", "away", "returning", "down"]
 """`joining`: gets its share of the data, and is not relied on for what it has not got yet. `draining`: gives
 its share away. `away`: does not answer, and is expected back: its share stays its own, others stand in.
-`down`: out of the placement; its share is made again elsewhere."""
+`returning`: answers again, gets every write, and may lack what was written while it was away. `down`: out of
+the placement; its share is made again elsewhere."""
 Role = Literal["store", "cache", "compute"]
-STATES: Final[tuple[State, ...]] = ("joining", "up", "draining", "away", "down")
+STATES: Final[tuple[State, ...]] = ("joining", "up", "draining", "away", "returning", "down")
 ROLES: Final[tuple[Role, ...]] = ("store", "cache", "compute")
 DEFAULT_SLOTS: Final = 1 << 14
+DEFAULT_COPIES: Final = 2
+MAX_COPIES: Final = 8
 MAX_NODES: Final = 4096
 MAX_WEIGHT: Final = 1 << 20
+_VERSIONS: Final = ("since", "turned", "complete")
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _PLACE = re.compile(r"[A-Za-z0-9._/-]{0,63}")
 _ENDPOINT = re.compile(r"https?://[A-Za-z0-9._:\[\]-]{1,255}")
@@ -46,7 +51,12 @@ _ENDPOINT = re.compile(r"https?://[A-Za-z0-9._:\[\]-]{1,255}")
 @dataclass(frozen=True, slots=True)
 class Node:
     """A member. `endpoint`: where peers and the SDK reach it. `zone`: what fails together; `rack`: what is
-    near each other. `weight`: its share of the data, in any unit that is the same for all (GiB, say)."""
+    near each other. `weight`: its share of the data, in any unit that is the same for all (GiB, say).
+
+    Map versions: `since`, when it last went away from what it had all of (0: never); `turned`, when it took
+    its present state; `complete`, of the newest map under which it had all it should have. `leaving`: it is
+    to be empty, whatever its state: it was draining when it went away.
+    """
 
     node_id: str
     endpoint: str
@@ -55,6 +65,10 @@ class Node:
     weight: int = 1
     roles: tuple[Role, ...] = ROLES
     state: State = "up"
+    since: int = 0
+    turned: int = 0
+    complete: int = 0
+    leaving: bool = False
 
     @property
     def stores(self) -> bool:
@@ -62,18 +76,62 @@ class Node:
         return "store" in self.roles and self.weight > 0
 
 
+class Share(NamedTuple):
+    """What placement asks of a node."""
+
+    node_id: str
+    zone: str
+    weight: int
+
+
 @dataclass(frozen=True)
 class ClusterMap:
     """`nodes` in order of their ids. `slots`: into how many parts names are cut, a power of two, fixed for
-    the cluster's life."""
+    the cluster's life; so is `copies`, of buckets that say nothing else.
+
+    `base`: the shares by which the data lies at present, while they differ from those that the nodes' states
+    say; None when they do not. `goal`: the version since which the shares of the future are what they are.
+    """
 
     version: int
     nodes: tuple[Node, ...]
     slots: int = DEFAULT_SLOTS
+    copies: int = DEFAULT_COPIES
+    base: tuple[Share, ...] | None = None
+    goal: int = 0
 
     def node(self, node_id: str) -> Node | None:
         """The member of an id, or None."""
         return next((node for node in self.nodes if node.node_id == node_id), None)
+
+    @property
+    def future(self) -> tuple[Share, ...]:
+        """The shares once everybody has joined and left who is about to."""
+        staying = ("joining", "up", "away", "returning")
+        return tuple(
+            Share(node.node_id, node.zone, node.weight)
+            for node in self.nodes
+            if node.stores and node.state in staying and not node.leaving
+        )
+
+    @property
+    def present(self) -> tuple[Share, ...]:
+        """The shares by which the data lies until now."""
+        return by_states(self.nodes) if self.base is None else self.base
+
+    @property
+    def moving(self) -> bool:
+        """Whether data is to be carried before the present is the future."""
+        return self.present != self.future
+
+    def owes(self, node_id: str) -> bool:
+        """Whether a node is to compare what it has with what it should have (`transitions.settled`)."""
+        node = self.node(node_id)
+        if node is None or not node.stores or node.state in ("away", "down"):
+            return False
+        if node.state in ("joining", "returning"):
+            return True
+        return self.moving and not node.leaving and node.complete < self.goal
 
     def to_json(self) -> bytes:
         """The canonical document; `parse_map` gives the map back."""
@@ -86,19 +144,41 @@ class ClusterMap:
                 "weight": node.weight,
                 "roles": list(node.roles),
                 "state": node.state,
+                "since": node.since,
+                "turned": node.turned,
+                "complete": node.complete,
+                "leaving": node.leaving,
             }
             for node in self.nodes
         ]
-        return canonical_json({"version": self.version, "slots": self.slots, "nodes": nodes})
+        base = None if self.base is None else [list(share) for share in self.base]
+        return canonical_json(
+            {
+                "version": self.version,
+                "slots": self.slots,
+                "copies": self.copies,
+                "base": base,
+                "goal": self.goal,
+                "nodes": nodes,
+            }
+        )
 
     def __repr__(self) -> str:
         return f"ClusterMap(version={self.version}, nodes={len(self.nodes)})"
 
 
+def by_states(nodes: tuple[Node, ...]) -> tuple[Share, ...]:
+    """The present shares of nodes of which none is on the move."""
+    having = ("up", "draining", "away", "returning")
+    return tuple(
+        Share(node.node_id, node.zone, node.weight) for node in nodes if node.stores and node.state in having
+    )
+
+
 def parse_map(source: bytes | str | Mapping[str, Any]) -> ClusterMap:
     """The map of its document. Raises PlanError."""
     value = read_json(source) if isinstance(source, (bytes, str)) else dict(source)
-    document = checked_object(value, "", ("version", "slots", "nodes"))
+    document = checked_object(value, "", ("version", "slots", "copies", "base", "goal", "nodes"))
     version = checked_integer(required(document, "version", ""), "version", 0, MAX_INTEGER)
     slots = checked_integer(document.get("slots", DEFAULT_SLOTS), "slots", 1, 1 << 20)
     if slots & (slots - 1):
@@ -107,17 +187,47 @@ def parse_map(source: bytes | str | Mapping[str, Any]) -> ClusterMap:
     if not isinstance(nodes, list) or len(nodes) > MAX_NODES:
         raise PlanError("nodes", f"expected a list of at most {MAX_NODES} nodes")
     return ClusterMap(
-        version, checked_nodes([_parse_node(n, f"nodes[{i}]") for i, n in enumerate(nodes)]), slots
+        version,
+        checked_nodes([_parse_node(n, f"nodes[{i}]") for i, n in enumerate(nodes)]),
+        slots,
+        checked_integer(document.get("copies", DEFAULT_COPIES), "copies", 1, MAX_COPIES),
+        _parse_base(document.get("base")),
+        checked_integer(document.get("goal", 0), "goal", 0, version),
     )
 
 
+def _parse_base(value: Any) -> tuple[Share, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) > MAX_NODES:
+        raise PlanError("base", f"expected null or a list of at most {MAX_NODES} shares")
+    found = []
+    for number, share in enumerate(value):
+        path = f"base[{number}]"
+        if not isinstance(share, list) or len(share) != 3:
+            raise PlanError(path, "expected [id, zone, weight]")
+        found.append(
+            Share(
+                _matching(_NODE_ID, share[0], path),
+                _matching(_PLACE, share[1], path),
+                checked_integer(share[2], path, 1, MAX_WEIGHT),
+            )
+        )
+    if any(one.node_id >= other.node_id for one, other in pairwise(found)):
+        raise PlanError("base", "expected the shares in order of their ids, each once")
+    return tuple(found)
+
+
 def _parse_node(value: Any, path: str) -> Node:
-    known = ("id", "endpoint", "zone", "rack", "weight", "roles", "state")
+    known = ("id", "endpoint", "zone", "rack", "weight", "roles", "state", *_VERSIONS, "leaving")
     document = checked_object(value, path, known)
     roles = document.get("roles", list(ROLES))
     if not isinstance(roles, list) or not roles:
         raise PlanError(f"{path}.roles", f"expected a list of {', '.join(ROLES)}")
     found = {cast("Role", checked_choice(role, f"{path}.roles", ROLES)) for role in roles}
+    versions = {
+        name: checked_integer(document.get(name, 0), f"{path}.{name}", 0, MAX_INTEGER) for name in _VERSIONS
+    }
     return Node(
         _matching(_NODE_ID, required(document, "id", path), f"{path}.id"),
         _matching(_ENDPOINT, required(document, "endpoint", path), f"{path}.endpoint"),
@@ -126,6 +236,10 @@ def _parse_node(value: Any, path: str) -> Node:
         checked_integer(document.get("weight", 1), f"{path}.weight", 0, MAX_WEIGHT),
         tuple(role for role in ROLES if role in found),
         cast("State", checked_choice(document.get("state", "up"), f"{path}.state", STATES)),
+        since=versions["since"],
+        turned=versions["turned"],
+        complete=versions["complete"],
+        leaving=checked_boolean(document.get("leaving", False), f"{path}.leaving"),
     )
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
+from meshwire.cluster.maps import MAX_COPIES
 from meshwire.cluster.weighing import costs
 
 if TYPE_CHECKING:
@@ -28,9 +29,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from meshwire.cluster.maps import ClusterMap, Node, State
+    from meshwire.cluster.maps import ClusterMap, Node, Share
 
-MAX_COPIES: Final = 8
 _SLACK: Final = 0.1
 _PREFERRED: Final = (
     32  # best nodes of a slot that are sorted; more are only worked out where zones ask for it
@@ -39,10 +39,6 @@ _BLOCK: Final = 1024
 Tense = Literal["future", "present"]
 """`future`: owners once everybody has joined and left who is about to. `present`: who has had the data until
 now."""
-_STATES: Final[dict[Tense, tuple[State, ...]]] = {
-    "future": ("joining", "up", "away"),
-    "present": ("up", "draining", "away"),
-}
 
 
 def slot_of(bucket: str, key: str, slots: int) -> int:
@@ -84,18 +80,26 @@ def place(cluster: ClusterMap, copies: int, tense: Tense = "future") -> Placemen
     """The owners of every slot, `copies` of each (1…8)."""
     if not 1 <= copies <= MAX_COPIES:
         raise ValueError(f"{copies} copies; 1 to {MAX_COPIES} are possible")
-    nodes = tuple(node for node in cluster.nodes if node.stores and node.state in _STATES[tense])
-    table = np.full((cluster.slots, copies), -1, dtype=np.int16)
-    if nodes:
-        _Assigning(nodes, cluster.slots, table).run()
+    shares = cluster.future if tense == "future" else cluster.present
+    members = {node.node_id: node for node in cluster.nodes}
+    nodes = tuple(members[share.node_id] for share in shares)
+    return Placement(nodes, _table(shares, cluster.slots, copies))
+
+
+@lru_cache(maxsize=16)
+def _table(shares: tuple[Share, ...], slots: int, copies: int) -> npt.NDArray[np.int16]:
+    """By shares alone: a node that goes away and comes back costs nothing."""
+    table = np.full((slots, copies), -1, dtype=np.int16)
+    if shares:
+        _Assigning(shares, slots, table).run()
     table.flags.writeable = False
-    return Placement(nodes, table)
+    return table
 
 
 class _Assigning:
     """Fills a table, rank by rank."""
 
-    def __init__(self, nodes: tuple[Node, ...], slots: int, table: npt.NDArray[np.int16]) -> None:
+    def __init__(self, nodes: tuple[Share, ...], slots: int, table: npt.NDArray[np.int16]) -> None:
         self._nodes, self._slots, self._table = nodes, slots, table
         self._zones = [node.zone or f"\0{node.node_id}" for node in nodes]
         self._preferred = _preferences(nodes, slots)
@@ -141,7 +145,7 @@ class _Assigning:
         return [int(place) for place in np.argsort(row, kind="stable")]
 
 
-def _preferences(nodes: Sequence[Node], slots: int) -> list[list[int]]:
+def _preferences(nodes: Sequence[Share], slots: int) -> list[list[int]]:
     """For each slot the nodes that want it most, in order."""
     found: list[list[int]] = []
     for start in range(0, slots, _BLOCK):

@@ -2,6 +2,9 @@
 
 Law: pure; what makes no sense for the node's present state is a TransitionError that says what would. Two
 sides that change the same version make two maps with one number, and the control store takes only one.
+Invariant: the present shares become the future ones in one step, when every node of the future has said under
+one goal that it has all it should (`settled`); until then the future's owners get every write, and only the
+present's are relied on. So no node is ever asked for what it was not given.
 """
 
 from __future__ import annotations
@@ -9,73 +12,124 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from meshwire.cluster.maps import DEFAULT_SLOTS, ClusterMap, checked_nodes
+from meshwire.cluster.maps import DEFAULT_COPIES, DEFAULT_SLOTS, ClusterMap, by_states, checked_nodes
 from meshwire.documents import suggestion
 
 if TYPE_CHECKING:
-    from meshwire.cluster.maps import Node, State
+    from meshwire.cluster.maps import Node, Share, State
+
+_ANSWERS: Final = ("joining", "up", "draining", "returning")
 
 
 class TransitionError(ValueError):
     """The change does not fit the map."""
 
 
-_FROM: Final[dict[State, tuple[State, ...]]] = {
-    "up": ("joining", "draining", "away", "down"),
-    "draining": ("up", "joining", "away"),
-    "away": ("up", "joining", "draining"),
-    "down": ("up", "joining", "draining", "away"),
-}
-
-
-def founded(node: Node, slots: int = DEFAULT_SLOTS) -> ClusterMap:
+def founded(node: Node, slots: int = DEFAULT_SLOTS, copies: int = DEFAULT_COPIES) -> ClusterMap:
     """The first map: one node, which has everything there is."""
-    return ClusterMap(1, (replace(node, state="up"),), slots)
+    return ClusterMap(1, (_fresh(node, "up", 1),), slots, copies)
 
 
 def joined(cluster: ClusterMap, node: Node) -> ClusterMap:
-    """With `node`: new, it joins (its share is carried to it); known, it is back with what it says of itself
-    now. A node that was `down` joins anew: what it has may be old.
+    """With `node`, as it says of itself: new, it joins (its share is carried to it); known, it is back, and
+    when it was away it is `returning`. A node that was `down` joins anew: what it has may be old.
+
+    Raises TransitionError when it stops storing while it still has a share.
     """
-    known = cluster.node(node.node_id)
-    state: State = "joining" if node.stores else "up"
-    if known is not None and known.state != "down" and known.stores == node.stores:
-        state = "up" if known.state == "away" else known.state
-    others = [other for other in cluster.nodes if other.node_id != node.node_id]
-    if not any(other.stores and other.state != "down" for other in others):
-        state = "up"
-    return _next(cluster, [*others, replace(node, state=state)])
+    known, version = cluster.node(node.node_id), cluster.version + 1
+    if known is None or known.state == "down" or (node.stores and not known.stores):
+        new = _fresh(node, "joining" if node.stores and cluster.present else "up", version)
+        return _next(cluster, new)
+    if not node.stores and _holds(cluster, node.node_id):
+        raise TransitionError(f"{node.node_id} has data; drain it before it stops storing")
+    said = replace(
+        known,
+        endpoint=node.endpoint,
+        zone=node.zone,
+        rack=node.rack,
+        weight=node.weight,
+        roles=node.roles,
+    )
+    if known.state == "away":
+        said = replace(said, state=_back(cluster, said), turned=version)
+    return _next(cluster, said)
 
 
-def settled(cluster: ClusterMap, node_id: str) -> ClusterMap:
-    """A node that joined has all of its share; one that drained may stay after all."""
-    return _turned(cluster, node_id, "up")
+def settled(cluster: ClusterMap, node_id: str, version: int | None = None) -> ClusterMap:
+    """A node has, of every slot that is its own by the present or the future shares of map `version`
+    (default: this one), all that the slot's other owners have; and it gets every write since. Who returned is
+    up by it; when all of the future's nodes have said so, the future is the present, and who joined is up.
+
+    Raises TransitionError when that was under too old a map: compare again.
+    """
+    node, said = _known(cluster, node_id), cluster.version if version is None else version
+    if node.state not in _ANSWERS:
+        raise TransitionError(f"{node_id} is {node.state}; it has to come back first")
+    if said < node.turned:
+        raise TransitionError(f"{node_id} is {node.state} since map {node.turned}; compare again")
+    if said <= node.complete and node.state not in ("joining", "returning"):
+        return cluster
+    new = replace(node, complete=max(said, node.complete))
+    if node.state == "returning":
+        new = replace(new, state="draining" if node.leaving else "up", turned=cluster.version + 1)
+    return _next(cluster, new)
 
 
 def drained(cluster: ClusterMap, node_id: str) -> ClusterMap:
     """A node begins to give its share away. Raises TransitionError for the last one that stores."""
-    staying = [n for n in cluster.nodes if n.stores and n.state in ("joining", "up") and n.node_id != node_id]
-    if not staying:
+    node = _known(cluster, node_id)
+    if node.state == "down":
+        raise TransitionError(f"{node_id} is down; there is nothing to drain")
+    if node.leaving:
+        return cluster
+    if not [share for share in cluster.future if share.node_id != node_id]:
         raise TransitionError(f"{node_id} is the last node that stores; nobody could take its share")
-    return _turned(cluster, node_id, "draining")
+    state: State = "draining" if node.state == "up" else node.state
+    return _next(cluster, replace(node, state=state, leaving=True, turned=cluster.version + 1))
+
+
+def stayed(cluster: ClusterMap, node_id: str) -> ClusterMap:
+    """A node that drains is to stay after all: what it still has stays its own, the rest comes back."""
+    node, version = _known(cluster, node_id), cluster.version + 1
+    if not node.leaving:
+        raise TransitionError(f"{node_id} is {node.state}, and nobody drains it")
+    state = node.state
+    if state == "draining":
+        state = "up" if _holds(cluster, node_id) or not node.stores else "joining"
+    return _next(cluster, replace(node, state=state, leaving=False, turned=version, complete=0))
 
 
 def missed(cluster: ClusterMap, node_id: str) -> ClusterMap:
-    """A node does not answer; its share waits for it."""
-    return _turned(cluster, node_id, "away")
+    """A node does not answer; its share waits for it. One that was joining had not become anybody's support:
+    it is down."""
+    node, version = _known(cluster, node_id), cluster.version + 1
+    if node.state in ("away", "down"):
+        return cluster
+    if node.state == "joining":
+        return lost(cluster, node_id)
+    since = node.since if node.state == "returning" else version
+    return _next(cluster, replace(node, state="away", since=since, turned=version, complete=0))
 
 
 def lost(cluster: ClusterMap, node_id: str) -> ClusterMap:
     """A node is given up; its share is made again from the other copies."""
-    return _turned(cluster, node_id, "down")
+    node, version = _known(cluster, node_id), cluster.version + 1
+    if node.state == "down":
+        return cluster
+    new = replace(node, state="down", turned=version, complete=0, leaving=False)
+    return _next(cluster, new)
 
 
 def left(cluster: ClusterMap, node_id: str) -> ClusterMap:
-    """Without a node that is down, or has given away its share."""
+    """Without a node that stores nothing, or whose share others have by now."""
     node = _known(cluster, node_id)
-    if node.stores and node.state not in ("draining", "down"):
+    if node.stores and not (node.leaving or node.state == "down"):
         raise TransitionError(f"{node_id} is {node.state} and has data; drain it first")
-    return _next(cluster, [other for other in cluster.nodes if other.node_id != node_id])
+    if _holds(cluster, node_id):
+        raise TransitionError(
+            f"not all that {node_id} has is elsewhere by now; wait for `mesh cluster status`"
+        )
+    return _next(cluster, None, without=node_id)
 
 
 def reweighed(cluster: ClusterMap, node_id: str, weight: int) -> ClusterMap:
@@ -83,18 +137,25 @@ def reweighed(cluster: ClusterMap, node_id: str, weight: int) -> ClusterMap:
     node = _known(cluster, node_id)
     if node.stores and weight < 1:
         raise TransitionError(f"a weight of {weight} leaves {node_id} nothing; drain it instead")
-    others = [other for other in cluster.nodes if other.node_id != node_id]
-    return _next(cluster, [*others, replace(node, weight=weight)])
+    return _next(cluster, replace(node, weight=weight))
 
 
-def _turned(cluster: ClusterMap, node_id: str, state: State) -> ClusterMap:
-    node = _known(cluster, node_id)
-    if node.state == state:
-        return cluster
-    if node.state not in _FROM[state]:
-        raise TransitionError(f"{node_id} is {node.state}; it cannot become {state}")
-    others = [other for other in cluster.nodes if other.node_id != node_id]
-    return _next(cluster, [*others, replace(node, state=state)])
+def _fresh(node: Node, state: State, version: int) -> Node:
+    complete = version if state == "up" else 0
+    return replace(node, state=state, since=0, turned=version, complete=complete, leaving=False)
+
+
+def _back(cluster: ClusterMap, node: Node) -> State:
+    """The state of a node that was away and answers."""
+    if not node.stores:
+        return "up"
+    if node.leaving and not _holds(cluster, node.node_id):
+        return "draining"
+    return "returning"
+
+
+def _holds(cluster: ClusterMap, node_id: str) -> bool:
+    return any(share.node_id == node_id for share in cluster.present)
 
 
 def _known(cluster: ClusterMap, node_id: str) -> Node:
@@ -105,8 +166,32 @@ def _known(cluster: ClusterMap, node_id: str) -> Node:
     return node
 
 
-def _next(cluster: ClusterMap, nodes: list[Node]) -> ClusterMap:
-    ordered = checked_nodes(nodes)
-    return (
-        cluster if ordered == cluster.nodes else replace(cluster, version=cluster.version + 1, nodes=ordered)
-    )
+def _next(cluster: ClusterMap, node: Node | None, without: str = "") -> ClusterMap:
+    """With `node` in place of the one of its id, and what follows from that."""
+    gone = without if node is None else node.node_id
+    others = [other for other in cluster.nodes if other.node_id != gone]
+    nodes = checked_nodes(others if node is None else [*others, node])
+    if nodes == cluster.nodes:
+        return cluster
+    changed = replace(cluster, version=cluster.version + 1, nodes=nodes, base=cluster.present)
+    if changed.future != cluster.future:
+        changed = replace(changed, goal=changed.version)
+    return _arrived(changed)
+
+
+def _arrived(cluster: ClusterMap) -> ClusterMap:
+    """The future is the present where everybody of it has what it should, and who joined is up by that."""
+    complete = {node.node_id for node in cluster.nodes if node.complete >= cluster.goal > 0}
+    present: tuple[Share, ...] = cluster.present
+    if not present or all(share.node_id in complete for share in cluster.future):
+        present = cluster.future
+    nodes = cluster.nodes
+    if present == cluster.future:
+        nodes = tuple(
+            replace(node, state="up", turned=cluster.version)
+            if node.state == "joining" and node.node_id in complete
+            else node
+            for node in nodes
+        )
+    base = None if by_states(nodes) == present else present
+    return replace(cluster, nodes=nodes, base=base)

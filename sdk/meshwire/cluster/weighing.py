@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
@@ -21,7 +21,16 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from meshwire.cluster.maps import Node
+
+class Weighed(Protocol):
+    """What placement needs of a node."""
+
+    @property
+    def node_id(self) -> str: ...
+
+    @property
+    def weight(self) -> int: ...
+
 
 _POINT: Final = 36  # bits behind the binary point of a logarithm
 _STEPS: Final = 12  # bits of the mantissa that choose a row of the table
@@ -67,7 +76,7 @@ def hashes(node_id: str, slots: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64
     return np.asarray(x ^ (x >> np.uint64(31)))
 
 
-def costs(nodes: Sequence[Node], slots: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+def costs(nodes: Sequence[Weighed], slots: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     """int64[slots, nodes]: what each slot costs each node; less is better. Weights are above 0."""
     result = np.empty((len(slots), len(nodes)), dtype=np.int64)
     whole = np.int64(64 << _POINT)

@@ -1,0 +1,136 @@
+"""This process's view of the cluster: the map, and the routes by it.
+
+Law: looking never waits; it is the newest map the control store has told this process, and the last one
+known while the store is out of reach. Only `suspect` changes the map, and only by way of the control store.
+Invariant: a lone node is alone for ever, and knows it without looking anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Final
+
+from meshd.control.clustermaps import TOPIC, ClusterMaps
+from meshwire.cluster import ClusterMap, Node, routes
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from meshd.control.interface import ControlStore
+    from meshwire.cluster import Route, Routes
+
+_LONE_SLOTS: Final = 1 << 14
+
+
+def lone_map(node_id: str, endpoint: str) -> ClusterMap:
+    """The map of a node that has its control store to itself."""
+    return ClusterMap(1, (Node(node_id, endpoint),), _LONE_SLOTS, copies=1)
+
+
+class Mesh:
+    """One a process. `copies_of` says how many copies a bucket asks for, 0 for the map's; `look` is what
+    `suspect` does. `lone`: the map of a node that is one for ever."""
+
+    def __init__(
+        self,
+        node_id: str,
+        control: ControlStore,
+        copies_of: Callable[[str], int],
+        *,
+        lone: ClusterMap | None = None,
+        look: Callable[[Mesh, str, int], Awaitable[None]] | None = None,
+    ) -> None:
+        self.node_id = node_id
+        self._control, self._copies_of, self._look = control, copies_of, look
+        self._lone = lone
+        self._maps = None if lone is not None else ClusterMaps(control)
+        self._of: ClusterMap | None = None
+        self._routes: dict[int, Routes] = {}
+        self._alone = True
+        self._looking: dict[str, asyncio.Task[None]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Mesh of {self.node_id}: {self._of or self._lone}>"
+
+    @property
+    def alone(self) -> bool:
+        """Whether this node is the only one in the map. A look at a dictionary."""
+        if self._lone is not None:
+            return True
+        self.map()
+        return self._alone
+
+    def map(self) -> ClusterMap:
+        """The newest map known here. Never waits. Before there is one: an empty one of version 0."""
+        if self._lone is not None:
+            return self._lone
+        assert self._maps is not None
+        found = self._maps.current() or _NO_MAP
+        if found is not self._of:
+            self._of, self._routes = found, {}
+            self._alone = len(found.nodes) == 1 and found.nodes[0].node_id == self.node_id
+        return found
+
+    @property
+    def me(self) -> Node | None:
+        """This node as the map has it."""
+        return self.map().node(self.node_id)
+
+    def copies(self, bucket: str) -> int:
+        """How many copies of what is in a bucket are kept, where there are so many nodes that store."""
+        return self._copies_of(bucket) or self.map().copies
+
+    def routes(self, bucket: str) -> Routes:
+        """The routes of a bucket's names by the present map."""
+        cluster = self.map()
+        copies = self._copies_of(bucket) or cluster.copies
+        found = self._routes.get(copies)
+        if found is None:
+            found = self._routes[copies] = routes(cluster, copies)
+        return found
+
+    def route(self, bucket: str, key: str) -> Route:
+        """Who answers for a name."""
+        return self.routes(bucket).of(bucket, key)
+
+    def is_reader(self, bucket: str, key: str) -> bool:
+        """Whether this node may answer reads of a name."""
+        if self.alone:
+            return True
+        return any(node.node_id == self.node_id for node in self.route(bucket, key).readers)
+
+    def is_decider(self, bucket: str, key: str) -> bool:
+        """Whether this node decides about a name."""
+        if self.alone:
+            return True
+        decider = self.route(bucket, key).decider
+        return decider is not None and decider.node_id == self.node_id
+
+    async def newer_than(self, version: int, patience: float) -> bool:
+        """Wait until a newer map is known here, or for `patience` seconds; whether there is one."""
+        if self._lone is None and self.map().version <= version:
+            try:
+                async with asyncio.timeout(patience), aclosing(self._control.watch(TOPIC)) as changes:
+                    async for _ in changes:
+                        if self.map().version > version:
+                            break
+            except TimeoutError:
+                pass
+        return self.map().version > version
+
+    async def suspect(self, node_id: str, version: int) -> None:
+        """A node did not answer under map `version`: look whether it does now, and have it marked `away` if
+        not. Returns when that is settled, as far as it can be; then the map tells. Never raises ControlError:
+        while the control store is out of reach nobody's state changes."""
+        if self._look is None or node_id == self.node_id or self.map().version > version:
+            return
+        task = self._looking.get(node_id)
+        if task is None:
+            task = asyncio.ensure_future(self._look(self, node_id, version))
+            self._looking[node_id] = task
+            task.add_done_callback(lambda _: self._looking.pop(node_id, None))
+        await asyncio.shield(task)
+
+
+_NO_MAP: Final = ClusterMap(0, ())
