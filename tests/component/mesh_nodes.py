@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshd.assembly.remote import RemoteAssembler
+from meshd.cluster.mesh import Mesh, lone_map
 from meshd.config import NodeSettings, StoreSettings
 from meshd.control.buckets import BucketTable
 from meshd.control.identities import Account, IdentityTable, Key, User
@@ -83,16 +84,18 @@ async def _run(
     settings = NodeSettings(place.name, StoreSettings.at(place, durability="relaxed"))
     store = Store.open(settings.store, writer="w0", clock=clock)
     uses = UseFile(settings.uses_path, clock)
+    buckets = BucketTable(control)
     node = Node(
         settings,
         clock,
         store,
         control,
-        BucketTable(control),
+        buckets,
         IdentityTable(control),
         KeyUse(control),
         uses,
         Archives(store, uses.note),
+        Mesh(settings.node_id, control, buckets.copies, lone=lone_map(settings.node_id, settings.endpoint)),
     )
     access = node_access(node)
     data = data_services(node, access, RemoteAssembler(settings.steward_socket))  # nobody asks it anything
