@@ -14,6 +14,7 @@ import mmap
 from typing import TYPE_CHECKING, Any
 
 from meshd.kit.tasks import Tasks
+from meshd.net.loopback import unpace
 
 if TYPE_CHECKING:
     import socket
@@ -120,7 +121,7 @@ class Porter:
     def _take(self) -> bool:
         """Take one, if it is still there."""
         try:
-            client, _ = self._listener.accept()
+            client, address = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return False
         except OSError as error:
@@ -131,6 +132,7 @@ class Porter:
                 _log.warning("a connection was not taken", extra={"why": error.strerror})
             return False
         client.setblocking(False)
+        unpace(client, address)
         self._coming += 1
         self._tell()
         self._tasks.spawn(self._welcome(client), "welcome")

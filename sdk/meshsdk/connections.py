@@ -48,6 +48,15 @@ def _receive_buffer() -> int:
     return wanted if wanted >= min(grown, _WANTED_RCVBUF) else 0
 
 
+def _unpace(sock: socket.socket) -> None:
+    """Over loopback nothing is lost, and the pacing of a congestion control (BBR's) costs more than all the
+    copying."""
+    host = str(sock.getpeername()[0])
+    if host == "::1" or host.removeprefix("::ffff:").startswith("127."):
+        with contextlib.suppress(OSError, AttributeError):  # AttributeError: not on this system
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+
+
 class Connection:
     """A connected socket and what was read of it beyond the last head.
 
@@ -78,6 +87,7 @@ class Connection:
         try:
             sock.settimeout(timeout)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _unpace(sock)
             if size := _receive_buffer():
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
             if self._tls:
