@@ -48,6 +48,10 @@ class NoSuchUploadError(StoreError):
     """The multipart upload does not exist: completed, aborted or never made."""
 
 
+class ReplicaLacksError(StoreError):
+    """A fact is about bytes that this replica has not got: send it the whole version, with its bytes."""
+
+
 class InvalidPartError(StoreError):
     """A part named at completion is missing, or is not the one with the given ETag."""
 

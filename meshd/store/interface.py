@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
+    from meshd.store.changes import Applied, Change, PartOf
     from meshd.store.records import (
         EntryPage,
         Location,
@@ -65,6 +66,30 @@ class ObjectWriter(Protocol):
     async def abort(self) -> None:
         """Forgets the bytes. Idempotent; does nothing after a commit."""
         ...
+
+
+class ReplicaWriter(Protocol):
+    """As ObjectWriter, for bytes that have their stamp already."""
+
+    async def write(self, data: Buffer) -> None: ...
+
+    async def lend(self, data: memoryview) -> None: ...
+
+    async def settle(self) -> None:
+        """All bytes are written: those of a large object are durable when this returns. Optional."""
+        ...
+
+    async def commit_as(self, record: Record, part: PartOf | None = None) -> Applied:
+        """Enters the version at exactly its stamp, or the part; what is known already, ended, or a null
+        version under a newer one is left out. Where the bytes lie is the store's own matter: extents, `moves`
+        and manifest of `record` are not looked at.
+
+        Raises SizeMismatchError, NoSuchUploadError (of a part whose upload has ended), DiskFullError,
+        DiskFailedError, MetadataTooLargeError.
+        """
+        ...
+
+    async def abort(self) -> None: ...
 
 
 class ObjectStore(Protocol):
@@ -280,8 +305,25 @@ class ObjectStore(Protocol):
         """
         ...
 
-    async def abort_upload(self, upload: Upload) -> None:
-        """Drops the upload and its parts. Raises NoSuchUploadError."""
+    async def abort_upload(self, upload: Upload) -> int:
+        """Drops the upload and its parts; the stamp of its end. Raises NoSuchUploadError."""
+        ...
+
+    def replica_writer(self, bucket: str, key: str, *, size: int | None) -> ReplicaWriter:
+        """A writer for a version or a part that another node has stored."""
+        ...
+
+    async def apply(self, change: Change) -> Applied:
+        """Enters what another node says of a name; in any order and any number of times. Durable when it
+        returns.
+
+        Raises ReplicaLacksError when the bytes that it is about are not here.
+        """
+        ...
+
+    def grave(self, bucket: str, key: str, what: str = "") -> int:
+        """The stamp of the deletion that is remembered of a name's null version, or of the version or upload
+        with this id; 0 when there is none."""
         ...
 
     def revision(self) -> int:

@@ -26,7 +26,7 @@ _STAMP_DIGITS = 20
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f]")
 _VERSION = re.compile(r"[0-9a-f]{16}")
 
-Kind = Literal["object", "marker", "part", "manifest", "deleted", "upload", "aborted"]
+Kind = Literal["object", "wasted", "marker", "part", "manifest", "deleted", "upload", "aborted"]
 _SUFFIX: dict[str, str] = {
     "marker": ".@marker",
     "manifest": ".@manifest",
@@ -40,9 +40,10 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
     """One member's truth. `stamp` is text of fixed width, so that it can be changed in place; `file` and
     `at` say where the member itself lies, which tells it from a copy inside somebody's data.
 
-    `object` and `part`: the data are the bytes. `manifest`: the data are a Record in JSON. `upload`: the
-    data are an Upload in JSON. `marker`, `deleted`, `aborted`: no data. `version`: the id of the version that
-    is made, or with `deleted` the one that goes; empty for the null version.
+    `object` and `part`: the data are the bytes. `wasted`: an object that was overtaken before its commit.
+    `manifest`: the data are a Record in JSON. `upload`: the data are an Upload in JSON. `marker`, `deleted`,
+    `aborted`: no data. `version`: the id of the version that is made, or with `deleted` the one that goes;
+    empty for the null version.
     """
 
     stamp: str
@@ -65,6 +66,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
     version: str = ""
     tags: dict[str, str] = {}
     acl: Acl | None = None
+    amended: int = 0
 
 
 _encoder = msgspec.json.Encoder()

@@ -25,6 +25,7 @@ from meshd.store.errors import (
     StoreClosedError,
 )
 from meshd.store.members import version_of
+from meshd.store.memoryreplicas import MemoryReplicas, MemoryReplicaWriter
 from meshd.store.memoryversions import MemoryVersions, roll
 from meshd.store.records import (
     NULL,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from meshd.kit.clock import Clock
+    from meshd.store.changes import Applied, Change
     from meshd.store.interface import Buffer
     from meshd.store.records import Meta, Page, VersionPage
     from meshwire.s3.settings import Acl, Versioning
@@ -102,6 +104,7 @@ class MemoryStore:
         self._parts: dict[str, dict[int, UploadedPart]] = {}
         self._blobs: dict[int, int] = {}  # extent's file → memfd
         self._next = 0
+        self._replicas = MemoryReplicas(self._versions, self._uploads, self._parts)
 
     def __repr__(self) -> str:
         return f"<MemoryStore {self._versions!r} uploads={len(self._uploads)}>"
@@ -110,6 +113,11 @@ class MemoryStore:
         blobs, self._blobs = self._blobs, {}
         for fd in blobs.values():
             os.close(fd)
+
+    def _stamp(self) -> int:
+        """Above every stamp of this store, other nodes' too."""
+        stamp = self._replicas.seen = max(self._clock.stamp(), self._replicas.seen + 1)
+        return stamp
 
     # bytes ----------------------------------------------------------------------------------------------
 
@@ -229,7 +237,7 @@ class MemoryStore:
     ) -> Record:
         """Judges and sets an object."""
         _judge(conditions, self.get(bucket, key))
-        stamp = self._clock.stamp()
+        stamp = self._stamp()
         record = Record(
             sum(extent.length for extent in extents),
             meta.etag,
@@ -262,8 +270,8 @@ class MemoryStore:
         if versioning == "" and existing is None:
             return Removed()
         if versioning == "" and existing is not None and not existing.version:
-            return Removed(self._versions.remove(bucket, key, NULL))
-        stamp = self._clock.stamp()
+            return self._remove(bucket, key, NULL)
+        stamp = self._stamp()
         version = version_of(stamp) if versioning == "Enabled" else ""
         marker = Record(0, "", stamp, self._clock.now_ms(), (), version=version, marker=True)
         return Removed(self._versions.add(bucket, key, marker), marker)
@@ -277,7 +285,15 @@ class MemoryStore:
         self, bucket: str, key: str, version: str, *, conditions: Conditions | None = None
     ) -> Removed:
         _judge(conditions, self.get_version(bucket, key, version))
-        return Removed(self._versions.remove(bucket, key, version))
+        return self._remove(bucket, key, version)
+
+    def _remove(self, bucket: str, key: str, version: str) -> Removed:
+        record = self._versions.remove(bucket, key, version)
+        if record is None:
+            return Removed()
+        stamp = self._stamp()
+        self._replicas.bury(bucket, key, record.version, stamp)
+        return Removed(record, stamp=stamp)
 
     async def amend(
         self,
@@ -288,7 +304,8 @@ class MemoryStore:
         tags: dict[str, str] | None = None,
         acl: Acl | None = None,
     ) -> Record:
-        return self._versions.amend(bucket, key, version, tags=tags, acl=acl)
+        stamp = self._stamp()
+        return self._versions.amend(bucket, key, version, tags=tags, acl=acl, amended=stamp)
 
     async def link(
         self,
@@ -306,8 +323,8 @@ class MemoryStore:
 
     async def create_upload(self, bucket: str, key: str, **about: Any) -> Upload:
         known = {name: value for name, value in about.items() if value is not None}
-        upload_id = f"{self._clock.stamp():016x}{0:016x}"
-        upload = Upload(upload_id, bucket, key, initiated=self._clock.now_ms())
+        upload_id = f"{self._stamp():016x}{0:016x}"
+        upload = Upload(upload_id, bucket, key, initiated=self._clock.now_ms(), stamp=int(upload_id[:16], 16))
         upload = self._uploads[upload_id] = msgspec.structs.replace(upload, **known)
         self._parts[upload_id] = {}
         return upload
@@ -322,7 +339,7 @@ class MemoryStore:
     def enter_part(self, upload: Upload, number: int, meta: Meta, extent: Extent) -> Record:
         """Sets a part of an upload in progress."""
         parts = self._running(upload)
-        modified, stamp = self._clock.now_ms(), self._clock.stamp()
+        modified, stamp = self._clock.now_ms(), self._stamp()
         parts[number] = UploadedPart(
             number, extent.length, meta.etag, meta.checksums, modified, (extent,), stamp
         )
@@ -389,12 +406,25 @@ class MemoryStore:
         extents = tuple(extent for part in chosen for extent in part.extents)
         listed = tuple(Part(part.size, part.etag, part.checksums) for part in chosen)
         record = self.enter(upload.bucket, upload.key, meta, extents, listed, conditions, versioning)
-        await self.abort_upload(upload)
+        self._replicas.end(upload.bucket, upload.key, upload.upload_id, record.stamp)
         return record
 
-    async def abort_upload(self, upload: Upload) -> None:
+    async def abort_upload(self, upload: Upload) -> int:
         self._running(upload)
-        del self._uploads[upload.upload_id], self._parts[upload.upload_id]
+        stamp = self._stamp()
+        self._replicas.end(upload.bucket, upload.key, upload.upload_id, stamp)
+        return stamp
+
+    # as a replica ---------------------------------------------------------------------------------------
+
+    def replica_writer(self, bucket: str, key: str, *, size: int | None) -> MemoryReplicaWriter:
+        return MemoryReplicaWriter(self, self._replicas, bucket, key, size)
+
+    async def apply(self, change: Change) -> Applied:
+        return self._replicas.apply(change)
+
+    def grave(self, bucket: str, key: str, what: str = "") -> int:
+        return self._replicas.grave(bucket, key, what)
 
     def revision(self) -> int:
         return self._versions.revision

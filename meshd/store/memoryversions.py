@@ -6,6 +6,7 @@ Law: like `memory`: nothing clever, no bytes. The oracle of versions and of list
 from __future__ import annotations
 
 import math
+from bisect import insort
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -144,19 +145,36 @@ class MemoryVersions:
         *,
         tags: dict[str, str] | None = None,
         acl: Acl | None = None,
+        amended: int = 0,
     ) -> Record:
         found = self.get(bucket, key) if version is None else self.get_version(bucket, key, version)
         if found is None or found.marker:
             raise NoSuchVersionError("the object or this version of it was removed; list its versions")
-        amended = msgspec.structs.replace(
-            found,
-            tags=found.tags if tags is None else tags,
-            acl=found.acl if acl is None else acl,
-            moves=found.moves + 1,
+        return self.replace(
+            bucket,
+            key,
+            msgspec.structs.replace(
+                found,
+                tags=found.tags if tags is None else tags,
+                acl=found.acl if acl is None else acl,
+                moves=found.moves + 1,
+                amended=amended,
+            ),
         )
+
+    def replace(self, bucket: str, key: str, record: Record) -> Record:
+        """Puts `record` where the version of the same stamp is."""
+        self.revision += 1
         versions = self._versions[bucket, key]
-        versions[versions.index(found)] = amended
-        return amended
+        versions[[kept.stamp for kept in versions].index(record.stamp)] = record
+        return record
+
+    def insert(self, bucket: str, key: str, record: Record) -> None:
+        """A version where its stamp belongs; a null one in place of the null one before."""
+        if not record.version:
+            self.remove(bucket, key, NULL)
+        self.revision += 1
+        insort(self._versions.setdefault((bucket, key), []), record, key=lambda kept: kept.stamp)
 
 
 def roll(key: str, prefix: str, delimiter: str) -> str:

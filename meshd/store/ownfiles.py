@@ -92,6 +92,11 @@ class OwnFile:
             os.close(self._fd)
             self._fd = -1
 
+    def discard_draft(self) -> None:
+        """Removes what was never published. Idempotent."""
+        if not self._published:
+            self.discard()
+
     def discard(self) -> None:
         """Removes the file, whatever its state. Idempotent."""
         if self._fd < 0:

@@ -134,7 +134,7 @@ class Rebuilder:
             self._upload(txn, msgspec.structs.replace(upload, place=found.extent, moves=member.moves))
         elif member.kind == "aborted":
             txn.put(member.upload.encode(), b"", db=self._ended)
-        elif member.upload:
+        elif member.kind == "part" and member.upload:
             self._part(txn, found, stamp)
 
     @staticmethod
@@ -283,6 +283,7 @@ def _record(found: Found) -> Record:
         marker=member.kind == "marker",
         tags=member.tags,
         acl=member.acl,
+        amended=member.amended,
     )
 
 

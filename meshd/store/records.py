@@ -63,6 +63,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     marker: bool = False  # a delete marker: no bytes, no ETag
     tags: dict[str, str] = {}
     acl: Acl | None = None  # None is `private`
+    amended: int = 0  # the stamp of the last change of tags or ACL; 0: never
 
 
 class Brief(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -190,10 +191,11 @@ class VersionPage:
 @dataclass(frozen=True, slots=True)
 class Removed:
     """What a deletion did: `record` is the version that went (None: there was none), `marker` the delete
-    marker that was made."""
+    marker that was made, `stamp` when a version was removed for good (0: none was)."""
 
     record: Record | None = None
     marker: Record | None = None
+    stamp: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from meshd.store.committer import Committer
 from meshd.store.compaction import Compactor
-from meshd.store.graves import forgettable, graves_since
+from meshd.store.graves import Graves, forgettable, graves_since
 from meshd.store.index import Index, object_key
 from meshd.store.intents import LinkObject, judge_conditions
 from meshd.store.locking import Locks
 from meshd.store.preparing import prepare, recover, sweep_drafts
 from meshd.store.reading import Reader
 from meshd.store.records import NULL, DiskStats, PartPage, Removed, StoreStats, Upload
+from meshd.store.replicas import StoredReplicaWriter, intent_of
 from meshd.store.uploadintents import AbortUpload, CompleteUpload, CreateUpload
 from meshd.store.uploadlisting import list_uploads
 from meshd.store.versionintents import AmendVersion, ForgetGraves, PutMarker, RemoveVersion
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from meshd.config import StoreSettings
     from meshd.kit.clock import Clock
+    from meshd.store.changes import Applied, Change
     from meshd.store.records import (
         EntryPage,
         Extent,
@@ -313,8 +315,22 @@ class Store:
         )
         return record
 
-    async def abort_upload(self, upload: Upload) -> None:
-        await self._submit(AbortUpload(upload))
+    async def abort_upload(self, upload: Upload) -> int:
+        stamp: int = await self._submit(AbortUpload(upload))
+        return stamp
+
+    # as a replica -----------------------------------------------------------------------------------------
+
+    def replica_writer(self, bucket: str, key: str, *, size: int | None) -> StoredReplicaWriter:
+        return StoredReplicaWriter(self._shop, self._index, bucket, key, size)
+
+    async def apply(self, change: Change) -> Applied:
+        applied: Applied = await self._submit(intent_of(change))
+        return applied
+
+    def grave(self, bucket: str, key: str, what: str = "") -> int:
+        with self._index.reading() as txn:
+            return Graves(self._index, txn).of(txn, object_key(bucket, key), what)
 
     # the store itself -------------------------------------------------------------------------------------
 

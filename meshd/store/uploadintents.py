@@ -158,12 +158,12 @@ class CompleteUpload(Intent):
         assert self.record is not None
         name = object_key(self.upload.bucket, self.upload.key)
         enter(work, txn, name, self.record, work.index.versions.newest(txn, name))
-        _drop_upload(work, txn, self.upload, self.record.stamp)
+        drop_upload(work, txn, self.upload, self.record.stamp)
         failpoints.hit("store.complete.applied")
         return self.record
 
 
-def _drop_upload(work: Work, txn: Any, upload: Upload, stamp: int) -> None:
+def drop_upload(work: Work, txn: Any, upload: Upload, stamp: int) -> None:
     """Removes an upload and all its parts from the index; it ended with `stamp`."""
     work.graves(txn).bury(txn, object_key(upload.bucket, upload.key), stamp, upload.upload_id)
     for part in list(work.index.parts_of(txn, upload.upload_id)):
@@ -193,5 +193,6 @@ class AbortUpload(Intent):
         )
         work.append(member, stamp, (), 0)
 
-    def apply(self, work: Work, txn: Any) -> None:
-        _drop_upload(work, txn, self.upload, self.stamp)
+    def apply(self, work: Work, txn: Any) -> int:
+        drop_upload(work, txn, self.upload, self.stamp)
+        return self.stamp

@@ -68,7 +68,7 @@ class RemoveVersion(Intent):
         work.graves(txn).bury(txn, name, stamp, existing.version)
         work.release(used_extents(existing))
         work.index.versions.remove(txn, name, existing)
-        return Removed(existing)
+        return Removed(existing, stamp=stamp)
 
 
 class PutMarker(Intent):
@@ -139,6 +139,7 @@ class AmendVersion(Intent):
             acl=existing.acl if self.acl is None else self.acl,
             manifest=None,
             moves=existing.moves + 1,
+            amended=work.stamp(),
         )
         self.record = write_manifest(work, self.bucket, self.key, amended)
         failpoints.hit("store.amend.placed")

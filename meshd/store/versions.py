@@ -123,6 +123,17 @@ class Versions:
     def _null_under(self, txn: Any, name: bytes, newest: Record) -> Record | None:
         return self._older_null(txn, name) if newest.version else newest
 
+    def insert(self, txn: Any, name: bytes, record: Record) -> Record | None:
+        """Puts a version where its stamp belongs, a null one in place of an older one; which is returned."""
+        newest = self.newest(txn, name)
+        if newest is None or newest.stamp < record.stamp:
+            return self.add(txn, name, record, newest)
+        replaced = None if record.version else self._older_null(txn, name)
+        if replaced is not None:
+            self._forget(txn, name, replaced)
+        self.keep(txn, name, record)
+        return replaced
+
     def replace(self, txn: Any, name: bytes, record: Record) -> None:
         """Puts `record` where the version of the same stamp is."""
         current = self.current(txn, name)

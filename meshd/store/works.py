@@ -122,6 +122,10 @@ class Work:
         """Stamps of this group lie above every committed one, whatever the machine's clock did."""
         self.last_stamp = max(self.last_stamp, self.index.get_meta("last_stamp", txn) or 0)
 
+    def observe(self, stamp: int) -> None:
+        """Another node's stamp is entered: later ones of this node lie above it, whatever its clock says."""
+        self.last_stamp = max(self.last_stamp, stamp)
+
     def stamp(self) -> int:
         self.last_stamp = max(self.clock.stamp(), self.last_stamp + 1)
         return self.last_stamp
@@ -217,6 +221,13 @@ class Work:
         change.dead += placed.extent.length
         change.buried += 1
 
+    def void(self, placed: Placed) -> None:
+        """As `waste`, of an object that a rebuild would believe: its member says so."""
+        self.waste(placed)
+        if placed.member.kind == "object":
+            placed.patch(msgspec.structs.replace(placed.member, kind="wasted"))
+            self._restamped = self._restamped or not placed.durable
+
     def seal(self, file: int) -> None:
         """A segment takes no more members."""
         self._change(file).sealed = True
@@ -233,7 +244,8 @@ class Work:
             return
         if self._restamped:
             self.flush()
-        self.learn_floor(txn)
+        committed = self.index.get_meta("last_stamp", txn) or 0
+        self.last_stamp = max(self.last_stamp, committed + 1)  # the revision rises, whatever was entered
         for file, change in self._changes.items():
             info = self.index.get_file(txn, file) or change.made
             if info is not None:
