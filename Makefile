@@ -43,8 +43,9 @@ bench: $(STAMP)  ## side by side with SeaweedFS, nginx and the peer loaders; wri
 	@$(BIN)/python -m pip install --quiet --group bench
 	@$(BIN)/python -m bench
 
-reference: $(STAMP) ## write the generated part of docs/ops.md
+reference: $(STAMP) ## write what is generated: a part of docs/ops.md, the chart's CRDs, docs/resources.md
 	@$(BIN)/python tests/docs/ops_page.py
+	@$(BIN)/python tests/docs/kubernetes_pages.py
 
 format: $(STAMP) ## apply the formatter
 	@$(BIN)/ruff format .

@@ -1,5 +1,6 @@
-"""The Kubernetes operator: its settings and its planner, so far.
+"""The Kubernetes operator: its resources, its planner, its loops.
 
-Law: decides purely (`planning`), acts elsewhere; imports meshwire and meshd.config, nothing else of ours.
+Law: decides purely (`resources`, `planning`), acts elsewhere; of ours it imports meshwire and meshd.config,
+nothing else.
 Must not shadow the standard library's `operator`: the folder that holds this package is no package.
 """

@@ -1,0 +1,39 @@
+"""The custom resources of the group `shardmesh.io/v1alpha1` as typed values, and nothing else.
+
+Law: these classes are the one source: CRDs, reference page and operator read them, nothing repeats them.
+Pure: no clock, no I/O. What a cluster sends is turned into them by `parse`, whose errors name the field.
+"""
+
+from meshoperator.resources.cluster import MeshCluster, MeshClusterSpec, MeshClusterStatus
+from meshoperator.resources.common import GROUP, VERSION, Kind, ResourceError, parse, plain
+from meshoperator.resources.dataset import MeshDataset, MeshDatasetSpec, MeshDatasetStatus
+from meshoperator.resources.load import MeshLoad, MeshLoadSpec, MeshLoadStatus
+from meshoperator.resources.node import MeshNode, MeshNodeSpec, MeshNodeStatus
+from meshoperator.resources.view import MeshView, MeshViewSpec, MeshViewStatus
+
+KINDS: tuple[Kind, ...] = (MeshCluster, MeshNode, MeshDataset, MeshLoad, MeshView)
+
+__all__ = [
+    "GROUP",
+    "KINDS",
+    "VERSION",
+    "Kind",
+    "MeshCluster",
+    "MeshClusterSpec",
+    "MeshClusterStatus",
+    "MeshDataset",
+    "MeshDatasetSpec",
+    "MeshDatasetStatus",
+    "MeshLoad",
+    "MeshLoadSpec",
+    "MeshLoadStatus",
+    "MeshNode",
+    "MeshNodeSpec",
+    "MeshNodeStatus",
+    "MeshView",
+    "MeshViewSpec",
+    "MeshViewStatus",
+    "ResourceError",
+    "parse",
+    "plain",
+]

@@ -1,0 +1,41 @@
+"""One control plane for the session, a namespace for each test that asks for one."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+from lightkube import Client, KubeConfig
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.core_v1 import Namespace
+
+from tests.kubernetes.control_plane import control_plane
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="session")
+def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Of an API server in which everything may be done; our kinds are known to it."""
+    with control_plane(tmp_path_factory.mktemp("kubernetes")) as path:
+        yield path
+
+
+@pytest.fixture(scope="session")
+def kube(kubeconfig: Path) -> Iterator[Client]:
+    """A client of it."""
+    client = Client(config=KubeConfig.from_file(kubeconfig).get(), namespace="default")
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def namespace(kube: Client) -> Iterator[str]:
+    """A new namespace, gone at the end."""
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    kube.create(Namespace(metadata=ObjectMeta(name=name)))
+    yield name
+    kube.delete(Namespace, name)

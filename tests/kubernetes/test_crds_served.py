@@ -1,0 +1,181 @@
+"""The kinds on a real API server that judges CEL: what is taken, what is refused and with which words."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from lightkube import ApiError
+from lightkube.generic_resource import create_namespaced_resource
+from lightkube.types import PatchType
+
+from meshoperator.resources import GROUP, KINDS, VERSION, parse
+from tests.kubernetes.control_plane import EXAMPLES
+
+if TYPE_CHECKING:
+    from lightkube import Client
+
+    from meshoperator.resources import Kind
+
+BY_NAME = {kind.name: kind for kind in KINDS}
+Path = tuple[str | int, ...]
+
+
+def example(name: str) -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load((EXAMPLES / f"{name.lower()}.yaml").read_text())
+    return document
+
+
+def resource(kind: Kind) -> Any:
+    return create_namespaced_resource(GROUP, VERSION, kind.name, kind.plural)
+
+
+def changed(document: dict[str, Any], path: Path, value: Any) -> dict[str, Any]:
+    """A copy with something else there; None takes it away."""
+    found: Any = deepcopy(document)
+    inner: Any = reduce(lambda node, step: node[step], path[:-1], found)
+    if value is None:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = value
+    return found
+
+
+def create(kube: Client, namespace: str, document: dict[str, Any]) -> Any:
+    kind = resource(BY_NAME[document["kind"]])
+    return kube.create(kind.from_dict(document), namespace=namespace)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_examples_are_taken_completed_and_understood(kube: Client, namespace: str, kind: Kind) -> None:
+    stored = create(kube, namespace, example(kind.name))
+    spec = parse(kind.spec, stored.spec)
+    assert spec == parse(kind.spec, example(kind.name)["spec"]), "defaults here and there differ"
+    assert not stored.status
+
+
+_POOL: Path = ("spec", "nodePools", 0)
+_TIER: Path = (*_POOL, "tiers", 0)
+REFUSED: list[tuple[str, Path, Any, str]] = [
+    ("MeshCluster", ("metadata", "name"), "m" * 31, "at most 30 characters"),
+    ("MeshCluster", (*_POOL, "replicas"), None, "either replicas or perMatchingNode"),
+    ("MeshCluster", (*_POOL, "perMatchingNode"), True, "either replicas or perMatchingNode"),
+    ("MeshCluster", ("spec", "nodePools", 1, "nodeSelector"), {}, "every node of the cluster would match"),
+    ("MeshCluster", (*_POOL, "tiers"), [], "needs at least one tier"),
+    (
+        "MeshCluster",
+        (*_POOL, "tiers"),
+        [{"name": "m", "class": "mem", "quota": "1Gi"}],
+        "a tier that is not mem",
+    ),
+    ("MeshCluster", (*_POOL, "roles"), ["compute"], "somebody must own the data"),
+    ("MeshCluster", (*_POOL, "replicas"), 0, "nobody would own the data"),
+    ("MeshCluster", (*_POOL, "replicas"), 4097, "less than or equal to 4096"),
+    ("MeshCluster", (*_TIER, "hostPath"), None, "either hostPath or volumeClaim"),
+    ("MeshCluster", (*_TIER, "volumeClaim"), {"size": "1Gi"}, "either hostPath or volumeClaim"),
+    ("MeshCluster", (*_TIER, "class"), "tape", "Unsupported value"),
+    ("MeshCluster", (*_TIER, "quota"), "much", "should match"),
+    ("MeshCluster", (*_TIER, "watermarks"), {"low": 90, "high": 80}, "must be below"),
+    ("MeshCluster", (*_TIER, "watermarks"), {"low": 95}, "must be below"),
+    ("MeshCluster", ("spec", "nodePools", 1, "name"), "store", "Duplicate value"),
+    ("MeshCluster", ("spec", "slots"), 1000, "Unsupported value"),
+    ("MeshCluster", ("spec", "image"), "two words", "should match"),
+    ("MeshNode", ("spec", "desiredState"), "Gone", "Unsupported value"),
+    ("MeshDataset", ("metadata", "name"), "d" * 51, "at most 50 characters"),
+    ("MeshDataset", ("spec", "placement", "full"), True, "either copies or full"),
+    ("MeshDataset", ("spec", "placement", "nearPods"), "Off", "means nothing with nearPods: Off"),
+    ("MeshDataset", ("spec", "placement", "pin"), True, "drop pin or retention.idleSeconds"),
+    ("MeshDataset", ("spec", "source", "uri"), "ftp://host/x", "should match"),
+    ("MeshDataset", ("spec", "source", "uri"), "file:///data", "takes no secretRef"),
+    ("MeshLoad", ("spec", "manifest"), "list.txt", "either paths or manifest"),
+    ("MeshLoad", ("spec", "schedule"), None, "policy Cron needs a schedule"),
+    ("MeshLoad", ("spec", "policy"), "Once", "policy Cron needs a schedule"),
+    ("MeshLoad", ("spec", "schedule"), "every day", "should match"),
+    ("MeshLoad", ("spec", "action"), "Evict", "evicting moves nothing"),
+    ("MeshView", ("spec", "ops"), [], "kind transform needs ops"),
+    ("MeshView", ("spec", "kind"), "shards", "ops are of kind transform"),
+]
+
+
+@pytest.mark.parametrize(("kind", "path", "value", "words"), REFUSED, ids=lambda value: str(value)[:40])
+def test_what_makes_no_sense_is_refused(
+    kube: Client, namespace: str, kind: str, path: Path, value: Any, words: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        create(kube, namespace, changed(example(kind), path, value))
+    assert caught.value.status.code == 422
+    assert words in str(caught.value.status.message)
+
+
+KEPT: list[tuple[str, Path, Any, str]] = [
+    ("MeshCluster", ("spec", "slots"), 1024, "slots cannot be changed"),
+    ("MeshCluster", (*_TIER, "hostPath"), "/mnt/other", "hostPath cannot be changed"),
+    ("MeshCluster", (*_TIER, "class"), "ssd", "class cannot be changed"),
+    ("MeshNode", ("spec", "pool"), "gpu", "pool cannot be changed"),
+    ("MeshNode", ("spec", "nodeId"), "other", "nodeId cannot be changed"),
+    ("MeshDataset", ("spec", "source", "uri"), "s3://other/x", "source.uri cannot be changed"),
+    ("MeshDataset", ("spec", "bucket"), "other", "bucket cannot be changed"),
+    ("MeshLoad", ("spec", "action"), "Evict", "action cannot be changed"),
+    ("MeshView", ("spec", "bucket"), "other", "bucket cannot be changed"),
+]
+
+
+@pytest.mark.parametrize(("kind", "path", "value", "words"), KEPT, ids=lambda value: str(value)[:40])
+def test_what_is_set_once_stays(
+    kube: Client, namespace: str, kind: str, path: Path, value: Any, words: str
+) -> None:
+    create(kube, namespace, example(kind))
+    _patch_is_refused(kube, namespace, changed(example(kind), path, value), words)
+
+
+def test_a_decommissioned_node_does_not_come_back(kube: Client, namespace: str) -> None:
+    gone = changed(example("MeshNode"), ("spec", "desiredState"), "Decommissioned")
+    create(kube, namespace, gone)
+    active = changed(gone, ("spec", "desiredState"), "Active")
+    _patch_is_refused(kube, namespace, active, "does not come back")
+
+
+def test_what_may_change_changes(kube: Client, namespace: str) -> None:
+    create(kube, namespace, example("MeshCluster"))
+    more = changed(example("MeshCluster"), (*_POOL, "replicas"), 9)
+    kind = resource(BY_NAME["MeshCluster"])
+    assert kube.replace(_at_present(kube, namespace, more)).spec["nodePools"][0]["replicas"] == 9
+    assert kube.get(kind, "mesh", namespace=namespace).metadata.generation == 2
+
+
+def test_a_status_is_written_apart_and_judged_too(kube: Client, namespace: str) -> None:
+    create(kube, namespace, example("MeshNode"))
+    kind = resource(BY_NAME["MeshNode"])
+    condition = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "Answers",
+        "message": "it answers",
+        "lastTransitionTime": "2026-11-21T00:00:00Z",
+    }
+    status = {"state": "up", "bytes": 1 << 45, "conditions": [condition], "unknown": 1}
+    kube.patch(
+        kind.Status, "mesh-store-2", {"status": status}, namespace=namespace, patch_type=PatchType.MERGE
+    )
+    stored = kube.get(kind, "mesh-store-2", namespace=namespace)
+    assert stored.status == {key: value for key, value in status.items() if key != "unknown"}
+    assert stored.metadata.generation == 1
+    bad = {"status": {"conditions": [condition | {"reason": "two words"}]}}
+    with pytest.raises(ApiError, match="should match"):
+        kube.patch(kind.Status, "mesh-store-2", bad, namespace=namespace, patch_type=PatchType.MERGE)
+
+
+def _at_present(kube: Client, namespace: str, document: dict[str, Any]) -> Any:
+    kind = resource(BY_NAME[document["kind"]])
+    stored = kube.get(kind, document["metadata"]["name"], namespace=namespace)
+    meta = document["metadata"] | {"resourceVersion": stored.metadata.resourceVersion, "namespace": namespace}
+    return kind.from_dict(document | {"metadata": meta})
+
+
+def _patch_is_refused(kube: Client, namespace: str, document: dict[str, Any], words: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        kube.replace(_at_present(kube, namespace, document))
+    assert words in str(caught.value.status.message)
