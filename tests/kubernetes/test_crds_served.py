@@ -35,8 +35,9 @@ def resource(kind: Kind) -> Any:
 
 def changed(document: dict[str, Any], path: Path, value: Any) -> dict[str, Any]:
     """A copy with something else there; None takes it away."""
-    found: Any = deepcopy(document)
-    inner: Any = reduce(lambda node, step: node[step], path[:-1], found)
+    found = deepcopy(document)
+    whole: Any = found
+    inner = reduce(lambda node, step: node[step], path[:-1], whole)
     if value is None:
         del inner[path[-1]]
     else:
