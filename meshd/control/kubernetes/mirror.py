@@ -1,0 +1,170 @@
+"""A process's copy of the objects of one kind, which a watch holds up to date.
+
+Law: looking never waits. The copy is what was there at one resource version, and those only grow. While the
+API cannot be reached it stays as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from meshd.control.kubernetes.api import KubernetesError, RefusedError
+from meshd.control.kubernetes.objects import STORE, read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from meshd.control.interface import Versioned
+    from meshd.control.kubernetes.api import Api
+    from meshd.control.kubernetes.objects import Resource
+
+_log = logging.getLogger(__name__)
+_WATCH_SECONDS: Final = 60  # then the server ends it, and it is begun anew where it ended
+_PAUSE: Final = 0.5
+_PATIENCE: Final = 5.0  # for this process's own write to come back by the watch
+
+
+class Copy(NamedTuple):
+    """All keys at `revision`; `topics`: the revision of each one's newest change."""
+
+    entries: Mapping[str, Versioned]
+    topics: Mapping[str, int]
+    revision: int
+
+
+class Mirror:
+    """Raises ControlError when nothing can be read to begin with. `close` ends its thread."""
+
+    def __init__(
+        self, api: Api, namespace: str, resource: Resource, store: str, moved: Callable[[], None]
+    ) -> None:
+        self._api, self._resource, self._notify = api, resource, moved
+        self._path = f"/api/v1/namespaces/{namespace}/{resource}"
+        self._selector = f"{STORE}={store}"
+        self._closed = False
+        self._moved = threading.Condition()
+        self._copy = self._load(Copy({}, {}, 0))
+        self._thread = threading.Thread(target=self._follow, name=f"watch-{resource}", daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        return f"<Mirror of {self._path} at {self._copy.revision}>"
+
+    def look(self) -> Copy:
+        """What is known here."""
+        return self._copy
+
+    def await_write(self, version: int) -> None:
+        """Wait until the copy has what was written at `version`."""
+        self._await(lambda copy: copy.revision >= version)
+
+    def await_deletion(self, key: str, version: int) -> None:
+        """Wait until the copy knows that `version` of the key is gone."""
+
+        def gone(copy: Copy) -> bool:
+            entry = copy.entries.get(key)
+            return copy.revision >= version and (entry is None or entry.version > version)
+
+        self._await(gone)
+
+    def close(self) -> None:
+        """Idempotent; ends soon after the API is closed."""
+        with self._moved:
+            self._closed = True
+            self._moved.notify_all()
+
+    def _await(self, enough: Callable[[Copy], bool]) -> None:
+        with self._moved:
+            if self._moved.wait_for(lambda: self._closed or enough(self._copy), _PATIENCE):
+                return
+        self._take(self._load(self._copy))
+
+    def _load(self, before: Copy) -> Copy:
+        """Everything, read anew: at the start, and when the watch fell too far behind."""
+        answer = self._api.call("GET", self._path, labelSelector=self._selector)
+        revision = int(answer["metadata"]["resourceVersion"])
+        entries: dict[str, Versioned] = {}
+        topics = dict(before.topics)
+        for item in answer.get("items") or []:
+            entry = read(self._resource, item)
+            if entry is not None:
+                entries[entry.key] = entry.value
+                topic = entry.key.partition("/")[0]
+                topics[topic] = max(topics.get(topic, 0), entry.value.version)
+        for key in before.entries:  # what is gone went at some revision up to this one
+            if key not in entries:
+                topics[key.partition("/")[0]] = revision
+        return Copy(dict(sorted(entries.items())), topics, revision)
+
+    def _follow(self) -> None:
+        """The thread: watch, and read anew what was missed."""
+        while not self._closed:
+            began = self._copy.revision
+            try:
+                self._watch()
+            except KubernetesError as error:
+                if not self._closed:
+                    _log.warning("the control store is out of reach: %s", error)
+            except Exception:
+                _log.exception("the watch of the control store failed; it begins again")
+            if not self._closed and self._copy.revision == began:
+                threading.Event().wait(_PAUSE)
+
+    def _watch(self) -> None:
+        events = self._api.watch(
+            self._path,
+            _WATCH_SECONDS + 15,
+            labelSelector=self._selector,
+            resourceVersion=str(self._copy.revision),
+            allowWatchBookmarks="true",
+            timeoutSeconds=str(_WATCH_SECONDS),
+        )
+        try:
+            for event in events:
+                if self._closed:
+                    return
+                if event.get("type") == "ERROR":  # 410: what came between is forgotten
+                    self._take(self._load(self._copy))
+                    return
+                self._apply(str(event.get("type")), event["object"])
+        except RefusedError as error:
+            if error.status != 410:
+                raise
+            self._take(self._load(self._copy))
+
+    def _apply(self, kind: str, document: Mapping[str, Any]) -> None:
+        with self._moved:  # another thread may have read everything anew meanwhile
+            copy = _after(self._copy, self._resource, kind, document)
+            if copy is None:
+                return
+            self._copy = copy
+            self._moved.notify_all()
+        self._notify()
+
+    def _take(self, copy: Copy) -> None:
+        with self._moved:
+            if copy.revision <= self._copy.revision:
+                return
+            self._copy = copy
+            self._moved.notify_all()
+        self._notify()
+
+
+def _after(before: Copy, resource: Resource, kind: str, document: Mapping[str, Any]) -> Copy | None:
+    """The copy with an event in it, None if it was in it already."""
+    version = int(document["metadata"]["resourceVersion"])
+    if version <= before.revision:
+        return None
+    entry = None if kind == "BOOKMARK" else read(resource, document)
+    if entry is None:
+        return before._replace(revision=version)
+    entries = dict(before.entries)
+    fresh = entry.key not in entries
+    if kind == "DELETED":
+        entries.pop(entry.key, None)
+    else:
+        entries[entry.key] = entry.value
+    topics = {**before.topics, entry.key.partition("/")[0]: version}
+    return Copy(dict(sorted(entries.items())) if fresh else entries, topics, version)

@@ -1,0 +1,254 @@
+"""A ControlStore on the Kubernetes API: a key, an object; every process keeps a copy by watching.
+
+Law: versions are resource versions. `revision` and `peek` look at the copy and never wait; what this process
+wrote is in the copy when the write returns. While the API cannot be reached the copy stays as it is, and
+writes fail within seconds, saying so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from meshd.control.interface import ABSENT, ControlError, VersionConflictError, check_key
+from meshd.control.kubernetes.api import AmbiguousError, RefusedError
+from meshd.control.kubernetes.leases import KubernetesLeases
+from meshd.control.kubernetes.mirror import Mirror
+from meshd.control.kubernetes.objects import (
+    OPEN_TOPICS,
+    RESOURCES,
+    STORE,
+    TOPIC,
+    named,
+    read,
+    resource_of,
+    topic_label,
+    written,
+)
+from meshd.control.memory import differences
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from meshd.control.interface import Change, Lease, Versioned, Write
+    from meshd.control.kubernetes.api import Api
+    from meshd.control.kubernetes.objects import Entry, Resource
+    from meshd.kit.clock import Clock
+
+T = TypeVar("T")
+_AT_ONCE: Final = 8  # calls of one write_many
+
+
+class KubernetesControl:
+    """A ControlStore named `name` in a namespace. Raises ControlError when it cannot be read to begin with.
+    Make it after forking; `close` ends its threads, and the API's connections."""
+
+    def __init__(
+        self, api: Api, namespace: str, name: str, clock: Clock, *, open_topics: frozenset[str] = OPEN_TOPICS
+    ) -> None:
+        self._api, self._name, self._open_topics = api, name, open_topics
+        self._root = f"/api/v1/namespaces/{namespace}"
+        self._closed = False
+        self._waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+        self._leases = KubernetesLeases(api, namespace, name, clock)
+        self._mirrors: dict[Resource, Mirror] = {}
+        try:
+            for resource in RESOURCES:
+                self._mirrors[resource] = Mirror(api, namespace, resource, name, self._wake)
+        except ControlError:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<KubernetesControl {self._name} {self._mirrors}{' closed' if self._closed else ''}>"
+
+    # --- the copy ---------------------------------------------------------------------------------------
+
+    def revision(self, topic: str) -> int:
+        return self._mirror(f"{topic}/").look().topics.get(topic, 0)
+
+    def still(self) -> AbstractContextManager[object]:
+        return nullcontext()  # `revision` is a look at a dictionary
+
+    def peek(self, topic: str) -> Mapping[str, Versioned]:
+        prefix = f"{topic}/"
+        entries = self._mirror(prefix).look().entries
+        return {key: entry for key, entry in entries.items() if key.startswith(prefix)}
+
+    def _mirror(self, key: str) -> Mirror:
+        return self._mirrors[resource_of(key, self._open_topics)]
+
+    def _wake(self) -> None:
+        for loop, event in list(self._waiters):
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(event.set)
+
+    # --- reading and writing ------------------------------------------------------------------------------
+
+    async def get(self, key: str) -> Versioned | None:
+        found = await self._off(lambda: self._read(key))
+        return found.value if found else None
+
+    async def list_all(self, prefix: str) -> Mapping[str, Versioned]:
+        return await self._off(lambda: self._list(prefix))
+
+    async def put(self, key: str, value: bytes, *, expect: int | None = None) -> int:
+        return await self._off(lambda: self._put(key, bytes(value), expect))
+
+    async def delete(self, key: str, *, expect: int | None = None) -> bool:
+        return await self._off(lambda: self._delete(key, expect))
+
+    async def write_many(self, writes: Sequence[Write]) -> None:
+        for write in writes:
+            check_key(write.key)
+        for start in range(0, len(writes), _AT_ONCE):
+            part = [self._write(write) for write in writes[start : start + _AT_ONCE]]
+            for result in await asyncio.gather(*part, return_exceptions=True):
+                if isinstance(result, BaseException):
+                    raise result
+
+    async def _write(self, write: Write) -> None:
+        if write.value is None:
+            await self.delete(write.key, expect=write.expect)
+        else:
+            await self.put(write.key, write.value, expect=write.expect)
+
+    def _put(self, key: str, value: bytes, expect: int | None) -> int:
+        nonce, resource = uuid.uuid4().hex, resource_of(check_key(key), self._open_topics)
+        body = written(resource, self._name, key, value, nonce, expect or 0)
+        try:
+            version = self._create(key, body) if expect == ABSENT else self._replace(key, body, expect)
+        except RefusedError as error:
+            if error.status not in (404, 409):
+                raise
+            raise self._conflict(key, expect or 0) from None
+        except AmbiguousError:
+            found = self._read(key)
+            if found is None or found.nonce != nonce:
+                raise
+            version = found.value.version
+        self._mirrors[resource].await_write(version)
+        return version
+
+    def _create(self, key: str, body: dict[str, Any]) -> int:
+        return _version(self._api.call("POST", self._folder(key), body, repeatable=False))
+
+    def _replace(self, key: str, body: dict[str, Any], expect: int | None) -> int:
+        """`expect`: None writes whatever is there, and where nothing is."""
+        while True:
+            try:
+                return _version(self._api.call("PUT", self._place(key), body, repeatable=expect is None))
+            except RefusedError as error:
+                if error.status != 404 or expect is not None:
+                    raise
+            try:
+                return self._create(key, body)
+            except RefusedError as error:
+                if error.status != 409:
+                    raise
+
+    def _delete(self, key: str, expect: int | None) -> bool:
+        while True:
+            version = expect
+            if version is None:
+                found = self._read(key)
+                if found is None:
+                    return False
+                version = found.value.version
+            try:
+                self._remove(key, version)
+            except RefusedError as error:
+                if error.status not in (404, 409):
+                    raise
+                if expect is not None:
+                    raise self._conflict(key, expect) from None
+                continue  # somebody else was quicker
+            self._mirror(key).await_deletion(key, version)
+            return True
+
+    def _remove(self, key: str, version: int) -> None:
+        preconditions = {"resourceVersion": str(version)}
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
+        self._api.call("DELETE", self._place(key), options, repeatable=False)
+
+    def _conflict(self, key: str, expect: int) -> VersionConflictError:
+        """The error, once the copy has seen what it shows: whoever tries again looks there."""
+        found, mirror = self._read(key), self._mirror(key)
+        if found is not None:
+            mirror.await_write(found.value.version)
+            return VersionConflictError(key, expect, found.value.version)
+        there = mirror.look().entries.get(key)
+        if there is not None:
+            mirror.await_deletion(key, there.version)
+        return VersionConflictError(key, expect, 0)
+
+    def _read(self, key: str) -> Entry | None:
+        try:
+            document = self._api.call("GET", self._place(key))
+        except RefusedError as error:
+            if error.status == 404:
+                return None
+            raise
+        return read(resource_of(key, self._open_topics), document)
+
+    def _list(self, prefix: str) -> dict[str, Versioned]:
+        topic, slash, _ = prefix.partition("/")
+        selector = f"{STORE}={self._name}" + (f",{TOPIC}={topic_label(topic)}" if slash else "")
+        resources = (resource_of(prefix, self._open_topics),) if slash else RESOURCES
+        found: dict[str, Versioned] = {}
+        for resource in resources:
+            answer = self._api.call("GET", f"{self._root}/{resource}", labelSelector=selector)
+            entries = (read(resource, item) for item in answer.get("items") or [])
+            found |= {each.key: each.value for each in entries if each and each.key.startswith(prefix)}
+        return dict(sorted(found.items()))
+
+    def _folder(self, key: str) -> str:
+        return f"{self._root}/{resource_of(key, self._open_topics)}"
+
+    def _place(self, key: str) -> str:
+        return f"{self._folder(key)}/{named(self._name, key)}"
+
+    async def _off(self, call: Callable[[], T]) -> T:
+        if self._closed:
+            raise ControlError("the control store is closed")
+        return await asyncio.to_thread(call)
+
+    # --- watches and leases -------------------------------------------------------------------------------
+
+    async def watch(self, topic: str) -> AsyncGenerator[Change, None]:
+        seen: Mapping[str, Versioned] = {}
+        waiter = (asyncio.get_running_loop(), asyncio.Event())
+        self._waiters.add(waiter)
+        try:
+            while not self._closed:
+                waiter[1].clear()
+                now = self.peek(topic)
+                for change in differences(seen, now):
+                    yield change
+                seen = now
+                await waiter[1].wait()
+        finally:
+            self._waiters.discard(waiter)
+
+    async def acquire(self, name: str, holder: str, ttl: float) -> Lease | None:
+        return await self._off(lambda: self._leases.acquire(name, holder, ttl))
+
+    async def renew(self, lease: Lease) -> Lease:
+        return await self._off(lambda: self._leases.renew(lease))
+
+    async def release(self, lease: Lease) -> None:
+        await self._off(lambda: self._leases.release(lease))
+
+    def close(self) -> None:
+        self._closed = True
+        for mirror in self._mirrors.values():
+            mirror.close()
+        self._api.close()
+        self._wake()
+
+
+def _version(document: dict[str, Any]) -> int:
+    return int(document["metadata"]["resourceVersion"])
