@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from meshd.errors import MeshdError
+from meshd.net.loopback import unpace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -107,6 +108,9 @@ class Wire(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        sock, address = transport.get_extra_info("socket"), transport.get_extra_info("peername")
+        if sock is not None:
+            unpace(sock, address)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._transport = None
@@ -181,6 +185,10 @@ class Wire(asyncio.Protocol):
             self.touched = self._loop.time()
             if self._transport is not None and not self._transport.is_closing():
                 self._transport.resume_reading()
+
+    def spoil(self) -> None:
+        """Use this connection for nothing after the present answer: its request was not sent to the end."""
+        self._keep = False
 
     def passed(self, count: int) -> None:
         """`count` bytes of the body were taken from the socket past this object, all that were left when it

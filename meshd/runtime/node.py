@@ -18,6 +18,7 @@ from meshd.control.identities import IdentityTable
 from meshd.control.keyuse import KeyUse
 from meshd.control.nodesecret import NodeSecret
 from meshd.kit.clock import SystemClock
+from meshd.net.peers import Peers
 from meshd.runtime.data import view_kinds, view_makers
 from meshd.runtime.jobs import job_desk
 from meshd.service.access import Access
@@ -47,6 +48,8 @@ from meshd.service.views.uses import UseFile
 from meshd.store.store import Store
 from meshd.transform.userops.modules import MODULES
 from meshd.web.admin import AdminEndpoint
+from meshd.web.forwarding import Forwarder
+from meshd.web.hops import Hops
 from meshd.web.jobs import job_routes
 from meshd.web.library import library_routes
 from meshd.web.modules import module_routes
@@ -81,6 +84,7 @@ class Node:
     """Of results of views."""
     archives: Archives
     mesh: Mesh
+    peers: Peers
 
 
 @contextmanager
@@ -101,7 +105,9 @@ def open_node(settings: NodeSettings, writer: str) -> Iterator[Node]:
             settings.node_id, control, buckets.copies, lone=lone_map(settings.node_id, settings.endpoint)
         )
         use = KeyUse(control)
-        yield Node(settings, clock, store, control, buckets, identities, use, uses, archives, mesh)
+        secret = NodeSecret(control)
+        peers = Peers(settings.node_id, secret.derive, clock, lambda: mesh.map().version)
+        yield Node(settings, clock, store, control, buckets, identities, use, uses, archives, mesh, peers)
 
 
 def node_access(node: Node) -> Access:
@@ -142,6 +148,14 @@ def web_deps(node: Node, access: Access, data: DataServices, audit: AuditLog | N
         audit=audit,
         http=node.settings.http,
         gate=PeerGate(secret.derive, node.clock),
+        forwarder=Forwarder(
+            node.mesh,
+            node.peers,
+            Hops(secret.derive, node.clock),
+            node.clock,
+            lambda: node.control.revision("buckets"),
+            node.settings.http.body_timeout,
+        ),
     )
 
 

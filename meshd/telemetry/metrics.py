@@ -37,6 +37,11 @@ http_connections = _gauge("meshd_http_connections", "Open client connections.")
 http_turned_away = _counter(
     "meshd_http_turned_away_total", "Connections ended by the node: full, idle, slow head, stalled.", "why"
 )
+forwarded = _counter(
+    "meshd_forwarded_total",
+    "Requests passed on to the node that answers; result is answered, misdirected or unreachable.",
+    "result",
+)
 tls_not_after = _gauge(
     "meshd_tls_not_after_seconds", "End of the TLS certificate's validity, since 1970.", mode="mostrecent"
 )

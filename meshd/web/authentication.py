@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from meshd.service.access import ANYONE, RequestContext
+from meshd.web.hops import Hop
 from meshd.web.hosts import Hosts
 from meshwire.s3.errors import S3Error
 from meshwire.s3.fields import with_hoisted
@@ -69,9 +70,10 @@ def _origin_form(target: str) -> str:
 
 
 def request_context(
-    request: web.BaseRequest | Connection, head: RequestHead, signer: Authenticated
+    request: web.BaseRequest | Connection | Hop, head: RequestHead, signer: Authenticated
 ) -> RequestContext:
-    """What policies may ask about the connection and the headers."""
+    """What policies may ask about the connection (that of the client, where another node was asked: a hop)
+    and the headers."""
     claim, secure = signer.claim, request.secure
     presigned = claim is not None and claim.presigned
     return RequestContext(
@@ -85,8 +87,10 @@ def request_context(
     )
 
 
-def _tls_version(request: web.BaseRequest | Connection) -> str:
+def _tls_version(request: web.BaseRequest | Connection | Hop) -> str:
     """As conditions compare it: `1.3`."""
+    if isinstance(request, Hop):
+        return request.tls
     connection = None if request.transport is None else request.transport.get_extra_info("ssl_object")
     version = None if connection is None else connection.version()
     return "" if version is None else version.removeprefix("TLSv")

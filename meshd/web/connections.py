@@ -57,6 +57,7 @@ class Connection(RequestHandler):
         "moved",
         "touched",
         "truncated_body",
+        "when_lost",
     )
 
     def __init__(self, guard: Guard, hot: HotPath | None, *arguments: Any, **options: Any) -> None:
@@ -76,6 +77,8 @@ class Connection(RequestHandler):
         self._half_closed = False
         self.truncated_body: StreamReader | None = None
         self._latest_body: StreamReader | None = None
+        self.when_lost: Callable[[], None] | None = None
+        """Called when the client is gone, by whoever waits for another node on its behalf."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -92,6 +95,9 @@ class Connection(RequestHandler):
         if self._manager is not None:
             metrics.http_connections.dec()
         self._guard.left(self)
+        when_lost, self.when_lost = self.when_lost, None
+        if when_lost is not None:
+            when_lost()
         if self._at_once is not None:
             self._at_once.close()
         super().connection_lost(exc)

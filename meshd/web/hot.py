@@ -107,6 +107,8 @@ class HotPath:
         operation = parse_request(head)
         if type(operation) is not GetObject or not deps.views.leaves(operation):
             return None
+        if not deps.mesh.alone and not deps.mesh.is_reader(operation.bucket, operation.key):
+            return None
         trace.operation, trace.target = operation_name(operation), operation
         signer = self._authenticator.authenticate(head, trace)
         deps.access.admit(signer.identity, operation, request_context(connection, head, signer))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from meshd.service.access import RequestContext
     from meshd.web.authentication import Authenticated
+    from meshd.web.hops import Hop
     from meshd.web.peers import PeerGate
     from meshd.web.settling import Trace
 
@@ -31,13 +32,13 @@ class MeshRequest(web.BaseRequest):
     `pressed`: answers should not be kept in memory for slow clients just now.
 
     `verified_body`: a small body that was read and compared with its signed digest before the handler was
-    called. `gate` verifies other nodes' calls. `trace`, `signer` (who signed)
-    and `context` (what policies may ask) are there for native
-    requests.
+    called. `held_body`: the whole body, not verified, read to be passed on. `hop`: the node that passed this
+    request on, and what it says of the client. `gate` verifies other nodes' calls. `trace`, `signer`
+    (who signed) and `context` (what policies may ask) are there for native requests.
     """
 
     ATTRS = web.BaseRequest.ATTRS | frozenset(
-        {"context", "continued", "gate", "signer", "trace", "verified_body"}
+        {"context", "continued", "gate", "held_body", "hop", "signer", "trace", "verified_body"}
     )
 
     continued: bool = False
@@ -45,6 +46,8 @@ class MeshRequest(web.BaseRequest):
     signer: Authenticated | None = None
     context: RequestContext | None = None
     gate: PeerGate | None = None
+    held_body: bytes | None = None
+    hop: Hop | None = None
     trace: Trace
 
     @property

@@ -6,7 +6,6 @@ of a body is read before the handler asks for it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 from meshd.net import pieces as framing
 from meshd.net.peers import FRAMED_HEADER, MAP_HEADER, PEER_KEY, PREFIX, PURPOSE, StaleMapError, peer_secret
 from meshd.web.authentication import ANONYMOUS, request_head
+from meshd.web.misdirecting import stale
 from meshd.web.replies import Reply, SentReply, connection_word, head_bytes
 from meshd.web.server import NativeRoute
 from meshd.web.streaming import RequestBody
@@ -119,18 +119,6 @@ class PeerGate:
         self._secret = self._secret or peer_secret(self._derive(PURPOSE))
         verify(claim, head, self._secret, self.now())
         return PeerCall(claim.access_key.removeprefix(PEER_KEY), int(version))
-
-
-def stale(version: int, now: int) -> Reply:
-    """421: this node goes by version `version` of the map."""
-    message = f"this node goes by version {version} of the cluster map"
-    body = json.dumps({"error": {"code": "MisdirectedRequest", "message": message}}).encode()
-    headers = [
-        ("Content-Type", "application/json"),
-        (MAP_HEADER, str(version)),
-        ("Content-Length", str(len(body))),
-    ]
-    return Reply(421, headers, body, now)
 
 
 def peer_reply(body: bytes, now: int, *, status: int = 200) -> Reply:

@@ -20,7 +20,9 @@ from meshd.store.errors import StoreError
 from meshd.web.authentication import ANONYMOUS, request_context, request_head
 from meshd.web.cors import cors_headers
 from meshd.web.executing import Call, Executor
+from meshd.web.forwarding import MisdirectedError, name_of
 from meshd.web.hosts import Hosts
+from meshd.web.misdirecting import stale
 from meshd.web.replies import Reply, SentReply
 from meshd.web.sending import fetch_cold, send_groups, send_spans
 from meshd.web.settling import CLIENT_GONE, Trace, settle
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from meshd.service.access import Identity, RequestContext
     from meshd.service.objects import Found
     from meshd.web.authentication import Authenticator
+    from meshd.web.forwarding import Forwarder
     from meshd.web.incoming import MeshRequest
     from meshd.web.replies import Header
     from meshd.web.server import WebDeps
@@ -80,6 +83,8 @@ class S3Endpoint:
             return await self._answer(request, head, trace)
         except S3Error as error:
             return self._refuse(request, trace, error)
+        except MisdirectedError as error:
+            return stale(error.version, self._now())
         except ConnectionError:
             raise
         except Exception:
@@ -88,16 +93,20 @@ class S3Endpoint:
 
     async def _answer(self, request: MeshRequest, head: RequestHead, trace: Trace) -> Reply:
         deps = self._deps
+        if not deps.mesh.alone and deps.forwarder is not None:
+            answer = await self._elsewhere(request, head, trace, deps.forwarder)
+            if answer is not None:
+                return answer
         with deps.still():
             trace.also = cors_headers(deps.buckets, head)
             operation = parse_request(head)
             trace.operation, trace.target = ops.operation_name(operation), operation
             if isinstance(operation, ops.Preflight):  # browsers do not sign it: the rules decide
-                signer, context = ANONYMOUS, request_context(request, head, ANONYMOUS)
+                signer, context = ANONYMOUS, request_context(request.hop or request, head, ANONYMOUS)
             else:
                 signer = self._authenticator.authenticate(head, trace)
                 charge(signer.identity.account)
-                context = request_context(request, head, signer)
+                context = request_context(request.hop or request, head, signer)
                 operation = trace.target = deps.members.addressed(operation)
                 deps.access.admit(signer.identity, operation, context)
         try:
@@ -108,6 +117,29 @@ class S3Endpoint:
             return await self._carry_out(call, trace, pressed=request.pressed)
         except S3Error as error:
             raise deps.access.veiled(signer.identity, operation, error, context) from error
+
+    async def _elsewhere(
+        self, request: MeshRequest, head: RequestHead, trace: Trace, forwarder: Forwarder
+    ) -> Reply | None:
+        """The answer of the node that answers for the name asked about; None when that is this one. Raises
+        as `_reply`."""
+        operation = parse_request(head)
+        trace.operation, trace.target = ops.operation_name(operation), operation
+        hop = request.hop = forwarder.hop_of(request)
+        if hop is not None:
+            await forwarder.catch_up(hop)
+            name = name_of(self._deps.members.addressed(operation))
+            if name is not None and not hop.aim:
+                forwarder.require(name)
+            trace.remote = hop.remote
+            return None
+        name = name_of(operation)
+        if name is None or self._deps.views.is_view(name.bucket) or forwarder.is_mine(name):
+            return None
+        reply = await forwarder.forward(request, head, name, trace)
+        if reply is not None:
+            trace.passed_on()
+        return reply
 
     async def _carry_out(self, call: Call, trace: Trace, *, pressed: bool) -> Reply:
         if pressed and isinstance(call.operation, _LONG_ANSWERS):

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from meshd.service.versions import Versions
     from meshd.service.views.dispatch import ViewReader
     from meshd.telemetry.audit import AuditLog
+    from meshd.web.forwarding import Forwarder
     from meshd.web.incoming import MeshRequest
     from meshd.web.peers import PeerGate
 
@@ -93,6 +94,8 @@ class WebDeps:
     """Within it the control state is looked at once a request (ControlStore.still)."""
     audit: AuditLog | None = None
     http: HttpSettings = field(default_factory=HttpSettings)
+    forwarder: Forwarder | None = None
+    """Passes on what other nodes answer for; None where there are none."""
     gate: PeerGate | None = None
     """Knows other nodes by their signatures; None where there are none."""
 

@@ -126,6 +126,10 @@ class Trace:
     def __repr__(self) -> str:
         return f"<Trace {self.request_id} {self.operation}>"
 
+    def passed_on(self) -> None:
+        """Another node carried it out, and writes the audit line."""
+        self._audit = None
+
     def drop(self) -> None:
         """The request is not answered under this trace: nothing is counted."""
         logs.request_id.set("")
@@ -196,10 +200,15 @@ async def settle(request: MeshRequest, reply: Reply) -> None:
     tell where its next request would begin, so that connection ends, as does one with much of a body
     unread.
     """
-    waiting = "Expect" in request.headers and not request.continued
-    if waiting or request.is_last or _unread(request):
+    if must_close(request):
         reply.force_close()
     await reply.prepare(request)
+
+
+def must_close(request: MeshRequest) -> bool:
+    """Whether the connection is of no use after the answer, as `settle` says."""
+    waiting = "Expect" in request.headers and not request.continued
+    return waiting or request.is_last or _unread(request)
 
 
 def _unread(request: MeshRequest) -> bool:

@@ -106,6 +106,12 @@ class RequestBody:
     async def raw(self) -> AsyncGenerator[bytes, None]:
         """What arrives, as it arrives, neither decoded nor checked. Raises S3Error IncompleteBody,
         RequestTimeout; ConnectionError when the client goes away in the middle."""
+        held = self._request.held_body
+        if held is not None:
+            self.received = len(held)
+            if held:
+                yield held
+            return
         content = self._request.content
         self._say_continue()
         patience = _Patience(self._idle_seconds)

@@ -7,12 +7,13 @@ import tempfile
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshd.assembly.remote import RemoteAssembler
-from meshd.cluster.mesh import Mesh, lone_map
+from meshd.cluster.mesh import Mesh
 from meshd.config import NodeSettings, StoreSettings
 from meshd.control.buckets import BucketTable
+from meshd.control.clustermaps import ClusterMaps
 from meshd.control.identities import Account, IdentityTable, Key, User
 from meshd.control.keyuse import KeyUse
 from meshd.control.memory import MemoryControl
@@ -26,6 +27,7 @@ from meshd.service.views.uses import UseFile
 from meshd.store.store import Store
 from meshd.web.server import build_server
 from meshwire.cluster import Node as Member
+from meshwire.cluster.transitions import founded, joined, settled
 
 if TYPE_CHECKING:
     import asyncio
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from meshd.control.interface import ControlStore
     from meshd.web.connections import MeshServer
     from meshd.web.server import NativeRoute
+    from meshwire.cluster import ClusterMap
 
 ROOT = ("root-key", "root-secret-key")
 
@@ -45,7 +48,30 @@ class Running:
     node: Node
     server: MeshServer
     listener: asyncio.Server
-    peers: Peers
+
+    @property
+    def peers(self) -> Peers:
+        return self.node.peers
+
+    def client(self, **changes: Any) -> Any:
+        """A boto3 client of this node. It waits: use it in a thread."""
+        import boto3
+        from botocore.config import Config
+
+        config = Config(
+            retries={"total_max_attempts": 1},
+            s3={"addressing_style": "path"},
+            connect_timeout=10,
+            read_timeout=60,
+        )
+        options = {
+            "endpoint_url": self.member.endpoint,
+            "aws_access_key_id": ROOT[0],
+            "aws_secret_access_key": ROOT[1],
+            "region_name": "us-east-1",
+            "config": config,
+        }
+        return boto3.session.Session().client("s3", **(options | changes))
 
     @property
     def member(self) -> Member:
@@ -56,9 +82,10 @@ class Running:
 
 @asynccontextmanager
 async def running_nodes(
-    loop: asyncio.AbstractEventLoop, number: int, routes: Sequence[NativeRoute] = ()
+    loop: asyncio.AbstractEventLoop, number: int, routes: Sequence[NativeRoute] = (), *, copies: int = 1
 ) -> AsyncIterator[list[Running]]:
-    """`number` nodes, n1, n2, …, with `routes` beside S3; they have one root user, with the keys ROOT."""
+    """`number` nodes, n1, n2, …, with `routes` beside S3, all up in one map; they have one root user, with
+    the keys ROOT."""
     place = Path(tempfile.mkdtemp(prefix="nodes-"))
     clock = SystemClock()
     control = MemoryControl(clock)
@@ -69,12 +96,22 @@ async def running_nodes(
     )
     await IdentityTable(control).replace(frozenset({"root"}), [account], clock.now_ms())
     nodes = [await _run(loop, place / f"n{i + 1}", control, routes) for i in range(number)]
+    await ClusterMaps(control).change(lambda _: _everybody([node.member for node in nodes], copies))
     try:
         yield nodes
     finally:
         for one in nodes:
             await _end(one)
         shutil.rmtree(place)
+
+
+def _everybody(members: list[Member], copies: int) -> ClusterMap:
+    cluster = founded(members[0], copies=copies)
+    for member in members[1:]:
+        cluster = joined(cluster, member)
+    for member in members:
+        cluster = settled(cluster, member.node_id)
+    return cluster
 
 
 async def _run(
@@ -84,7 +121,8 @@ async def _run(
     settings = NodeSettings(place.name, StoreSettings.at(place, durability="relaxed"))
     store = Store.open(settings.store, writer="w0", clock=clock)
     uses = UseFile(settings.uses_path, clock)
-    buckets = BucketTable(control)
+    buckets, secret = BucketTable(control), NodeSecret(control)
+    mesh = Mesh(settings.node_id, control, buckets.copies)
     node = Node(
         settings,
         clock,
@@ -95,18 +133,19 @@ async def _run(
         KeyUse(control),
         uses,
         Archives(store, uses.note),
-        Mesh(settings.node_id, control, buckets.copies, lone=lone_map(settings.node_id, settings.endpoint)),
+        mesh,
+        Peers(place.name, secret.derive, clock, lambda: mesh.map().version),
     )
     access = node_access(node)
     data = data_services(node, access, RemoteAssembler(settings.steward_socket))  # nobody asks it anything
     server = build_server(web_deps(node, access, data), routes)
     listener = await loop.create_server(server, "127.0.0.1", 0)
-    return Running(node, server, listener, Peers(place.name, NodeSecret(control).derive, clock, lambda: 7))
+    return Running(node, server, listener)
 
 
 async def _end(one: Running) -> None:
     one.listener.close()
     await one.server.shutdown(1)
-    await one.peers.aclose()
+    await one.node.peers.aclose()
     one.node.store.close()
     one.node.uses.close()

@@ -22,6 +22,7 @@ from meshd.control.keyuse import KeyUse
 from meshd.control.memory import MemoryControl
 from meshd.control.nodesecret import NodeSecret
 from meshd.kit.clock import ManualClock
+from meshd.net.peers import Peers
 from meshd.runtime.data import data_services
 from meshd.runtime.node import Node, node_access, web_deps
 from meshd.service.archives.reading import Archives
@@ -116,6 +117,7 @@ class Pair:
     async def _open(self) -> None:
         control = MemoryControl(self.clock)
         buckets = BucketTable(control)
+        secret = NodeSecret(control)
         node = Node(
             self._settings,
             self.clock,
@@ -127,8 +129,9 @@ class Pair:
             self._uses,
             Archives(self.store, self._uses.note),
             Mesh("n", control, buckets.copies, lone=lone_map("n", "http://127.0.0.1:9000")),
+            Peers("n", secret.derive, self.clock),
         )
-        await NodeSecret(control).ensure()
+        await secret.ensure()
         await self._people(node)
         await self._fill(node)
         self._audit = Lines()

@@ -1,0 +1,379 @@
+"""Requests about names that other nodes answer for: passed on as they came, answered as they are answered.
+
+Law: the node that holds the name verifies the client's signature and decides; nothing is decided here but who
+that is. What was not begun may be begun elsewhere; what may have been carried out is never sent twice.
+Invariant: a node that is asked by another answers itself or says that it is not the one (421).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+from meshd.net.peers import MAP_HEADER
+from meshd.net.wires import PeerUnreachableError
+from meshd.telemetry import metrics
+from meshd.web.authentication import ANONYMOUS
+from meshd.web.hops import HOP_HEADER, Hop
+from meshd.web.relaying import Relay
+from meshd.web.replies import SentReply, connection_word
+from meshd.web.settling import must_close
+from meshd.web.streaming import RequestBody
+from meshwire.s3 import operations as ops
+from meshwire.s3.errors import S3Error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from meshd.cluster.mesh import Mesh
+    from meshd.kit.clock import Clock
+    from meshd.net.peers import Peers
+    from meshd.net.wires import AnswerHead, Wire
+    from meshd.web.connections import Connection
+    from meshd.web.hops import Hops
+    from meshd.web.incoming import MeshRequest
+    from meshd.web.replies import Reply
+    from meshd.web.settling import Trace
+    from meshwire.cluster import Node
+    from meshwire.s3.parsing import RequestHead
+
+_PATIENCE: Final = 15.0  # seconds until a name that nobody answers for is given up
+_HOLD: Final = 64 << 10  # bodies up to here are read before they are sent: they can be sent twice
+_SILENCE: Final = 60.0
+_DOUBT: Final = 2.0  # seconds without an answer until it is asked whether the node is there at all
+_PAUSE: Final = 0.05
+_READS: Final = (
+    ops.GetObject,
+    ops.GetObjectAttributes,
+    ops.GetObjectTagging,
+    ops.GetObjectAcl,
+    ops.ListMembers,
+)
+_WRITES: Final = (
+    ops.PutObject,
+    ops.CopyObject,
+    ops.DeleteObject,
+    ops.PutObjectTagging,
+    ops.DeleteObjectTagging,
+    ops.PutObjectAcl,
+    ops.CreateMultipartUpload,
+    ops.UploadPart,
+    ops.UploadPartCopy,
+    ops.CompleteMultipartUpload,
+    ops.AbortMultipartUpload,
+    ops.ListParts,
+)
+_NOT_SENT: Final = frozenset(
+    (b"connection", b"keep-alive", b"proxy-connection", b"te", b"transfer-encoding", b"upgrade", b"expect")
+)
+
+
+class Name(NamedTuple):
+    """What a request is about; `reading`: any node that has it may answer."""
+
+    bucket: str
+    key: str
+    reading: bool
+
+
+def name_of(operation: ops.Operation) -> Name | None:
+    """The one name an operation is about; None for those about a bucket, or several names."""
+    if isinstance(operation, _READS):
+        return Name(operation.bucket, operation.key, reading=True)
+    if isinstance(operation, _WRITES):
+        return Name(operation.bucket, operation.key, reading=False)
+    return None
+
+
+class MisdirectedError(Exception):
+    """By the map of this node, version `version`, another node answers for the name."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"another node answers by version {version} of the map")
+        self.version = version
+
+
+class Forwarder:
+    """Passes requests on. One a process. `buckets` gives this process's revision of the table of buckets."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        peers: Peers,
+        hops: Hops,
+        clock: Clock,
+        buckets: Callable[[], int],
+        body_timeout: float,
+    ) -> None:
+        self._mesh, self._peers, self._hops, self._clock = mesh, peers, hops, clock
+        self._buckets, self._body_timeout = buckets, body_timeout
+
+    def __repr__(self) -> str:
+        return f"<Forwarder of {self._mesh!r}>"
+
+    @property
+    def mesh(self) -> Mesh:
+        return self._mesh
+
+    def is_mine(self, name: Name) -> bool:
+        """Whether this node answers."""
+        mesh = self._mesh
+        return (
+            mesh.is_reader(name.bucket, name.key) if name.reading else mesh.is_decider(name.bucket, name.key)
+        )
+
+    # --- asked by another node ------------------------------------------------------------------------
+
+    def hop_of(self, request: MeshRequest) -> Hop | None:
+        """What the node says that passed this request on; None for a client's own. Raises S3Error
+        AccessDenied."""
+        value = request.headers.get(HOP_HEADER)
+        if value is None:
+            return None
+        authorization = request.headers.get("Authorization", "")
+        return self._hops.read(value, request.method, request.raw_path, authorization)
+
+    async def catch_up(self, hop: Hop) -> None:
+        """Know what the node knew that passed the request on: its map, and its buckets."""
+        if hop.map_version > self._mesh.map().version:
+            await self._mesh.newer_than(hop.map_version - 1, 1.0)
+        for _ in range(20):
+            if self._buckets() >= hop.buckets:
+                return
+            await asyncio.sleep(_PAUSE)
+
+    def require(self, name: Name) -> None:
+        """Raises MisdirectedError unless this node answers for the name."""
+        if not self.is_mine(name):
+            raise MisdirectedError(self._mesh.map().version)
+
+    # --- asked by a client ----------------------------------------------------------------------------
+
+    async def forward(
+        self, request: MeshRequest, head: RequestHead, name: Name, trace: Trace, *, aim: str = ""
+    ) -> Reply | None:
+        """The answer of the node that answers for a name, sent already; None when it turns out to be this
+        one. Raises S3Error SlowDown when none answers, ConnectionError when the client is gone."""
+        sending = _Sending(request, head, self._body_timeout)
+        await sending.hold(_HOLD)
+        deadline = self._clock.monotonic() + _PATIENCE
+        avoided: set[str] = set()
+        while True:
+            version = self._mesh.map().version
+            nodes = self._candidates(name)
+            if not aim and any(node.node_id == self._mesh.node_id for node in nodes):
+                return None
+            target = next((node for node in nodes if node.node_id not in avoided), None)
+            left = deadline - self._clock.monotonic()
+            if left <= 0:
+                raise _nobody(name, nodes)
+            if target is None:
+                avoided.clear()
+                await self._mesh.newer_than(version, min(left, 0.5 if nodes else 2.0))
+                continue
+            try:
+                kept_back = await self._try(request, target, sending, trace, aim)
+            except PeerUnreachableError as error:
+                metrics.forwarded.labels("unreachable").inc()
+                if sending.gone or (error.begun and not name.reading and not sending.refused):
+                    raise _unknown(target) from error
+                avoided.add(target.node_id)
+                await self._mesh.suspect(target.node_id, version)
+                continue
+            if kept_back is None:
+                metrics.forwarded.labels("answered").inc()
+                return sending.reply()
+            metrics.forwarded.labels("misdirected").inc()
+            theirs = int(kept_back.headers[MAP_HEADER])
+            if theirs > version:
+                await self._mesh.newer_than(theirs - 1, min(left, 2.0))
+            else:
+                await asyncio.sleep(_PAUSE)
+
+    def _candidates(self, name: Name) -> Sequence[Node]:
+        """Who may answer, the nearest first."""
+        route = self._mesh.route(name.bucket, name.key)
+        if not name.reading:
+            return () if route.decider is None else (route.decider,)
+        me = self._mesh.me
+        if me is None or len(route.readers) < 2:
+            return route.readers
+        return sorted(route.readers, key=lambda node: (node.rack != me.rack, node.zone != me.zone))
+
+    async def _try(
+        self, request: MeshRequest, node: Node, sending: _Sending, trace: Trace, aim: str
+    ) -> AnswerHead | None:
+        """Ask one node. The head of an answer that says it is not the one; None when it has answered. Raises
+        PeerUnreachableError while nothing of an answer went out."""
+        wire = await self._peers.wire(node)
+        relay = Relay(request.protocol, wire, sending.connection, _is_stale)
+        protocol = cast("Connection", request.protocol)
+        protocol.when_lost = relay.cancel
+        try:
+            head = sending.head(self.stamp(request, aim))
+            wire.start(relay, head, patience=_SILENCE, head_only=request.method == "HEAD")
+            return await self._follow(node, wire, relay, sending)
+        except asyncio.CancelledError:
+            if relay.outcome.cancelled():
+                raise ConnectionResetError("the client closed the connection") from None
+            relay.cancel()
+            raise
+        except BaseException:
+            relay.cancel()
+            raise
+        finally:
+            protocol.when_lost = None
+            sending.relay = relay
+            trace.sent += relay.sent
+            trace.received += sending.received
+            sending.received = 0
+
+    async def _follow(self, node: Node, wire: Wire, relay: Relay, sending: _Sending) -> AnswerHead | None:
+        """Until the answer is sent, or none comes."""
+        body = asyncio.ensure_future(sending.run(relay, wire)) if sending.streams else None
+        waiting: set[asyncio.Future[Any]] = {relay.outcome}
+        if body is not None:
+            waiting.add(body)
+        try:
+            while not relay.outcome.done():
+                done, _ = await asyncio.wait(waiting, timeout=_DOUBT, return_when=asyncio.FIRST_COMPLETED)
+                if body is not None and body in done:
+                    body.result()  # what is wrong with the client's body is the client's to hear
+                    waiting.discard(body)
+                if not done and relay.head is None:
+                    await self._doubt(node, relay)
+            return relay.outcome.result()
+        finally:
+            if body is not None:
+                body.cancel()
+                await asyncio.gather(body, return_exceptions=True)
+
+    async def _doubt(self, node: Node, relay: Relay) -> None:
+        """No answer for a while: is the node there? One that the map has given up is not waited for."""
+        version = self._mesh.map().version
+        await self._mesh.suspect(node.node_id, version)
+        known = self._mesh.map().node(node.node_id)
+        if (known is None or known.state in ("away", "down")) and relay.head is None:
+            relay.broke(PeerUnreachableError(f"node {node.node_id} went away", begun=True))
+
+    def stamp(self, request: MeshRequest, aim: str = "") -> str:
+        """`x-mesh-hop` for a client's request."""
+        transport = request.transport
+        tls = None if transport is None else transport.get_extra_info("ssl_object")
+        hop = Hop(
+            self._mesh.node_id,
+            self._mesh.map().version,
+            self._buckets(),
+            request.remote or "",
+            request.secure,
+            (tls.version() or "").removeprefix("TLSv") if tls is not None else "",
+            aim,
+        )
+        return self._hops.write(
+            hop, request.method, request.raw_path, request.headers.get("Authorization", "")
+        )
+
+
+def _is_stale(head: AnswerHead) -> bool:
+    return head.status == 421 and head.headers.get(MAP_HEADER, "").isdigit()
+
+
+def _nobody(name: Name, nodes: Sequence[Node]) -> S3Error:
+    if not nodes:
+        return S3Error(
+            "SlowDown", "No node that has all of this name's writes answers at present; try again."
+        )
+    names = ", ".join(node.node_id for node in nodes)
+    return S3Error("SlowDown", f"The nodes that hold this name ({names}) do not answer; try again.")
+
+
+def _unknown(node: Node) -> S3Error:
+    return S3Error(
+        "SlowDown",
+        f"Node {node.node_id} went away before it answered; the request may have taken place or not. "
+        "Try again.",
+    )
+
+
+class _Sending:
+    """A client's request on its way to another node: its head as it came, its body held or as it comes."""
+
+    def __init__(self, request: MeshRequest, head: RequestHead, body_timeout: float) -> None:
+        self._request = request
+        self._body = RequestBody(request, head, ANONYMOUS, body_timeout) if request.body_exists else None
+        self._counted = 0
+        self.streams = False
+        """Whether the body goes out as it comes."""
+        self.gone = False
+        """Whether a part of it has: then the request cannot be begun again."""
+        self.refused = False
+        """Whether the node said that it does not want it: then nothing was carried out."""
+        self.received = 0
+        self.relay: Relay | None = None
+
+    async def hold(self, most: int) -> None:
+        """Read the body now if it is small, and whoever sends it does not wait to be asked."""
+        length = self._request.content_length
+        if self._body is None or self._request.held_body is not None:
+            return
+        if length is None or length > most or "Expect" in self._request.headers:
+            self.streams = True
+            return
+        self._request.held_body = b"".join([data async for data in self._body.raw()])
+        self.received = len(self._request.held_body)
+
+    def head(self, hop: str) -> bytes:
+        """The request as it goes out, a body that is held included."""
+        request = self._request
+        lines = [f"{request.method} {request.raw_path} HTTP/1.1".encode("utf-8", "surrogateescape")]
+        lines += [
+            b"%b: %b" % (name, value) for name, value in request.raw_headers if name.lower() not in _NOT_SENT
+        ]
+        if "Host" not in request.headers:
+            lines.append(b"host: ")
+        if self.streams:
+            lines.append(b"expect: 100-continue")
+            if request.content_length is None:
+                lines.append(b"transfer-encoding: chunked")
+        elif self._request.held_body is not None and "Content-Length" not in request.headers:
+            lines.append(b"content-length: %d" % len(self._request.held_body))
+        lines.append(f"{HOP_HEADER}: {hop}".encode("utf-8", "surrogateescape"))
+        return b"\r\n".join(lines) + b"\r\n\r\n" + (self._request.held_body or b"")
+
+    async def run(self, relay: Relay, wire: Wire) -> None:
+        """Send the body when it is asked for. Raises S3Error for one that does not come as it should,
+        ConnectionError when the client is gone."""
+        assert self._body is not None
+        if not await relay.wanted:
+            self.refused = True
+            wire.spoil()
+            return
+        chunked = self._request.content_length is None
+        wire.sending = self.gone = True
+        try:
+            async for data in self._body.raw():
+                self.received += len(data)
+                wire.send(b"%x\r\n%b\r\n" % (len(data), data) if chunked else data)
+                await wire.drained()
+                if relay.outcome.done() or relay.head is not None:
+                    wire.spoil()
+                    return
+            if chunked:
+                wire.send(b"0\r\n\r\n")
+        except PeerUnreachableError:
+            return  # the relay hears of it, too
+        finally:
+            wire.sending = False
+
+    def connection(self) -> str:
+        """What the answer says of the client's connection; asked when its head is here."""
+        request = self._request
+        return connection_word(request, bool(request.keep_alive) and not must_close(request))
+
+    def reply(self) -> SentReply:
+        """What was sent."""
+        relay = self.relay
+        assert relay is not None
+        assert relay.head is not None
+        keep_alive = bool(self._request.keep_alive) and not relay.closing
+        return SentReply(relay.head.status, keep_alive=keep_alive)
