@@ -150,17 +150,21 @@ def _cut(
     end = at
     whole = False
     for number, blob in enumerate(blobs):
-        if not blob.length:
+        length = blob.length
+        if not length:
             continue
-        if parts and direct and whole != _is_direct(blob):
+        is_direct = direct and length >= _DIRECT and _is_direct(blob)
+        if parts and whole != is_direct:
             yield parts, end
             parts, at = [], end
-        whole = direct and _is_direct(blob)
-        room, most = (_DIRECT_GROUP, blob.length) if whole else (_GROUP, _GROUP)
-        offset = 0
-        while offset < blob.length:
-            taken = min(most, blob.length - offset)
-            place = starts[number] + offset
+        whole = is_direct
+        room, most = (_DIRECT_GROUP, length) if whole else (_GROUP, _GROUP)
+        offset, start = 0, starts[number]
+        while offset < length:
+            taken = length - offset
+            if taken > most:
+                taken = most
+            place = start + offset
             parts.append(_Part(number, offset, taken, place - at))
             offset += taken
             end = place + taken
@@ -184,15 +188,17 @@ async def _direct_group(
 ) -> Group:
     """Whole objects as ranges of their files, in memory, with the checksums they were stored with."""
     wanted = [(record, 0, part.length) for part in parts if (record := blobs[part.number].record) is not None]
-    found = list(files.enter_context(store.reading_many(wanted)))
+    found = files.enter_context(store.reading_many(wanted))
     lost = _shortened(found)
     cold = [place for place, spans in enumerate(found) if place not in lost and not _resident(spans or ())]
-    lost |= await _fetch(found, cold)
+    if cold:
+        lost |= await _fetch(found, cold)
     group = Group(memoryview(b""), end)
     spans: list[Span] = []
     at = 0
     for place, (part, own, (record, _, _)) in enumerate(zip(parts, found, wanted, strict=True)):
-        spans += _zeros(part.place - at)
+        if part.place != at:
+            spans += _zeros(part.place - at)
         if own is None or place in lost:
             group.failed.append(part.number)
             spans += _zeros(part.length)

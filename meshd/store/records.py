@@ -218,8 +218,7 @@ class PartPage:
     next_after: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(msgspec.Struct, frozen=True):
     """`length` bytes at `offset` of the open file `fd`; valid only inside `Store.reading`. `extent`: what
     they are, or are a part of; `name`: the object's, where a reader of many has said so."""
 
@@ -232,6 +231,10 @@ class Span:
     def part(self, offset: int, length: int) -> Span:
         """`length` bytes of it, from `offset` on."""
         return Span(self.fd, self.offset + offset, length, self.extent, self.name)
+
+    def named(self, name: str) -> Span:
+        """The same, of the object of this name."""
+        return Span(self.fd, self.offset, self.length, self.extent, name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import json
 import logging
 import re
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
@@ -23,8 +23,8 @@ from meshd.service.blobs import UnreadableError
 from meshd.store.errors import CorruptExtentError, DiskFullError, StoreError
 from meshd.store.records import Span
 from meshd.telemetry import metrics
-from meshd.web.replies import Reply, SentReply, connection_word, head_bytes, write_head
-from meshd.web.sending import send_piece, send_spans
+from meshd.web.replies import Reply, SentReply, connection_word, head_bytes
+from meshd.web.sending import Outlet, send_spans
 from meshd.web.server import NativeRoute
 from meshwire import frames, snapshots
 from meshwire.documents import PlanError, checked_choice, suggestion
@@ -243,9 +243,11 @@ class NativeEndpoint:
         headers = [*_headers(outgoing.content_type, outgoing.size), ("x-mesh-rows", str(outgoing.rows))]
         keep_alive = bool(request.keep_alive)
         connection = connection_word(request, keep_alive)
-        write_head(request, head_bytes(200, headers, self._now(), connection=connection))
+        head = head_bytes(200, headers, self._now(), connection=connection)
         try:
-            await _pump(request, outgoing)
+            with closing(Outlet(request)) as outlet:
+                await outlet.send(head)
+                await _pump(outlet, outgoing)
         except BaseException as error:
             if request.transport is not None:
                 request.transport.abort()
@@ -303,17 +305,17 @@ def caller_of(request: MeshRequest, identity: Identity) -> Caller:
     return Caller(identity, getattr(request, "context", None) or NO_CONTEXT)
 
 
-async def _pump(request: MeshRequest, outgoing: Outgoing) -> None:
+async def _pump(outlet: Outlet, outgoing: Outgoing) -> None:
     """Every chunk, at the client's pace."""
     left = outgoing.size
     async with aclosing(outgoing.chunks) as chunks:
         async for chunk in chunks:
             if isinstance(chunk, (bytes, memoryview)):
                 left -= len(chunk)
-                await send_piece(request, chunk)
+                await outlet.send(chunk)
             else:
                 left -= sum(span.length for span in chunk)
-                await send_piece(request, b"", chunk)
+                await outlet.send(b"", chunk)
     if left:
         raise UnreadableError(f"{left} bytes fewer than promised")
 

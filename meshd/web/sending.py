@@ -19,7 +19,7 @@ from meshd.web.encrypting import is_encrypted, write_spans
 from meshd.web.replies import connection_word, head_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 
     from aiohttp import web
 
@@ -71,38 +71,77 @@ async def send_groups(
     return keep_alive
 
 
-async def send_piece(request: web.BaseRequest, data: bytes | memoryview, spans: Sequence[Span] = ()) -> None:
-    """More of a body that is under way: `data`, then `spans`, which were in memory a moment ago; both may be
-    used again when this returns. Raises ConnectionError."""
-    await _send(request, data, spans, warm=True)
+class Outlet:
+    """An answer that goes out piece by piece. Small pieces ride with their neighbours: every segment of its
+    own wakes the client. `close` it."""
+
+    def __init__(self, request: web.BaseRequest) -> None:
+        """Raises ConnectionResetError."""
+        self._request, self._transport = request, _open_transport(request)
+        self._pump = None if is_encrypted(self._transport) else _Pump(self._transport)
+        if self._pump is not None:
+            self._pump.cork(held=True)
+
+    def __repr__(self) -> str:
+        return f"<Outlet {self._pump!r}>"
+
+    async def send(self, data: bytes | memoryview, spans: Sequence[Span] = ()) -> None:
+        """`data`, then `spans`, which were in memory a moment ago; both may be used again when this returns.
+        Raises ConnectionError."""
+        if self._pump is None:
+            await _send_encrypted(self._request, self._transport, data, spans)
+            return
+        await _drain(self._request, self._transport)
+        try:
+            await self._pump.run(data, spans, warm=True)
+        except BaseException:
+            self._transport.abort()
+            raise
+
+    def close(self) -> None:
+        """Idempotent; what was sent is on its way."""
+        pump, self._pump = self._pump, None
+        if pump is not None:
+            with suppress(OSError):
+                pump.cork(held=False)
+            pump.close()
 
 
 def _head(request: web.BaseRequest, status: int, headers: Iterable[Header], now: int) -> bytes:
     return head_bytes(status, headers, now, connection=connection_word(request, bool(request.keep_alive)))
 
 
-async def _send(
-    request: web.BaseRequest, head: bytes | memoryview, spans: Sequence[Span], *, warm: bool = False
-) -> None:
+def _open_transport(request: web.BaseRequest) -> asyncio.Transport:
     transport = request.transport
     if transport is None or transport.is_closing():
         raise ConnectionResetError("the client closed the connection")
+    return transport
+
+
+async def _send(request: web.BaseRequest, head: bytes, spans: Sequence[Span]) -> None:
+    transport = _open_transport(request)
     if is_encrypted(transport):
-        try:
-            await write_spans(request, bytes(head), spans, _resident)  # its queue holds on to the head
-        except BaseException:
-            transport.abort()
-            raise
+        await _send_encrypted(request, transport, head, spans)
         return
     await _drain(request, transport)
-    pump = _Pump(transport, head, spans, warm=warm)
+    pump = _Pump(transport)
     try:
-        await pump.run()
+        await pump.run(head, spans)
     except BaseException:
         transport.abort()
         raise
     finally:
         pump.close()
+
+
+async def _send_encrypted(
+    request: web.BaseRequest, transport: asyncio.Transport, head: bytes | memoryview, spans: Sequence[Span]
+) -> None:
+    try:
+        await write_spans(request, bytes(head), spans, _resident)  # its queue holds on to the head
+    except BaseException:
+        transport.abort()
+        raise
 
 
 class AtOnce:
@@ -195,14 +234,12 @@ class _Pump:
     beside them, as long as the transport itself has nothing queued.
     """
 
-    def __init__(
-        self, transport: asyncio.Transport, head: bytes | memoryview, spans: Sequence[Span], *, warm: bool
-    ) -> None:
+    def __init__(self, transport: asyncio.Transport) -> None:
         self._loop = asyncio.get_running_loop()
-        self._warm_until = self._loop.time() + _WARM_SECONDS if warm else 0.0
+        self._warm_until = 0.0
         self._socket = duplicate(transport)
-        self._head = memoryview(head)
-        self._spans = iter(spans)
+        self._head = memoryview(b"")
+        self._spans: Iterator[Span] = iter(())
         self._fd = -1
         self._offset = self._left = 0
         self._moved = 0
@@ -214,19 +251,30 @@ class _Pump:
     def __repr__(self) -> str:
         return f"<_Pump fd={self._socket.fileno()}, {self._moved} bytes moved>"
 
-    async def run(self) -> None:
-        """Send everything. Raises ConnectionError, or OSError of a failing disk."""
+    async def run(self, head: bytes | memoryview, spans: Sequence[Span], *, warm: bool = False) -> None:
+        """Send all of it; may be called again. Raises ConnectionError, or OSError of a failing disk."""
+        self._warm_until = self._loop.time() + _WARM_SECONDS if warm else 0.0
+        self._head, self._spans = memoryview(head), iter(spans)
+        self._done = self._loop.create_future()
         self._next_span()
         self._step()
         if not self._done.done():
+            self._seen = -1
             self._check_progress()
-        await self._done
+        try:
+            await self._done
+        finally:
+            self._head = memoryview(b"")
+            if self._watchdog is not None:
+                self._watchdog.cancel()
+
+    def cork(self, *, held: bool) -> None:
+        """Whether the kernel holds back a segment that is not full."""
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, held)
 
     def close(self) -> None:
         """Release the duplicate. Idempotent; the connection itself stays as it is."""
         self._unwatch()
-        if self._watchdog is not None:
-            self._watchdog.cancel()
         self._socket.close()
 
     def _next_span(self) -> None:
@@ -258,7 +306,9 @@ class _Pump:
 
     def _send_head(self) -> bool:
         more = socket.MSG_MORE if self._left else 0
-        self._head = self._head[self._socket.send(self._head, more) :]
+        sent = self._socket.send(self._head, more)
+        self._head = self._head[sent:]
+        self._moved += sent
         return not self._head
 
     def _send_window(self) -> None:

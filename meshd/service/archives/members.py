@@ -201,7 +201,7 @@ class MemberService:
         for at in range(offset, offset + length, _GROUP):
             taken = min(_GROUP, offset + length - at)
             with self._store.reading(place.record, place.offset + at, taken) as spans:
-                yield [replace(span, name=name) for span in spans]
+                yield [span.named(name) for span in spans]
 
 
 def member_etag(archive: Record, member: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections import OrderedDict
-from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -145,7 +144,7 @@ class SourceReader:
         record = self._record(number)
         context = self._store.reading(record, 0, record.size)
         name = f"s3://{self._bucket}/{self._plan.sources.keys[number]}"
-        return context, [replace(span, name=name) for span in context.__enter__()]
+        return context, [span.named(name) for span in context.__enter__()]
 
     def _record(self, number: int) -> Record:
         sources = self._plan.sources

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from awscrt.checksums import combine_crc32c, crc32c
@@ -166,7 +166,7 @@ class _Opening:
 
     def _named(self, spans: Sequence[Span], item: SourceObject) -> Sequence[Span]:
         name = f"s3://{self._source.bucket}/{item.key}"
-        return [replace(span, name=name) for span in spans]
+        return [span.named(name) for span in spans]
 
 
 @dataclass(frozen=True, slots=True)
