@@ -6,15 +6,18 @@ Law: data only. Sizes in bytes. Names are unique within their kind.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+Spread = Literal["Zone", "Rack", "Host"]
+
 
 @dataclass(frozen=True, slots=True)
 class StorageNode:
-    """A daemon that can hold copies. `accepting` is False while it is cordoned, drained or down."""
+    """A daemon that can hold copies. `accepting` is False while it is cordoned, drained or down. `tier`: its
+    best disks with room. `host`: the Kubernetes node it runs on; empty: called like it."""
 
     name: str
     zone: str
@@ -22,23 +25,44 @@ class StorageNode:
     capacity: int
     used: int
     accepting: bool = True
+    tier: str = ""
+    host: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Data to be placed: `copies` of `size` bytes. Higher `priority` is placed first."""
+    """Data to be placed: `copies` of `size` bytes, or one on every node (`full`). Higher `priority` is placed
+    first. `more`: further copies at most, where many GPUs are far from the first ones."""
 
     name: str
     size: int
     copies: int = 1
     priority: int = 0
+    full: bool = False
+    spread: Spread = "Rack"
+    near: bool = True
+    more: int = 0
+    selector: Mapping[str, str] = field(default_factory=dict)
+    tiers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """GPUs that want a dataset, at a place: running or pending training pods, summed."""
+    """GPUs that want a dataset, at a place: running training pods, summed. Without a `node`: pending ones,
+    that may come to wherever GPUs are free."""
 
     dataset: str
+    zone: str
+    rack: str
+    node: str
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class FreeGpus:
+    """GPUs of a Kubernetes node that nobody uses."""
+
     zone: str
     rack: str
     node: str
@@ -53,6 +77,7 @@ class Inventory:
     datasets: tuple[Dataset, ...]
     demand: tuple[Demand, ...] = ()
     current: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    free_gpus: tuple[FreeGpus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +97,18 @@ class Move:
     source: str | None
     target: str
     size: int
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The planner's answer. `unplaced`: dataset → why a copy of it has no place."""
+    """The planner's answer. `unplaced`: dataset → why a copy of it has no place. `deferred`: moves that are
+    worth it and wait for bandwidth. `released`: (dataset, node) of copies that are no longer needed.
+    `considered`: dataset → which nodes were out of the question, and why."""
 
     assignments: tuple[Assignment, ...]
     moves: tuple[Move, ...]
     unplaced: Mapping[str, str]
+    deferred: tuple[Move, ...] = ()
+    released: tuple[tuple[str, str], ...] = ()
+    considered: Mapping[str, str] = field(default_factory=dict)

@@ -1,25 +1,28 @@
-"""Where copies of datasets go: filter, score, spread, hysteresis. A pure function.
+"""Where copies of datasets go: filter, score, spread, hysteresis, bandwidth. A pure function.
 
 Law: deterministic: one inventory has one placement, in whatever order it is listed. No clock, no I/O.
-Invariant: no node twice for a dataset, none above its watermark by what is placed anew, no move without gain.
+Invariant: no node twice for a dataset, none above its watermark by what is placed anew, nothing on a node
+that does not accept, no move for less than `move_gain`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from meshoperator.inventory import Assignment, Move, Placement
+from meshoperator.landscape import Landscape, Wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    import numpy.typing as npt
 
-    from meshoperator.inventory import Dataset, Demand, Inventory, StorageNode
+    from meshoperator.inventory import Dataset, Demand, Inventory
     from meshoperator.settings import OperatorSettings
 
-# Nearness of a copy to the GPUs that read it: on their host, in their rack, in their zone.
-_HOST, _RACK, _ZONE = 1.0, 0.6, 0.3
-_SPACE = 0.2  # what an empty node is worth against a full one
+_SPACE: Final = 0.2  # what an empty node is worth against a full one
+_TIER: Final = 0.3  # what the preferred disks are worth against none of those that are preferred
+_APART: Final = {"Zone": (4.0, 2.0), "Rack": (0.25, 2.0), "Host": (0.0, 0.0)}  # another zone, another rack
 
 
 def plan(inventory: Inventory, settings: OperatorSettings) -> Placement:
@@ -27,106 +30,266 @@ def plan(inventory: Inventory, settings: OperatorSettings) -> Placement:
     return _Planner(inventory, settings).run()
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    node: StorageNode
-    score: float
-    near: str
-
-
 class _Planner:
     def __init__(self, inventory: Inventory, settings: OperatorSettings) -> None:
         self._inventory, self._settings = inventory, settings
-        self._nodes = {node.name: node for node in sorted(inventory.nodes, key=lambda node: node.name)}
-        self._used = {node.name: node.used for node in inventory.nodes}
-        self._assignments: list[Assignment] = []
-        self._moves: list[Move] = []
-        self._unplaced: dict[str, str] = {}
+        self.land = Landscape(inventory.nodes)
+        self.limit = self.land.capacity * settings.high_watermark
+        self._demand: dict[str, list[Demand]] = {}
+        for each in inventory.demand:
+            self._demand.setdefault(each.dataset, []).append(each)
+        self._free = sorted(inventory.free_gpus, key=lambda each: each.node)
+        self._budget = settings.move_bytes
+        self._moving: set[str] = set()
+        self.assignments: list[Assignment] = []
+        self.moves: list[Move] = []
+        self.deferred: list[Move] = []
+        self.released: list[tuple[str, str]] = []
+        self.unplaced: dict[str, str] = {}
+        self.considered: dict[str, str] = {}
 
     def run(self) -> Placement:
         for dataset in sorted(self._inventory.datasets, key=lambda each: (-each.priority, each.name)):
-            self._place(dataset)
-        return Placement(tuple(self._assignments), tuple(self._moves), self._unplaced)
-
-    def _place(self, dataset: Dataset) -> None:
-        held = [name for name in self._inventory.current.get(dataset.name, ()) if name in self._nodes]
-        chosen: list[_Choice] = []
-        while len(chosen) < dataset.copies:
-            choice = self._best(dataset, held, chosen)
-            if choice is None:
-                self._unplaced[dataset.name] = self._complaint(dataset, len(chosen))
-                break
-            chosen.append(choice)
-            if choice.node.name not in held:
-                self._used[choice.node.name] += dataset.size
-        self._assignments += [_explain(dataset, choice, held) for choice in chosen]
-        self._moves += self._movement(dataset, held, [choice.node.name for choice in chosen])
-
-    def _best(self, dataset: Dataset, held: list[str], chosen: list[_Choice]) -> _Choice | None:
-        taken = {choice.node.name for choice in chosen}
-        zones = {choice.node.zone for choice in chosen}
-        racks = {choice.node.rack for choice in chosen}
-        candidates = [
-            self._judge(dataset, node, held)
-            for node in self._nodes.values()
-            if node.name not in taken and self._fits(dataset, node, held)
-        ]
-        # A zone or rack without a copy comes first: losing one must not lose all copies.
-        return max(
-            candidates,
-            key=lambda each: (each.node.zone not in zones, each.node.rack not in racks, each.score),
-            default=None,
+            demand = self._demand.get(dataset.name, ())
+            wanted = Wanted(self.land, dataset, sorted(demand, key=repr), self._free)
+            held = self._inventory.current.get(dataset.name, ())
+            _Placing(
+                self, dataset, wanted, sorted({self.land.place[n] for n in held if n in self.land.place})
+            ).run()
+        return Placement(
+            tuple(self.assignments),
+            tuple(self.moves),
+            self.unplaced,
+            tuple(self.deferred),
+            tuple(self.released),
+            self.considered,
         )
 
-    def _fits(self, dataset: Dataset, node: StorageNode, held: list[str]) -> bool:
-        if not node.accepting:
+    def may_move(self, dataset: Dataset) -> bool:
+        """Whether the bandwidth is there to move a copy for the better; taken if so. A dataset larger than
+        all of it moves when nothing else does."""
+        if not self._settings.move_bytes:
             return False
-        limit = node.capacity * self._settings.high_watermark
-        return node.name in held or self._used[node.name] + dataset.size <= limit
+        crowded = dataset.name not in self._moving and len(self._moving) >= self._settings.moves_at_once
+        if crowded or (dataset.size > self._budget and self._moving):
+            return False
+        self._moving.add(dataset.name)
+        self._budget -= dataset.size
+        return True
 
-    def _judge(self, dataset: Dataset, node: StorageNode, held: list[str]) -> _Choice:
-        wanted = [demand for demand in self._inventory.demand if demand.dataset == dataset.name]
-        nearness, near = _nearness(node, wanted)
-        free = max(0.0, 1 - self._used[node.name] / node.capacity) if node.capacity else 0.0
-        stay = self._settings.move_gain if node.name in held else 0.0
-        return _Choice(node, round(nearness + _SPACE * free + stay, 9), near)
+    @property
+    def gain(self) -> float:
+        """What a move has to bring."""
+        return self._settings.move_gain
 
-    def _movement(self, dataset: Dataset, held: list[str], chosen: list[str]) -> Iterable[Move]:
-        leaving = [name for name in held if name not in chosen]
-        for target in (name for name in chosen if name not in held):
-            yield Move(dataset.name, leaving.pop(0) if leaving else None, target, dataset.size)
+    @property
+    def enough(self) -> float:
+        """GPUs for which one more copy is made."""
+        return self._settings.copy_gpus
 
-    def _complaint(self, dataset: Dataset, placed: int) -> str:
-        share = round(self._settings.high_watermark * 100)
-        return (
-            f"{placed} of {dataset.copies} copies placed: no other accepting node stays below {share} % "
-            f"with {dataset.size} bytes more"
+    @property
+    def share(self) -> int:
+        """The watermark in percent."""
+        return round(self._settings.high_watermark * 100)
+
+
+class _Placing:
+    """One dataset. Copies that are there stay; what is missing is added; then single copies are moved for as
+    long as that is worth it."""
+
+    def __init__(self, planner: _Planner, dataset: Dataset, wanted: Wanted, held: list[int]) -> None:
+        self._planner, self._dataset, self._wanted, self._held = planner, dataset, wanted, held
+        land = planner.land
+        self._matching = land.matching(dataset.selector)
+        self._eligible = land.accepting & self._matching
+        self._fit = _TIER * land.fit(dataset.tiers)
+        self._chosen: list[int] = []
+        self._because: dict[int, str] = {}  # of those that were moved for the better
+
+    def run(self) -> None:
+        self._chosen = self._staying()
+        dropped = [place for place in self._held if place not in self._chosen]
+        self._fill()
+        if not self._dataset.full:
+            self._improve()
+            self._add_more()
+        self._tell(dropped)
+
+    # --- what stays ---------------------------------------------------------------------------------------
+
+    def _staying(self) -> list[int]:
+        """Of the copies that are there, those that are wanted: the most valuable, in that order."""
+        rest = [place for place in self._held if self._eligible[place]]
+        if self._dataset.full:
+            return rest
+        chosen: list[int] = []
+        while rest and len(chosen) < self._dataset.copies + self._dataset.more:
+            worth = self._worth(chosen)
+            best = max(rest, key=lambda place: (worth[place], -place))
+            if len(chosen) >= self._dataset.copies and self._served(chosen)[best] < self._planner.enough / 2:
+                break  # one more than asked for, and hardly a GPU is nearer to it
+            rest.remove(best)
+            chosen.append(best)
+        return chosen
+
+    # --- what is added ------------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        if self._dataset.full:
+            for place in np.flatnonzero(self._candidates()).tolist():
+                self._add(place)
+            self._note_missing(int(self._eligible.sum()))
+            return
+        while len(self._chosen) < self._dataset.copies:
+            best = self._best(self._chosen)
+            if best is None:
+                break
+            self._add(best)
+        self._note_missing(self._dataset.copies)
+
+    def _add_more(self) -> None:
+        """Further copies, each for GPUs that are far from all others."""
+        while len(self._chosen) < self._dataset.copies + self._dataset.more:
+            if len(self._chosen) < self._dataset.copies:
+                return
+            served = np.where(self._candidates(), self._served(self._chosen), -1.0)
+            best = int(np.argmax(served)) if len(served) else 0
+            if not len(served) or served[best] < self._planner.enough:
+                return
+            move = Move(
+                self._dataset.name, None, self._name(best), self._dataset.size, self._wanted.words(best)
+            )
+            if not self._planner.may_move(self._dataset):
+                self._planner.deferred.append(move)
+                return
+            self._because[best] = f"one more copy: {self._wanted.words(best)} were far from the others"
+            self._add(best)
+
+    # --- what is moved ------------------------------------------------------------------------------------
+
+    def _improve(self) -> None:
+        """Single copies that would stand much better elsewhere go there, the greatest gain first."""
+        for _ in range(2 * len(self._chosen)):
+            found = self._best_swap()
+            if found is None:
+                return
+            source, target, gain = found
+            reason = f"{self._wanted.words(target) or 'better disks, or further apart'} (+{gain:.2f})"
+            if not self._planner.may_move(self._dataset):
+                self._planner.deferred.append(
+                    Move(
+                        self._dataset.name, self._name(source), self._name(target), self._dataset.size, reason
+                    )
+                )
+                return
+            self._chosen.remove(source)
+            self._because.pop(source, None)
+            self._because[target] = f"moved from {self._name(source)}: {reason}"
+            self._add(target)
+
+    def _best_swap(self) -> tuple[int, int, float] | None:
+        found: tuple[int, int, float] | None = None
+        candidates = self._candidates()
+        candidates[self._held] = False  # back and forth is no gain
+        if not candidates.any():
+            return None
+        for source in [place for place in self._chosen if place in self._held]:
+            worth = self._worth([place for place in self._chosen if place != source])
+            best = int(np.argmax(np.where(candidates, worth, -np.inf)))
+            gain = float(worth[best] - worth[source])
+            if gain >= self._planner.gain and gain > 0 and (found is None or gain > found[2]):
+                found = (source, best, gain)
+        return found
+
+    # --- judging ------------------------------------------------------------------------------------------
+
+    def _candidates(self) -> npt.NDArray[np.bool_]:
+        """Nodes that could take one more copy."""
+        land = self._planner.land
+        found = self._eligible & (land.used + self._dataset.size <= self._planner.limit)
+        found[self._held] |= self._eligible[self._held]  # what is there takes no more room
+        found[self._chosen] = False
+        return found
+
+    def _gains(self, chosen: list[int]) -> npt.NDArray[np.float64]:
+        self._wanted.serve(chosen)
+        return self._wanted.gains()
+
+    def _served(self, chosen: list[int]) -> npt.NDArray[np.float64]:
+        """GPUs that come near by one more copy on each node, weighted by how near."""
+        return np.round(self._gains(chosen) * self._wanted.total, 6)
+
+    def _worth(self, chosen: list[int]) -> npt.NDArray[np.float64]:
+        """Of a copy on each node besides the chosen ones: nearness, disks, and standing apart."""
+        land = self._planner.land
+        other_zone, other_rack = _APART[self._dataset.spread] if chosen else (0.0, 0.0)
+        zones = ~np.isin(land.zone, land.zone[chosen]) if other_zone else np.zeros(len(land.nodes))
+        racks = ~np.isin(land.rack, land.rack[chosen]) if other_rack else np.zeros(len(land.nodes))
+        found: npt.NDArray[np.float64] = (
+            self._gains(chosen) + self._fit + other_zone * zones + other_rack * racks
         )
+        return found
 
+    def _best(self, chosen: list[int]) -> int | None:
+        """The best place for one more copy."""
+        candidates = self._candidates()
+        if not candidates.any():
+            return None
+        score = self._worth(chosen) + _SPACE * self._planner.land.emptiness()
+        return int(np.argmax(np.where(candidates, np.round(score, 9), -np.inf)))
 
-def _nearness(node: StorageNode, wanted: list[Demand]) -> tuple[float, str]:
-    """GPU-weighted nearness from 0 to 1, and in words what the node is near to."""
-    total = sum(demand.gpus for demand in wanted)
-    if not total:
-        return 0.0, ""
-    levels = [(_level(node, demand), demand) for demand in wanted]
-    score = sum(weight * demand.gpus for (weight, _), demand in levels) / total
-    same = {
-        word: sum(demand.gpus for (_, at), demand in levels if at == word)
-        for word in ("host", "rack", "zone")
-    }
-    words = [f"{gpus} GPUs in the same {word}" for word, gpus in same.items() if gpus and word]
-    return score, " and ".join(words[:2])
+    def _add(self, place: int) -> None:
+        self._chosen.append(place)
+        if place not in self._held:
+            self._planner.land.used[place] += self._dataset.size
 
+    # --- telling ------------------------------------------------------------------------------------------
 
-def _level(node: StorageNode, demand: Demand) -> tuple[float, str]:
-    if demand.node == node.name:
-        return _HOST, "host"
-    if demand.zone == node.zone and demand.rack == node.rack:
-        return _RACK, "rack"
-    return (_ZONE, "zone") if demand.zone == node.zone else (0.0, "")
+    def _tell(self, dropped: list[int]) -> None:
+        planner, name = self._planner, self._dataset.name
+        planner.assignments += [
+            Assignment(name, self._name(place), self._reason(place)) for place in self._chosen
+        ]
+        complete = name not in planner.unplaced
+        leaving = [place for place in self._held if place not in self._chosen]
+        # what must go because its node does is replaced first
+        leaving.sort(key=lambda place: (bool(self._eligible[place]), place not in dropped, place))
+        for target in (place for place in self._chosen if place not in self._held):
+            source = self._name(leaving.pop(0)) if leaving else None
+            planner.moves.append(
+                Move(name, source, self._name(target), self._dataset.size, self._reason(target))
+            )
+        if complete:  # until then every copy there is counts, wherever it is
+            planner.released += [(name, self._name(place)) for place in leaving]
+        planner.considered[name] = self._considered()
 
+    def _reason(self, place: int) -> str:
+        if place in self._because:
+            return self._because[place]
+        start = "keeps its copy" if place in self._held else "new copy"
+        if self._dataset.full:
+            return f"{start}: one on every node that matches"
+        near = self._wanted.words(place)
+        return f"{start}: {near or ('there already' if place in self._held else 'most free space')}"
 
-def _explain(dataset: Dataset, choice: _Choice, held: list[str]) -> Assignment:
-    start = "keeps its copy" if choice.node.name in held else "new copy"
-    return Assignment(dataset.name, choice.node.name, f"{start}: {choice.near or 'most free space'}")
+    def _considered(self) -> str:
+        land = self._planner.land
+        full = self._eligible & (land.used + self._dataset.size > self._planner.limit)
+        full[self._chosen] = False
+        reasons = [
+            (int((~land.accepting).sum()), "do not accept"),
+            (int((land.accepting & ~self._matching).sum()), "have other labels"),
+            (int(full.sum()), f"would be above {self._planner.share} %"),
+        ]
+        out = ", ".join(f"{count} {why}" for count, why in reasons if count)
+        return f"of {len(land.nodes)} nodes {out or 'every one was possible'}"
+
+    def _note_missing(self, wanted: int) -> None:
+        if len(self._chosen) < wanted:
+            self._planner.unplaced[self._dataset.name] = (
+                f"{len(self._chosen)} of {wanted} copies placed: no other accepting node with the labels "
+                f"asked for stays below {self._planner.share} % with {self._dataset.size} bytes more"
+            )
+
+    def _name(self, place: int) -> str:
+        return self._planner.land.nodes[place].name

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshoperator.inventory import Dataset, Demand, Inventory, StorageNode
+from meshoperator.inventory import Dataset, Demand, FreeGpus, Inventory, StorageNode
 from meshoperator.planning import plan
 from meshoperator.settings import OperatorSettings
 
 if TYPE_CHECKING:
     import random
+
+    from meshoperator.inventory import Placement
 
 GIB = 1 << 30
 NODES = tuple(
@@ -81,21 +84,107 @@ def test_the_order_of_the_inventory_does_not_matter(inventory: Inventory, chance
     assert plan(inventory, OperatorSettings()) == plan(other, OperatorSettings())
 
 
-@given(inventories())
-def test_a_settled_cluster_stays_as_it_is(inventory: Inventory) -> None:
-    """Planning again after the moves were done moves nothing, as long as free space alone changed little."""
-    first = plan(inventory, OperatorSettings(move_gain=1.0))
-    reached = {
-        each.name: tuple(a.node for a in first.assignments if a.dataset == each.name)
-        for each in inventory.datasets
-    }
-    again = plan(
-        Inventory(inventory.nodes, inventory.datasets, inventory.demand, reached),
-        OperatorSettings(move_gain=10.0),
+def applied(inventory: Inventory, placement: Placement) -> Inventory:
+    """The world after all moves were made."""
+    current = {name: set(held) for name, held in inventory.current.items()}
+    used = {node.name: node.used for node in inventory.nodes}
+    sizes = {dataset.name: dataset.size for dataset in inventory.datasets}
+    for move in placement.moves:
+        current[move.dataset].add(move.target)
+        used[move.target] += move.size
+    leaving = {(move.dataset, move.source) for move in placement.moves if move.source} | set(
+        placement.released
     )
+    for name, node in leaving:
+        current[name].discard(node)
+        used[node] = max(0, used[node] - sizes[name])
+    nodes = tuple(replace(node, used=used[node.name]) for node in inventory.nodes)
+    held = {name: tuple(sorted(names)) for name, names in current.items()}
+    return replace(inventory, nodes=nodes, current=held)
+
+
+@given(inventories())
+def test_what_was_planned_stays_as_it_is(inventory: Inventory) -> None:
+    """With room for everything, planning again after the moves were made moves nothing."""
+    inventory = replace(inventory, nodes=tuple(replace(node, capacity=1 << 20) for node in inventory.nodes))
+    settings = OperatorSettings(moves_at_once=1000)
+    after = applied(inventory, plan(inventory, settings))
+    again = plan(after, settings)
+    assert (again.moves, again.released) == ((), ())
+
+
+@given(inventories())
+def test_plans_come_to_rest(inventory: Inventory) -> None:
+    """However scarce the room is: what is moved is worth it, and so there is an end to it."""
+    settings = OperatorSettings(moves_at_once=1)
+    for _ in range(40):
+        placement = plan(inventory, settings)
+        if not placement.moves and not placement.released:
+            return
+        inventory = applied(inventory, placement)
+    raise AssertionError("it goes on moving")
+
+
+@given(inventories())
+def test_nodes_that_do_not_accept_are_emptied(inventory: Inventory) -> None:
+    placement = plan(inventory, OperatorSettings())
+    after = applied(inventory, placement)
+    closed = {node.name for node in inventory.nodes if not node.accepting}
     for dataset in inventory.datasets:
-        if dataset.copies == 1 and dataset.name not in first.unplaced:
-            assert not [move for move in again.moves if move.dataset == dataset.name]
+        if dataset.name not in placement.unplaced:
+            assert not closed & set(after.current[dataset.name])
+
+
+@given(inventories())
+def test_copies_stand_in_different_racks_where_there_are_such(inventory: Inventory) -> None:
+    nodes = {node.name: node for node in inventory.nodes}
+    roomy = tuple(replace(node, capacity=1 << 20) for node in inventory.nodes)
+    placement = plan(replace(inventory, nodes=roomy, current={}), OperatorSettings())
+    racks = {(node.zone, node.rack) for node in inventory.nodes if node.accepting}
+    for dataset in inventory.datasets:
+        placed = [nodes[each.node] for each in placement.assignments if each.dataset == dataset.name]
+        assert len({(node.zone, node.rack) for node in placed}) == min(len(placed), len(racks))
+
+
+@given(inventories(), st.integers(0, 200), st.integers(1, 3))
+def test_moves_for_the_better_keep_to_the_bandwidth(inventory: Inventory, rate: int, at_once: int) -> None:
+    settings = OperatorSettings(move_bytes_per_second=rate, plan_seconds=1, moves_at_once=at_once)
+    placement = plan(inventory, settings)
+    forced = plan(inventory, replace(settings, move_bytes_per_second=0))
+    better = [move for move in placement.moves if not move.reason.startswith(("new copy", "keeps"))]
+    assert len({move.dataset for move in better}) <= at_once
+    assert sum(move.size for move in better) <= rate or len(better) == 1
+    assert not [move for move in forced.moves if not move.reason.startswith("new copy")]
+
+
+def test_many_gpus_far_away_get_a_copy_of_their_own() -> None:
+    demand = (Demand("photos", "z0", "r0", "n0", gpus=8), Demand("photos", "z1", "r1", "n1", gpus=8))
+    one = plan(Inventory(NODES, (Dataset("photos", GIB),), demand), OperatorSettings())
+    assert len(one.assignments) == 1
+    two = plan(Inventory(NODES, (Dataset("photos", GIB, more=3),), demand), OperatorSettings())
+    assert {each.node for each in two.assignments} == {"n0", "n1"}
+    assert two.assignments[1].reason.startswith("one more copy: 8 GPUs in the same host")
+    calm = Inventory(NODES, (Dataset("photos", GIB, more=3),), (), {"photos": ("n0", "n1")})
+    assert plan(calm, OperatorSettings()).released == (("photos", "n1"),)
+
+
+def test_pending_pods_draw_copies_to_where_gpus_are_free() -> None:
+    demand = (Demand("photos", "", "", "", gpus=8),)
+    free = (FreeGpus("z1", "r3", "n3", 8),)
+    inventory = Inventory(NODES, (Dataset("photos", GIB),), demand, free_gpus=free)
+    assert plan(inventory, OperatorSettings()).assignments[0].node == "n3"
+
+
+def test_labels_disks_and_full() -> None:
+    nodes = tuple(
+        replace(node, tier="nvme" if node.name == "n4" else "hdd", labels={"pool": "a" if n < 3 else "b"})
+        for n, node in enumerate(NODES)
+    )
+    fast = Dataset("fast", GIB, tiers=("nvme", "ssd"))
+    full = Dataset("full", GIB, full=True, selector={"pool": "b"})
+    placement = plan(Inventory(nodes, (fast, full)), OperatorSettings())
+    assert [each.node for each in placement.assignments] == ["n4", "n3", "n4", "n5"]
+    assert placement.considered["full"] == "of 6 nodes 3 have other labels"
 
 
 def test_copies_go_near_the_gpus_and_apart_from_each_other() -> None:
