@@ -91,6 +91,7 @@ class Index:
         older = OrderedTable(self.env.open_db(b"versions", create=create))
         nulls = OrderedTable(self.env.open_db(b"nulls", create=create))
         self.versions = Versions(self.objects, older, nulls)
+        self.quarantine = OrderedTable(self.env.open_db(b"quarantine", create=create))
         self.graves = OrderedTable(self.env.open_db(b"graves", create=create))
         self.uploads = OrderedTable(self.env.open_db(b"uploads", create=create))
         self.parts = self.env.open_db(b"parts", create=create)

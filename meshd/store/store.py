@@ -15,6 +15,7 @@ from meshd.store.committer import Committer
 from meshd.store.compaction import Compactor
 from meshd.store.graves import Graves, forgettable, graves_since
 from meshd.store.index import Index, object_key
+from meshd.store.inventory import take_inventory
 from meshd.store.intents import LinkObject, judge_conditions
 from meshd.store.locking import Locks
 from meshd.store.preparing import prepare, recover, sweep_drafts
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from meshd.config import StoreSettings
     from meshd.kit.clock import Clock
     from meshd.store.changes import Applied, Change
+    from meshd.store.inventory import InventoryPage
     from meshd.store.records import (
         EntryPage,
         Extent,
@@ -372,6 +374,15 @@ class Store:
         DiskFailedError; then the file stays.
         """
         return await self._compactor.compact(file)
+
+    def inventory(
+        self, wants: Callable[[bytes], bool], after: bytes = b"", *, limit: int = 1000, looks: int = 1000
+    ) -> InventoryPage:
+        """The next names (bucket, NUL, key) after `after` that `wants` takes, with all that is held of them.
+
+        At most `limit` of them, out of at most `looks`; a few microseconds a name.
+        """
+        return take_inventory(self._index, wants, after, limit, looks)
 
     def graves_since(self) -> int:
         """Every removal with a higher stamp is still remembered (see `graves`); zero on a new store."""

@@ -1,0 +1,201 @@
+"""What a store holds, name by name: enough to tell what another one lacks, without the bytes.
+
+Law: reads only; one page a transaction. Names come in order of their bytes, each once, with everything the
+index knows of it: versions, uploads in progress with their parts, and what is remembered of removals.
+Invariant: two stores that hold the same say the same, however often compaction has moved the bytes.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from meshd.store.graves import Grave
+from meshd.store.index import UPLOAD_ID_LENGTH
+from meshd.store.quarantine import quarantined
+from meshd.store.versions import TAIL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from meshd.store.index import Index
+    from meshd.store.ordered import OrderedTable, Walk
+
+_NOTHING = msgspec.Raw(b"\x80")
+_AFTER = b"\x01"  # behind a name: after all that the index keeps of it
+
+
+class HeldVersion(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A version, named by id ("" for the null version) and stamp; `amended`: the stamp of its tags and ACL.
+    `broken`: its bytes here are damaged, and it is to be had elsewhere."""
+
+    version: str
+    stamp: int
+    size: int = 0
+    marker: bool = False
+    amended: int = 0
+    broken: bool = False
+
+
+class HeldPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A part of an upload in progress."""
+
+    number: int
+    stamp: int
+    size: int
+
+
+class HeldUpload(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A multipart upload in progress."""
+
+    upload_id: str
+    parts: tuple[HeldPart, ...] = ()
+
+
+class Held(msgspec.Struct, frozen=True, array_like=True):
+    """All that is held of one name (bucket, NUL, key); versions newest first."""
+
+    name: bytes
+    versions: tuple[HeldVersion, ...] = ()
+    uploads: tuple[HeldUpload, ...] = ()
+    graves: tuple[Grave, ...] = ()
+
+    @property
+    def bucket(self) -> str:
+        return self.name.partition(b"\0")[0].decode()
+
+    @property
+    def key(self) -> str:
+        return self.name.partition(b"\0")[2].decode()
+
+
+class InventoryPage(msgspec.Struct, frozen=True, array_like=True):
+    """`after` begins the next page; b"" after the last one."""
+
+    names: tuple[Held, ...]
+    after: bytes = b""
+
+
+class _Outline(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A Record, as far as it is the same on every node."""
+
+    size: int
+    etag: msgspec.Raw
+    stamp: int
+    modified: msgspec.Raw
+    extents: msgspec.Raw
+    headers: msgspec.Raw = _NOTHING
+    metadata: msgspec.Raw = _NOTHING
+    checksums: msgspec.Raw = _NOTHING
+    checksum_type: msgspec.Raw = _NOTHING
+    parts: msgspec.Raw = _NOTHING
+    owner: msgspec.Raw = _NOTHING
+    manifest: msgspec.Raw = _NOTHING
+    moves: int = 0
+    version: str = ""
+    marker: bool = False
+    tags: msgspec.Raw = _NOTHING
+    acl: msgspec.Raw = _NOTHING
+    amended: int = 0
+
+
+_outline = msgspec.msgpack.Decoder(_Outline).decode
+
+
+def _second_nul(key: bytes) -> bytes:
+    """The name in a grave's key."""
+    end = key.find(b"\0", key.index(b"\0") + 1)
+    return key if end < 0 else key[:end]
+
+
+class _Source:
+    """One table's walk, by names."""
+
+    def __init__(self, walk: Walk, name_of: Callable[[bytes], bytes]) -> None:
+        self._walk, self._name_of = walk, name_of
+        self.name = self._named()
+
+    def _named(self) -> bytes | None:
+        return None if self._walk.key is None else self._name_of(self._walk.key)
+
+    def take(self, name: bytes, found: list[tuple[bytes, Any]] | None) -> None:
+        """Goes past `name`; what was there goes into `found`."""
+        walk = self._walk
+        while self.name == name:
+            if found is not None:
+                assert walk.key is not None
+                found.append((walk.key, walk.value))
+            walk.next()
+            self.name = self._named()
+
+
+class _Taking:
+    """The names of one page."""
+
+    def __init__(self, index: Index, txn: Any) -> None:
+        self._index, self._txn = index, txn
+        self._any_broken = index.quarantine.count(txn) > 0
+
+    def held(self, name: bytes, sources: dict[str, _Source]) -> Held:
+        """All of one name; the sources move on."""
+        rows: dict[str, list[tuple[bytes, Any]]] = {kind: [] for kind in sources}
+        for kind, source in sources.items():
+            source.take(name, rows[kind])
+        return Held(
+            name,
+            tuple(self._version(name, raw) for _, raw in (*rows["objects"], *rows["older"])),
+            tuple(self._upload(key) for key, _ in rows["uploads"]),
+            tuple(
+                Grave(key[len(name) + 1 :].decode(), int.from_bytes(raw, "big")) for key, raw in rows["graves"]
+            ),
+        )
+
+    def _version(self, name: bytes, raw: Any) -> HeldVersion:
+        found = _outline(raw)
+        broken = self._any_broken and quarantined(self._index, self._txn, name, found.stamp)
+        return HeldVersion(found.version, found.stamp, found.size, found.marker, found.amended, broken)
+
+    def _upload(self, key: bytes) -> HeldUpload:
+        upload_id = key[-UPLOAD_ID_LENGTH:].decode()
+        parts = self._index.parts_of(self._txn, upload_id)
+        return HeldUpload(upload_id, tuple(HeldPart(part.number, part.stamp, part.size) for part in parts))
+
+
+def take_inventory(
+    index: Index, wants: Callable[[bytes], bool], after: bytes, limit: int, looks: int
+) -> InventoryPage:
+    """The next names after `after` that `wants` takes: at most `limit` of them, out of at most `looks`.
+
+    Microseconds a name: for the event loop, `looks` should be a few hundred.
+    """
+    tables: dict[str, tuple[OrderedTable, Callable[[bytes], bytes]]] = {
+        "objects": (index.objects, lambda key: key),
+        "older": (index.versions.older, lambda key: key[:-TAIL]),
+        "uploads": (index.uploads, lambda key: key[: -UPLOAD_ID_LENGTH - 1]),
+        "graves": (index.graves, _second_nul),
+    }
+    start = after + _AFTER if after else b""
+    held: list[Held] = []
+    with index.reading() as txn, ExitStack() as stack:
+        sources = {
+            kind: _Source(stack.enter_context(table.walk(txn, start)), name_of)
+            for kind, (table, name_of) in tables.items()
+        }
+        taking, name = _Taking(index, txn), after
+        everyone = tuple(sources.values())
+        for _ in range(looks):
+            names = [source.name for source in everyone if source.name is not None]
+            if not names:
+                return InventoryPage(tuple(held))
+            name = min(names)
+            if wants(name):
+                held.append(taking.held(name, sources))
+                if len(held) == limit:
+                    break
+            else:
+                for source in everyone:
+                    if source.name == name:
+                        source.take(name, None)
+    return InventoryPage(tuple(held), name)
