@@ -148,7 +148,8 @@ class _Taking:
             tuple(self._version(name, raw) for _, raw in (*rows["objects"], *rows["older"])),
             tuple(self._upload(key) for key, _ in rows["uploads"]),
             tuple(
-                Grave(key[len(name) + 1 :].decode(), int.from_bytes(raw, "big")) for key, raw in rows["graves"]
+                Grave(key[len(name) + 1 :].decode(), int.from_bytes(raw, "big"))
+                for key, raw in rows["graves"]
             ),
         )
 

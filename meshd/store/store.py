@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from meshd.store.committer import Committer
 from meshd.store.compaction import Compactor
+from meshd.store.dropping import DropHeld
 from meshd.store.graves import Graves, forgettable, graves_since
 from meshd.store.index import Index, object_key
-from meshd.store.inventory import take_inventory
 from meshd.store.intents import LinkObject, judge_conditions
+from meshd.store.inventory import take_inventory
 from meshd.store.locking import Locks
 from meshd.store.preparing import prepare, recover, sweep_drafts
 from meshd.store.reading import Reader
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from meshd.config import StoreSettings
     from meshd.kit.clock import Clock
     from meshd.store.changes import Applied, Change
-    from meshd.store.inventory import InventoryPage
+    from meshd.store.inventory import Held, InventoryPage
     from meshd.store.records import (
         EntryPage,
         Extent,
@@ -383,6 +384,12 @@ class Store:
         At most `limit` of them, out of at most `looks`; a few microseconds a name.
         """
         return take_inventory(self._index, wants, after, limit, looks)
+
+    async def drop(self, names: Sequence[Held]) -> int:
+        """Takes these versions and uploads out, without a word to anybody: other nodes hold them, or nobody
+        does. How many were there. See `dropping`."""
+        dropped: int = await self._submit(DropHeld(names))
+        return dropped
 
     def graves_since(self) -> int:
         """Every removal with a higher stamp is still remembered (see `graves`); zero on a new store."""

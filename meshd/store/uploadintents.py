@@ -166,6 +166,11 @@ class CompleteUpload(Intent):
 def drop_upload(work: Work, txn: Any, upload: Upload, stamp: int) -> None:
     """Removes an upload and all its parts from the index; it ended with `stamp`."""
     work.graves(txn).bury(txn, object_key(upload.bucket, upload.key), stamp, upload.upload_id)
+    release_upload(work, txn, upload)
+
+
+def release_upload(work: Work, txn: Any, upload: Upload) -> None:
+    """Takes an upload and its parts out of the index, and remembers nothing of it."""
     for part in list(work.index.parts_of(txn, upload.upload_id)):
         work.release(part.extents)
         work.index.delete_part(txn, upload.upload_id, part.number)

@@ -107,6 +107,10 @@ store_sync_seconds = _histogram("meshd_store_sync_seconds", "Time of one fdatasy
 store_corrupt_reads = _counter("meshd_store_corrupt_reads_total", "Reads of bytes that fail their checksum.")
 store_disk_errors = _counter("meshd_store_disk_errors_total", "Errors of disks and of the index.", "kind")
 
+# movement of data between nodes
+moves_entered = _counter("meshd_moves_entered_total", "Versions, parts and facts fetched from other nodes.")
+moves_bytes = _counter("meshd_moves_bytes_total", "Bytes fetched from other nodes to be kept here.")
+
 # lifecycle; action is expire (a current object), noncurrent, marker or upload
 lifecycle_expired = _counter("meshd_lifecycle_expired_total", "What lifecycle rules removed.", "action")
 

@@ -1,0 +1,210 @@
+"""What one node lacks of what another has: pure, name by name.
+
+Law: no I/O. A removal that either side remembers counts for both; of null versions the highest stamp holds;
+of a version's tags and ACL the last change. Invariant: whoever enters all that `lacking` names, in any order,
+lacks nothing more. Two nodes that hold the same have the same digests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+import numpy as np
+
+from meshd.store.inventory import Held
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from meshd.store.inventory import HeldUpload, HeldVersion
+
+Kind = Literal["version", "amendment", "upload", "part"]
+_UPLOAD_ID: Final = 32
+
+
+class Item(msgspec.Struct, frozen=True, array_like=True):
+    """What is to be fetched of a name. `what`: the id of a version or an upload; `number`: of a part.
+    `size`: bytes that come with it."""
+
+    name: bytes
+    kind: Kind
+    what: str
+    stamp: int
+    size: int = 0
+    number: int = 0
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True):
+    """A removal to be entered: of a version, of null versions ("") or of an upload."""
+
+    name: bytes
+    what: str
+    stamp: int
+
+    @property
+    def upload(self) -> bool:
+        """Whether it is an upload that ended."""
+        return len(self.what) == _UPLOAD_ID
+
+
+class Lacks(msgspec.Struct, frozen=True):
+    """What one side lacks of a name."""
+
+    ended: tuple[Ended, ...] = ()
+    items: tuple[Item, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.ended or self.items)
+
+
+class _Sides:
+    """What both sides know of one name's removals, and of its newest null version."""
+
+    def __init__(self, mine: Held, theirs: Held) -> None:
+        self.graves = dict(mine.graves)
+        for what, stamp in theirs.graves:
+            self.graves[what] = max(stamp, self.graves.get(what, 0))
+        nulls = [held.stamp for side in (mine, theirs) for held in side.versions if not held.version]
+        self.null = max(nulls, default=0)
+
+    def over(self, version: HeldVersion) -> bool:
+        """Whether a version was removed, or overwritten."""
+        grave = self.graves.get(version.version, 0)
+        if version.version:
+            return grave > 0
+        return grave > version.stamp or version.stamp < self.null
+
+
+def lacking(mine: Held | None, theirs: Held) -> Lacks:
+    """What I lack of what they hold of one name."""
+    mine = mine or Held(theirs.name)
+    sides, known = _Sides(mine, theirs), dict(mine.graves)
+    ended = tuple(
+        Ended(theirs.name, what, stamp)
+        for what, stamp in theirs.graves
+        if (what not in known if what else known.get(what, 0) < stamp)
+    )
+    return Lacks(ended, (*_versions(mine, theirs, sides), *_uploads(mine, theirs, sides)))
+
+
+def _versions(mine: Held, theirs: Held, sides: _Sides) -> Iterator[Item]:
+    have = {(held.version, held.stamp): held for held in mine.versions}
+    for held in theirs.versions:
+        own = have.get((held.version, held.stamp))
+        if held.broken or sides.over(held):
+            continue
+        if own is None or own.broken:
+            yield Item(theirs.name, "version", held.version, held.stamp, held.size)
+        elif own.amended < held.amended:
+            yield Item(theirs.name, "amendment", held.version, held.stamp)
+
+
+def _uploads(mine: Held, theirs: Held, sides: _Sides) -> Iterator[Item]:
+    have: dict[str, HeldUpload] = {held.upload_id: held for held in mine.uploads}
+    for held in theirs.uploads:
+        if held.upload_id in sides.graves:
+            continue
+        own = have.get(held.upload_id)
+        if own is None:
+            yield Item(theirs.name, "upload", held.upload_id, 0)
+        parts = {part.number: part.stamp for part in own.parts} if own is not None else {}
+        for part in held.parts:
+            if parts.get(part.number, 0) < part.stamp:
+                yield Item(theirs.name, "part", held.upload_id, part.stamp, part.size, part.number)
+
+
+def surplus(mine: Held, theirs: Sequence[Held]) -> Held:
+    """What of mine none of them has: versions and uploads."""
+    versions = {(held.version, held.stamp) for side in theirs for held in side.versions}
+    uploads = {held.upload_id for side in theirs for held in side.uploads}
+    return Held(
+        mine.name,
+        tuple(held for held in mine.versions if (held.version, held.stamp) not in versions),
+        tuple(held for held in mine.uploads if held.upload_id not in uploads),
+    )
+
+
+# which names, and what they come to -------------------------------------------------------------------------
+
+
+class Scope(msgspec.Struct, frozen=True, array_like=True):
+    """Names by slots. `bits`: for each number of copies that a bucket may keep, the slots (packed, most
+    significant bit first) of which its names are meant."""
+
+    slots: int
+    bits: dict[int, bytes]
+
+    def __bool__(self) -> bool:
+        return any(any(bits) for bits in self.bits.values())
+
+    def masks(self) -> dict[int, npt.NDArray[np.bool_]]:
+        """bool[slots] by number of copies."""
+        return {
+            copies: np.unpackbits(np.frombuffer(bits, np.uint8), count=self.slots).astype(np.bool_)
+            for copies, bits in self.bits.items()
+        }
+
+    def within(self, slots: npt.NDArray[np.bool_]) -> Scope:
+        """Only those of these slots."""
+        return scope_of({copies: mask & slots for copies, mask in self.masks().items()}, self.slots)
+
+    def count(self) -> int:
+        """How many slots, each once for every number of copies."""
+        return sum(int(mask.sum()) for mask in self.masks().values())
+
+
+def scope_of(masks: dict[int, npt.NDArray[np.bool_]], slots: int) -> Scope:
+    """The scope of these slots."""
+    return Scope(slots, {copies: np.packbits(mask).tobytes() for copies, mask in masks.items() if mask.any()})
+
+
+class Wanting:
+    """Whether a name (as the store has it) is in a scope; `copies_of`: how many copies a bucket keeps."""
+
+    def __init__(self, scope: Scope, copies_of: Callable[[str], int]) -> None:
+        self._slots, self._copies_of = scope.slots, copies_of
+        self._masks = {copies: mask.tobytes() for copies, mask in scope.masks().items()}
+        self._buckets: dict[bytes, bytes | None] = {}
+
+    def __call__(self, name: bytes) -> bool:
+        bucket = name[: name.index(b"\0")]
+        try:
+            mask = self._buckets[bucket]
+        except KeyError:
+            mask = self._buckets[bucket] = self._masks.get(self._copies_of(bucket.decode()))
+        return mask is not None and mask[slot_of_name(name, self._slots)] == 1
+
+
+def slot_of_name(name: bytes, slots: int) -> int:
+    """As `meshwire.cluster.slot_of`, of a name as the store has it."""
+    digest = hashlib.blake2b(name, digest_size=8, person=b"mesh-name").digest()
+    return int.from_bytes(digest, "big") & (slots - 1)
+
+
+class Digests:
+    """A number a slot, of all that is held of its names. Removals up to `forgotten` are left out, for one
+    side may have forgotten them."""
+
+    def __init__(self, slots: int, forgotten: int) -> None:
+        self._forgotten, self._sums = forgotten, [0] * slots
+        self._encode = msgspec.msgpack.Encoder().encode
+        self.names = 0
+
+    def add(self, names: Iterable[Held]) -> None:
+        """In any order, each once."""
+        for held in names:
+            graves = tuple(grave for grave in held.graves if grave[1] > self._forgotten)
+            if held.versions or held.uploads or graves:
+                self.names += 1
+                seen = self._encode((held.name, held.versions, held.uploads, graves))
+                slot = slot_of_name(held.name, len(self._sums))
+                digest = hashlib.blake2b(seen, digest_size=8).digest()
+                self._sums[slot] = (self._sums[slot] + int.from_bytes(digest, "big")) & 0xFFFF_FFFF_FFFF_FFFF
+
+    def sums(self) -> npt.NDArray[np.uint64]:
+        """uint64[slots]."""
+        return np.array(self._sums, dtype=np.uint64)

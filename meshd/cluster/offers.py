@@ -1,0 +1,219 @@
+"""What a node gives to those that compare themselves with it: digests, inventories, facts and bytes.
+
+Law: reads only. Looking through the index takes turns with everything else on the event loop; bytes are read
+in threads, and compared with their checksums before anybody gets them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+
+from meshd.cluster.comparing import Digests, Item, Scope, Wanting  # noqa: TC001  msgspec reads annotations
+from meshd.store.changes import bare, bare_part, bare_upload
+from meshd.store.errors import CorruptExtentError, StoreError
+from meshd.store.inventory import InventoryPage
+from meshd.store.proving import Passing
+from meshd.store.records import NULL, Record, Upload, UploadedPart  # noqa: TC001  likewise
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from meshd.store.records import Span
+    from meshd.store.store import Store
+
+_SLICE: Final = 200  # names looked at in one turn of the loop: less than two milliseconds
+_LOOKS: Final = 40_000  # in one call: an answer comes before anybody loses patience
+_SMALL: Final = 1 << 20
+_TOGETHER: Final = 64
+_PIECE: Final = 1 << 20
+
+
+class DigestsWanted(msgspec.Struct, frozen=True, array_like=True):
+    """Of names after `after`; removals up to `forgotten` left out."""
+
+    scope: Scope
+    forgotten: int
+    after: bytes = b""
+
+
+class DigestsGiven(msgspec.Struct, frozen=True, array_like=True):
+    """`sums`: uint64[slots], to be added up over all answers; `since`: removals with a higher stamp are
+    remembered; `after`: b"" when there are no more names."""
+
+    sums: bytes
+    names: int
+    since: int
+    after: bytes = b""
+
+    def array(self) -> Any:
+        return np.frombuffer(self.sums, np.dtype("<u8"))
+
+
+class InventoryWanted(msgspec.Struct, frozen=True, array_like=True):
+    """Names after `after`."""
+
+    scope: Scope
+    after: bytes = b""
+    limit: int = 1000
+
+
+class FetchWanted(msgspec.Struct, frozen=True, array_like=True):
+    """Facts and bytes of these."""
+
+    items: tuple[Item, ...]
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True):
+    """The answer to one item, in their order: `size` bytes follow. `lost`: why it cannot be had here."""
+
+    number: int
+    size: int = 0
+    record: Record | None = None
+    upload: Upload | None = None
+    part: UploadedPart | None = None
+    lost: str = ""
+
+
+encode: Final = msgspec.msgpack.Encoder().encode
+
+
+class Offers:
+    """One a process. `damaged` is told of versions whose bytes fail their checksum: name and stamp."""
+
+    def __init__(
+        self,
+        store: Store,
+        copies_of: Callable[[str], int],
+        damaged: Callable[[bytes, int], None] = lambda name, stamp: None,
+    ) -> None:
+        self._store, self._copies_of, self._damaged = store, copies_of, damaged
+
+    def __repr__(self) -> str:
+        return f"<Offers of {self._store!r}>"
+
+    async def digests(self, wanted: DigestsWanted) -> DigestsGiven:
+        """See DigestsGiven."""
+        wants, after = Wanting(wanted.scope, self._copies_of), wanted.after
+        found = Digests(wanted.scope.slots, wanted.forgotten)
+        for _ in range(_LOOKS // _SLICE):
+            page = self._store.inventory(wants, after, limit=_SLICE, looks=_SLICE)
+            found.add(page.names)
+            after = page.after
+            if not after:
+                break
+            await asyncio.sleep(0)
+        sums = found.sums().astype("<u8").tobytes()
+        return DigestsGiven(sums, found.names, self._store.graves_since(), after)
+
+    async def inventory(self, wanted: InventoryWanted) -> InventoryPage:
+        """The next names; perhaps none yet, but where to go on."""
+        wants, after = Wanting(wanted.scope, self._copies_of), wanted.after
+        names: list[Any] = []
+        for _ in range(_LOOKS // _SLICE):
+            room = min(_SLICE, wanted.limit - len(names))
+            page = self._store.inventory(wants, after, limit=room, looks=_SLICE)
+            names += page.names
+            after = page.after
+            if not after or len(names) >= wanted.limit:
+                break
+            await asyncio.sleep(0)
+        return InventoryPage(tuple(names), after)
+
+    async def frames(self, wanted: FetchWanted) -> AsyncIterator[bytes]:
+        """For each item four bytes of length, the Frame, and the bytes. What fails in the middle of a large
+        one ends it. Raises CorruptExtentError, DiskFailedError."""
+        small: list[tuple[Item, Frame, Record]] = []
+        for number, item in enumerate(wanted.items):
+            frame, source = self._facts(number, item)
+            if source is not None and source.size > _SMALL:
+                if small:
+                    yield await self._all_of(small)
+                    small = []
+                async for piece in self._large(frame, source, item):
+                    yield piece
+                continue
+            small.append((item, frame, source or _EMPTY))
+            if len(small) == _TOGETHER or sum(each.size for *_, each in small) > _SMALL:
+                yield await self._all_of(small)
+                small = []
+        if small:
+            yield await self._all_of(small)
+
+    def _facts(self, number: int, item: Item) -> tuple[Frame, Record | None]:
+        """The frame, and what to read its bytes from."""
+        bucket, key = _named(item.name)
+        if item.kind in ("version", "amendment"):
+            record = self._store.get_version(bucket, key, item.what or NULL)
+            if record is None or record.stamp != item.stamp:
+                return Frame(number, lost="gone"), None
+            if item.kind == "amendment" or record.marker:
+                return Frame(number, record=bare(record)), None
+            return Frame(number, record.size, bare(record)), record
+        upload = self._store.get_upload(bucket, key, item.what)
+        if upload is None:
+            return Frame(number, lost="gone"), None
+        if item.kind == "upload":
+            return Frame(number, upload=bare_upload(upload)), None
+        page = self._store.list_parts(upload, item.number - 1, 1)
+        if not page.parts or (page.parts[0].number, page.parts[0].stamp) != (item.number, item.stamp):
+            return Frame(number, lost="gone"), None
+        part = page.parts[0]
+        source = Record(part.size, part.etag, part.stamp, part.modified, part.extents)
+        return Frame(number, part.size, upload=bare_upload(upload), part=bare_part(part)), source
+
+    async def _all_of(self, small: list[tuple[Item, Frame, Record]]) -> bytes:
+        with self._store.reading_many([(source, 0, source.size) for *_, source in small]) as found:
+            bodies = await asyncio.shield(asyncio.to_thread(_read_small, found))
+        answer = []
+        for (item, frame, _), body in zip(small, bodies, strict=True):
+            if body is None:
+                self._damaged(item.name, item.stamp)
+            told = frame if body is not None else Frame(frame.number, lost="damaged")
+            head = encode(told)
+            answer += [len(head).to_bytes(4, "big"), head, body or b""]
+        return b"".join(answer)
+
+    async def _large(self, frame: Frame, source: Record, item: Item) -> AsyncIterator[bytes]:
+        passing = Passing()
+        try:
+            with self._store.reading(source, 0, source.size) as spans:
+                head = encode(frame)
+                yield len(head).to_bytes(4, "big") + head
+                for span in spans:
+                    for start in range(0, span.length, _PIECE):
+                        part = span.part(start, min(_PIECE, span.length - start))
+                        yield await asyncio.shield(asyncio.to_thread(_read, part, passing))
+        except CorruptExtentError:
+            self._damaged(item.name, item.stamp)
+            raise
+
+
+_EMPTY: Final = Record(0, "", 0, 0, ())
+
+
+def _named(name: bytes) -> tuple[str, str]:
+    bucket, _, key = name.partition(b"\0")
+    return bucket.decode(), key.decode()
+
+
+def _read(span: Span, passing: Passing) -> bytes:
+    data = os.pread(span.fd, span.length, span.offset)
+    passing.take(span, data)
+    return data
+
+
+def _read_small(found: Sequence[Sequence[Span] | None]) -> list[bytes | None]:
+    """The bytes of each; None where they cannot be read or are damaged (blocking)."""
+    bodies: list[bytes | None] = []
+    for spans in found:
+        passing = Passing()
+        try:
+            bodies.append(None if spans is None else b"".join([_read(span, passing) for span in spans]))
+        except (StoreError, OSError):
+            bodies.append(None)
+    return bodies

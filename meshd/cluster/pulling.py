@@ -1,0 +1,411 @@
+"""Comparing this node's store with one other holder's, and fetching what it lacks.
+
+Law: a comparison, so it may be broken off and begun again at any time. First digests by slot, then names of
+the slots that differ, then facts and bytes; what was fetched is entered as a replica enters it, so what
+clients write meanwhile is never undone. Seam: `Holder`; a node's own `Offers` is one without a network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+import numpy as np
+
+from meshd.cluster.comparing import Item, lacking, surplus
+from meshd.cluster.offers import (
+    DigestsGiven,
+    DigestsWanted,
+    FetchWanted,
+    Frame,
+    InventoryWanted,
+    encode,
+)
+from meshd.net.peers import PeerRefusedError, PeerUnreachableError
+from meshd.net.pieces import PieceError
+from meshd.store.changes import Amended, Marked, PartOf, UploadBegun, UploadEnded, VersionGone
+from meshd.store.errors import DiskFailedError, DiskFullError, StoreError
+from meshd.store.inventory import InventoryPage
+from meshd.store.records import Record
+from meshd.telemetry import metrics
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    import numpy.typing as npt
+
+    from meshd.cluster.comparing import Ended, Scope
+    from meshd.cluster.offers import Offers
+    from meshd.net.peers import Peers
+    from meshd.store.changes import Change
+    from meshd.store.inventory import Held
+    from meshd.store.store import Store
+    from meshwire.cluster import Node
+
+_STREAMS: Final = 4  # fetched from one holder at a time
+_BATCH_BYTES: Final = 4 << 20
+_BATCH_ITEMS: Final = 256
+_LARGE: Final = 1 << 20
+_ENTERING: Final = 512  # small ones on their way to the disk
+_PAGE: Final = 2000
+_SILENCE: Final = 60.0
+
+
+class HolderLostError(Exception):
+    """The holder does not answer, or what it sent came broken: to be tried again later."""
+
+
+class Holder(Protocol):
+    """See `Offers`. Raises HolderLostError."""
+
+    async def digests(self, wanted: DigestsWanted) -> DigestsGiven: ...
+
+    async def inventory(self, wanted: InventoryWanted) -> InventoryPage: ...
+
+    def frames(self, wanted: FetchWanted) -> AsyncIterator[bytes]: ...
+
+
+class RemoteHolder:
+    """Another node."""
+
+    def __init__(self, peers: Peers, node: Node) -> None:
+        self._peers, self._node = peers, node
+
+    def __repr__(self) -> str:
+        return f"<RemoteHolder {self._node.node_id}>"
+
+    async def digests(self, wanted: DigestsWanted) -> DigestsGiven:
+        raw = await self._ask("digests", encode(wanted))
+        return msgspec.msgpack.decode(raw, type=DigestsGiven)
+
+    async def inventory(self, wanted: InventoryWanted) -> InventoryPage:
+        raw = await self._ask("inventory", encode(wanted))
+        return msgspec.msgpack.decode(raw, type=InventoryPage)
+
+    async def _ask(self, what: str, body: bytes) -> bytes:
+        return b"".join([piece async for piece in self._answer(what, body)])
+
+    def frames(self, wanted: FetchWanted) -> AsyncIterator[bytes]:
+        return self._answer("fetch", encode(wanted))
+
+    async def _answer(self, what: str, body: bytes) -> AsyncIterator[bytes]:
+        try:
+            async with self._peers.call(
+                self._node, "POST", f"/-/peer/moves/{what}", body=body, timeout=_SILENCE
+            ) as answer:
+                async for piece in answer.pieces():
+                    yield piece
+        except (PeerUnreachableError, PeerRefusedError, PieceError) as error:
+            raise HolderLostError(str(error)) from error
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a comparison did. `lost`: what the holder no longer had when it was asked; `failed`: what could
+    not be fetched or entered."""
+
+    names: int = 0
+    lacked: int = 0
+    entered: int = 0
+    bytes: int = 0
+    lost: int = 0
+    failed: int = 0
+    dropped: int = 0
+
+    @property
+    def clean(self) -> bool:
+        """Nothing was lacking, or is now."""
+        return not (self.lacked or self.failed or self.lost)
+
+    def add(self, other: Tally) -> None:
+        for name in ("names", "lacked", "entered", "bytes", "lost", "failed", "dropped"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+class Own:
+    """This store's names of a scope, run by run."""
+
+    def __init__(self, offers: Offers, scope: Scope) -> None:
+        self._offers, self._scope = offers, scope
+        self._ahead: list[Held] = []
+        self._after, self._end = b"", False
+
+    async def up_to(self, last: bytes) -> dict[bytes, Held]:
+        """The next ones, `last` included; b"" means all that are left."""
+        while not self._end and (not last or self._after < last):
+            page = await self._offers.inventory(InventoryWanted(self._scope, self._after, _PAGE))
+            self._ahead += page.names
+            self._after, self._end = page.after, not page.after
+        taken = [held for held in self._ahead if not last or held.name <= last]
+        self._ahead = self._ahead[len(taken) :]
+        return {held.name: held for held in taken}
+
+
+class Pull:
+    """One comparison with one holder. `rest` is awaited after each piece of work with the bytes it was, and
+    gives way to clients. `drop`: given when this store's own word counts for nothing, because removals that
+    it missed may be forgotten by now; it is told what the holder has not."""
+
+    def __init__(
+        self,
+        store: Store,
+        mine: Offers,
+        holder: Holder,
+        scope: Scope,
+        *,
+        rest: Callable[[int], Awaitable[None]],
+        tally: Tally,
+        drop: Callable[[list[Held]], Awaitable[None]] | None = None,
+    ) -> None:
+        self._store, self._mine, self._holder, self._scope = store, mine, holder, scope
+        self._rest, self._drop = rest, drop
+        self.tally = tally
+        self._batches: asyncio.Queue[tuple[Item, ...] | None] = asyncio.Queue(2 * _STREAMS)
+        self._entering = asyncio.Semaphore(_ENTERING)
+
+    async def run(self) -> Tally:
+        """Raises HolderLostError, DiskFullError, DiskFailedError; what was entered by then stays."""
+        scope = await self._differing()
+        if scope:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(_STREAMS):
+                        group.create_task(self._fetching())
+                    await self._walk(scope)
+                    for _ in range(_STREAMS):
+                        await self._batches.put(None)
+            except BaseExceptionGroup as errors:
+                raise _first(errors) from errors
+        return self.tally
+
+    # which slots ------------------------------------------------------------------------------------------
+
+    async def _differing(self) -> Scope:
+        forgotten = self._store.graves_since()
+        theirs, since = await self._sums(self._holder, forgotten)
+        if since > forgotten:
+            theirs, forgotten = (await self._sums(self._holder, since))[0], since
+        mine, _ = await self._sums(self._mine, forgotten)
+        return self._scope.within(theirs != mine)
+
+    async def _sums(self, holder: Holder, forgotten: int) -> tuple[npt.NDArray[np.uint64], int]:
+        sums, after = np.zeros(self._scope.slots, np.uint64), b""
+        while True:
+            given = await holder.digests(DigestsWanted(self._scope, forgotten, after))
+            sums = sums + given.array()
+            after = given.after
+            if not after:
+                return sums, given.since
+            await self._rest(0)
+
+    # which names ------------------------------------------------------------------------------------------
+
+    async def _walk(self, scope: Scope) -> None:
+        own, after, items = Own(self._mine, scope), b"", list[Item]()
+        while True:
+            page = await self._holder.inventory(InventoryWanted(scope, after, _PAGE))
+            mine = await own.up_to(page.after)
+            ended: list[Ended] = []
+            for theirs in page.names:
+                self.tally.names += 1
+                lacks = lacking(mine.get(theirs.name), theirs)
+                ended += lacks.ended
+                items += lacks.items
+            await self._end(ended)
+            items = await self._hand_out(items, every=not page.after)
+            await self._drop_surplus(mine, page)
+            after = page.after
+            if not after:
+                return
+            await self._rest(0)
+
+    async def _end(self, ended: list[Ended]) -> None:
+        self.tally.lacked += len(ended)
+        for start in range(0, len(ended), _ENTERING):
+            run = ended[start : start + _ENTERING]
+            await asyncio.gather(*[self._store.apply(_change(each)) for each in run])
+            self.tally.entered += len(run)
+
+    async def _hand_out(self, items: list[Item], *, every: bool) -> list[Item]:
+        """Fills batches; what is left for the next."""
+        self.tally.lacked += len(items)
+        batches, batch, weight = list[tuple[Item, ...]](), list[Item](), 0
+        for item in items:
+            batch.append(item)
+            weight += item.size
+            if weight >= _BATCH_BYTES or len(batch) == _BATCH_ITEMS:
+                batches.append(tuple(batch))
+                batch, weight = [], 0
+        if every and batch:
+            batches.append(tuple(batch))
+            batch = []
+        for each in batches:
+            await self._batches.put(each)
+        self.tally.lacked -= len(batch)
+        return batch
+
+    async def _drop_surplus(self, mine: dict[bytes, Held], page: InventoryPage) -> None:
+        if self._drop is None:
+            return
+        theirs = {held.name: held for held in page.names}
+        found = [surplus(held, [theirs[name]] if name in theirs else []) for name, held in mine.items()]
+        gone = [held for held in found if held.versions or held.uploads]
+        if gone:
+            self.tally.dropped += len(gone)
+            await self._drop(gone)
+
+    # facts and bytes --------------------------------------------------------------------------------------
+
+    async def _fetching(self) -> None:
+        while (batch := await self._batches.get()) is not None:
+            await self._fetch(batch)
+
+    async def _fetch(self, batch: tuple[Item, ...]) -> None:
+        """A holder that breaks off in the middle costs the rest of the batch, and nothing else: the next
+        comparison finds what is left."""
+        answered = 0
+        try:
+            async with (
+                asyncio.TaskGroup() as group,
+                aclosing(self._holder.frames(FetchWanted(batch))) as pieces,  # type: ignore[type-var]  # a generator
+            ):
+                stream = _Stream(pieces)
+                for item in batch:
+                    frame = await stream.frame()
+                    answered += 1
+                    if frame.lost:
+                        self.tally.lost += 1
+                    elif frame.size > _LARGE:
+                        await self._stream_in(item, frame, stream)
+                    else:
+                        await self._entering.acquire()
+                        body = await stream.take(frame.size)
+                        group.create_task(self._enter(item, frame, body))
+        except BaseExceptionGroup as errors:
+            if errors.split(HolderLostError)[1] is not None:
+                raise
+            self.tally.failed += len(batch) - answered + 1
+
+    async def _enter(self, item: Item, frame: Frame, body: bytes) -> None:
+        try:
+            bucket, key = _named(item.name)
+            change = _told(bucket, key, item, frame)
+            if change is not None:
+                await self._store.apply(change)
+            else:
+                writer = self._store.replica_writer(bucket, key, size=len(body))
+                await writer.write(body)
+                await writer.commit_as(*_entry(frame))
+            self._count(len(body))
+        except (DiskFullError, DiskFailedError):
+            raise
+        except StoreError:  # it ended, or something it stands on came apart from it: compared again
+            self.tally.lost += 1
+        finally:
+            self._entering.release()
+        await self._rest(len(body))
+
+    async def _stream_in(self, item: Item, frame: Frame, stream: _Stream) -> None:
+        writer = self._store.replica_writer(*_named(item.name), size=frame.size)
+        try:
+            left = frame.size
+            while left:
+                piece = await stream.some(left)
+                left -= len(piece)
+                await writer.write(piece)
+                await self._rest(len(piece))
+            await writer.commit_as(*_entry(frame))
+            self._count(frame.size)
+        except (DiskFullError, DiskFailedError):
+            raise
+        except StoreError:
+            self.tally.lost += 1
+            await stream.skip(left)
+        finally:
+            await writer.abort()
+
+    def _count(self, size: int) -> None:
+        self.tally.entered += 1
+        self.tally.bytes += size
+        metrics.moves_entered.inc()
+        metrics.moves_bytes.inc(size)
+
+
+class _Stream:
+    """Frames and bytes of an answer as it arrives. Raises HolderLostError when it ends early."""
+
+    def __init__(self, pieces: AsyncIterator[bytes]) -> None:
+        self._pieces = pieces
+        self._held = b""
+        self._at = 0
+
+    async def _more(self) -> None:
+        piece = await anext(self._pieces, b"")
+        if not piece:
+            raise HolderLostError("the holder broke off")
+        self._held, self._at = self._held[self._at :] + piece, 0
+
+    async def take(self, size: int) -> bytes:
+        """Exactly so many bytes."""
+        while len(self._held) - self._at < size:
+            await self._more()
+        start, self._at = self._at, self._at + size
+        return self._held[start : self._at]
+
+    async def some(self, most: int) -> bytes:
+        """At least one byte, at most `most`."""
+        if self._at == len(self._held):
+            await self._more()
+        return await self.take(min(most, len(self._held) - self._at))
+
+    async def skip(self, size: int) -> None:
+        while size:
+            size -= len(await self.some(size))
+
+    async def frame(self) -> Frame:
+        length = int.from_bytes(await self.take(4), "big")
+        return msgspec.msgpack.decode(await self.take(length), type=Frame)
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first of them that is no group."""
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _named(name: bytes) -> tuple[str, str]:
+    bucket, _, key = name.partition(b"\0")
+    return bucket.decode(), key.decode()
+
+
+def _change(ended: Ended) -> Change:
+    bucket, key = _named(ended.name)
+    if ended.upload:
+        return UploadEnded(bucket, key, ended.what, ended.stamp)
+    return VersionGone(bucket, key, ended.what, ended.stamp)
+
+
+def _told(bucket: str, key: str, item: Item, frame: Frame) -> Change | None:
+    """The change that a frame without bytes is; None for one with them."""
+    if item.kind == "upload" and frame.upload is not None:
+        return UploadBegun(frame.upload)
+    if frame.record is None:
+        return None
+    if item.kind == "amendment":
+        return Amended(bucket, key, frame.record)
+    return Marked(bucket, key, frame.record) if frame.record.marker else None
+
+
+def _entry(frame: Frame) -> tuple[Record, PartOf | None]:
+    """What `commit_as` takes."""
+    if frame.record is not None:
+        return frame.record, None
+    assert frame.upload is not None
+    assert frame.part is not None
+    part = frame.part
+    return Record(part.size, part.etag, part.stamp, part.modified, ()), PartOf(frame.upload, part)
