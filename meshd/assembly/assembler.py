@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meshd.assembly.addressing import BlockAddress, DerivedAddress, FrameAddress, RowsAddress
+from meshd.assembly.assets import asset_key
 from meshd.assembly.building import FrameBuilder, Kitchen, partners_of, rows_of
 from meshd.assembly.catalog import Catalog
 from meshd.assembly.deriving import derive
 from meshd.assembly.drafting import MAX_FRAME_BYTES
+from meshd.assembly.elsewhere import ALONE
 from meshd.assembly.errors import BatchError, busy
 from meshd.assembly.ledger import Ledger
 from meshd.assembly.memory import FrameCache
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
     from meshd.assembly.addressing import Address, Asked, Frame, FrameResult
     from meshd.assembly.drafting import Rows
+    from meshd.assembly.elsewhere import Elsewhere
     from meshd.assembly.memory import MemoryFrame
     from meshd.assembly.rendering import Renderer
     from meshd.assembly.sources import PlainArchives
@@ -65,9 +68,10 @@ class Assembler:
         archives: PlainArchives,
         *,
         node: str = "local",
+        elsewhere: Elsewhere = ALONE,
     ) -> None:
-        self.catalog = Catalog(store)
-        self._kitchen = Kitchen(store, pool, Ledger(self.catalog), node, archives)
+        self.catalog = Catalog(store, elsewhere)
+        self._kitchen = Kitchen(store, pool, Ledger(self.catalog), node, archives, elsewhere)
         self._cache: FrameCache[Asked] = FrameCache(settings.frame_cache_bytes)
         self._flights: SingleFlight[Asked, MemoryFrame] = SingleFlight()
         self._packs = PackTables(self.catalog)
@@ -112,6 +116,7 @@ class Assembler:
         return await self._assemble(address)
 
     async def _derive(self, address: DerivedAddress) -> MemoryFrame:
+        await self.catalog.ensure(map(asset_key, address.assets))
         with self._admission(DERIVED_ROWS, 0):
             made = await derive(self._kitchen, address)
         self._cache.put(address, made)  # until whoever asked has written it to the store
@@ -119,6 +124,7 @@ class Assembler:
 
     async def _block(self, address: BlockAddress) -> MemoryFrame:
         plan = Plan.from_bytes(address.digest, address.plan)
+        await self.catalog.ensure(map(asset_key, plan.assets))
         snapshot = await asyncio.to_thread(Snapshot.from_bytes, address.snapshot)
         samples = np.arange(snapshot.samples, dtype=np.int64)
         with self._admission(snapshot.samples, snapshot.samples * _row_bytes(plan)):
@@ -129,6 +135,7 @@ class Assembler:
 
     async def _assemble(self, address: Address) -> MemoryFrame:
         plan = await self.catalog.plan(address.plan)
+        await self.catalog.ensure(map(asset_key, plan.assets))
         snapshot = await self.catalog.snapshot(plan.snapshot)
         if plan.within:
             return await self._pack(address, plan)
@@ -142,7 +149,7 @@ class Assembler:
         return frame
 
     async def _pack(self, address: Address, plan: Plan) -> MemoryFrame:
-        count, table = count_rows(address, plan), self._packs.table(plan)
+        count, table = count_rows(address, plan), await self._packs.table(plan)
         rows = self._rows(address, plan, table.shard_starts)
         samples = table.samples_of(rows.samples)
         within = await self._assemble(RowsAddress(plan.within, 0, tuple(samples.tolist())))

@@ -7,6 +7,7 @@ node and world size picks the same ones. Data that cannot be reached is never su
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,12 @@ import numpy as np
 
 from meshd.assembly.assets import asset_places
 from meshd.assembly.drafting import Draft, Rows
+from meshd.assembly.elsewhere import ALONE
 from meshd.assembly.errors import BatchError, busy, damaged
 from meshd.assembly.ledger import BadSample
 from meshd.assembly.memory import Memory
 from meshd.assembly.rendering import UNREAD, RowWork
-from meshd.assembly.sources import PinnedObjects
+from meshd.assembly.sources import PinnedObjects, bytes_columns
 from meshd.kit.accounts import account
 from meshwire.frames import Status
 from meshwire.randomness import KeyedRandom
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from meshd.assembly.elsewhere import Elsewhere
     from meshd.assembly.ledger import Ledger
     from meshd.assembly.memory import MemoryFrame
     from meshd.assembly.plans import Plan
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from meshwire.snapshots import Snapshot
 
 _AT_A_TIME = 1024
+FETCHED_BYTES = 64 << 20  # of samples, that come from other nodes before their rows are rendered
 PROBES = 16
 PROBE_STREAM = 1 << 32  # of the keyed randomness: beyond any op's index
 
@@ -50,7 +54,31 @@ class Kitchen:
     ledger: Ledger
     node: str
     archives: PlainArchives
+    elsewhere: Elsewhere = ALONE
     memory: Memory = field(default_factory=Memory)
+
+
+@dataclass(slots=True)
+class _Work:
+    """Rows that can be rendered as long as `pinned` is not closed."""
+
+    rows: list[RowWork]
+    pinned: PinnedObjects
+
+    def close(self) -> None:
+        self.pinned.close()
+
+
+async def _drop(ahead: asyncio.Task[_Work] | None, work: _Work | None) -> None:
+    """Ends what was begun for rows that nobody renders any more."""
+    if work is not None:
+        work.close()
+    if ahead is None:
+        return
+    ahead.cancel()
+    await asyncio.wait([ahead])
+    if not ahead.cancelled() and ahead.exception() is None:
+        ahead.result().close()
 
 
 class FrameBuilder:
@@ -101,27 +129,64 @@ class FrameBuilder:
         return failures
 
     async def _render_once(self, rows: Sequence[int]) -> list[RowFailure]:
-        draft = self._draft
-        pinned = PinnedObjects(self._kitchen.store, self._snapshot, self._kitchen.archives)
+        """A portion at a time; the bytes of the next come from other nodes while one is rendered."""
+        failures: list[RowFailure] = []
+        ahead: asyncio.Task[_Work] | None = None
+        work: _Work | None = None
+        try:
+            for portion in [*self._portions(rows), ()]:
+                ahead = asyncio.create_task(self._resolved(portion)) if portion else None
+                if work is not None:
+                    failures += await self._render_work(work)
+                    work.close()
+                work = None if ahead is None else await ahead
+        finally:
+            await _drop(ahead, work)
+        return sorted(failures, key=lambda failure: failure.row)
+
+    def _portions(self, rows: Sequence[int]) -> list[Sequence[int]]:
+        """All of them, where a node is alone; else as many at a time as there may be bytes of other nodes."""
+        if self._kitchen.elsewhere.alone or not len(rows):
+            return [rows]
+        samples = self._draft.rows.samples[list(rows)]
+        lengths = [column.length[samples] for column in bytes_columns(self._snapshot).values()]
+        shares = np.cumsum(np.sum(lengths, axis=0)) // FETCHED_BYTES
+        cuts = np.flatnonzero(np.diff(shares, prepend=shares[0])).tolist()
+        return [rows[start:end] for start, end in itertools.pairwise([0, *cuts, len(rows)]) if end > start]
+
+    async def _resolved(self, rows: Sequence[int]) -> _Work:
+        """Where the bytes of these rows lie. Raises BatchError SnapshotChanged, Busy."""
+        draft, kitchen = self._draft, self._kitchen
+        pinned = PinnedObjects(
+            kitchen.store, self._snapshot, kitchen.archives, kitchen.elsewhere, kitchen.memory
+        )
         samples, positions = draft.rows.samples.tolist(), draft.rows.positions.tolist()
-        work: list[RowWork] = []
-        for start in range(0, len(rows), _AT_A_TIME):
-            some = rows[start : start + _AT_A_TIME]
-            wanted = [samples[row] for row in some]
-            paired = self._paired(some)
-            await pinned.prepare([*wanted, *paired.values()])
-            sources = pinned.sources(wanted)
-            others = dict(zip(paired, pinned.sources(list(paired.values())), strict=True))
-            work += [
-                RowWork(row, positions[row], pieces, others.get(row, ()))
-                for row, pieces in zip(some, sources, strict=True)
-            ]
-            await asyncio.sleep(0)  # other frames get their turn
+        work = _Work([], pinned)
+        try:
+            for start in range(0, len(rows), _AT_A_TIME):
+                some = rows[start : start + _AT_A_TIME]
+                wanted = [samples[row] for row in some]
+                paired = self._paired(some)
+                await pinned.prepare([*wanted, *paired.values()])
+                sources = pinned.sources(wanted)
+                others = dict(zip(paired, pinned.sources(list(paired.values())), strict=True))
+                work.rows += [
+                    RowWork(row, positions[row], pieces, others.get(row, ()))
+                    for row, pieces in zip(some, sources, strict=True)
+                ]
+                await asyncio.sleep(0)  # other frames get their turn
+        except BaseException:
+            work.close()
+            raise
+        return work
+
+    async def _render_work(self, work: _Work) -> Sequence[RowFailure]:
+        draft = self._draft
         rendered: Rendered = await self._kitchen.renderer.render(
             self._plan.hash,
             self._plan.program_text,
             self._epoch,
-            work,
+            work.rows,
             frame_fd=draft.frame.fd,
             frame_bytes=draft.frame.size,
             targets=draft.targets,
@@ -129,7 +194,7 @@ class FrameBuilder:
             account=account(),
         )
         draft.take(rendered)
-        return sorted(rendered.failures, key=lambda failure: failure.row)
+        return rendered.failures
 
     def _paired(self, rows: Sequence[int]) -> dict[int, int]:
         """The sample that is mixed into each of these rows, where there is one."""

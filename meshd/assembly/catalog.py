@@ -1,7 +1,8 @@
 """Snapshots, plans and shard indexes: documents in the reserved bucket, named by their hash.
 
 Law: immutable once written, so caches never go stale. Safe to use from every process; the last ones used stay
-in memory.
+in memory. What other nodes need as well (`SHARED`) is kept by every storing node, and fetched on a miss;
+anything else in the reserved bucket is this node's own.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+from meshd.assembly.elsewhere import ALONE
 from meshd.assembly.errors import BatchError
 from meshd.assembly.plans import Plan
 from meshd.kit.singleflight import SingleFlight
@@ -18,11 +20,14 @@ from meshd.store.records import Meta
 from meshwire.snapshots import Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
+    from meshd.assembly.elsewhere import Elsewhere
     from meshd.store.interface import ObjectStore
 
 RESERVED_BUCKET = "-mesh-"
+SHARED: Final = ("snapshots/", "plans/", "assets/", "packs/")
+"""What begins like this is named by its content, and means the same on every node."""
 T = TypeVar("T")
 
 
@@ -52,8 +57,8 @@ class _Kept(Generic[T]):
 class Catalog:
     """The node's documents. One a process."""
 
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
+    def __init__(self, store: ObjectStore, elsewhere: Elsewhere = ALONE) -> None:
+        self._store, self._elsewhere = store, elsewhere
         self._snapshots: _Kept[Snapshot] = _Kept(8)
         self._plans: _Kept[Plan] = _Kept(256)
 
@@ -65,11 +70,11 @@ class Catalog:
         return await self._snapshots.get(digest, lambda: self._load_snapshot(digest))
 
     async def _load_snapshot(self, digest: str) -> Snapshot:
-        return await asyncio.to_thread(Snapshot.from_bytes, self.snapshot_bytes(digest))
+        return await asyncio.to_thread(Snapshot.from_bytes, await self.snapshot_bytes(digest))
 
-    def snapshot_bytes(self, digest: str) -> bytes:
+    async def snapshot_bytes(self, digest: str) -> bytes:
         """The document. Raises BatchError NoSuchSnapshot."""
-        document = self.read(f"snapshots/{digest}")
+        document = await self.find(f"snapshots/{digest}")
         if document is None:
             raise BatchError(
                 "NoSuchSnapshot",
@@ -83,7 +88,7 @@ class Catalog:
         return await self._plans.get(digest, lambda: self._load_plan(digest))
 
     async def _load_plan(self, digest: str) -> Plan:
-        document = self.read(f"plans/{digest}")
+        document = await self.find(f"plans/{digest}")
         if document is None:
             raise BatchError(
                 "NoSuchPlan",
@@ -95,18 +100,39 @@ class Catalog:
     async def add_snapshot(self, snapshot: Snapshot) -> None:
         """Keep it durably. Idempotent."""
         document = await asyncio.to_thread(snapshot.to_bytes)
-        await self.write(f"snapshots/{snapshot.hash}", document, once=True)
+        await self.share(f"snapshots/{snapshot.hash}", document)
         self._snapshots.put(snapshot.hash, snapshot)
 
     async def add_plan(self, plan: Plan) -> None:
         """Keep it durably. Idempotent."""
-        await self.write(f"plans/{plan.hash}", plan.to_bytes(), once=True)
+        await self.share(f"plans/{plan.hash}", plan.to_bytes())
         self._plans.put(plan.hash, plan)
 
     def read(self, key: str) -> bytes | None:
         """A document of the reserved bucket, or None."""
         record = self._store.get(RESERVED_BUCKET, key)
         return None if record is None else self._store.read(record, 0, record.size)
+
+    async def find(self, key: str) -> bytes | None:
+        """A document that nodes share, from another node where this one lacks it, and kept here then."""
+        document = self.read(key)
+        if document is None and not self._elsewhere.alone:
+            document = await self._elsewhere.document(key)
+            if document is not None:
+                await self.write(key, document, once=True)
+        return document
+
+    async def share(self, key: str, document: bytes) -> None:
+        """Write a document that nodes share, durably, here and on the other storing nodes. Idempotent."""
+        if not self._elsewhere.alone:
+            await self._elsewhere.spread(key, document)
+        await self.write(key, document, once=True)
+
+    async def ensure(self, keys: Iterable[str]) -> None:
+        """Have those of these documents here that any node has."""
+        for key in keys:
+            if not self._elsewhere.alone and self._store.get(RESERVED_BUCKET, key) is None:
+                await self.find(key)
 
     async def write(self, key: str, document: bytes, *, once: bool = False) -> None:
         """Write a document durably; `once`: only if there is none (its name says what is in it)."""

@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from meshd.assembly.assets import asset_places
+from meshd.assembly.elsewhere import Lost, Part
 from meshd.assembly.errors import BatchError, busy, damaged
 from meshd.assembly.ledger import BadSample
 from meshd.assembly.memory import MemoryFrame
@@ -20,7 +21,8 @@ from meshd.kit.accounts import account
 if TYPE_CHECKING:
     from meshd.assembly.addressing import DerivedAddress
     from meshd.assembly.building import Kitchen
-    from meshd.assembly.rendering import RaggedPart, Rendered, RowFailure
+    from meshd.assembly.elsewhere import Fetched
+    from meshd.assembly.rendering import Pieces, RaggedPart, Rendered, RowFailure
 
 
 async def derive(kitchen: Kitchen, address: DerivedAddress) -> MemoryFrame:
@@ -53,24 +55,43 @@ async def _render(kitchen: Kitchen, address: DerivedAddress, made: MemoryFrame) 
 
 
 async def _render_once(kitchen: Kitchen, address: DerivedAddress, made: MemoryFrame) -> Rendered:
+    pieces, fetched = await _source(kitchen, address)
+    try:
+        return await kitchen.renderer.render(
+            address.digest,
+            address.program,
+            0,
+            [RowWork(0, address.position, (pieces,))],
+            frame_fd=made.fd,
+            frame_bytes=0,
+            targets=[None],
+            assets=asset_places(kitchen.store, address.assets),
+            account=account(),
+        )
+    finally:
+        if fetched is not None:
+            fetched.close()
+
+
+async def _source(kitchen: Kitchen, address: DerivedAddress) -> tuple[Pieces, Fetched | None]:
+    """Where the object's bytes lie, and what must stay until they were read."""
     record = kitchen.store.get(address.bucket, address.key)
-    name = f"s3://{address.bucket}/{address.key}"
-    if record is None:
+    if record is not None and record.etag == address.etag:
+        return cut_pieces(kitchen.store.locate(record), 0, record.size), None
+    name, lost = f"s3://{address.bucket}/{address.key}", Lost("NoSuchKey" if record is None else "")
+    if not kitchen.elsewhere.alone:
+        whole = Part(address.bucket, address.key, address.etag, -1, 0, -1)
+        fetched = await kitchen.elsewhere.fetch([whole], kitchen.memory)
+        place = fetched.places[0]
+        if not isinstance(place, Lost):
+            return ((place.path, place.offset, place.length, place.crc32c),), fetched
+        fetched.close()
+        lost = place
+    if lost.code == "NoSuchKey":
         raise BatchError("NoSuchKey", f"{name} is gone")
-    if record.etag != address.etag:
-        raise BatchError("SnapshotChanged", f"{name} was replaced meanwhile", help="ask again")
-    pieces = cut_pieces(kitchen.store.locate(record), 0, record.size)
-    return await kitchen.renderer.render(
-        address.digest,
-        address.program,
-        0,
-        [RowWork(0, address.position, (pieces,))],
-        frame_fd=made.fd,
-        frame_bytes=0,
-        targets=[None],
-        assets=asset_places(kitchen.store, address.assets),
-        account=account(),
-    )
+    if lost.code in ("Busy", "Unreadable"):
+        raise busy(f"{name} cannot be read now: {lost.message}")
+    raise BatchError("SnapshotChanged", f"{name} was replaced meanwhile", help="ask again")
 
 
 def _copy(part: RaggedPart, made: MemoryFrame) -> None:

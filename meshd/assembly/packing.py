@@ -50,11 +50,11 @@ class PackTables:
     def __repr__(self) -> str:
         return f"<PackTables, {len(self._known)} known>"
 
-    def table(self, plan: Plan) -> PackTable:
+    async def table(self, plan: Plan) -> PackTable:
         """Raises BatchError NoSuchPlan when it is lost: registering the plan again makes it."""
         known = self._known.get(plan.hash)
         if known is None:
-            document = self._catalog.read(table_key(plan.hash))
+            document = await self._catalog.find(table_key(plan.hash))
             if document is None:
                 raise BatchError(
                     "NoSuchPlan",

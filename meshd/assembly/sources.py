@@ -1,4 +1,4 @@
-"""Where the bytes of samples lie right now: snapshot → index → files.
+"""Where the bytes of samples lie right now: snapshot → index → files; what other nodes hold, in memory.
 
 Law: an object must still be the one the snapshot pinned (its ETag); anything else is SnapshotChanged, never
 other data under an old name. An archive whose members are compressed stands for its inflated copy.
@@ -6,16 +6,21 @@ other data under an old name. An archive whose members are compressed stands for
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from awscrt.checksums import crc32c
 
-from meshd.assembly.errors import BatchError
+from meshd.assembly.elsewhere import ALONE, Lost, Part
+from meshd.assembly.errors import BatchError, busy, damaged
+from meshd.assembly.memory import Memory
 from meshwire.snapshots import BytesColumn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from meshd.assembly.elsewhere import Elsewhere, Fetched
     from meshd.assembly.rendering import Pieces
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Location, Record
@@ -38,60 +43,139 @@ class PlainArchives(Protocol):
 
 
 class PinnedObjects:
-    """The objects of a snapshot, each looked up and checked once. Make one for each frame, and `prepare`
-    it."""
+    """The objects of a snapshot, each looked up and checked once. Make one for each frame (or part of it),
+    and `prepare` it; `close` gives back the memory of what came from other nodes."""
 
-    def __init__(self, store: ObjectStore, snapshot: Snapshot, archives: PlainArchives) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        snapshot: Snapshot,
+        archives: PlainArchives,
+        elsewhere: Elsewhere = ALONE,
+        memory: Memory | None = None,
+    ) -> None:
         self._store, self._snapshot, self._archives = store, snapshot, archives
+        self._elsewhere, self._memory = elsewhere, memory or Memory()
         self._records: dict[int, Record] = {}
         self._locations: dict[int, Sequence[Location]] = {}
+        self._far: set[int] = set()  # objects other nodes hold
+        self._fetched: dict[tuple[int, int, int], Location] = {}
+        self._held: list[Fetched] = []
 
     def __repr__(self) -> str:
         return f"<PinnedObjects {len(self._records)} of {len(self._snapshot.objects)}>"
 
     async def prepare(self, samples: Sequence[int]) -> None:
-        """Look up the objects of these samples. Raises BatchError: SnapshotChanged, and what `plain` does."""
-        if self._snapshot.kind == "objects":
+        """Look up the objects of these samples, and fetch the bytes of those that other nodes hold. Raises
+        BatchError: SnapshotChanged, Busy, and what `plain` does."""
+        await self.look_up(samples)
+        if self._far:
+            await self._fetch(self._places(samples))
+
+    async def look_up(self, samples: Sequence[int]) -> None:
+        """The first half of `prepare`: afterwards `is_far` tells what other nodes hold."""
+        if self._snapshot.kind == "objects" and self._elsewhere.alone:
             return
         columns = bytes_columns(self._snapshot).values()
         numbers = {number for column in columns for number in np.unique(column.object[samples]).tolist()}
         objects = self._snapshot.objects
-        for number in numbers - self._records.keys():
-            record = self._checked(number)
+        for number in numbers - self._records.keys() - self._far:
+            record = self._here(number)
+            if record is None:
+                self._far.add(number)
+                continue
             # Places are within what has the size that the snapshot says.
-            if record.size != int(objects.sizes[number]):
+            if self._snapshot.kind != "objects" and record.size != int(objects.sizes[number]):
                 record = await self._archives.plain(objects.bucket_of(number), objects.keys[number], record)
             self._records[number] = record
+
+    def is_far(self, number: int) -> bool:
+        """Whether other nodes hold this object, after `look_up`."""
+        return number in self._far
+
+    def part(self, number: int, offset: int, length: int) -> Part:
+        """How other nodes are asked for bytes of an object."""
+        objects = self._snapshot.objects
+        place = objects.bucket_of(number), objects.keys[number], objects.etags[number]
+        return Part(*place, int(objects.sizes[number]), offset, length)
 
     def record(self, number: int) -> Record:
         """The record of an object of the snapshot. Raises BatchError SnapshotChanged."""
         record = self._records.get(number)
         if record is None:
-            record = self._records[number] = self._checked(number)
+            record = self._here(number)
+            if record is None:
+                raise self._changed(number)
+            self._records[number] = record
         return record
 
-    def _checked(self, number: int) -> Record:
+    def _here(self, number: int) -> Record | None:
+        """None: another node may have it. Raises BatchError SnapshotChanged where there is none."""
         objects = self._snapshot.objects
-        bucket, key = objects.bucket_of(number), objects.keys[number]
-        record = self._store.get(bucket, key)
+        record = self._store.get(objects.bucket_of(number), objects.keys[number])
         if record is not None and record.etag == objects.etags[number]:
             return record
-        what = "was deleted" if record is None else "was replaced"
-        raise BatchError(
+        if self._elsewhere.alone:
+            raise self._changed(number, "was deleted" if record is None else "was replaced")
+        return None
+
+    def _changed(self, number: int, what: str = "was deleted or replaced") -> BatchError:
+        objects = self._snapshot.objects
+        bucket, key = objects.bucket_of(number), objects.keys[number]
+        return BatchError(
             "SnapshotChanged",
             f"s3://{bucket}/{key} {what} since the snapshot was made",
             help="restore the object, or make a new snapshot and plan (a new state: the order changes)",
             detail={"bucket": bucket, "key": key, "snapshot": self._snapshot.hash},
         )
 
+    def _places(self, samples: Sequence[int]) -> list[tuple[int, int, int]]:
+        """(object, offset, length) of what these samples have in objects of other nodes, each once, one
+        object after the other."""
+        found: set[tuple[int, int, int]] = set()
+        for column in bytes_columns(self._snapshot).values():
+            chosen = column.object[samples], column.offset[samples], column.length[samples]
+            rows = zip(*(values.tolist() for values in chosen), strict=True)
+            found.update(place for place in rows if place[0] in self._far)
+        return sorted(found - self._fetched.keys())
+
+    async def _fetch(self, places: Sequence[tuple[int, int, int]]) -> None:
+        if not places:
+            return
+        fetched = await self._elsewhere.fetch([self.part(*place) for place in places], self._memory)
+        self._held.append(fetched)
+        for place, found in zip(places, fetched.places, strict=True):
+            if isinstance(found, Lost):
+                raise self._lost(place[0], found)
+            self._fetched[place] = found
+
+    def _lost(self, number: int, lost: Lost) -> BatchError:
+        if lost.code in ("NoSuchKey", "SnapshotChanged"):
+            return self._changed(number, "was deleted" if lost.code == "NoSuchKey" else "was replaced")
+        objects = self._snapshot.objects
+        url = f"s3://{objects.bucket_of(number)}/{objects.keys[number]}"
+        if lost.code == "Unreadable":
+            return damaged(url, lost.message or "no node that holds it can read it", {"url": url})
+        return busy(f"{url} cannot be read now: {lost.message or lost.code}")
+
     def pieces(self, number: int, offset: int, length: int) -> Pieces:
         """The files that hold these bytes of an object. Raises BatchError SnapshotChanged."""
+        if number in self._far:
+            place = self._fetched[number, offset, length]
+            return ((place.path, place.offset, place.length, place.crc32c),)
         locations = self._locations.get(number)
         if locations is None:
             locations = self._locations[number] = self._store.locate(self.record(number))
         if len(locations) == 1 and length < locations[0].length:
             return ((locations[0].path, locations[0].offset + offset, length),)
         return cut_pieces(locations, offset, length)
+
+    def read(self, number: int, offset: int, length: int) -> bytes:
+        """The bytes, after `prepare` (blocking). Raises BatchError SnapshotChanged; StoreError."""
+        if number not in self._far:
+            return self._store.read(self.record(number), offset, length)
+        place = self._fetched[number, offset, length]
+        return read_place(place)
 
     def sources(self, samples: Sequence[int]) -> list[tuple[Pieces, ...]]:
         """For each sample, the pieces of each bytes field in order of name. Raises BatchError
@@ -106,6 +190,25 @@ class PinnedObjects:
             )
             columns.append([self.pieces(*place) for place in zip(*chosen, strict=True)])
         return list(zip(*columns, strict=True))
+
+    def release(self) -> None:
+        """Forget the bytes that came from other nodes, not what was looked up."""
+        self._fetched.clear()
+        while self._held:
+            self._held.pop().close()
+
+    def close(self) -> None:
+        """Give the memory back. Idempotent."""
+        self.release()
+
+
+def read_place(place: Location) -> bytes:
+    """The bytes of a file, compared with their checksum (blocking). Raises BatchError Busy."""
+    with open(place.path, "rb", buffering=0) as file:
+        data = os.pread(file.fileno(), place.length, place.offset)
+    if len(data) != place.length or crc32c(data) != place.crc32c:
+        raise busy("bytes of another node came damaged")
+    return data
 
 
 def cut_pieces(locations: Sequence[Location], offset: int, length: int) -> Pieces:

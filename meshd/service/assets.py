@@ -104,7 +104,7 @@ class AssetService:
         """Keep content durably; its sha256 in hex. Idempotent."""
         digest = hashlib.sha256(data).hexdigest()
         metrics.asset_bytes.inc(len(data))
-        await self._catalog.write(asset_key(digest), data, once=True)
+        await self._catalog.share(asset_key(digest), data)
         return digest
 
     def load(self, digest: str) -> Asset:

@@ -97,7 +97,7 @@ class DatasetService:
     async def document(self, caller: Caller, digest: str) -> bytes:
         """A snapshot's document. Raises BatchError NoSuchSnapshot, AccessDenied."""
         await self.snapshot(caller, digest)
-        return self._catalog.snapshot_bytes(digest)
+        return await self._catalog.snapshot_bytes(digest)
 
     async def snapshot(self, caller: Caller, digest: str) -> Snapshot:
         """A snapshot its caller may read. Raises BatchError NoSuchSnapshot, AccessDenied."""

@@ -112,7 +112,7 @@ class Packs:
         table = await asyncio.to_thread(pack_rows, np.maximum(lengths, 0), snapshot.shard_starts, pack)
         if not table.rows:
             raise BatchError("NoSuchKey", "every sample is empty: nothing to pack", help="look at the ops")
-        await self._catalog.write(table_key(digest), await asyncio.to_thread(table.to_bytes), once=True)
+        await self._catalog.share(table_key(digest), await asyncio.to_thread(table.to_bytes))
         first = pack.fields[0]
         outputs = {name: Output(within.outputs[name].dtype, (pack.length,)) for name in pack.fields}
         outputs |= {f"{first}{part}": Output("int32", (pack.length,)) for part in (SEGMENTS, POSITIONS)}

@@ -142,7 +142,7 @@ class UserOps:
         data = document(text, ops)
         digest = hashlib.sha256(data).hexdigest()
         version = VERSION_PREFIX + digest
-        await self._catalog.write(asset_key(digest), data, once=True)
+        await self._catalog.share(asset_key(digest), data)
         build = Build(
             version,
             hashlib.sha256(source).hexdigest(),

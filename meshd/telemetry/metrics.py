@@ -68,6 +68,10 @@ gather_items = _counter("meshd_gather_items_total", "Gathered items looked up; o
 archives = _counter(
     "meshd_archives_total", "Archives looked into; result is indexed, inflated or refused.", "kind", "result"
 )
+remote_failures = _counter(
+    "meshd_remote_failures_total", "Calls for what other nodes hold that failed, by how.", "error"
+)
+remote_bytes = _counter("meshd_remote_bytes_total", "Bytes of objects fetched from other nodes.")
 frames = _counter("meshd_frames_total", "Batch frames asked for; result is hit, joined or miss.", "result")
 asset_bytes = _counter("meshd_asset_bytes_total", "Bytes of assets taken in for plans and views.")
 samples_evaluated = _counter(

@@ -19,6 +19,10 @@ Piece = tuple[str, int, int] | tuple[str, int, int, int]
 """(path, offset, length): bytes of one file; a fourth number is their crc32c."""
 
 
+MEMORY = "/proc/"
+"""Another process's memory: its number soon stands for other bytes, so that it is not kept open."""
+
+
 class SourceGoneError(OSError):
     """The file or the bytes are not there (removed or compacted meanwhile): ask the store again."""
 
@@ -53,6 +57,8 @@ class SourceFiles:
 
     def _read_bytes(self, path: str, offset: int, length: int) -> bytes:
         try:
+            if path.startswith(MEMORY):
+                return _read_memory(path, offset, length)
             data = os.pread(self._descriptor(path), length, offset)
             while len(data) < length:
                 more = os.pread(self._descriptor(path), length - len(data), offset + len(data))
@@ -85,3 +91,14 @@ class SourceFiles:
         """Close every file."""
         while self._open:
             os.close(self._open.popitem()[1])
+
+
+def _read_memory(path: str, offset: int, length: int) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = os.pread(fd, length, offset)
+    finally:
+        os.close(fd)
+    if len(data) != length:
+        raise SourceGoneError(f"{path} has no {length} bytes at {offset}")
+    return data

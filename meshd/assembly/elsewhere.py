@@ -1,0 +1,92 @@
+"""What assembly asks of whoever knows the other nodes: bytes and documents that are not here.
+
+Law: bytes are named by bucket, key and ETag, so that no node gives other content under an old name. Assembly
+knows neither map nor network; a lone node asks nobody (`ALONE`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from meshd.assembly.memory import Memory
+    from meshd.store.records import Location
+
+
+class Part(NamedTuple):
+    """`length` bytes at `offset` of the object that has this ETag. `size`: of the object whose bytes are
+    meant; where the object itself has another, its inflated copy is (`PlainArchives`); -1: the object's own,
+    and with `length` -1 all of it."""
+
+    bucket: str
+    key: str
+    etag: str
+    size: int
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Bytes nobody could give. `code`: NoSuchKey, SnapshotChanged (another ETag), Unreadable (damaged, or
+    gone while being read), Busy (whoever has them does not answer), or that of a BatchError."""
+
+    code: str
+    message: str = ""
+
+
+class Fetched(Protocol):
+    """Bytes of other nodes in this node's memory, until closed."""
+
+    @property
+    def places(self) -> Sequence[Location | Lost]:
+        """One a part, in their order."""
+        ...
+
+    def close(self) -> None:
+        """Gives the memory back. Idempotent."""
+        ...
+
+
+class Elsewhere(Protocol):
+    """The other nodes."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether there are none: nothing below is called then. As quick as a look at a dictionary."""
+        ...
+
+    async def fetch(self, parts: Sequence[Part], memory: Memory) -> Fetched:
+        """These bytes, by one call a node; another holder is asked where one cannot give them."""
+        ...
+
+    async def document(self, key: str) -> bytes | None:
+        """A document of the reserved bucket, from whichever node has it. Raises BatchError Busy when none
+        that answers has it, and some do not answer."""
+        ...
+
+    async def spread(self, key: str, document: bytes) -> None:
+        """Has the storing nodes keep a document. Raises BatchError Busy when too few did."""
+        ...
+
+
+class _Alone:
+    alone = True
+
+    def __repr__(self) -> str:
+        return "<no other nodes>"
+
+    async def fetch(self, parts: Sequence[Part], memory: Memory) -> Fetched:
+        raise AssertionError("there are no other nodes")
+
+    async def document(self, key: str) -> bytes | None:
+        return None
+
+    async def spread(self, key: str, document: bytes) -> None:
+        return
+
+
+ALONE: Final[Elsewhere] = _Alone()
