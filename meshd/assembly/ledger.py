@@ -38,6 +38,16 @@ def read_ledger(catalog: Catalog, plan: str) -> list[dict[str, Any]]:
     return [] if document is None else list(json.loads(document))
 
 
+def merged(*ledgers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The ledgers of several nodes as one: a sample that several met stands once, `times` added up."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for entry in (entry for ledger in ledgers for entry in ledger):
+        known = found.get((entry["key"], entry["op"]))
+        times = entry["times"] + (known["times"] if known is not None else 0)
+        found[entry["key"], entry["op"]] = {**(known or entry), "times": times}
+    return list(found.values())
+
+
 class Ledger:
     """The writing side: one process a node (the assembler's)."""
 

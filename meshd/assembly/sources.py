@@ -18,7 +18,7 @@ from meshd.assembly.memory import Memory
 from meshwire.snapshots import BytesColumn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from meshd.assembly.elsewhere import Elsewhere, Fetched
     from meshd.assembly.rendering import Pieces
@@ -65,12 +65,15 @@ class PinnedObjects:
     def __repr__(self) -> str:
         return f"<PinnedObjects {len(self._records)} of {len(self._snapshot.objects)}>"
 
-    async def prepare(self, samples: Sequence[int]) -> None:
-        """Look up the objects of these samples, and fetch the bytes of those that other nodes hold. Raises
-        BatchError: SnapshotChanged, Busy, and what `plain` does."""
+    async def prepare(
+        self, samples: Sequence[int], fields: Collection[str] | None = None, at_most: int | None = None
+    ) -> None:
+        """Look up the objects of these samples, and fetch the bytes of those that other nodes hold: all of
+        them, or those of some fields and of so many bytes at most. Raises BatchError: SnapshotChanged, Busy,
+        and what `plain` does."""
         await self.look_up(samples)
         if self._far:
-            await self._fetch(self._places(samples))
+            await self._fetch(self._places(samples, fields, at_most))
 
     async def look_up(self, samples: Sequence[int]) -> None:
         """The first half of `prepare`: afterwards `is_far` tells what other nodes hold."""
@@ -105,7 +108,7 @@ class PinnedObjects:
         if record is None:
             record = self._here(number)
             if record is None:
-                raise self._changed(number)
+                raise self.changed(number)
             self._records[number] = record
         return record
 
@@ -116,10 +119,11 @@ class PinnedObjects:
         if record is not None and record.etag == objects.etags[number]:
             return record
         if self._elsewhere.alone:
-            raise self._changed(number, "was deleted" if record is None else "was replaced")
+            raise self.changed(number, "was deleted" if record is None else "was replaced")
         return None
 
-    def _changed(self, number: int, what: str = "was deleted or replaced") -> BatchError:
+    def changed(self, number: int, what: str = "was deleted or replaced") -> BatchError:
+        """What is raised of an object that is not what it was."""
         objects = self._snapshot.objects
         bucket, key = objects.bucket_of(number), objects.keys[number]
         return BatchError(
@@ -129,14 +133,20 @@ class PinnedObjects:
             detail={"bucket": bucket, "key": key, "snapshot": self._snapshot.hash},
         )
 
-    def _places(self, samples: Sequence[int]) -> list[tuple[int, int, int]]:
+    def _places(
+        self, samples: Sequence[int], fields: Collection[str] | None, at_most: int | None
+    ) -> list[tuple[int, int, int]]:
         """(object, offset, length) of what these samples have in objects of other nodes, each once, one
         object after the other."""
         found: set[tuple[int, int, int]] = set()
-        for column in bytes_columns(self._snapshot).values():
+        for name, column in bytes_columns(self._snapshot).items():
+            if fields is not None and name not in fields:
+                continue
             chosen = column.object[samples], column.offset[samples], column.length[samples]
             rows = zip(*(values.tolist() for values in chosen), strict=True)
-            found.update(place for place in rows if place[0] in self._far)
+            found.update(
+                place for place in rows if place[0] in self._far and (at_most is None or place[2] <= at_most)
+            )
         return sorted(found - self._fetched.keys())
 
     async def _fetch(self, places: Sequence[tuple[int, int, int]]) -> None:
@@ -151,7 +161,7 @@ class PinnedObjects:
 
     def _lost(self, number: int, lost: Lost) -> BatchError:
         if lost.code in ("NoSuchKey", "SnapshotChanged"):
-            return self._changed(number, "was deleted" if lost.code == "NoSuchKey" else "was replaced")
+            return self.changed(number, "was deleted" if lost.code == "NoSuchKey" else "was replaced")
         objects = self._snapshot.objects
         url = f"s3://{objects.bucket_of(number)}/{objects.keys[number]}"
         if lost.code == "Unreadable":

@@ -50,14 +50,16 @@ class DataServices:
 
 def data_services(node: Node, access: Access, frames: FrameSource) -> DataServices:
     """Snapshots, plans, frames, with the rights of whoever asks."""
-    catalog = Catalog(node.store)
+    catalog = Catalog(node.store, node.objects)
     readers = Readers(access)
-    datasets = DatasetService(node.store, catalog, readers, node.archives)
+    datasets = DatasetService(node.store, catalog, readers, node.archives, node.objects)
     user_ops = UserOps(
         ModuleTable(node.control), node.store, catalog, access, node.clock, confinement(node.settings)
     )
-    assets = AssetService(node.store, catalog, readers, user_ops)
-    batches = BatchService(node.store, catalog, datasets, readers, frames, assets, node.archives)
+    assets = AssetService(node.store, catalog, readers, user_ops, node.objects)
+    batches = BatchService(
+        node.store, catalog, datasets, readers, frames, assets, node.archives, node.objects
+    )
     return DataServices(frames, catalog, readers, datasets, assets, batches, user_ops)
 
 

@@ -32,11 +32,13 @@ from meshd.service.deleting import Deleter
 from meshd.service.facts import finder
 from meshd.service.gathers import GatherService
 from meshd.service.grants import PolicyAdmin
+from meshd.service.holdings import Holdings
 from meshd.service.identities import IdentityAdmin
 from meshd.service.listings import ListingService
 from meshd.service.objectacls import ObjectAclService
 from meshd.service.objects import ObjectService
 from meshd.service.optests import OpTests
+from meshd.service.remote import RemoteObjects
 from meshd.service.settings import SettingService
 from meshd.service.tagging import TaggingService
 from meshd.service.temporary import Sessions
@@ -49,6 +51,7 @@ from meshd.store.store import Store
 from meshd.transform.userops.modules import MODULES
 from meshd.web.admin import AdminEndpoint
 from meshd.web.forwarding import Forwarder
+from meshd.web.holdings import holding_routes
 from meshd.web.hops import Hops
 from meshd.web.jobs import job_routes
 from meshd.web.library import library_routes
@@ -85,6 +88,7 @@ class Node:
     archives: Archives
     mesh: Mesh
     peers: Peers
+    objects: RemoteObjects
 
 
 @contextmanager
@@ -100,14 +104,16 @@ def open_node(settings: NodeSettings, writer: str) -> Iterator[Node]:
         stack.callback(uses.close)
         MODULES.read_from(partial(load_asset, Catalog(store)))
         buckets, identities = BucketTable(control), IdentityTable(control)
-        archives = Archives(store, uses.note, settings.view_cache_bytes)
         mesh = Mesh(
             settings.node_id, control, buckets.copies, lone=lone_map(settings.node_id, settings.endpoint)
         )
         use = KeyUse(control)
-        secret = NodeSecret(control)
-        peers = Peers(settings.node_id, secret.derive, clock, lambda: mesh.map().version)
-        yield Node(settings, clock, store, control, buckets, identities, use, uses, archives, mesh, peers)
+        peers = Peers(settings.node_id, NodeSecret(control).derive, clock, lambda: mesh.map().version)
+        objects = RemoteObjects(store, mesh, peers)
+        archives = Archives(store, uses.note, settings.view_cache_bytes, objects)
+        yield Node(
+            settings, clock, store, control, buckets, identities, use, uses, archives, mesh, peers, objects
+        )
 
 
 def node_access(node: Node) -> Access:
@@ -168,12 +174,16 @@ def admin_routes(node: Node, sessions: Sessions) -> list[NativeRoute]:
 
 def native_routes(node: Node, access: Access, data: DataServices) -> list[NativeRoute]:
     """The native protocol."""
-    gathers = GatherService(node.store, node.archives, data.readers)
+    gathers = GatherService(node.store, node.archives, data.readers, node.objects)
     definitions = ViewDefinitions(node.buckets, node.clock, access, view_makers(data))
-    tests = OpTests(data.user_ops, data.assets, node.store, data.readers, data.frames, node.clock)
+    tests = OpTests(data.user_ops, data.assets, node.objects, data.readers, data.frames, node.clock)
     also = [
         job_routes(job_desk(node, access)),
         library_routes(data.user_ops, node.clock),
         module_routes(data.user_ops, tests),
     ]
-    return build_native(data.datasets, data.batches, gathers, definitions, node.clock, also)
+    holdings = Holdings(node.store, node.mesh, node.archives, data.catalog, data.datasets.lines)
+    return [
+        *build_native(data.datasets, data.batches, gathers, definitions, node.clock, also),
+        *holding_routes(holdings, data.frames, node.clock),
+    ]

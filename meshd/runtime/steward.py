@@ -61,7 +61,9 @@ async def steward(node: Node, listener: socket.socket) -> AsyncIterator[Assemble
     tasks, settings = Tasks("steward"), node.settings
     pool = TransformPool([settings.transform_socket(index) for index in range(settings.transform.processes)])
     pool.start()
-    assembler = Assembler(node.store, pool, settings.transform, node.archives, node=settings.node_id)
+    assembler = Assembler(
+        node.store, pool, settings.transform, node.archives, node=settings.node_id, elsewhere=node.objects
+    )
     try:
         tasks.spawn(_vital(serve_assembler(assembler, listener)), "assembler")
         start_chores(node_chores(node), tasks)

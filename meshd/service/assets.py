@@ -6,8 +6,8 @@ later changes no plan. Bounded in size.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from meshd.assembly.errors import BatchError
 from meshd.telemetry import metrics
 from meshd.transform import registry
 from meshd.transform.assets import MAX_ASSET_BYTES, PREFIX, MissingAssetError, checked_asset, no_assets
+from meshd.transform.programs import asset_digests
 from meshwire.declarations import is_user_op
 from meshwire.documents import PlanError, shown
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from meshd.assembly.catalog import Catalog
     from meshd.service.access import Caller
     from meshd.service.readers import Readers
+    from meshd.service.remote import RemoteObjects
     from meshd.service.userops import UserOps
     from meshd.store.interface import ObjectStore
     from meshd.transform.assets import Asset
@@ -35,8 +37,15 @@ if TYPE_CHECKING:
 class AssetService:
     """One a worker."""
 
-    def __init__(self, store: ObjectStore, catalog: Catalog, readers: Readers, user_ops: UserOps) -> None:
-        self._store, self._catalog, self._readers = store, catalog, readers
+    def __init__(
+        self,
+        store: ObjectStore,
+        catalog: Catalog,
+        readers: Readers,
+        user_ops: UserOps,
+        objects: RemoteObjects,
+    ) -> None:
+        self._store, self._catalog, self._readers, self._objects = store, catalog, readers, objects
         self._user_ops = user_ops
 
     def __repr__(self) -> str:
@@ -50,6 +59,7 @@ class AssetService:
         NoSuchBucket, NoSuchKey, AccessDenied, TooLarge.
         """
         spec = self._user_ops.pinned(spec)
+        await self._have_modules(spec)
         ops = [await self._pinned(caller, op, f"ops[{index}]") for index, op in enumerate(spec.ops)]
         return replace(spec, ops=tuple(ops))
 
@@ -63,15 +73,16 @@ class AssetService:
 
     async def _pin(self, caller: Caller, value: Any, path: str) -> Any:
         if isinstance(value, str) and value.startswith("s3://"):
-            data = await asyncio.to_thread(self._store.read, *self._located(caller, value, path))
+            data = await self._objects.read(*await self._located(caller, value, path))
             return f"{PREFIX}{await self.keep(data)}"
         if isinstance(value, str) and value.startswith(PREFIX):
             digest = value.removeprefix(PREFIX)
+            await self._catalog.ensure([asset_key(digest)])
             if self._store.get(RESERVED_BUCKET, asset_key(digest)) is None:
                 raise MissingAssetError(path, f"this node does not have the asset {shown(value)}")
         return value  # what is no reference at all is refused where arguments are parsed
 
-    def _located(self, caller: Caller, url: str, path: str) -> tuple[Any, int, int]:
+    async def _located(self, caller: Caller, url: str, path: str) -> tuple[str, str, str, int, int]:
         bucket, _, key = url.removeprefix("s3://").partition("/")
         if not bucket or not key:
             raise PlanError(path, f"expected s3://BUCKET/KEY, got {shown(url)}")
@@ -83,7 +94,7 @@ class AssetService:
             raise BatchError(
                 "AccessDenied", f"{path}: this key may not read {url[:300]}", help="it takes s3:GetObject"
             )
-        record = self._store.get(bucket, key)
+        record = await self._objects.find(bucket, key)
         if record is None:
             code = self._readers.missing(caller, bucket, key)
             raise BatchError(code, f"{path}: there is no object {url[:300]}", help="look with: mesh ls")
@@ -92,13 +103,24 @@ class AssetService:
                 "TooLarge",
                 f"{path}: {url[:300]} has {record.size} bytes; an asset has at most {MAX_ASSET_BYTES}",
             )
-        return record, 0, record.size
+        return bucket, key, record.etag, 0, record.size
 
     def require(self, spec: PlanSpec) -> None:
         """Raises UnknownBuildError if a user's op of a pinned spec was removed."""
         for index, op in enumerate(spec.ops):
             if is_user_op(op.op):
                 self._user_ops.require(op.op, op.version, f"ops[{index}]")
+
+    async def have(self, spec: PlanSpec) -> None:
+        """Fetch from other nodes what a pinned spec needs and this one lacks. Raises BatchError Busy; what
+        nobody has is refused where the spec is compiled."""
+        await self._have_modules(spec)
+        with suppress(PlanError):
+            await self._catalog.ensure(map(asset_key, asset_digests(spec)))
+
+    async def _have_modules(self, spec: PlanSpec) -> None:
+        versions = [op.version for op in spec.ops if is_user_op(op.op)]
+        await self._catalog.ensure(asset_key(version.removeprefix(PREFIX)) for version in versions)
 
     async def keep(self, data: bytes) -> str:
         """Keep content durably; its sha256 in hex. Idempotent."""

@@ -7,7 +7,9 @@ plan whose op versions this node lacks is refused, never approximated.
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +17,7 @@ import numpy as np
 from meshd.assembly.addressing import RowsAddress
 from meshd.assembly.assembler import count_rows
 from meshd.assembly.errors import BatchError, busy
-from meshd.assembly.ledger import read_ledger
+from meshd.assembly.ledger import merged, read_ledger
 from meshd.assembly.plans import Output, Pairs, Plan
 from meshd.assembly.sources import PinnedObjects, bytes_columns
 from meshd.service.blobs import Blob, as_samples, as_tar
@@ -32,7 +34,7 @@ from meshwire.plans import parse_spec, plan_hash, rank_slice, steps
 from meshwire.snapshots import LabelColumn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from meshd.service.blobs import Outgoing
     from meshd.service.datasets import DatasetService
     from meshd.service.readers import Readers
+    from meshd.service.remote import RemoteObjects
     from meshd.store.interface import ObjectStore
     from meshd.transform.assets import Load
     from meshd.transform.fieldtypes import FieldType
@@ -76,10 +79,11 @@ class BatchService:
         frames: FrameSource,
         assets: AssetService,
         archives: Archives,
+        objects: RemoteObjects,
     ) -> None:
         self._store, self._catalog, self._datasets = store, catalog, datasets
         self._readers, self._frames, self._assets = readers, frames, assets
-        self._archives = archives
+        self._archives, self._objects = archives, objects
         self._packs = Packs(catalog, frames)
         self._compiled: set[str] = set()
 
@@ -117,24 +121,18 @@ class BatchService:
 
     async def compiled(self, snapshot: Snapshot, spec: PlanSpec) -> Plan:
         """A plan of ops whose versions, arguments and assets are settled. Raises BatchError."""
-        first = await self._first(snapshot)
-        # In a thread: building an op of its asset may take a second.
-        return await asyncio.to_thread(_compile, snapshot, spec, first, self._assets.load)
-
-    async def _first(self, snapshot: Snapshot) -> Callable[[str], bytes]:
-        """What reads the bytes of a field of the first sample. Raises BatchError SnapshotChanged."""
         pinned = self._pinned(snapshot)
-        await pinned.prepare([0])
-
-        def read(field: str) -> bytes:
-            column = bytes_columns(snapshot)[field]
-            record = pinned.record(int(column.object[0]))
-            return self._store.read(record, int(column.offset[0]), int(column.length[0]))
-
-        return read
+        try:
+            await pinned.prepare([0])
+            await self._assets.have(spec)
+            first = partial(_read_first, snapshot, pinned)
+            # In a thread: building an op of its asset may take a second.
+            return await asyncio.to_thread(_compile, snapshot, spec, first, self._assets.load)
+        finally:
+            pinned.close()
 
     def _pinned(self, snapshot: Snapshot) -> PinnedObjects:
-        return PinnedObjects(self._store, snapshot, self._archives)
+        return PinnedObjects(self._store, snapshot, self._archives, self._objects)
 
     async def _check_objects(self, snapshot: Snapshot) -> None:
         """Missing or replaced objects are found now rather than in the middle of an epoch.
@@ -144,10 +142,21 @@ class BatchService:
         pinned = self._pinned(snapshot)
         count = len(snapshot.objects)
         stride = max(1, count // _CHECKED_OBJECTS)
+        if not self._objects.alone:
+            await self._check_far(snapshot, pinned, range(0, count, stride))
+            return
         for checked, number in enumerate(range(0, count, stride)):
             pinned.record(number)
             if checked % 1000 == 999:
                 await asyncio.sleep(0)
+
+    async def _check_far(self, snapshot: Snapshot, pinned: PinnedObjects, numbers: Sequence[int]) -> None:
+        """Each by a node that holds it; one call a node. Raises BatchError SnapshotChanged, Busy."""
+        objects = snapshot.objects
+        names = [(objects.bucket_of(number), objects.keys[number]) for number in numbers]
+        for number, record in zip(numbers, await self._objects.many(names), strict=True):
+            if record is None or record.etag != objects.etags[number]:
+                raise pinned.changed(number, "was deleted" if record is None else "was replaced")
 
     async def _require(self, caller: Caller, plan: Plan) -> None:
         """Raises BatchError AccessDenied, NoSuchBucket. The owner's snapshot need not be looked at."""
@@ -193,7 +202,10 @@ class BatchService:
         """The plan's ledger of bad samples. Raises BatchError NoSuchPlan, AccessDenied."""
         plan = await self._catalog.plan(digest)
         await self._require(caller, plan)
-        return read_ledger(self._catalog, digest)
+        if self._objects.alone:
+            return read_ledger(self._catalog, digest)
+        others = await self._objects.documents(f"bad/{digest}")
+        return merged(read_ledger(self._catalog, digest), *map(json.loads, others))
 
     async def samples(self, caller: Caller, address: FrameAddress) -> Outgoing:
         """The rows' source bytes as a frame of samples, row by row, each field in order of name.
@@ -206,7 +218,7 @@ class BatchService:
             "fields": ",".join(sorted(snapshot.fields)),
             **{name: str(getattr(address, name)) for name in address.__struct_fields__},
         }
-        return as_samples(self._store, blobs, metadata, len(piece))
+        return as_samples(self._store, blobs, metadata, len(piece), elsewhere=self._objects)
 
     async def tar(self, caller: Caller, address: FrameAddress) -> Outgoing:
         """The rows' source bytes as a tar in WebDataset's naming. Pad rows are left out: a tar has no
@@ -214,7 +226,7 @@ class BatchService:
         """
         _, piece, blobs = await self._blobs(caller, address)
         kept = [blob for blob in blobs if blob.status != Status.PAD]
-        return as_tar(self._store, kept, int(np.count_nonzero(~piece.pad)))
+        return as_tar(self._store, kept, int(np.count_nonzero(~piece.pad)), elsewhere=self._objects)
 
     async def _blobs(self, caller: Caller, address: FrameAddress) -> tuple[Snapshot, Slice, list[Blob]]:
         plan = await self._catalog.plan(address.plan)
@@ -232,7 +244,7 @@ class BatchService:
         epoch_order = order(spec.shuffle, snapshot.shard_starts, spec.seed, address.epoch)
         samples = epoch_order.many(piece.positions)
         pinned = self._pinned(snapshot)
-        await pinned.prepare(samples.tolist())
+        await pinned.look_up(samples.tolist())
         return snapshot, piece, await _sample_blobs(snapshot, pinned, samples, piece.pad)
 
 
@@ -277,6 +289,8 @@ def _field_blob(snapshot: Snapshot, pinned: PinnedObjects, sample: int, name: st
     else:
         ext = _own_extension(snapshot, name)
     length, offset = int(column.length[sample]), int(column.offset[sample])
+    if pinned.is_far(number):
+        return Blob(f"{stem}.{ext}", length, part=pinned.part(number, offset, length), status=status)
     return Blob(f"{stem}.{ext}", length, pinned.record(number), offset, status=status)
 
 
@@ -313,6 +327,12 @@ def _checked_spec(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise PlanError("spec", "expected an object")
     return value
+
+
+def _read_first(snapshot: Snapshot, pinned: PinnedObjects, field: str) -> bytes:
+    """The bytes of a field of the first sample (blocking)."""
+    column = bytes_columns(snapshot)[field]
+    return pinned.read(int(column.object[0]), int(column.offset[0]), int(column.length[0]))
 
 
 def _compile(snapshot: Snapshot, spec: PlanSpec, first: Callable[[str], bytes], load: Load) -> Plan:

@@ -11,19 +11,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
 from awscrt.checksums import crc32c
 
+from meshd.assembly.elsewhere import ALONE
+from meshd.service.farparts import FarParts
 from meshd.store.records import Span
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
+    from meshd.assembly.elsewhere import Elsewhere
     from meshd.service.blobs import Blob
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
@@ -58,8 +61,8 @@ class _Buffers:
     def __init__(self) -> None:
         self._idle: list[bytearray] = []
 
-    @contextmanager
-    def borrowed(self) -> Iterator[bytearray]:
+    @asynccontextmanager
+    async def borrowed(self) -> AsyncIterator[bytearray]:
         buffer = self._idle.pop() if self._idle else bytearray(2 * _GROUP)
         try:
             yield buffer
@@ -111,12 +114,18 @@ class _Run:
 
 
 async def read_blobs(
-    store: ObjectStore, blobs: Sequence[Blob], starts: Sequence[int], at: int, *, direct: bool = False
+    store: ObjectStore,
+    blobs: Sequence[Blob],
+    starts: Sequence[int],
+    at: int,
+    *,
+    direct: bool = False,
+    elsewhere: Elsewhere = ALONE,
 ) -> AsyncIterator[Group]:
     """The stream from `at` to the end of the last blob that has bytes; blob i begins at `starts[i]`. With
     `direct`, groups of large objects are spans."""
     sums: dict[int, int] = {}  # of blobs that go on in the next group
-    with _buffers.borrowed() as buffer:
+    async with _buffers.borrowed() as buffer, FarParts(elsewhere, blobs, _GROUP) as far:
         for parts, end in _cut(blobs, starts, at, direct=direct):
             if direct and _is_direct(blobs[parts[0].number]):
                 with ExitStack() as files:
@@ -127,7 +136,7 @@ async def read_blobs(
                 data = room[: end - at]
                 group = Group(data, end)
                 _clear_between(parts, data)
-                lost = await _fill(store, blobs, parts, data)
+                lost = await _fill(store, blobs, parts, data, far)
                 for part in parts:
                     _finish(blobs[part.number], part, group, sums, lost=part.number in lost)
                 at = end
@@ -272,7 +281,7 @@ def _zero_file() -> int:
 
 
 async def _fill(
-    store: ObjectStore, blobs: Sequence[Blob], parts: Sequence[_Part], view: memoryview
+    store: ObjectStore, blobs: Sequence[Blob], parts: Sequence[_Part], view: memoryview, far: FarParts
 ) -> set[int]:
     """Reads the parts into `view`; gives the numbers of blobs that could not be read."""
     lost: set[int] = set()
@@ -280,7 +289,10 @@ async def _fill(
     wanted: list[tuple[Record, int, int]] = []
     for part in parts:
         blob = blobs[part.number]
-        if blob.record is None:
+        if blob.part is not None:
+            if not await far.fill(part.number, part.offset, view[part.place : part.place + part.length]):
+                lost.add(part.number)
+        elif blob.record is None:
             view[part.place : part.place + part.length] = blob.data[part.offset :][: part.length]
         else:
             stored.append(part)

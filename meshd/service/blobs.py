@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from meshd.assembly.elsewhere import ALONE
 from meshd.service.blobreading import read_blobs
-from meshd.store.records import Span  # msgspec reads the annotations
+from meshd.store.records import Span
 from meshwire import sampleframes
 from meshwire.frames import Status
 from meshwire.tars import END, member_header, padding
@@ -23,6 +24,7 @@ from meshwire.tars import END, member_header, padding
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
+    from meshd.assembly.elsewhere import Elsewhere, Part
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
 
@@ -33,7 +35,8 @@ TAG_KEY = "SHARDMESH.tag"
 
 
 class Blob(msgspec.Struct, frozen=True):
-    """`length` bytes at `offset` of an object, or `data` itself. `error`: a code; the blob is then empty.
+    """`length` bytes at `offset` of an object, or `data` itself, or a `part` that other nodes hold.
+    `error`: a code; the blob is then empty.
 
     `status`: what the trailer says when the bytes were read.
     """
@@ -45,6 +48,7 @@ class Blob(msgspec.Struct, frozen=True):
     data: bytes = b""
     status: int = 0
     error: str = ""
+    part: Part | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,23 +67,32 @@ class UnreadableError(Exception):
 
 
 def as_samples(
-    store: ObjectStore, blobs: Sequence[Blob], metadata: Mapping[str, str], rows: int, *, names: bool = True
+    store: ObjectStore,
+    blobs: Sequence[Blob],
+    metadata: Mapping[str, str],
+    rows: int,
+    *,
+    names: bool = True,
+    elsewhere: Elsewhere = ALONE,
 ) -> Outgoing:
     """A frame of samples, with the blobs' names if wanted. Raises FrameError."""
     layout = sampleframes.sample_layout(
         [blob.length for blob in blobs], metadata, [blob.name for blob in blobs] if names else None
     )
-    return Outgoing(sampleframes.CONTENT_TYPE, layout.size, rows, _sample_chunks(store, blobs, layout))
+    return Outgoing(
+        sampleframes.CONTENT_TYPE, layout.size, rows, _sample_chunks(store, blobs, layout, elsewhere)
+    )
 
 
 async def _sample_chunks(
-    store: ObjectStore, blobs: Sequence[Blob], layout: sampleframes.SampleLayout
+    store: ObjectStore, blobs: Sequence[Blob], layout: sampleframes.SampleLayout, elsewhere: Elsewhere
 ) -> AsyncGenerator[Chunk, None]:
     status = np.array([Status.FAILED if blob.error else blob.status for blob in blobs], dtype=np.uint8)
     sums = np.zeros(len(blobs), dtype=np.uint32)
     at = len(layout.head)
     yield layout.head
-    async for group in read_blobs(store, blobs, layout.places[:, 0].tolist(), at, direct=True):
+    starts = layout.places[:, 0].tolist()
+    async for group in read_blobs(store, blobs, starts, at, direct=True, elsewhere=elsewhere):
         for number in group.failed:
             status[number] = Status.FAILED
         for number, value in group.sums.items():
@@ -89,7 +102,13 @@ async def _sample_chunks(
     yield bytes(layout.trailer - at) + layout.trailer_bytes(status, sums)
 
 
-def as_tar(store: ObjectStore, blobs: Sequence[Blob], rows: int, tags: Sequence[str] = ()) -> Outgoing:
+def as_tar(
+    store: ObjectStore,
+    blobs: Sequence[Blob],
+    rows: int,
+    tags: Sequence[str] = (),
+    elsewhere: Elsewhere = ALONE,
+) -> Outgoing:
     """A tar of the blobs; one with an error becomes a member `NAME.error` that holds its code. `tags`: for
     each blob a text that its pax header carries, "" for none; or nothing at all."""
     members = [_tar_member(blob) for blob in blobs]
@@ -101,7 +120,8 @@ def as_tar(store: ObjectStore, blobs: Sequence[Blob], rows: int, tags: Sequence[
         len(header) + blob.length + padding(blob.length)
         for header, blob in zip(headers, members, strict=True)
     ]
-    return Outgoing(TAR_TYPE, sum(rooms) + len(END), rows, _tar_chunks(store, members, headers, rooms))
+    chunks = _tar_chunks(store, members, headers, rooms, elsewhere)
+    return Outgoing(TAR_TYPE, sum(rooms) + len(END), rows, chunks)
 
 
 def _tar_member(blob: Blob) -> Blob:
@@ -112,12 +132,16 @@ def _tar_member(blob: Blob) -> Blob:
 
 
 async def _tar_chunks(
-    store: ObjectStore, blobs: Sequence[Blob], headers: Sequence[bytes], rooms: Sequence[int]
+    store: ObjectStore,
+    blobs: Sequence[Blob],
+    headers: Sequence[bytes],
+    rooms: Sequence[int],
+    elsewhere: Elsewhere,
 ) -> AsyncGenerator[Chunk, None]:
     ends = list(accumulate(rooms))
     starts = [end - room + len(header) for end, room, header in zip(ends, rooms, headers, strict=True)]
     at = begun = 0
-    async for group in read_blobs(store, blobs, starts, 0):
+    async for group in read_blobs(store, blobs, starts, 0, elsewhere=elsewhere):
         if group.failed:
             raise UnreadableError(f"{blobs[group.failed[0]].name} cannot be read any more")
         while begun < len(headers) and starts[begun] <= group.end:

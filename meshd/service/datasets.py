@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from meshd.service.access import Caller
     from meshd.service.archives.reading import Archives
     from meshd.service.readers import Readers
+    from meshd.service.remote import RemoteObjects
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
     from meshwire.fields import FieldSpec, Source
@@ -58,10 +59,18 @@ def invalid(error: PlanError) -> BatchError:
 class DatasetService:
     """Snapshots. One a worker."""
 
-    def __init__(self, store: ObjectStore, catalog: Catalog, readers: Readers, archives: Archives) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        catalog: Catalog,
+        readers: Readers,
+        archives: Archives,
+        objects: RemoteObjects,
+    ) -> None:
         self._store, self._catalog, self._readers, self._archives = store, catalog, readers, archives
-        self._structures = Structures(store, catalog, readers, archives)
-        self._lines, self._zarrs = Lines(store, catalog), ZarrSources(store)
+        self._objects = objects
+        self._structures = Structures(store, catalog, readers, archives, objects)
+        self.lines, self._zarrs = Lines(store, catalog, objects), ZarrSources(objects)
 
     def __repr__(self) -> str:
         return f"<DatasetService over {self._archives!r}>"
@@ -108,7 +117,11 @@ class DatasetService:
     async def scanned(self, source: Source, kind: Kind, fields: Mapping[str, FieldSpec]) -> tuple[Built, int]:
         """The snapshot of a source as it is now, and when its newest object was written (ms since 1970): for
         views, whose readers were admitted elsewhere. Nothing is kept. Raises as `create` does, PlanError."""
-        listing = await asyncio.to_thread(lambda: list(self._entries(source)))
+        listing = (
+            await asyncio.to_thread(lambda: list(self._entries(source)))
+            if self._objects.alone
+            else await self._objects.entries(source.bucket, source.prefix)
+        )
         newest = max((record.modified for _, record in listing), default=0)
         return await self._built(listing, source, kind, fields), newest
 
@@ -137,7 +150,7 @@ class DatasetService:
         scanned = _scanned(listing, kind, fields)
         if kind == "lines":
             files = [
-                (key, record.etag, record.size, await self._lines.index(source.bucket, key, record))
+                (key, record.etag, record.size, await self.lines.index(source.bucket, key, record))
                 for key, record in scanned
             ]
             return await asyncio.to_thread(build_from_lines, files, source=source, fields=fields)
@@ -158,6 +171,8 @@ class DatasetService:
             after, more = page.next_after, page.truncated
 
     async def _list(self, source: Source) -> list[tuple[str, Record]]:
+        if not self._objects.alone:
+            return await self._objects.entries(source.bucket, source.prefix)
         found: list[tuple[str, Record]] = []
         after = ""
         while True:

@@ -15,19 +15,24 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from meshd.assembly.elsewhere import Part
 from meshd.assembly.errors import BatchError
 from meshd.service.blobs import Blob, as_samples, as_tar
 from meshd.service.datasets import invalid
+from meshd.service.remotewire import FarRecord
 from meshd.telemetry import metrics
 from meshwire.documents import PlanError
 from meshwire.frames import FRAME_VERSION
 from meshwire.sampleframes import BLOB_ALIGNMENT
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from meshd.service.access import Caller
     from meshd.service.archives.reading import Archives
     from meshd.service.blobs import Outgoing
     from meshd.service.readers import Readers
+    from meshd.service.remote import RemoteObjects
     from meshd.service.rights import Rights
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
@@ -102,8 +107,11 @@ class Shelf:
 class GatherService:
     """One a worker."""
 
-    def __init__(self, store: ObjectStore, archives: Archives, readers: Readers) -> None:
+    def __init__(
+        self, store: ObjectStore, archives: Archives, readers: Readers, objects: RemoteObjects
+    ) -> None:
         self._store, self._archives, self._readers = store, archives, readers
+        self._objects = objects
         self._shelf = Shelf()
 
     def __repr__(self) -> str:
@@ -121,16 +129,21 @@ class GatherService:
             metrics.gather_items.labels(result).inc(count)
         tags = [bytes(item.tag) for item in asked.items[: len(blobs)]]
         if asked.format == "tar":
-            return as_tar(self._store, blobs, len(blobs), [tag.decode() for tag in tags])
+            texts = [tag.decode() for tag in tags]
+            return as_tar(self._store, blobs, len(blobs), texts, self._objects)
         errors = {str(number): blob.error for number, blob in enumerate(blobs) if blob.error}
         metadata = {"version": FRAME_VERSION, "errors": json.dumps(errors)}
         if any(tags):
             metadata["tags"] = "[" + ", ".join((tag or b"null").decode() for tag in tags) + "]"
-        return as_samples(self._store, blobs, metadata, len(blobs), names=asked.names)
+        return as_samples(
+            self._store, blobs, metadata, len(blobs), names=asked.names, elsewhere=self._objects
+        )
 
     async def _resolve_all(self, caller: Caller, asked: Asked) -> list[Blob]:
         """A blob for each of the first items, as far as the credit reaches."""
         round_ = _Round(self._store, self._readers, caller)
+        if not self._objects.alone:
+            await round_.look_up(self._objects, asked.items)
         blobs: list[Blob] = []
         credit = asked.credit or _UNBOUNDED
         enough = min(credit, asked.enough or _UNBOUNDED)
@@ -179,6 +192,12 @@ class _Round:
         self._store, self._readers, self._caller = store, readers, caller
         self._rights: dict[str, Rights | str] = {}  # or a code
         self.records: dict[tuple[str, str], tuple[Record, _Places | None] | str] = {}  # of shards; or a code
+        self._far: dict[tuple[str, str], Record | None] = {}
+
+    async def look_up(self, objects: RemoteObjects, items: Sequence[Item]) -> None:
+        """Ask the nodes that hold them for what this one does not. Raises BatchError Busy."""
+        names = list({(item.bucket, item.key) for item in items if not objects.holds(item.bucket, item.key)})
+        self._far = dict(zip(names, await objects.many(names), strict=True))
 
     def resolve(self, item: Item) -> Blob | None:
         """None: the members of its shard must be made known first."""
@@ -216,7 +235,8 @@ class _Round:
                 return rights
             if not rights.allows(key):
                 return "AccessDenied"
-            record = self._store.get(bucket, key)
+            far = (bucket, key) in self._far
+            record = self._far[bucket, key] if far else self._store.get(bucket, key)
             return record or self._readers.missing(self._caller, bucket, key)
         except BatchError as error:
             self._rights.setdefault(bucket, error.code)
@@ -230,12 +250,14 @@ def _places(index: ArchiveIndex) -> _Places:
 
 def _cut(item: Item, record: Record, offset: int, size: int) -> Blob:
     """The item's bytes among the `size` of its object or member, which begin at `offset`."""
-    if item.range is None:
-        return Blob(item.name, size, record, offset)
-    first, length = item.range
+    first, length = item.range or (0, size)
     if first > size or (first == size and length):
         return Blob(item.name, 0, error="InvalidRange")
-    return Blob(item.name, min(length, size - first), record, offset + first)
+    length = min(length, size - first)
+    if not isinstance(record, FarRecord):
+        return Blob(item.name, length, record, offset + first)
+    part = Part(item.bucket, item.key, record.etag, record.size, offset + first, length)
+    return Blob(item.name, length, part=part)
 
 
 def _parse(body: bytes) -> Asked:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from meshd.assembly.errors import BatchError
 from meshd.kit.singleflight import SingleFlight
+from meshd.service.remotewire import FarRecord
 from meshwire.columns import ColumnError
 from meshwire.lines import LineError, LineIndex, index_lines
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from meshd.assembly.catalog import Catalog
+    from meshd.service.remote import RemoteObjects
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record, Span
 
@@ -27,8 +29,8 @@ _PIECE = 4 << 20
 class Lines:
     """One a worker."""
 
-    def __init__(self, store: ObjectStore, catalog: Catalog) -> None:
-        self._store, self._catalog = store, catalog
+    def __init__(self, store: ObjectStore, catalog: Catalog, objects: RemoteObjects) -> None:
+        self._store, self._catalog, self._objects = store, catalog, objects
         self._indexing: SingleFlight[str, LineIndex] = SingleFlight()
 
     def __repr__(self) -> str:
@@ -43,8 +45,18 @@ class Lines:
                 return LineIndex.from_bytes(document)
             except ColumnError:  # written by another version: made anew below
                 pass
-        index, _ = await self._indexing.run(name, lambda: self._index(name, f"s3://{bucket}/{key}", record))
+        index, _ = await self._indexing.run(name, lambda: self._made(name, bucket, key, record))
         return index
+
+    async def _made(self, name: str, bucket: str, key: str, record: Record) -> LineIndex:
+        if not isinstance(record, FarRecord):
+            return await self._index(name, f"s3://{bucket}/{key}", record)
+        here = self._objects.here(bucket, key, record.etag)
+        if here is not None:
+            return await self._index(name, f"s3://{bucket}/{key}", here)
+        document = await self._objects.archive_index(bucket, key, record, lines=True)
+        await self._catalog.write(name, document)
+        return LineIndex.from_bytes(document)
 
     async def _index(self, name: str, url: str, record: Record) -> LineIndex:
         try:

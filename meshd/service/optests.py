@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from meshd.service.access import Caller
     from meshd.service.assets import AssetService
     from meshd.service.readers import Readers
+    from meshd.service.remote import RemoteObjects
     from meshd.service.userops import UserOps
-    from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
     from meshd.transform.fieldtypes import FieldType
     from meshwire.plans import PlanSpec
@@ -67,12 +67,12 @@ class OpTests:
         self,
         user_ops: UserOps,
         assets: AssetService,
-        store: ObjectStore,
+        objects: RemoteObjects,
         readers: Readers,
         frames: FrameSource,
         clock: Clock,
     ) -> None:
-        self._user_ops, self._assets, self._store = user_ops, assets, store
+        self._user_ops, self._assets, self._objects = user_ops, assets, objects
         self._readers, self._frames, self._clock = readers, frames, clock
 
     def __repr__(self) -> str:
@@ -89,7 +89,7 @@ class OpTests:
             output, spec = await asyncio.to_thread(self._compiled, spec)
         except PlanError as error:
             raise invalid(error) from error
-        records = [self._record(caller, bucket, key) for bucket, key in asked.samples]
+        records = [await self._record(caller, bucket, key) for bucket, key in asked.samples]
         results = await self._results(spec, asked, records)
         return {
             "ops": [{"op": op.op, "version": op.version} for op in spec.ops],
@@ -107,9 +107,9 @@ class OpTests:
         written = completed(replace(spec, ops=(OpSpec("to_npy", FIELD),)), _no_sample).ops
         return output, replace(spec, ops=spec.ops + written)
 
-    def _record(self, caller: Caller, bucket: str, key: str) -> Record:
+    async def _record(self, caller: Caller, bucket: str, key: str) -> Record:
         rights = self._readers.rights(caller, bucket)
-        record = self._store.get(bucket, key) if rights.allows(key) else None
+        record = await self._objects.find(bucket, key) if rights.allows(key) else None
         if record is None:
             code = self._readers.missing(caller, bucket, key) if rights.allows(key) else "AccessDenied"
             url = f"s3://{bucket}/{key}"[:300]

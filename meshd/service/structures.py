@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from meshd.service.access import Caller
     from meshd.service.archives.reading import Archives
     from meshd.service.readers import Readers
+    from meshd.service.remote import RemoteObjects
     from meshd.store.interface import ObjectStore
     from meshwire.expressionfunctions import Value
     from meshwire.expressions import Expression
@@ -52,6 +53,7 @@ OWN_NAMES = ("key", "name", "stem", "size", "index")
 MAX_VALUE_BYTES = 1 << 20
 """Of a field's content that an expression sees; of more it sees none."""
 _AT_A_TIME = 1024
+_FAR_AT_A_TIME = 256  # where content comes from other nodes
 _SIZE = "_size"
 
 
@@ -82,8 +84,16 @@ def parse_derivation(document: Mapping[str, Any]) -> Derivation:
 class Structures:
     """One a worker."""
 
-    def __init__(self, store: ObjectStore, catalog: Catalog, readers: Readers, archives: Archives) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        catalog: Catalog,
+        readers: Readers,
+        archives: Archives,
+        objects: RemoteObjects,
+    ) -> None:
         self._store, self._catalog, self._readers, self._archives = store, catalog, readers, archives
+        self._objects = objects
         self._long: LongWork[Built] = LongWork("structures")
 
     def __repr__(self) -> str:
@@ -154,16 +164,21 @@ class Structures:
 
     async def _evaluated(self, snapshot: Snapshot, expression: Expression, progress: Progress) -> list[Value]:
         """Of every sample, in order."""
-        pinned = PinnedObjects(self._store, snapshot, self._archives)
-        scope = _Scope(self._store, snapshot, pinned, expression.names)
+        pinned = PinnedObjects(self._store, snapshot, self._archives, self._objects)
+        scope = _Scope(snapshot, pinned, expression.names)
         found: list[Value] = []
-        for start in range(0, snapshot.samples, _AT_A_TIME):
-            some = range(start, min(start + _AT_A_TIME, snapshot.samples))
-            if scope.contents:
-                await pinned.prepare(list(some))
-            found += await asyncio.to_thread(_evaluate, expression, scope, some)
-            metrics.samples_evaluated.inc(len(some))
-            progress.done = len(found) / snapshot.samples
+        turn = _AT_A_TIME if self._objects.alone or not scope.contents else _FAR_AT_A_TIME
+        try:
+            for start in range(0, snapshot.samples, turn):
+                some = range(start, min(start + turn, snapshot.samples))
+                if scope.contents:
+                    await pinned.prepare(list(some), expression.names, MAX_VALUE_BYTES)
+                found += await asyncio.to_thread(_evaluate, expression, scope, some)
+                pinned.close()
+                metrics.samples_evaluated.inc(len(some))
+                progress.done = len(found) / snapshot.samples
+        finally:
+            pinned.close()
         return found
 
 
@@ -188,10 +203,8 @@ def _evaluate(expression: Expression, scope: _Scope, samples: range) -> list[Val
 class _Scope:
     """The values an expression names, of one sample after the other. `contents`: whether objects are read."""
 
-    def __init__(
-        self, store: ObjectStore, snapshot: Snapshot, pinned: PinnedObjects, names: frozenset[str]
-    ) -> None:
-        self._store, self._snapshot, self._pinned = store, snapshot, pinned
+    def __init__(self, snapshot: Snapshot, pinned: PinnedObjects, names: frozenset[str]) -> None:
+        self._snapshot, self._pinned = snapshot, pinned
         self._makers = {name: self._maker(name) for name in names}
         self.contents = any(name in _bytes_fields(snapshot) for name in names)
 
@@ -226,5 +239,4 @@ class _Scope:
         length = int(column.length[sample])
         if length > MAX_VALUE_BYTES:
             return None
-        record = self._pinned.record(int(column.object[sample]))
-        return self._store.read(record, int(column.offset[sample]), length)
+        return self._pinned.read(int(column.object[sample]), int(column.offset[sample]), length)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from meshd.assembly.elsewhere import Part
 from meshd.assembly.errors import BatchError
 from meshwire.columns import StringColumn
 from meshwire.documents import PlanError, suggestion
@@ -21,7 +22,7 @@ from meshwire.zarrsources import METADATA, MISSING, boundaries, parse_array, row
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from meshd.store.interface import ObjectStore
+    from meshd.service.remote import RemoteObjects
     from meshd.store.records import Record
     from meshwire.columns import Integers
     from meshwire.fields import FieldSpec, Source
@@ -49,8 +50,8 @@ class _Column:
 class ZarrSources:
     """One a worker."""
 
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
+    def __init__(self, objects: RemoteObjects) -> None:
+        self._objects = objects
 
     def __repr__(self) -> str:
         return "<ZarrSources>"
@@ -63,13 +64,13 @@ class ZarrSources:
         labels = [name for name, spec in fields.items() if spec.kind != "bytes"]
         if labels:
             raise PlanError(f"fields.{labels[0]}", "arrays have no folder of a class; name one of labels")
-        arrays = {name: self._array(records, source, spec) for name, spec in fields.items()}
+        arrays = {name: await self._array(records, source, spec) for name, spec in fields.items()}
         rows, starts = row_numbers(list(arrays.values())), boundaries(list(arrays.values()))
         keys: list[str] = []
         columns = {}
         for name, array in arrays.items():
             folder = source.prefix + _folder(fields[name])
-            columns[name] = await self._column(records, f"{source.bucket}/", folder, array, keys)
+            columns[name] = await self._column(records, source.bucket, folder, array, keys)
         kept = np.arange(0)
         for number, column in enumerate(columns.values()):
             kept = np.intersect1d(kept, column.rows) if number else column.rows
@@ -80,7 +81,7 @@ class ZarrSources:
         snapshot = _sealed(source, fields, [(key, records[key]) for key in keys], found, kept, shard_starts)
         return Built(snapshot, rows - int(kept.size), ())
 
-    def _array(self, records: Mapping[str, Record], source: Source, spec: FieldSpec) -> SourceArray:
+    async def _array(self, records: Mapping[str, Record], source: Source, spec: FieldSpec) -> SourceArray:
         key, path = f"{source.prefix}{_folder(spec)}{METADATA}", f"fields.{spec.name}"
         record = records.get(key)
         if record is None:
@@ -90,23 +91,27 @@ class ZarrSources:
             raise PlanError(path, f"there is no {key}{hint}")
         if record.size > MAX_METADATA:
             raise PlanError(path, f"{key} has {record.size} bytes: too many for an array's metadata")
-        return parse_array(self._store.read(record, 0, record.size), path)
+        return parse_array(await self._objects.read(source.bucket, key, record.etag, 0, record.size), path)
 
     async def _column(
         self, records: Mapping[str, Record], bucket: str, folder: str, array: SourceArray, keys: list[str]
     ) -> _Column:
         parts: list[_Column] = []
-        for number in range(array.objects):
-            key = folder + array.key(number)
-            record = records.get(key)
-            if record is not None:
-                offsets, lengths = self._places(f"s3://{bucket}{key}", record, array)
+        stored = [
+            (number, key, record)
+            for number in range(array.objects)
+            if (record := records.get(key := folder + array.key(number))) is not None
+        ]
+        for start in range(0, len(stored), _TURN):
+            some = stored[start : start + _TURN]
+            indexes = await self._indexes(bucket, some, array)
+            for (number, key, record), index in zip(some, indexes, strict=True):
+                offsets, lengths = _places(f"s3://{bucket}/{key}", record, array, index)
                 there = np.flatnonzero(offsets != MISSING)
                 which = np.full(there.size, len(keys), np.int64)
                 parts.append(_Column(there + number * array.chunk, which, offsets[there], lengths[there]))
                 keys.append(key)
-            if number % _TURN == _TURN - 1:
-                await asyncio.sleep(0)  # other requests get their turn
+            await asyncio.sleep(0)  # other requests get their turn
         if not parts:
             return _Column(*[np.zeros(0, np.int64)] * 4)
         rows, *columns = (
@@ -116,18 +121,27 @@ class ZarrSources:
         inside = rows < array.rows
         return _Column(rows[inside], *(column[inside] for column in columns))
 
-    def _places(self, url: str, record: Record, array: SourceArray) -> tuple[Integers, Integers]:
-        length = min(array.index_bytes, record.size)
-        index = self._store.read(record, record.size - length if array.index_end else 0, length)
-        try:
-            return array.places(record.size, index)
-        except ValueError as error:
-            raise BatchError(
-                "BadSample",
-                f"{url} is no chunk of its array: {error}",
-                help="write the array again",
-                detail={"url": url},
-            ) from error
+    async def _indexes(
+        self, bucket: str, some: Sequence[tuple[int, str, Record]], array: SourceArray
+    ) -> list[bytes]:
+        wanted = []
+        for _, key, record in some:
+            length = min(array.index_bytes, record.size)
+            start = record.size - length if array.index_end else 0
+            wanted.append(Part(bucket, key, record.etag, -1, start, length))
+        return await self._objects.read_many(wanted)
+
+
+def _places(url: str, record: Record, array: SourceArray, index: bytes) -> tuple[Integers, Integers]:
+    try:
+        return array.places(record.size, index)
+    except ValueError as error:
+        raise BatchError(
+            "BadSample",
+            f"{url} is no chunk of its array: {error}",
+            help="write the array again",
+            detail={"url": url},
+        ) from error
 
 
 def _folder(spec: FieldSpec) -> str:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from meshd.web.settling import Trace
 
 _log = logging.getLogger(__name__)
-_STATUS: Mapping[Code, int] = {
+STATUS: Mapping[Code, int] = {
     "BadRequest": 400,
     "InvalidPlan": 400,
     "UnknownOp": 400,
@@ -159,7 +159,7 @@ class NativeEndpoint:
             except frames.FrameError as error:
                 return refuse(BatchError("BadRequest", str(error)))
             except StoreError as error:
-                return refuse(_store_error(error))
+                return refuse(store_refusal(error))
 
         return guard
 
@@ -195,9 +195,11 @@ class NativeEndpoint:
             make = self._batches.samples if form == "samples" else self._batches.tar
             rows = max(1, address.batch) // max(1, address.world)
             with _held(self._streams, identity, STREAM_BYTES + rows * _ROW_BYTES, _STREAMS):
-                return await self._stream(request, await make(caller_of(request, identity), address))
-        return await self._send_frame(
-            request, await self._batches.frame(caller_of(request, identity), address)
+                return await send_stream(
+                    request, await make(caller_of(request, identity), address), self._now()
+                )
+        return await send_frame(
+            request, await self._batches.frame(caller_of(request, identity), address), self._now()
         )
 
     async def post_rows(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
@@ -206,12 +208,13 @@ class NativeEndpoint:
             raise BatchError("NoSuchKey", f"there is nothing at {request.path[:200]}")
         epoch = _number(query_of(request, ("epoch",)).get("epoch", "0"), "epoch")
         frame = await self._batches.rows(caller_of(request, identity), digest, epoch, await request.read())
-        return await self._send_frame(request, frame)
+        return await send_frame(request, frame, self._now())
 
     async def gather(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         body = await request.read()
         with _held(self._streams, identity, STREAM_BYTES + len(body) * _ITEM_FACTOR, _STREAMS):
-            return await self._stream(request, await self._gathers.gather(caller_of(request, identity), body))
+            outgoing = await self._gathers.gather(caller_of(request, identity), body)
+            return await send_stream(request, outgoing, self._now())
 
     async def create_view(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         return self.json(await self._views.create(caller_of(request, identity), await request.read()))
@@ -223,41 +226,6 @@ class NativeEndpoint:
     async def get_view(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         name = request.raw_path.partition("?")[0].removeprefix("/-/views/")
         return self.json(self._views.describe(caller_of(request, identity), name))
-
-    async def _send_frame(self, request: MeshRequest, frame: Frame) -> web.StreamResponse:
-        headers = [
-            *_headers(frames.CONTENT_TYPE, frame.size),
-            ("x-mesh-rows", str(frame.rows)),
-            ("x-mesh-frame", frame.result),
-        ]
-        try:
-            spans = [Span(frame.fd, 0, frame.size)]
-            keep_alive = await send_spans(request, 200, headers, spans, self._now())
-        finally:
-            frame.close()
-        metrics.batch_rows_served.inc(frame.rows)
-        request.trace.sent += frame.size
-        return SentReply(200, keep_alive=keep_alive)
-
-    async def _stream(self, request: MeshRequest, outgoing: Outgoing) -> web.StreamResponse:
-        headers = [*_headers(outgoing.content_type, outgoing.size), ("x-mesh-rows", str(outgoing.rows))]
-        keep_alive = bool(request.keep_alive)
-        connection = connection_word(request, keep_alive)
-        head = head_bytes(200, headers, self._now(), connection=connection)
-        try:
-            with closing(Outlet(request)) as outlet:
-                await outlet.send(head)
-                await _pump(outlet, outgoing)
-        except BaseException as error:
-            if request.transport is not None:
-                request.transport.abort()
-            if isinstance(error, UnreadableError):
-                _log.warning("%s", error)
-                raise ConnectionAbortedError(str(error)) from error
-            raise
-        metrics.batch_rows_served.inc(outgoing.rows)
-        request.trace.sent += outgoing.size
-        return SentReply(200, keep_alive=keep_alive)
 
     def _now(self) -> int:
         return self._clock.now_ms() // 1000
@@ -284,7 +252,7 @@ class NativeEndpoint:
         if error.retry_after is not None:
             more.append(("Retry-After", str(error.retry_after)))
         body = json.dumps({"error": document}).encode()
-        return self._reply(_STATUS[error.code], "application/json", body, *more)
+        return self._reply(STATUS[error.code], "application/json", body, *more)
 
 
 @contextmanager
@@ -303,6 +271,44 @@ def _held(room: Admission, identity: Identity, units: int, what: str) -> Iterato
 def caller_of(request: MeshRequest, identity: Identity) -> Caller:
     """Who asks, and how."""
     return Caller(identity, getattr(request, "context", None) or NO_CONTEXT)
+
+
+async def send_frame(request: MeshRequest, frame: Frame, now: int) -> web.StreamResponse:
+    """A finished frame, from its memory; its handle is closed."""
+    headers = [
+        *_headers(frames.CONTENT_TYPE, frame.size),
+        ("x-mesh-rows", str(frame.rows)),
+        ("x-mesh-frame", frame.result),
+    ]
+    try:
+        keep_alive = await send_spans(request, 200, headers, [Span(frame.fd, 0, frame.size)], now)
+    finally:
+        frame.close()
+    metrics.batch_rows_served.inc(frame.rows)
+    request.trace.sent += frame.size
+    return SentReply(200, keep_alive=keep_alive)
+
+
+async def send_stream(request: MeshRequest, outgoing: Outgoing, now: int) -> web.StreamResponse:
+    """Blobs as they are read. What cannot be read any more cuts the connection."""
+    headers = [*_headers(outgoing.content_type, outgoing.size), ("x-mesh-rows", str(outgoing.rows))]
+    keep_alive = bool(request.keep_alive)
+    connection = connection_word(request, keep_alive)
+    head = head_bytes(200, headers, now, connection=connection)
+    try:
+        with closing(Outlet(request)) as outlet:
+            await outlet.send(head)
+            await _pump(outlet, outgoing)
+    except BaseException as error:
+        if request.transport is not None:
+            request.transport.abort()
+        if isinstance(error, UnreadableError):
+            _log.warning("%s", error)
+            raise ConnectionAbortedError(str(error)) from error
+        raise
+    metrics.batch_rows_served.inc(outgoing.rows)
+    request.trace.sent += outgoing.size
+    return SentReply(200, keep_alive=keep_alive)
 
 
 async def _pump(outlet: Outlet, outgoing: Outgoing) -> None:
@@ -361,7 +367,8 @@ def _number(text: str, name: str) -> int:
     return int(text)
 
 
-def _store_error(error: StoreError) -> BatchError:
+def store_refusal(error: StoreError) -> BatchError:
+    """What the store could not do, in the protocol's words."""
     if isinstance(error, DiskFullError):
         return BatchError("Busy", "the node's disk is full", help="free some room", retry_after=60)
     if isinstance(error, CorruptExtentError):

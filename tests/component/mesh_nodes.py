@@ -23,6 +23,7 @@ from meshd.net.peers import Peers
 from meshd.runtime.data import data_services
 from meshd.runtime.node import Node, node_access, web_deps
 from meshd.service.archives.reading import Archives
+from meshd.service.remote import RemoteObjects
 from meshd.service.views.uses import UseFile
 from meshd.store.store import Store
 from meshd.web.server import build_server
@@ -123,6 +124,7 @@ async def _run(
     uses = UseFile(settings.uses_path, clock)
     buckets, secret = BucketTable(control), NodeSecret(control)
     mesh = Mesh(settings.node_id, control, buckets.copies)
+    peers = Peers(place.name, secret.derive, clock, lambda: mesh.map().version)
     node = Node(
         settings,
         clock,
@@ -134,7 +136,8 @@ async def _run(
         uses,
         Archives(store, uses.note),
         mesh,
-        Peers(place.name, secret.derive, clock, lambda: mesh.map().version),
+        peers,
+        RemoteObjects(store, mesh, peers),
     )
     access = node_access(node)
     data = data_services(node, access, RemoteAssembler(settings.steward_socket))  # nobody asks it anything

@@ -26,6 +26,7 @@ from meshd.net.peers import Peers
 from meshd.runtime.data import data_services
 from meshd.runtime.node import Node, node_access, web_deps
 from meshd.service.archives.reading import Archives
+from meshd.service.remote import RemoteObjects
 from meshd.service.views.uses import UseFile
 from meshd.store.records import Meta
 from meshd.store.store import Store
@@ -118,6 +119,8 @@ class Pair:
         control = MemoryControl(self.clock)
         buckets = BucketTable(control)
         secret = NodeSecret(control)
+        mesh = Mesh("n", control, buckets.copies, lone=lone_map("n", "http://127.0.0.1:9000"))
+        peers = Peers("n", NodeSecret(control).derive, self.clock)
         node = Node(
             self._settings,
             self.clock,
@@ -128,8 +131,9 @@ class Pair:
             KeyUse(control),
             self._uses,
             Archives(self.store, self._uses.note),
-            Mesh("n", control, buckets.copies, lone=lone_map("n", "http://127.0.0.1:9000")),
-            Peers("n", secret.derive, self.clock),
+            mesh,
+            peers,
+            RemoteObjects(self.store, mesh, peers),
         )
         await secret.ensure()
         await self._people(node)

@@ -13,6 +13,8 @@ from collections import OrderedDict
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
+
 from meshd.assembly.catalog import RESERVED_BUCKET, Catalog
 from meshd.assembly.errors import BatchError, busy
 from meshd.kit import failpoints
@@ -29,6 +31,8 @@ from meshd.service.archives.walking import (
     member_pieces,
     zip_files,
 )
+from meshd.service.remote import local_objects
+from meshd.service.remotewire import FarRecord
 from meshd.store.errors import ConditionFailedError
 from meshd.store.proving import naming, prove
 from meshd.store.records import Meta
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 
     from meshd.service.archives.streaming import Streamed
+    from meshd.service.remote import RemoteObjects
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record, Span
     from meshwire.archives.kinds import ArchiveKind
@@ -72,10 +77,18 @@ class Place(NamedTuple):
 
 class Archives:
     """One a process. `room`: bytes that results of views may take; a copy takes half of that at most.
-    `used` is told the name of a copy that is read."""
+    `used` is told the name of a copy that is read. Of an archive that other nodes hold (`FarRecord`) they
+    make the index, and the copy."""
 
-    def __init__(self, store: ObjectStore, used: Callable[[str], None], room: int = 10 << 30) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        used: Callable[[str], None],
+        room: int = 10 << 30,
+        objects: RemoteObjects | None = None,
+    ) -> None:
         self._store, self._used, self._most = store, used, room // 2
+        self._objects = objects or local_objects(store)
         self._catalog = Catalog(store)
         self._indexing: SingleFlight[str, ArchiveIndex] = SingleFlight()
         self._copying: SingleFlight[str, Record] = SingleFlight()
@@ -100,6 +113,11 @@ class Archives:
             return found
         url = _url(bucket, key)
         found = await self._stored(name, url, record)
+        if isinstance(record, FarRecord):
+            here = self._objects.here(bucket, key, record.etag)
+            if here is None and found is None:
+                found, _ = await self._indexing.run(name, lambda: self._asked(name, bucket, key, record))
+            record = record if here is None else here
         if found is None:
             most = self._most if spare is None else min(self._most, spare)
             found, _ = await self._indexing.run(name, lambda: self._make(kind, name, url, record, most))
@@ -112,6 +130,11 @@ class Archives:
         index = await self.index(bucket, key, record)
         if not index.inflated:
             return record
+        if isinstance(record, FarRecord):
+            here = self._objects.here(bucket, key, record.etag)
+            if here is None:
+                return msgspec.structs.replace(record, size=index.size)
+            record = here
         place = copy_key(index.kind, record)
         self._used(place)
         found = self._store.get(RESERVED_BUCKET, place)
@@ -168,6 +191,13 @@ class Archives:
         self._kept[name] = index
         while self._held > _KEPT_FILES and len(self._kept) > 1:
             self._held -= len(self._kept.popitem(last=False)[1])
+
+    async def _asked(self, name: str, bucket: str, key: str, record: Record) -> ArchiveIndex:
+        """The index that a node which holds the archive makes, kept here, too."""
+        document = await self._objects.archive_index(bucket, key, record)
+        index = await asyncio.to_thread(_read, document)
+        await self._catalog.write(INDEXES + name, document)
+        return index
 
     async def _make(self, kind: ArchiveKind, name: str, url: str, record: Record, most: int) -> ArchiveIndex:
         try:

@@ -1,0 +1,188 @@
+"""Snapshots, plans, frames and gathers on a mesh: every node gives what a lone one with everything gives."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.component.mesh_crew import ROOT, MeshCrew
+from tests.component.test_batches_native import CROP, Mesh, error, png
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+COUNT = 60
+
+
+def tar_of(members: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def fill(crew: MeshCrew) -> None:
+    wire = Mesh(crew.nodes[0].endpoint, *ROOT)
+    assert wire.call("PUT", "/pictures").status == 200
+    wire.close()
+    for sample in range(COUNT):
+        data = png(sample)[:70] if sample == 7 else png(sample)
+        crew.put("pictures", f"train/{'cat' if sample % 3 else 'dog'}/{sample:04d}.png", data)
+    for shard in range(6):
+        members = {}
+        for sample in range(shard * 10, shard * 10 + 10):
+            members[f"{sample:04d}.png"] = png(sample)
+            members[f"{sample:04d}.json"] = json.dumps({"n": sample}).encode()
+        crew.put("pictures", f"shards/{shard:03d}.tar", tar_of(members))
+    crew.put("pictures", "lines/a.jsonl", b"".join(b'{"n": %d}\n' % n for n in range(50)))
+    crew.put("pictures", "lines/b.jsonl", b"".join(b'{"n": %d}\n' % n for n in range(50, 90)))
+
+
+@pytest.fixture(scope="module")
+def lone() -> Iterator[MeshCrew]:
+    with MeshCrew(1) as crew:
+        fill(crew)
+        yield crew
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[MeshCrew]:
+    with MeshCrew(3) as crew:
+        fill(crew)
+        yield crew
+
+
+_open: list[Mesh] = []
+
+
+def wires(*crews: MeshCrew) -> list[Mesh]:
+    found = [Mesh(one.endpoint, *ROOT) for crew in crews for one in crew.nodes]
+    _open.extend(found)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    while _open:
+        _open.pop().close()
+
+
+TAR = {"image": {"ext": ["png"]}, "meta": {"ext": ["json"]}}
+
+
+@pytest.mark.parametrize(
+    ("source", "fields", "ops"),
+    [
+        ("s3://pictures/train/", None, CROP),
+        ("s3://pictures/shards/", TAR, CROP),
+        ("s3://pictures/lines/", {"text": {"ext": ["jsonl"]}}, []),
+    ],
+)
+def test_frames_are_the_same_on_every_node(
+    lone: MeshCrew, crew: MeshCrew, source: str, fields: Any, ops: Any
+) -> None:
+    more = {"kind": "lines"} if "lines" in source else {}
+    expected: dict[str, bytes] = {}
+    for number, wire in enumerate(wires(lone, crew)):
+        snapshot = wire.snapshot(source, fields, **more)
+        plan = wire.plan(snapshot["snapshot"], ops, 16, on_bad="mask", max_bad=0.5)
+        found = {"snapshot": snapshot["snapshot"].encode(), "plan": plan["plan"].encode()}
+        for step in range(4):
+            for form in ("tensors", "samples", "tar"):
+                answer = wire.raw(plan["plan"], 1, step, batch=16, format=form)
+                assert answer.status == 200, answer.body
+                found[f"{step} {form}"] = answer.body
+        expected = expected or found
+        assert found == expected, number
+
+
+def test_a_plan_is_known_to_nodes_that_never_saw_it(crew: MeshCrew) -> None:
+    first, second, third = wires(crew)
+    snapshot = first.snapshot("s3://pictures/train/", {"image": {"ext": ["png"]}})["snapshot"]
+    plan = first.plan(snapshot, CROP, seed=99, on_bad="mask", max_bad=0.5)["plan"]
+    frame = first.raw(plan, 0, 0, batch=8).body
+    assert second.raw(plan, 0, 0, batch=8).body == frame
+    assert third.raw(plan, 0, 0, batch=8).body == frame
+    assert third.call("GET", f"/-/snapshots/{snapshot}").status == 200
+    assert third.call("GET", f"/-/plans/{'0' * 64}").status == 404
+
+
+def test_filters_look_at_content_wherever_it_is(lone: MeshCrew, crew: MeshCrew) -> None:
+    found = set()
+    for wire in wires(lone, crew):
+        base = wire.snapshot("s3://pictures/shards/", TAR)["snapshot"]
+        kept = wire.ok(
+            wire.post("/-/snapshots", {"from": base, "filter": "number(slice(text(meta), 6, -1)) < 20"})
+        )
+        assert kept["samples"] == 20
+        found.add(kept["snapshot"])
+    assert len(found) == 1
+
+
+def test_bad_samples_of_all_nodes_are_in_one_ledger(crew: MeshCrew) -> None:
+    first, second, third = wires(crew)
+    snapshot = first.snapshot("s3://pictures/train/", {"image": {"ext": ["png"]}})["snapshot"]
+    plan = first.plan(snapshot, CROP, seed=5, on_bad="mask", max_bad=0.9)["plan"]
+    for wire in (first, second):
+        assert wire.raw(plan, 0, 0, batch=COUNT).status == 200
+    for wire in (first, second, third):
+        (entry,) = json.loads(wire.call("GET", f"/-/plans/{plan}/bad").body)
+        assert (entry["times"], entry["op"]) == (2, "decode+random_resized_crop")
+
+
+def test_gathers_reach_over_nodes(lone: MeshCrew, crew: MeshCrew) -> None:
+    items: list[dict[str, Any]] = [
+        {"bucket": "pictures", "key": f"train/{'cat' if n % 3 else 'dog'}/{n:04d}.png"} for n in range(20)
+    ]
+    items += [
+        {"bucket": "pictures", "key": f"shards/{n:03d}.tar", "member": f"{n * 10 + 3:04d}.png"}
+        for n in range(6)
+    ]
+    items += [{"bucket": "pictures", "key": "lines/a.jsonl", "range": [10, 30]}]
+    items += [{"bucket": "pictures", "key": "nothing/here"}, {"bucket": "nowhere", "key": "x"}]
+    for form in ("samples", "tar"):
+        bodies = set()
+        for wire in wires(lone, crew):
+            answer = wire.post("/-/gather", {"items": items, "format": form})
+            assert answer.status == 200, answer.body
+            bodies.add(answer.body)
+        assert len(bodies) == 1
+
+
+def test_what_changed_is_said_from_everywhere(crew: MeshCrew) -> None:
+    crew.put("pictures", "moving/a/1.png", png(1))
+    crew.put("pictures", "moving/b/2.png", png(2))
+    all_wires = wires(crew)
+    snapshot = all_wires[0].snapshot("s3://pictures/moving/")["snapshot"]
+    plan = all_wires[0].plan(snapshot)["plan"]
+    crew.put("pictures", "moving/b/2.png", png(3))
+    for wire in all_wires:
+        answer = wire.raw(plan, 0, 0, batch=2)
+        assert (answer.status, error(answer)["code"]) == (409, "SnapshotChanged")
+        answer = wire.post("/-/plans", {"snapshot": snapshot, "spec": {"ops": CROP, "seed": 8}})
+        assert error(answer)["code"] == "SnapshotChanged"
+
+
+def test_a_dead_node_is_no_error_while_others_hold_its_objects() -> None:
+    with MeshCrew(3) as crew:
+        fill(crew)
+        first, second, _ = wires(crew)
+        snapshot = first.snapshot("s3://pictures/train/", {"image": {"ext": ["png"]}})["snapshot"]
+        plan = first.plan(snapshot, CROP, on_bad="mask", max_bad=0.5)["plan"]
+        before = [first.raw(plan, 0, step, batch=16).body for step in range(4)]
+        crew.kill(2)
+        after = [second.raw(plan, 0, step, batch=16) for step in range(4)]
+        assert [answer.status for answer in after] == [200] * 4
+        assert [answer.body for answer in after] == before
+        items = [{"bucket": "pictures", "key": f"shards/{n:03d}.tar"} for n in range(6)]
+        assert second.post("/-/gather", {"items": items}).headers["x-mesh-rows"] == "6"
+        listing = second.post("/-/snapshots", {"source": "s3://pictures/train/", "fields": TAR})
+        assert (listing.status, error(listing)["code"]) == (503, "Busy")  # never a shorter list
