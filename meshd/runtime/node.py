@@ -35,6 +35,7 @@ from meshd.service.grants import PolicyAdmin
 from meshd.service.holdings import Holdings
 from meshd.service.identities import IdentityAdmin
 from meshd.service.listings import ListingService
+from meshd.service.merged import LocalLister, MergedListings
 from meshd.service.objectacls import ObjectAclService
 from meshd.service.objects import ObjectService
 from meshd.service.optests import OpTests
@@ -55,6 +56,7 @@ from meshd.web.holdings import holding_routes
 from meshd.web.hops import Hops
 from meshd.web.jobs import job_routes
 from meshd.web.library import library_routes
+from meshd.web.listingdoors import listing_routes
 from meshd.web.modules import module_routes
 from meshd.web.native import build_native
 from meshd.web.peers import PeerGate
@@ -126,6 +128,16 @@ def view_reader(node: Node, access: Access, data: DataServices) -> ViewReader:
     return ViewReader(node.store, ViewDefinitions(node.buckets, node.clock, access), view_kinds(node, data))
 
 
+def merged_listings(node: Node) -> MergedListings:
+    """Listings over all nodes."""
+    return MergedListings(LocalLister(node.store, node.mesh), node.mesh, node.peers, node.clock)
+
+
+def peer_routes(node: Node) -> list[NativeRoute]:
+    """What other nodes may ask for."""
+    return [*listing_routes(LocalLister(node.store, node.mesh), node.mesh, node.clock)]
+
+
 def web_deps(node: Node, access: Access, data: DataServices, audit: AuditLog | None = None) -> WebDeps:
     """The services of the S3 endpoint."""
     versions = Versions(node.store, node.buckets)
@@ -139,7 +151,7 @@ def web_deps(node: Node, access: Access, data: DataServices, audit: AuditLog | N
         buckets=BucketService(node.buckets, node.store, node.clock, node.settings.region),
         objects=objects,
         uploads=UploadService(node.store, objects, versions, acls.owner),
-        listings=ListingService(node.store, node.identities, node.buckets),
+        listings=ListingService(node.store, node.identities, node.buckets, merged_listings(node)),
         versions=versions,
         deleter=Deleter(node.store, versions),
         tagging=TaggingService(node.store, versions),

@@ -5,7 +5,7 @@ Law: a page costs what it returns; pages are cut by the store, never here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from meshd.service.translation import store_errors
 from meshd.store.records import NULL
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
     from meshd.control.buckets import BucketTable
     from meshd.control.identities import IdentityTable, User
+    from meshd.service.merged import MergedListings
     from meshd.store.interface import ObjectStore
-    from meshd.store.records import Record, Upload
+    from meshd.store.records import EntryPage, Record, Upload, UploadPage, VersionPage
     from meshwire.s3.operations import ListMultipartUploads, ListObjects, ListObjectVersions
 
 PAGE_LIMIT = 1000
@@ -33,8 +34,15 @@ PAGE_LIMIT = 1000
 class ListingService:
     """Pages of at most 1,000 entries, whatever is asked for."""
 
-    def __init__(self, store: ObjectStore, identities: IdentityTable, buckets: BucketTable) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        identities: IdentityTable,
+        buckets: BucketTable,
+        merged: MergedListings | None = None,
+    ) -> None:
         self._store, self._identities, self._buckets = store, identities, buckets
+        self._merged = merged
         self._users: Mapping[str, User] = {}
         self._known: dict[str, Owner] = {}
 
@@ -44,13 +52,18 @@ class ListingService:
         if operation.max_keys <= 0:
             return ObjectListing()
         with store_errors():
-            page = self._store.list_entries(
-                operation.bucket,
-                prefix=operation.prefix,
-                delimiter=operation.delimiter,
-                after=operation.after,
-                limit=min(operation.max_keys, PAGE_LIMIT),
-            )
+            page = self._store.list_entries(operation.bucket, **_entries_of(operation))
+        return self._objects(operation, page)
+
+    async def all_objects(self, operation: ListObjects) -> ObjectListing:
+        """The same of all nodes. Raises S3Error SlowDown, too."""
+        if operation.max_keys <= 0 or self._merged is None:
+            return self.list_objects(operation)
+        return self._objects(
+            operation, await self._merged.entries(operation.bucket, **_entries_of(operation))
+        )
+
+    def _objects(self, operation: ListObjects, page: EntryPage) -> ObjectListing:
         entries = page.entries
         if operation.version == 1 or operation.fetch_owner:
             owners = self._owners()
@@ -65,14 +78,17 @@ class ListingService:
         if operation.max_keys <= 0:
             return VersionListing()
         with store_errors():
-            page = self._store.list_versions(
-                operation.bucket,
-                prefix=operation.prefix,
-                delimiter=operation.delimiter,
-                key_marker=operation.key_marker,
-                version_marker=operation.version_marker,
-                limit=min(operation.max_keys, PAGE_LIMIT),
-            )
+            page = self._store.list_versions(operation.bucket, **_versions_of(operation))
+        return self._versions(operation, page)
+
+    async def all_versions(self, operation: ListObjectVersions) -> VersionListing:
+        """The same of all nodes. Raises S3Error SlowDown, too."""
+        if operation.max_keys <= 0 or self._merged is None:
+            return self.list_versions(operation)
+        page = await self._merged.versions(operation.bucket, **_versions_of(operation))
+        return self._versions(operation, page)
+
+    def _versions(self, operation: ListObjectVersions, page: VersionPage) -> VersionListing:
         owners, bucket = self._owners(), self._buckets.get(operation.bucket)
         landlord = "" if bucket is None else bucket.owner
         entries = tuple(
@@ -86,14 +102,16 @@ class ListingService:
         if operation.max_uploads <= 0:
             return UploadListing()
         with store_errors():
-            page = self._store.list_uploads(
-                operation.bucket,
-                prefix=operation.prefix,
-                delimiter=operation.delimiter,
-                key_marker=operation.key_marker,
-                id_marker=operation.upload_id_marker,
-                limit=min(operation.max_uploads, PAGE_LIMIT),
-            )
+            page = self._store.list_uploads(operation.bucket, **_uploads_of(operation))
+        return self._uploads(page)
+
+    async def all_uploads(self, operation: ListMultipartUploads) -> UploadListing:
+        """The same of all nodes. Raises S3Error SlowDown, too."""
+        if operation.max_uploads <= 0 or self._merged is None:
+            return self.list_uploads(operation)
+        return self._uploads(await self._merged.uploads(operation.bucket, **_uploads_of(operation)))
+
+    def _uploads(self, page: UploadPage) -> UploadListing:
         owners = self._owners()
         return UploadListing(
             tuple(_upload_entry(upload, owners) for upload in page.uploads),
@@ -109,6 +127,55 @@ class ListingService:
             self._users = users
             self._known = {name: Owner(name, user.display_name) for name, user in users.items()}
         return self._known
+
+
+class _Asked(TypedDict):
+    prefix: str
+    delimiter: str
+    limit: int
+
+
+class _Entries(_Asked):
+    after: str
+
+
+class _Versions(_Asked):
+    key_marker: str
+    version_marker: str
+
+
+class _Uploads(_Asked):
+    key_marker: str
+    id_marker: str
+
+
+def _entries_of(operation: ListObjects) -> _Entries:
+    return {
+        "prefix": operation.prefix,
+        "delimiter": operation.delimiter,
+        "after": operation.after,
+        "limit": min(operation.max_keys, PAGE_LIMIT),
+    }
+
+
+def _versions_of(operation: ListObjectVersions) -> _Versions:
+    return {
+        "prefix": operation.prefix,
+        "delimiter": operation.delimiter,
+        "key_marker": operation.key_marker,
+        "version_marker": operation.version_marker,
+        "limit": min(operation.max_keys, PAGE_LIMIT),
+    }
+
+
+def _uploads_of(operation: ListMultipartUploads) -> _Uploads:
+    return {
+        "prefix": operation.prefix,
+        "delimiter": operation.delimiter,
+        "key_marker": operation.key_marker,
+        "id_marker": operation.upload_id_marker,
+        "limit": min(operation.max_uploads, PAGE_LIMIT),
+    }
 
 
 def _version_entry(

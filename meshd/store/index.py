@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import lmdb
 import msgspec
 
+from meshd.store.choosing import ChosenRuns, ChosenWalk, chooser
 from meshd.store.errors import DiskFailedError, DiskFullError, FormatError
 from meshd.store.layout import FORMAT
 from meshd.store.listing import Query, entry_page, list_page
@@ -154,22 +155,37 @@ class Index:
         with self.reading() as txn:
             return self.versions.find(txn, object_key(bucket, key), version)
 
-    def list(self, bucket: str, prefix: str, delimiter: str, after: str, limit: int) -> Page:
+    def list(
+        self, bucket: str, prefix: str, delimiter: str, after: str, limit: int, slots: bytes | None = None
+    ) -> Page:
         """One page, see ObjectStore.list."""
         base = bucket.encode() + b"\0"
         query = Query(base, prefix.encode(), delimiter.encode(), after.encode(), limit)
         with self.reading() as txn, self.objects.walk(txn, query.start()) as walk:
-            return list_page(walk, query, _record)
+            if slots is None:
+                return list_page(walk, query, _record)
+            return list_page(ChosenWalk(walk, chooser(slots), base + query.prefix), query, _record)
 
-    def list_entries(self, bucket: str, prefix: str, delimiter: str, after: str, limit: int) -> EntryPage:
+    def list_entries(
+        self, bucket: str, prefix: str, delimiter: str, after: str, limit: int, slots: bytes | None = None
+    ) -> EntryPage:
         """One page, see ObjectStore.list_entries."""
         base = bucket.encode() + b"\0"
         query = Query(base, prefix.encode(), delimiter.encode(), after.encode(), limit)
         with self._begin() as txn, self.objects.runs(txn, query.start()) as runs:
-            return entry_page(runs, query)
+            if slots is None:
+                return entry_page(runs, query)
+            return entry_page(ChosenRuns(runs, chooser(slots), base + query.prefix), query)
 
     def list_versions(
-        self, bucket: str, prefix: str, delimiter: str, key_marker: str, version_marker: str, limit: int
+        self,
+        bucket: str,
+        prefix: str,
+        delimiter: str,
+        key_marker: str,
+        version_marker: str,
+        limit: int,
+        slots: bytes | None = None,
     ) -> VersionPage:
         """One page, see ObjectStore.list_versions."""
         base = bucket.encode() + b"\0"
@@ -177,7 +193,7 @@ class Index:
             base, prefix.encode(), delimiter.encode(), key_marker.encode(), version_marker, limit
         )
         with self.reading() as txn:
-            return list_versions(self.versions, txn, query)
+            return list_versions(self.versions, txn, query, None if slots is None else chooser(slots))
 
     def is_empty(self, bucket: str) -> bool:
         base = bucket.encode() + b"\0"

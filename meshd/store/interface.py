@@ -119,16 +119,31 @@ class ObjectStore(Protocol):
         ...
 
     def list(
-        self, bucket: str, *, prefix: str = "", delimiter: str = "", after: str = "", limit: int = 1000
+        self,
+        bucket: str,
+        *,
+        prefix: str = "",
+        delimiter: str = "",
+        after: str = "",
+        limit: int = 1000,
+        slots: bytes | None = None,
     ) -> Page:
         """Keys after `after` in order of UTF-8 bytes.
 
-        A common prefix is given once, and only when it sorts after `after`.
+        A common prefix is given once, and only when it sorts after `after`. `slots`, here and in the other
+        listings: only names of these, a byte a slot, 0 or not (`meshwire.cluster.slot_of`).
         """
         ...
 
     def list_entries(
-        self, bucket: str, *, prefix: str = "", delimiter: str = "", after: str = "", limit: int = 1000
+        self,
+        bucket: str,
+        *,
+        prefix: str = "",
+        delimiter: str = "",
+        after: str = "",
+        limit: int = 1000,
+        slots: bytes | None = None,
     ) -> EntryPage:
         """The same page as `list`, as S3 shows it: for listings of a thousand keys at several times the
         speed."""
@@ -143,6 +158,7 @@ class ObjectStore(Protocol):
         key_marker: str = "",
         version_marker: str = "",
         limit: int = 1000,
+        slots: bytes | None = None,
     ) -> VersionPage:
         """Versions after (key_marker, version_marker); without the latter, after all of key_marker.
 
@@ -284,6 +300,7 @@ class ObjectStore(Protocol):
         key_marker: str = "",
         id_marker: str = "",
         limit: int = 1000,
+        slots: bytes | None = None,
     ) -> UploadPage:
         """Uploads after (key_marker, id_marker); without an id, after all uploads of key_marker."""
         ...

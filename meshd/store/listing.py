@@ -19,7 +19,7 @@ from meshwire.s3.results import ObjectEntry
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from meshd.store.ordered import Runs, Walk
+    from meshd.store.choosing import AnyRuns, AnyWalk
     from meshd.store.records import Record
 
 _brief = msgspec.msgpack.Decoder(Brief).decode
@@ -60,7 +60,7 @@ class Query:
         return self.base + self.after + b"\0" if self.after else self.base
 
 
-def list_page(walk: Walk, query: Query, decode: Callable[[Any], Record]) -> Page:
+def list_page(walk: AnyWalk, query: Query, decode: Callable[[Any], Record]) -> Page:
     """The page; `walk` must stand at `query.start()`."""
     entries: list[tuple[str, Record]] = []
     prefixes: list[str] = []
@@ -138,7 +138,7 @@ class _Collected:
         )
 
 
-def entry_page(runs: Runs, query: Query) -> EntryPage:
+def entry_page(runs: AnyRuns, query: Query) -> EntryPage:
     """The page as S3 shows it; `runs` must stand at `query.start()`."""
     made = _Collected(query, query.limit)
     whole = query.base + query.prefix

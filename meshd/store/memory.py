@@ -26,7 +26,7 @@ from meshd.store.errors import (
 )
 from meshd.store.members import version_of
 from meshd.store.memoryreplicas import MemoryReplicas, MemoryReplicaWriter
-from meshd.store.memoryversions import MemoryVersions, roll
+from meshd.store.memoryversions import MemoryVersions, is_in, roll
 from meshd.store.records import (
     NULL,
     EntryPage,
@@ -186,14 +186,30 @@ class MemoryStore:
         return self._versions.get_version(bucket, key, version)
 
     def list(
-        self, bucket: str, *, prefix: str = "", delimiter: str = "", after: str = "", limit: int = 1000
+        self,
+        bucket: str,
+        *,
+        prefix: str = "",
+        delimiter: str = "",
+        after: str = "",
+        limit: int = 1000,
+        slots: bytes | None = None,
     ) -> Page:
-        return self._versions.list(bucket, prefix=prefix, delimiter=delimiter, after=after, limit=limit)
+        return self._versions.list(
+            bucket, prefix=prefix, delimiter=delimiter, after=after, limit=limit, slots=slots
+        )
 
     def list_entries(
-        self, bucket: str, *, prefix: str = "", delimiter: str = "", after: str = "", limit: int = 1000
+        self,
+        bucket: str,
+        *,
+        prefix: str = "",
+        delimiter: str = "",
+        after: str = "",
+        limit: int = 1000,
+        slots: bytes | None = None,
     ) -> EntryPage:
-        page = self.list(bucket, prefix=prefix, delimiter=delimiter, after=after, limit=limit)
+        page = self.list(bucket, prefix=prefix, delimiter=delimiter, after=after, limit=limit, slots=slots)
         owners = tuple(record.owner for _, record in page.entries)
         entries = tuple(_entry(key, record) for key, record in page.entries)
         return EntryPage(entries, owners, page.prefixes, page.truncated, page.next_after)
@@ -207,6 +223,7 @@ class MemoryStore:
         key_marker: str = "",
         version_marker: str = "",
         limit: int = 1000,
+        slots: bytes | None = None,
     ) -> VersionPage:
         return self._versions.list_versions(
             bucket,
@@ -215,6 +232,7 @@ class MemoryStore:
             key_marker=key_marker,
             version_marker=version_marker,
             limit=limit,
+            slots=slots,
         )
 
     def is_empty(self, bucket: str) -> bool:
@@ -366,11 +384,14 @@ class MemoryStore:
         key_marker: str = "",
         id_marker: str = "",
         limit: int = 1000,
+        slots: bytes | None = None,
     ) -> UploadPage:
         found: dict[tuple[bytes, str], Upload | None] = {}
         marker = (key_marker.encode(), id_marker or "~")
         for upload in self._uploads.values():
             if upload.bucket != bucket or not upload.key.startswith(prefix):
+                continue
+            if not is_in(slots, bucket, upload.key):
                 continue
             rolled = roll(upload.key, prefix, delimiter)
             name = (rolled.encode(), "") if rolled else (upload.key.encode(), upload.upload_id)

@@ -14,6 +14,7 @@ import msgspec
 from meshd.store.errors import NoSuchVersionError
 from meshd.store.members import stamp_of
 from meshd.store.records import NULL, Page, VersionPage
+from meshwire.cluster import slot_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,11 +60,18 @@ class MemoryVersions:
                 yield bucket, key, versions[-1]
 
     def list(
-        self, bucket: str, *, prefix: str = "", delimiter: str = "", after: str = "", limit: int = 1000
+        self,
+        bucket: str,
+        *,
+        prefix: str = "",
+        delimiter: str = "",
+        after: str = "",
+        limit: int = 1000,
+        slots: bytes | None = None,
     ) -> Page:
         found: dict[str, Record | None] = {}
         for owner, key, record in self.current():
-            if owner == bucket and key.startswith(prefix):
+            if owner == bucket and key.startswith(prefix) and is_in(slots, bucket, key):
                 rolled = roll(key, prefix, delimiter)
                 if (rolled or key).encode() > after.encode():
                     found[rolled or key] = None if rolled else record
@@ -86,11 +94,12 @@ class MemoryVersions:
         key_marker: str = "",
         version_marker: str = "",
         limit: int = 1000,
+        slots: bytes | None = None,
     ) -> VersionPage:
         found: dict[tuple[bytes, int], Record | None] = {}
         marker = self._place(bucket, key_marker, version_marker)
         for (owner, key), versions in self._versions.items():
-            if owner == bucket and key.startswith(prefix):
+            if owner == bucket and key.startswith(prefix) and is_in(slots, bucket, key):
                 rolled = roll(key, prefix, delimiter).encode()
                 if rolled and rolled > key_marker.encode():
                     found[rolled, 0] = None
@@ -175,6 +184,11 @@ class MemoryVersions:
             self.remove(bucket, key, NULL)
         self.revision += 1
         insort(self._versions.setdefault((bucket, key), []), record, key=lambda kept: kept.stamp)
+
+
+def is_in(slots: bytes | None, bucket: str, key: str) -> bool:
+    """Whether a name lies in one of these slots, or all are meant."""
+    return slots is None or slots[slot_of(bucket, key, len(slots))] != 0
 
 
 def roll(key: str, prefix: str, delimiter: str) -> str:

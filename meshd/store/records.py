@@ -7,14 +7,11 @@ decode.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from meshwire.s3.settings import Acl  # noqa: TC001  msgspec reads the annotations
-
-if TYPE_CHECKING:
-    from meshwire.s3.results import ObjectEntry
+from meshwire.s3.results import ObjectEntry  # noqa: TC001  msgspec reads the annotations
+from meshwire.s3.settings import Acl  # noqa: TC001  here, too
 
 _NOTHING = msgspec.Raw(b"\x80")
 

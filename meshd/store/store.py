@@ -125,14 +125,28 @@ class Store:
             return self._index.versions.newest(txn, object_key(bucket, key))
 
     def list(
-        self, bucket: str, *, prefix: str = "", delimiter: str = "", after: str = "", limit: int = 1000
+        self,
+        bucket: str,
+        *,
+        prefix: str = "",
+        delimiter: str = "",
+        after: str = "",
+        limit: int = 1000,
+        slots: bytes | None = None,
     ) -> Page:
-        return self._index.list(bucket, prefix, delimiter, after, limit)
+        return self._index.list(bucket, prefix, delimiter, after, limit, slots)
 
     def list_entries(
-        self, bucket: str, *, prefix: str = "", delimiter: str = "", after: str = "", limit: int = 1000
+        self,
+        bucket: str,
+        *,
+        prefix: str = "",
+        delimiter: str = "",
+        after: str = "",
+        limit: int = 1000,
+        slots: bytes | None = None,
     ) -> EntryPage:
-        return self._index.list_entries(bucket, prefix, delimiter, after, limit)
+        return self._index.list_entries(bucket, prefix, delimiter, after, limit, slots)
 
     def list_versions(
         self,
@@ -143,8 +157,9 @@ class Store:
         key_marker: str = "",
         version_marker: str = "",
         limit: int = 1000,
+        slots: bytes | None = None,
     ) -> VersionPage:
-        return self._index.list_versions(bucket, prefix, delimiter, key_marker, version_marker, limit)
+        return self._index.list_versions(bucket, prefix, delimiter, key_marker, version_marker, limit, slots)
 
     def is_empty(self, bucket: str) -> bool:
         return self._index.is_empty(bucket)
@@ -300,8 +315,9 @@ class Store:
         key_marker: str = "",
         id_marker: str = "",
         limit: int = 1000,
+        slots: bytes | None = None,
     ) -> UploadPage:
-        return list_uploads(self._index, bucket, prefix, delimiter, key_marker, id_marker, limit)
+        return list_uploads(self._index, bucket, prefix, delimiter, key_marker, id_marker, limit, slots)
 
     async def complete_upload(
         self,

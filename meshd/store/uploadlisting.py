@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from meshd.store.choosing import ChosenWalk, chooser
 from meshd.store.index import UPLOAD_ID_LENGTH
 from meshd.store.listing import common_prefix, successor
 from meshd.store.records import UploadPage
 
 if TYPE_CHECKING:
+    from meshd.store.choosing import AnyWalk
     from meshd.store.index import Index
     from meshd.store.records import Upload
 
@@ -19,7 +21,14 @@ _TAIL = UPLOAD_ID_LENGTH + 1  # NUL and the id behind each key
 
 
 def list_uploads(
-    index: Index, bucket: str, prefix: str, delimiter: str, key_marker: str, id_marker: str, limit: int
+    index: Index,
+    bucket: str,
+    prefix: str,
+    delimiter: str,
+    key_marker: str,
+    id_marker: str,
+    limit: int,
+    slots: bytes | None = None,
 ) -> UploadPage:
     """See ObjectStore.list_uploads."""
     base, want, delim, after = (
@@ -32,7 +41,10 @@ def list_uploads(
     prefixes: list[str] = []
     last: tuple[str, str] = ("", "")
     start = base + max(want, after)
-    with index.reading() as txn, index.uploads.walk(txn, start) as walk:
+    with index.reading() as txn, index.uploads.walk(txn, start) as every:
+        walk: AnyWalk = every
+        if slots is not None:
+            walk = ChosenWalk(every, chooser(slots), base + want, _TAIL)
         while walk.key is not None and walk.key.startswith(base + want):
             name, upload_id = walk.key[len(base) : -_TAIL], walk.key[1 - _TAIL :]
             rolled = common_prefix(name, want, delim)

@@ -9,13 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from meshd.store.choosing import ChosenWalk
 from meshd.store.listing import common_prefix, successor
 from meshd.store.members import stamp_of
 from meshd.store.records import NULL, VersionPage
 from meshd.store.versions import TAIL, decode, older_key
 
 if TYPE_CHECKING:
-    from meshd.store.ordered import Walk
+    from collections.abc import Callable
+
+    from meshd.store.choosing import AnyWalk
     from meshd.store.records import Record
     from meshd.store.versions import Versions
 
@@ -60,7 +63,7 @@ class _Gathering:
 class _Pair:
     """Both walks; `name` is what they stand at, None at the end."""
 
-    def __init__(self, objects: Walk, older: Walk) -> None:
+    def __init__(self, objects: AnyWalk, older: AnyWalk) -> None:
         self._objects, self._older = objects, older
         self._settle()
 
@@ -85,11 +88,17 @@ class _Pair:
         return record
 
 
-def list_versions(versions: Versions, txn: Any, query: VersionQuery) -> VersionPage:
+def list_versions(
+    versions: Versions, txn: Any, query: VersionQuery, chosen: Callable[[bytes], bool] | None = None
+) -> VersionPage:
     """See ObjectStore.list_versions."""
     current_from, older_from = _starts(versions, txn, query)
     with versions.objects.walk(txn, current_from) as objects, versions.older.walk(txn, older_from) as older:
-        return _gather(_Pair(objects, older), versions, txn, query)
+        if chosen is None:
+            return _gather(_Pair(objects, older), versions, txn, query)
+        within = query.base + query.prefix
+        pair = _Pair(ChosenWalk(objects, chosen, within), ChosenWalk(older, chosen, within, TAIL))
+        return _gather(pair, versions, txn, query)
 
 
 def _starts(versions: Versions, txn: Any, query: VersionQuery) -> tuple[bytes, bytes]:

@@ -20,6 +20,7 @@ from meshd.store.errors import (
 from meshd.store.records import Meta, Removed
 from meshd.testing.store_writing import LARGE, bytes_at, etag_of, put, put_part, refused, spans
 from meshd.testing.version_suite import VersionSuite
+from meshwire.cluster import slot_of
 from meshwire.conditions import Conditions
 
 if TYPE_CHECKING:
@@ -296,6 +297,39 @@ class StoreSuite(VersionSuite):
                         break
                     after = page.next_after
                 assert names == ["a", "a/", "a0", "b/", "c", "d/"]
+
+        self._run(check)
+
+    def test_listings_of_some_slots_are_of_their_names_alone(self) -> None:
+        async def check(store: ObjectStore) -> None:
+            keys = [f"{a}/{b}" for a in "abcd" for b in range(12)] + [f"k{i}" for i in range(40)]
+            for key in keys:
+                await put(store, key, versioning="Enabled")
+            for key in keys[::3]:
+                await store.delete("b", key, versioning="Enabled")
+            for key in keys[::5]:
+                await store.create_upload("b", key)
+            for seed in range(4):
+                slots = bytes((n * 7 + seed) % 4 == 0 for n in range(16))
+                inside = [key for key in sorted(keys) if slots[slot_of("b", key, 16)]]
+                live = [key for key in inside if key not in keys[::3]]
+                assert [entry.key for entry in store.list_entries("b", slots=slots).entries] == live
+                assert [key for key, _ in store.list("b", slots=slots, prefix="k").entries] == [
+                    key for key in live if key.startswith("k")
+                ]
+                rolled = store.list_entries("b", slots=slots, delimiter="/", limit=1000)
+                assert rolled.prefixes == tuple(sorted({key[:2] for key in live if "/" in key}))
+                assert [e.key for e in rolled.entries] == [key for key in live if "/" not in key]
+                versions = store.list_versions("b", slots=slots)
+                assert [key for key, _ in versions.entries] == [
+                    key for key in inside for _ in range(1 if key in live else 2)
+                ]
+                uploads = store.list_uploads("b", slots=slots)
+                assert [upload.key for upload in uploads.uploads] == [k for k in inside if k in keys[::5]]
+                page = store.list_entries("b", slots=slots, delimiter="/", limit=3)
+                whole = sorted([*(e.key for e in rolled.entries), *rolled.prefixes])
+                assert sorted([*(e.key for e in page.entries), *page.prefixes]) == whole[:3]
+                assert page.truncated == (len(whole) > 3)
 
         self._run(check)
 

@@ -92,6 +92,10 @@ class Executor:
             ops.ListMultipartUploads: self._list_uploads,
         }
 
+    @property
+    def _alone(self) -> bool:
+        return self._deps.mesh.alone
+
     async def __call__(self, call: Call) -> Result:
         """The operation's result. Raises S3Error."""
         call.operation = await self._deps.views.redirected(self._deps.acls.admitted(call.operation))
@@ -141,7 +145,10 @@ class Executor:
             page = await self._deps.members.listing(
                 operation, partial(self._may_read, call, operation.bucket)
             )
-        return self._deps.listings.list_objects(operation) if page is None else page
+        if page is not None:
+            return page
+        listings = self._deps.listings
+        return listings.list_objects(operation) if self._alone else await listings.all_objects(operation)
 
     def _may_read(self, call: Call, bucket: str, key: str) -> bool:
         access = self._deps.access
@@ -151,7 +158,8 @@ class Executor:
         return await self._deps.members.members(cast("ops.ListMembers", call.operation))
 
     async def _list_versions(self, call: Call) -> Result:
-        return self._deps.listings.list_versions(cast("ops.ListObjectVersions", call.operation))
+        operation, listings = cast("ops.ListObjectVersions", call.operation), self._deps.listings
+        return listings.list_versions(operation) if self._alone else await listings.all_versions(operation)
 
     # --- objects ------------------------------------------------------------------------------------
 
@@ -244,4 +252,5 @@ class Executor:
         return self._deps.uploads.list_parts(cast("ops.ListParts", call.operation))
 
     async def _list_uploads(self, call: Call) -> Result:
-        return self._deps.listings.list_uploads(cast("ops.ListMultipartUploads", call.operation))
+        operation, listings = cast("ops.ListMultipartUploads", call.operation), self._deps.listings
+        return listings.list_uploads(operation) if self._alone else await listings.all_uploads(operation)
