@@ -46,6 +46,7 @@ bench: $(STAMP)  ## side by side with SeaweedFS, nginx and the peer loaders; wri
 reference: $(STAMP) ## write what is generated: a part of docs/ops.md, the chart's CRDs, docs/resources.md
 	@$(BIN)/python tests/docs/ops_page.py
 	@$(BIN)/python tests/docs/kubernetes_pages.py
+	@$(BIN)/python tests/docs/monitoring_pages.py
 
 format: $(STAMP) ## apply the formatter
 	@$(BIN)/ruff format .

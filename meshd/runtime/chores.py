@@ -98,6 +98,7 @@ def measure(node: Node) -> None:
     for disk in node.settings.store.disks:
         room = os.statvfs(disk)
         metrics.store_disk_free_bytes.labels(str(disk)).set(room.f_bavail * room.f_frsize)
+        metrics.store_disk_bytes.labels(str(disk)).set(room.f_blocks * room.f_frsize)
 
 
 async def compact(store: Store, clock: Clock) -> int:

@@ -85,6 +85,12 @@ view_layouts = _counter(
     "meshd_view_layouts_total", "Scans of the sources of shard views; result is made or same.", "result"
 )
 view_layout_seconds = _counter("meshd_view_layout_seconds_total", "Time that scans and layouts of them took.")
+# what loaders report of themselves; loader is a name of theirs
+loader_samples = _counter("meshd_loader_samples_total", "Rows handed to training loops.", "loader")
+loader_seconds = _counter("meshd_loader_seconds_total", "Time of training loops.", "loader")
+loader_waited = _counter(
+    "meshd_loader_waited_seconds_total", "Time that training loops waited for a batch.", "loader"
+)
 frame_cache_bytes = _gauge("meshd_frame_cache_bytes", "Shared memory held by finished batches.")
 
 # jobs; state is done, failed or cancelled
@@ -102,6 +108,7 @@ store_uploads = _gauge("meshd_store_uploads", "Multipart uploads in progress.", 
 store_live_bytes = _gauge("meshd_store_live_bytes", "Bytes in use, versions' too.", mode="mostrecent")
 store_dead_bytes = _gauge("meshd_store_dead_bytes", "Bytes that compaction will win.", mode="mostrecent")
 store_disk_free_bytes = _gauge("meshd_store_disk_free_bytes", "Free bytes.", "disk", mode="mostrecent")
+store_disk_bytes = _gauge("meshd_store_disk_bytes", "Bytes the disk has.", "disk", mode="mostrecent")
 
 # store, as each process works on it; kind is full or failed
 store_commits = _counter("meshd_store_commits_total", "Groups of writes made durable together.")
@@ -124,17 +131,27 @@ processes_up = _gauge("meshd_processes_up", "Children that are ready.", "role", 
 
 
 OTHER = "other"
-_MAX_OPS = 200
-_ops: set[str] = set()
+_MAX_NAMES = 200
+_names: dict[str, set[str]] = {"op": set(), "loader": set()}
 
 
 def op_label(op: str) -> str:
     """An op's name as a label. Users may bring ops of their own: beyond so many names, the rest is one."""
-    if op not in _ops:
-        if len(_ops) >= _MAX_OPS:
+    return _bounded("op", op)
+
+
+def loader_label(name: str) -> str:
+    """The same for the names loaders give themselves."""
+    return _bounded("loader", name)
+
+
+def _bounded(kind: str, name: str) -> str:
+    known = _names[kind]
+    if name not in known:
+        if len(known) >= _MAX_NAMES:
             return OTHER
-        _ops.add(op)
-    return op
+        known.add(name)
+    return name
 
 
 def render() -> bytes:

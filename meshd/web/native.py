@@ -28,6 +28,7 @@ from meshd.web.sending import Outlet, send_spans
 from meshd.web.server import NativeRoute
 from meshwire import frames, snapshots
 from meshwire.documents import PlanError, checked_choice, suggestion
+from meshwire.loaderreports import HEADER, parse_report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -188,6 +189,7 @@ class NativeEndpoint:
         self, request: MeshRequest, identity: Identity, parts: tuple[str, ...]
     ) -> web.StreamResponse:
         query = query_of(request, _QUERY)
+        _note_report(request)
         form = checked_choice(query.get("format", "tensors"), "format", _FORMATS)
         numbers = {name: _number(query.get(name, str(default)), name) for name, default in _NUMBERS.items()}
         address = FrameAddress(parts[0], _number(parts[1], "epoch"), _number(parts[2], "step"), **numbers)
@@ -253,6 +255,17 @@ class NativeEndpoint:
             more.append(("Retry-After", str(error.retry_after)))
         body = json.dumps({"error": document}).encode()
         return self._reply(STATUS[error.code], "application/json", body, *more)
+
+
+def _note_report(request: MeshRequest) -> None:
+    """Count what the loader says of itself, if it does."""
+    report = parse_report(request.headers.get(HEADER))
+    if report is None:
+        return
+    loader = metrics.loader_label(report.name)
+    metrics.loader_samples.labels(loader).inc(report.samples)
+    metrics.loader_seconds.labels(loader).inc(report.seconds)
+    metrics.loader_waited.labels(loader).inc(report.waited)
 
 
 @contextmanager

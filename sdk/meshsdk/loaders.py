@@ -8,6 +8,7 @@ Invariant: one pass runs at a time; after its last step, a break or `close`, no 
 from __future__ import annotations
 
 import operator
+import os
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -23,6 +24,7 @@ from meshsdk.native import FrameAddress, bad_samples, register_plan
 from meshsdk.outputs import make_stage
 from meshsdk.passes import Pass
 from meshsdk.ranks import find_rank
+from meshsdk.reporting import Reporter
 from meshwire import plans
 from meshwire.plans import LoaderState
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from meshsdk.meters import LoaderStats
     from meshsdk.native import BadSample, FieldSchema
     from meshsdk.orders import Shuffle
+    from meshsdk.transport import Request
 
 DEFAULT_PREFETCH = 256 << 20
 _FRAME_OVERHEAD = 16 << 10
@@ -53,8 +56,9 @@ class Loader:
     prefetch_bytes: the arena, and with it how far ahead is asked; default 256 MiB, or four frames if that
     is more.
     share: a name; jobs with the same plan and name meet at one preparation. deadline: seconds an
-    unavailable server is waited for before DeadlineError. verify: check each tensor's crc32c. Registers
-    the plan at once; raises ConfigurationError, InvalidPlanError, SnapshotChangedError.
+    unavailable server is waited for before DeadlineError. verify: check each tensor's crc32c.
+    report: a name under which the nodes' metrics show how long this job waits for data; default MESH_REPORT.
+    Registers the plan at once; raises ConfigurationError, InvalidPlanError, SnapshotChangedError.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class Loader:
         deadline: float = 600.0,
         verify: bool = True,
         connections: int = 4,
+        report: str | None = None,
     ) -> None:
         self.dataset = dataset
         self.rank, self.world = find_rank(rank, world)
@@ -93,6 +98,8 @@ class Loader:
         self._arena = Arena(_budget(prefetch_bytes, self._expected), self._stage.memory)
         self._state = LoaderState(self.plan.hash, dataset.snapshot.hash, seed)
         self._meter = Meter()
+        name = os.environ.get("MESH_REPORT", "") if report is None else report
+        self._reporter = Reporter(name, self.stats) if name else None
         self._pass: Pass | None = None
         self._closed = False
         if self._count(0) == 0:
@@ -200,7 +207,7 @@ class Loader:
         epoch, origin = self._state.epoch, self._state.origin(self.global_batch)
         steps = range(self.step, self.step + self.remaining)
         order = Order(
-            lambda step: self._address(epoch, step, origin).request(),
+            lambda step: self._request(epoch, step, origin),
             steps,
             self._expected,
             self._verify,
@@ -214,6 +221,11 @@ class Loader:
         return FrameAddress(
             self.plan.hash, epoch, step, self.rank, self.world, self.global_batch, origin, self._share
         )
+
+    def _request(self, epoch: int, step: int, origin: int) -> Request:
+        request = self._address(epoch, step, origin).request()
+        reported = self._reporter.headers() if self._reporter is not None else None
+        return replace(request, headers={**request.headers, **reported}) if reported else request
 
     def at(self, step: int, epoch: int | None = None) -> Batch:
         """The batch of a step (as `Batch.step` counts) of the present or another epoch; changes no state."""

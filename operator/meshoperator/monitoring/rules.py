@@ -1,0 +1,257 @@
+"""Recording rules, and alerts with the page that says what to do.
+
+Law: an alert names a condition somebody has to act on; its runbook is a section of docs/runbooks.md of the
+same name. Ratios are of sums, so that a quiet node does not weigh as much as a busy one. Scrape jobs are
+called `shardmesh`, or whatever else is put in the place of `SCRAPES`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+Severity = Literal["critical", "warning"]
+SCRAPES: Final = 'job="shardmesh"'
+RUNBOOKS: Final = "docs/runbooks.md"
+"""What the links to runbooks begin with; the chart has a value for where your copy of the docs is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """`record` is `level:metric:operation`, as Prometheus's guide has it."""
+
+    record: str
+    expr: str
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """`wait`: how long `expr` holds before anybody is told. `critical` wakes somebody, `warning` does not."""
+
+    name: str
+    expr: str
+    wait: str
+    severity: Severity
+    summary: str
+    description: str
+
+    @property
+    def runbook(self) -> str:
+        """Where it is written what to do."""
+        return f"{RUNBOOKS}#{self.name.lower()}"
+
+
+def _share(part: str, whole: str) -> str:
+    """Of each instance; 0 where there was nothing of the part yet."""
+    every = f"sum by (instance) (rate({whole}[5m]))"
+    return f"(sum by (instance) (rate({part}[5m])) or 0 * {every}) / {every}"
+
+
+RECORDINGS: Final = (
+    Recording(
+        "instance_operation:meshd_http_requests:rate5m",
+        "sum by (instance, operation) (rate(meshd_http_requests_total[5m]))",
+    ),
+    Recording(
+        "instance:meshd_http_errors:ratio5m",
+        _share('meshd_http_requests_total{status=~"5.."}', "meshd_http_requests_total"),
+    ),
+    Recording(
+        "operation:meshd_http_request_seconds:p99_5m",
+        "histogram_quantile(0.99, sum by (operation, le) (rate(meshd_http_request_seconds_bucket[5m])))",
+    ),
+    Recording(
+        "instance:meshd_frames_kept:ratio5m",
+        _share('meshd_frames_total{result!="miss"}', "meshd_frames_total"),
+    ),
+    Recording(
+        "loader:meshd_loader_stall:ratio5m",
+        "sum by (loader) (rate(meshd_loader_waited_seconds_total[5m]))"
+        " / sum by (loader) (rate(meshd_loader_seconds_total[5m]))",
+    ),
+    Recording(
+        "instance_disk:meshd_store_disk_free:ratio",
+        "meshd_store_disk_free_bytes / meshd_store_disk_bytes",
+    ),
+    Recording(
+        "instance:meshd_store_sync_seconds:p99_5m",
+        "histogram_quantile(0.99, sum by (instance, le) (rate(meshd_store_sync_seconds_bucket[5m])))",
+    ),
+    Recording(
+        "instance:meshd_bad_samples:ratio5m",
+        _share("meshd_transform_failures_total", 'meshd_transform_samples_total{op="row"}'),
+    ),
+)
+
+ALERTS: Final = (
+    Alert(
+        "ShardmeshNodeDown",
+        f"up{{{SCRAPES}}} == 0",
+        "2m",
+        "critical",
+        "{{ $labels.instance }} does not answer",
+        "Prometheus has not reached this node for two minutes. Data with another copy is served by that one.",
+    ),
+    Alert(
+        "ShardmeshProcessesMissing",
+        'meshd_processes_up{role=~"worker|steward"} < 1',
+        "1m",
+        "critical",
+        "{{ $labels.instance }} has no {{ $labels.role }}",
+        "The supervisor cannot keep a process of this kind running, so the node is not ready.",
+    ),
+    Alert(
+        "ShardmeshProcessesRestart",
+        "sum by (instance, role) (increase(meshd_process_restarts_total[15m])) > 3",
+        "0m",
+        "warning",
+        "{{ $labels.role }} processes of {{ $labels.instance }} keep dying",
+        "{{ $value | humanize }} restarts in a quarter of an hour.",
+    ),
+    Alert(
+        "ShardmeshErrors",
+        "instance:meshd_http_errors:ratio5m > 0.01",
+        "5m",
+        "critical",
+        "{{ $labels.instance }} fails {{ $value | humanizePercentage }} of its requests",
+        "Answers of 500 and above, 503 among them, over all operations.",
+    ),
+    Alert(
+        "ShardmeshSlowReads",
+        'operation:meshd_http_request_seconds:p99_5m{operation="GetObject"} > 2.5',
+        "10m",
+        "warning",
+        "One GET in a hundred takes {{ $value | humanizeDuration }}",
+        "From the head of the request to the last byte. Large objects and slow clients count, too.",
+    ),
+    Alert(
+        "ShardmeshClientsRefused",
+        'sum by (instance) (increase(meshd_http_turned_away_total{why="full"}[10m])) > 0',
+        "0m",
+        "warning",
+        "{{ $labels.instance }} refuses connections",
+        "It has as many connections as --max-connections allows, and none of them is idle.",
+    ),
+    Alert(
+        "ShardmeshDiskFull",
+        "instance_disk:meshd_store_disk_free:ratio < 0.03",
+        "2m",
+        "critical",
+        "{{ $labels.disk }} of {{ $labels.instance }} has {{ $value | humanizePercentage }} left",
+        "Writes are refused (507 or 503) before the disk is really full; reads and deletions go on.",
+    ),
+    Alert(
+        "ShardmeshDiskFills",
+        "instance_disk:meshd_store_disk_free:ratio < 0.3"
+        " and predict_linear(meshd_store_disk_free_bytes[2h], 24 * 3600) < 0",
+        "30m",
+        "warning",
+        "{{ $labels.disk }} of {{ $labels.instance }} will be full within a day",
+        "At the pace of the last two hours.",
+    ),
+    Alert(
+        "ShardmeshDiskErrors",
+        'sum by (instance) (increase(meshd_store_disk_errors_total{kind="failed"}[10m])) > 0',
+        "0m",
+        "critical",
+        "A disk of {{ $labels.instance }} fails",
+        "Reads or writes of data files or of the index ended in errors of the device.",
+    ),
+    Alert(
+        "ShardmeshCorruptData",
+        "sum by (instance) (increase(meshd_store_corrupt_reads_total[15m])) > 0",
+        "0m",
+        "critical",
+        "{{ $labels.instance }} read bytes that fail their checksum",
+        "They were not served. Whoever asked got an error, or the bytes of another copy.",
+    ),
+    Alert(
+        "ShardmeshSlowDisk",
+        "instance:meshd_store_sync_seconds:p99_5m > 1",
+        "15m",
+        "warning",
+        "One fdatasync in a hundred on {{ $labels.instance }} takes {{ $value | humanizeDuration }}",
+        "Every acknowledged write waits for one.",
+    ),
+    Alert(
+        "ShardmeshCertificateExpires",
+        "meshd_tls_not_after_seconds - time() < 14 * 86400 and meshd_tls_not_after_seconds > 0",
+        "1h",
+        "warning",
+        "The certificate of {{ $labels.instance }} ends in {{ $value | humanizeDuration }}",
+        "A new pair of files is taken up within a second; no restart is needed.",
+    ),
+    Alert(
+        "ShardmeshAuditLost",
+        "sum by (instance) (increase(meshd_audit_dropped_total[10m])) > 0",
+        "0m",
+        "warning",
+        "{{ $labels.instance }} could not write {{ $value | humanize }} audit lines",
+        "The disk of the audit log is full or too slow; requests are served all the same.",
+    ),
+    Alert(
+        "ShardmeshTrainingStarves",
+        "loader:meshd_loader_stall:ratio5m > 0.1",
+        "10m",
+        "warning",
+        "{{ $labels.loader }} waits {{ $value | humanizePercentage }} of its time for data",
+        "The accelerators of this job idle while it waits.",
+    ),
+    Alert(
+        "ShardmeshTransformsQueue",
+        "meshd_transform_queue_rows > 4096",
+        "10m",
+        "warning",
+        "{{ $value | humanize }} rows wait for a transform process of {{ $labels.instance }}",
+        "Decoding and augmenting is what limits the jobs of this node.",
+    ),
+    Alert(
+        "ShardmeshBadSamples",
+        "instance:meshd_bad_samples:ratio5m > 0.01",
+        "10m",
+        "warning",
+        "{{ $value | humanizePercentage }} of the samples on {{ $labels.instance }} cannot be prepared",
+        "Jobs replace, mask or drop them, or stop, as their plans say.",
+    ),
+    Alert(
+        "ShardmeshUserOpsFail",
+        'sum by (instance) (increase(meshd_user_op_processes_total{event!="started"}[15m])) > 10',
+        "0m",
+        "warning",
+        "Ops that users brought keep ending their processes on {{ $labels.instance }}",
+        "By crash, by taking too much time or memory, or by answers that make no sense.",
+    ),
+    Alert(
+        "ShardmeshJobsFail",
+        'sum by (instance) (increase(meshd_jobs_ended_total{state="failed"}[30m])) > 0',
+        "0m",
+        "warning",
+        "{{ $value | humanize }} assembly jobs failed on {{ $labels.instance }}",
+        "They can be started again, and go on where they were.",
+    ),
+)
+
+
+def rule_groups() -> dict[str, Any]:
+    """The document Prometheus reads, and the `spec` of a PrometheusRule."""
+    recordings = [{"record": rule.record, "expr": rule.expr} for rule in RECORDINGS]
+    return {
+        "groups": [
+            {"name": "shardmesh.recordings", "interval": "30s", "rules": recordings},
+            {"name": "shardmesh.alerts", "rules": [_alert(alert) for alert in ALERTS]},
+        ]
+    }
+
+
+def _alert(alert: Alert) -> dict[str, Any]:
+    return {
+        "alert": alert.name,
+        "expr": alert.expr,
+        "for": alert.wait,
+        "labels": {"severity": alert.severity},
+        "annotations": {
+            "summary": alert.summary,
+            "description": alert.description,
+            "runbook_url": alert.runbook,
+        },
+    }

@@ -1,0 +1,230 @@
+"""Every alert fires when it should and stays quiet when it should not, says Prometheus's own promtool."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from monitoring_pages import files
+
+from meshoperator.monitoring.rules import ALERTS, RECORDINGS, rule_groups
+
+ROOT = Path(__file__).resolve().parents[2]
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool: apt install prometheus"
+)
+AT = 'instance="n1:9000"'
+Series = dict[str, str]
+_GROWS = "0+{}x240"  # by so much a minute, for four hours
+
+
+def grows(step: float) -> str:
+    return _GROWS.format(step)
+
+
+# Alert → what fires it, and what looks alike and must not.
+CASES: dict[str, tuple[Series, Series]] = {
+    "ShardmeshNodeDown": (
+        {f'up{{job="shardmesh", {AT}}}': "1x100 0x140"},
+        {f'up{{job="shardmesh", {AT}}}': "1x100 0 1x140", 'up{job="other", instance="x"}': "0x240"},
+    ),
+    "ShardmeshProcessesMissing": (
+        {f'meshd_processes_up{{role="steward", {AT}}}': "1x100 0x140"},
+        {
+            f'meshd_processes_up{{role="steward", {AT}}}': "1x240",
+            f'meshd_processes_up{{role="transform", {AT}}}': "0x240",
+        },
+    ),
+    "ShardmeshProcessesRestart": (
+        {f'meshd_process_restarts_total{{role="worker", {AT}}}': grows(1)},
+        {f'meshd_process_restarts_total{{role="worker", {AT}}}': grows(0.1)},
+    ),
+    "ShardmeshErrors": (
+        {
+            f'meshd_http_requests_total{{operation="GetObject", status="200", {AT}}}': grows(900),
+            f'meshd_http_requests_total{{operation="GetObject", status="500", {AT}}}': grows(100),
+        },
+        {
+            f'meshd_http_requests_total{{operation="GetObject", status="200", {AT}}}': grows(900),
+            f'meshd_http_requests_total{{operation="GetObject", status="404", {AT}}}': grows(500),
+            f'meshd_http_requests_total{{operation="GetObject", status="503", {AT}}}': grows(1),
+        },
+    ),
+    "ShardmeshSlowReads": (
+        {
+            f'meshd_http_request_seconds_bucket{{operation="GetObject", le="2.5", {AT}}}': grows(10),
+            f'meshd_http_request_seconds_bucket{{operation="GetObject", le="10.0", {AT}}}': grows(100),
+            f'meshd_http_request_seconds_bucket{{operation="GetObject", le="+Inf", {AT}}}': grows(100),
+        },
+        {
+            f'meshd_http_request_seconds_bucket{{operation="GetObject", le="2.5", {AT}}}': grows(999),
+            f'meshd_http_request_seconds_bucket{{operation="GetObject", le="10.0", {AT}}}': grows(1000),
+            f'meshd_http_request_seconds_bucket{{operation="GetObject", le="+Inf", {AT}}}': grows(1000),
+            f'meshd_http_request_seconds_bucket{{operation="PutObject", le="2.5", {AT}}}': grows(0),
+            f'meshd_http_request_seconds_bucket{{operation="PutObject", le="+Inf", {AT}}}': grows(1000),
+        },
+    ),
+    "ShardmeshClientsRefused": (
+        {f'meshd_http_turned_away_total{{why="full", {AT}}}': grows(5)},
+        {f'meshd_http_turned_away_total{{why="slow head", {AT}}}': grows(5)},
+    ),
+    "ShardmeshDiskFull": (
+        {
+            f'meshd_store_disk_free_bytes{{disk="/d", {AT}}}': "2x240",
+            f'meshd_store_disk_bytes{{disk="/d", {AT}}}': "100x240",
+        },
+        {
+            f'meshd_store_disk_free_bytes{{disk="/d", {AT}}}': "4x240",
+            f'meshd_store_disk_bytes{{disk="/d", {AT}}}': "100x240",
+        },
+    ),
+    "ShardmeshDiskFills": (
+        {
+            f'meshd_store_disk_free_bytes{{disk="/d", {AT}}}': "250-0.5x240",
+            f'meshd_store_disk_bytes{{disk="/d", {AT}}}': "1000x240",
+        },
+        {
+            f'meshd_store_disk_free_bytes{{disk="/d", {AT}}}': "900-0.5x240",  # but far from full
+            f'meshd_store_disk_bytes{{disk="/d", {AT}}}': "1000x240",
+        },
+    ),
+    "ShardmeshDiskErrors": (
+        {f'meshd_store_disk_errors_total{{kind="failed", {AT}}}': grows(1)},
+        {f'meshd_store_disk_errors_total{{kind="full", {AT}}}': grows(1)},
+    ),
+    "ShardmeshCorruptData": (
+        {f"meshd_store_corrupt_reads_total{{{AT}}}": grows(1)},
+        {f"meshd_store_corrupt_reads_total{{{AT}}}": "3x240"},
+    ),
+    "ShardmeshSlowDisk": (
+        {
+            f'meshd_store_sync_seconds_bucket{{le="1.0", {AT}}}': grows(50),
+            f'meshd_store_sync_seconds_bucket{{le="2.5", {AT}}}': grows(100),
+            f'meshd_store_sync_seconds_bucket{{le="+Inf", {AT}}}': grows(100),
+        },
+        {
+            f'meshd_store_sync_seconds_bucket{{le="1.0", {AT}}}': grows(1000),
+            f'meshd_store_sync_seconds_bucket{{le="2.5", {AT}}}': grows(1001),
+            f'meshd_store_sync_seconds_bucket{{le="+Inf", {AT}}}': grows(1001),
+        },
+    ),
+    "ShardmeshCertificateExpires": (
+        {f"meshd_tls_not_after_seconds{{{AT}}}": f"{10 * 86400}x240"},
+        {
+            f"meshd_tls_not_after_seconds{{{AT}}}": f"{30 * 86400}x240",
+            'meshd_tls_not_after_seconds{instance="x"}': "0x240",
+        },
+    ),
+    "ShardmeshAuditLost": (
+        {f"meshd_audit_dropped_total{{{AT}}}": grows(2)},
+        {f"meshd_audit_dropped_total{{{AT}}}": "7x240"},
+    ),
+    "ShardmeshTrainingStarves": (
+        {
+            f'meshd_loader_waited_seconds_total{{loader="resnet", {AT}}}': grows(20),
+            f'meshd_loader_seconds_total{{loader="resnet", {AT}}}': grows(60),
+        },
+        {
+            f'meshd_loader_waited_seconds_total{{loader="resnet", {AT}}}': grows(1),
+            f'meshd_loader_seconds_total{{loader="resnet", {AT}}}': grows(60),
+        },
+    ),
+    "ShardmeshTransformsQueue": (
+        {f"meshd_transform_queue_rows{{{AT}}}": "9000x240"},
+        {f"meshd_transform_queue_rows{{{AT}}}": "9000x5 0x3 9000x5 0x240"},
+    ),
+    "ShardmeshBadSamples": (
+        {
+            f'meshd_transform_failures_total{{op="decode", {AT}}}': grows(5),
+            f'meshd_transform_samples_total{{op="row", {AT}}}': grows(100),
+        },
+        {
+            f'meshd_transform_failures_total{{op="decode", {AT}}}': grows(1),
+            f'meshd_transform_samples_total{{op="row", {AT}}}': grows(1000),
+        },
+    ),
+    "ShardmeshUserOpsFail": (
+        {f'meshd_user_op_processes_total{{event="crash", {AT}}}': grows(1)},
+        {f'meshd_user_op_processes_total{{event="started", {AT}}}': grows(100)},
+    ),
+    "ShardmeshJobsFail": (
+        {f'meshd_jobs_ended_total{{state="failed", {AT}}}': grows(1)},
+        {f'meshd_jobs_ended_total{{state="cancelled", {AT}}}': grows(1)},
+    ),
+}
+
+
+def test_every_alert_has_its_cases_and_its_runbook() -> None:
+    assert set(CASES) == {alert.name for alert in ALERTS}
+    page = (ROOT / "docs" / "runbooks.md").read_text()
+    assert {alert.name for alert in ALERTS} == set(re.findall(r"^## (Shardmesh\w+)$", page, re.MULTILINE))
+
+
+def test_the_chart_has_what_the_code_says() -> None:
+    for path, text in files().items():
+        assert path.read_text() == text, f"{path.name} is old: run `make reference`"
+
+
+def _rules(place: Path) -> Path:
+    path = place / "rules.yaml"
+    path.write_text(yaml.safe_dump(rule_groups()))
+    return path
+
+
+def promtool(*words: str | Path) -> None:
+    done = subprocess.run(["promtool", *map(str, words)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
+def test_the_rules_are_rules(tmp_path: Path) -> None:
+    promtool("check", "rules", _rules(tmp_path))
+
+
+@needs_promtool
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_it_fires_and_stays_quiet(tmp_path: Path, name: str) -> None:
+    fires, quiet = CASES[name]
+    alert = next(alert for alert in ALERTS if alert.name == name)
+    cases = [_case(fires, name, alert.severity), _case(quiet, name, None)]
+    document = {"rule_files": [str(_rules(tmp_path))], "evaluation_interval": "30s", "tests": cases}
+    path = tmp_path / "test.yaml"
+    path.write_text(yaml.safe_dump(document))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        promtool("test", "rules", path)
+
+
+def _case(series: Series, alert: str, severity: str | None) -> dict[str, Any]:
+    """After four hours the alert is there, or is not. promtool compares all labels and annotations, so that
+    those of a firing one come from the rule itself: only its being there is asked, by ALERTS."""
+    query = f'count(ALERTS{{alertname="{alert}", alertstate="firing", severity="{severity}"}}) > bool 0'
+    none = f'absent(ALERTS{{alertname="{alert}", alertstate="firing"}})'
+    asked = {"expr": query if severity else none, "eval_time": "3h55m"}
+    return {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            asked
+            | {
+                "exp_samples": [
+                    {
+                        "labels": "{}" if severity else f'{{alertname="{alert}", alertstate="firing"}}',
+                        "value": 1,
+                    }
+                ]
+            }
+        ],
+    }
+
+
+def test_recordings_are_used_by_their_names() -> None:
+    """A recording nobody uses is work for nothing; dashboards and alerts are who could."""
+    used = " ".join(alert.expr for alert in ALERTS)
+    documented = (ROOT / "docs" / "monitoring.md").read_text()
+    assert all(rule.record in used or rule.record in documented for rule in RECORDINGS)

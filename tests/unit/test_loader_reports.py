@@ -1,0 +1,64 @@
+"""Reports of loaders: what is sent is what is read; nonsense is no report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshd.telemetry import metrics
+from meshsdk.errors import ConfigurationError
+from meshsdk.meters import Meter
+from meshsdk.reporting import Reporter
+from meshwire.loaderreports import HEADER, LoaderReport, parse_report
+
+
+@given(
+    st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._/-]{0,62}\Z"),
+    st.integers(0, 10**12 - 1),
+    st.integers(0, 10**9),
+    st.integers(0, 10**9),
+)
+def test_what_is_sent_is_read(name: str, samples: int, waited: int, working: int) -> None:
+    report = LoaderReport(name, samples, waited / 1000, (waited + working) / 1000)
+    assert parse_report(report.to_header()) == report
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        None,
+        "",
+        "resnet",
+        "name=a b;samples=1;waited=0.000;seconds=1.000",
+        "name=a;samples=-1;waited=0.000;seconds=1.000",
+        "name=a;samples=1;waited=2.000;seconds=1.000",
+        "name=a;samples=1;waited=nan;seconds=1.000",
+        "name=" + "a" * 64 + ";samples=1;waited=0.000;seconds=1.000",
+    ],
+)
+def test_nonsense_is_no_report(header: str | None) -> None:
+    assert parse_report(header) is None
+
+
+def test_a_reporter_tells_what_is_new_and_not_too_often() -> None:
+    stats = Meter(samples=10, seconds=4.0, waited=1.0).read(None, 0)
+    reporter = Reporter("resnet", lambda: stats)
+    assert parse_report(reporter.headers()[HEADER]) == LoaderReport("resnet", 10, 1.0, 4.0)
+    stats = replace(stats, samples=30, seconds=5.0)
+    assert reporter.headers() == {}
+    reporter._due = 0.0
+    assert parse_report(reporter.headers()[HEADER]) == LoaderReport("resnet", 20, 0.0, 1.0)
+
+
+def test_names_are_checked_where_they_are_given() -> None:
+    with pytest.raises(ConfigurationError, match="report='my job'"):
+        Reporter("my job", lambda: Meter().read(None, 0))
+
+
+def test_labels_are_bounded() -> None:
+    names = {metrics.loader_label(f"loader-{number}") for number in range(300)}
+    assert len(names) == 201
+    assert metrics.OTHER in names
