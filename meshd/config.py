@@ -10,9 +10,10 @@ import difflib
 import os
 import re
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
+from urllib.parse import unquote
 
 import yaml
 
@@ -114,12 +115,29 @@ class TransformSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ControlAddress:
+    """An etcd cluster, and where in it: `etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT…][/PREFIX]`, or `etcds`
+    for TLS."""
+
+    members: tuple[tuple[str, int], ...]
+    prefix: str = "/shardmesh/"
+    tls: bool = False
+    login: tuple[str, str] | None = None
+    """User and password."""
+    ca: Path | None = None
+    """PEM file of who vouches for its certificates. Default: the system's."""
+
+    def __repr__(self) -> str:
+        hosts = ",".join(f"{host}:{port}" for host, port in self.members)
+        return f"etcd{'s' if self.tls else ''}://{hosts}{self.prefix.rstrip('/')}"
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterSettings:
     """This node among others. Without `control` it is the only one."""
 
-    control: str = ""
-    """Where the control store is: `etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT][/PREFIX]`; empty: in the data
-    directory."""
+    control: ControlAddress | None = None
+    """Where the control store is; None: in the data directory, and the node is the only one."""
     zone: str = ""
     """What fails together: copies are kept in different zones."""
     rack: str = ""
@@ -132,6 +150,8 @@ class ClusterSettings:
     """How many nodes keep each object, of buckets that say nothing else. Counts when a mesh is founded."""
     advertise: str = ""
     """URL under which peers and the SDK reach this node. Default: where it listens."""
+    lease: float = 5.0
+    """Seconds without a word after which a node is looked after, and counts as away."""
     down_after: float = 900.0
     """Seconds after which a node that is away is given up, if every object of it has another copy."""
 
@@ -299,6 +319,61 @@ def _domains(value: object) -> tuple[str, ...]:
     return found
 
 
+def parse_control(value: object) -> ControlAddress | None:
+    """`embedded` → None; `etcd://HOST:PORT[,HOST:PORT][/PREFIX]` → its address. Raises ValueError."""
+    text = str(value)
+    if text == "embedded":
+        return None
+    form = r"etcd(s?)://(?:([^:@/]+):([^@/]*)@)?([^/@]+)(/[A-Za-z0-9._/-]*)?"
+    match = re.fullmatch(form, text)
+    hint = "expected embedded, or etcd://HOST:PORT[,HOST:PORT][/PREFIX]"
+    if match is None:
+        raise ValueError(hint)
+    try:
+        members = tuple(parse_listen(item) for item in match[4].split(","))
+    except ValueError:
+        raise ValueError(hint) from None
+    login = (unquote(match[2]), unquote(match[3])) if match[2] else None
+    prefix = f"/{(match[5] or '').strip('/') or 'shardmesh'}/"
+    return ControlAddress(members, prefix, bool(match[1]), login)
+
+
+def _roles(value: object) -> tuple[str, ...]:
+    items = value.replace(",", " ").split() if isinstance(value, str) else value
+    if isinstance(items, list | tuple):
+        items = [word for item in items for word in str(item).replace(",", " ").split()]
+    known = ("store", "cache", "compute")
+    if not isinstance(items, list) or not items or not set(items) <= set(known):
+        raise ValueError("expected some of store, cache, compute")
+    return tuple(role for role in known if role in items)
+
+
+def _place(text: object) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._/-]{0,63}", str(text)):
+        raise ValueError("expected letters, digits, dots, dashes and slashes, at most 63")
+    return str(text)
+
+
+def _url(text: object) -> str:
+    if not re.fullmatch(r"https?://[A-Za-z0-9._:\[\]-]{1,255}", str(text)):
+        raise ValueError("expected a URL such as http://10.0.0.5:9000, without a path")
+    return str(text)
+
+
+def _copies(text: object) -> int:
+    value = int(str(text))
+    if not 1 <= value <= 8:
+        raise ValueError("expected 1 to 8")
+    return value
+
+
+def _weight(text: object) -> int:
+    value = int(str(text))
+    if not 0 <= value <= 1 << 20:
+        raise ValueError("expected a whole number up to 1048576, or 0 for the GiB of its disks")
+    return value
+
+
 def parse_listen(text: object) -> tuple[str, int]:
     """`HOST:PORT`, `:PORT`, `[v6]:PORT` → (host, port). Raises ValueError."""
     match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^:\[\]]*)):(\d{1,5})", str(text))
@@ -353,6 +428,16 @@ OPTIONS: Mapping[str, Option] = {
         Option("stale-uploads", _days, lambda: 7),
         Option("users", _path, lambda: None),
         Option("audit-log", _audit, lambda: None),
+        Option("control", parse_control, lambda: None),
+        Option("control-ca", _path, lambda: None),
+        Option("zone", _place, str),
+        Option("rack", _place, str),
+        Option("role", _roles, lambda: ("store", "cache", "compute")),
+        Option("weight", _weight, lambda: 0),
+        Option("copies", _copies, lambda: 2),
+        Option("advertise", _url, str),
+        Option("lease", _seconds, lambda: 5.0),
+        Option("down-after", _seconds, lambda: 900.0),
         Option("node-id", _name, lambda: _name(socket.gethostname())),
         Option("region", _name, lambda: "us-east-1"),
         Option("log-format", _choice("text", "json"), lambda: "text"),
@@ -464,6 +549,7 @@ def _assemble(values: Mapping[str, object]) -> NodeSettings:
             user_op_seconds=value["user-op-seconds"],
             user_op_memory=value["user-op-memory"],
         ),
+        cluster=_cluster(value),
         workers=value["workers"],
         users_file=value["users"],
         view_cache_bytes=value["view-cache"],
@@ -474,6 +560,33 @@ def _assemble(values: Mapping[str, object]) -> NodeSettings:
         hang_timeout=value["hang-timeout"],
         log_format=value["log-format"],
         log_level=value["log-level"],
+    )
+
+
+def _cluster(value: Mapping[str, Any]) -> ClusterSettings:
+    control = value["control"]
+    if value["control-ca"] is not None:
+        if control is None or not control.tls:
+            raise ConfigError(
+                "control-ca: give it with --control etcds://…, whose certificates it vouches for"
+            )
+        control = replace(control, ca=value["control-ca"])
+    host = value["listen"][0]
+    if control is not None and not value["advertise"] and host in ("0.0.0.0", "::"):
+        raise ConfigError(
+            f"advertise is required where the node listens on every address ({host}): say under which URL "
+            "others reach it, as in --advertise http://10.0.0.5:9000"
+        )
+    return ClusterSettings(
+        control,
+        value["zone"],
+        value["rack"],
+        value["role"],
+        value["weight"],
+        value["copies"],
+        value["advertise"],
+        value["lease"],
+        value["down-after"],
     )
 
 

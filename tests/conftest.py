@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from meshd.testing.daemons import Daemon
+from meshd.testing.meshes import running_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,6 +61,7 @@ def _no_process_left() -> Iterator[None]:
     yield
     # Python keeps a process of its own for shared semaphores, started by whoever needs it first.
     before.add(getattr(resource_tracker._resource_tracker, "_pid", None) or 0)
+    before |= running_nodes()  # of meshes that a whole module uses, restarted in between
     left = [child for child in psutil.Process().children() if child.pid not in before]
     assert not left, f"the test left processes running: {left}"
 

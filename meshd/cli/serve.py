@@ -25,6 +25,11 @@ Example:
   aws s3 mb s3://photos && aws s3 sync ./photos s3://photos
 
 \b
+Three nodes that are one store (each object on two of them; any node answers):
+  meshd serve --data-dir /d --node-id n1 --listen 10.0.0.1:9000 --control etcd://10.0.0.9:2379
+  … the same on n2 and n3; `mesh cluster status` shows them.  On one machine: meshd dev --nodes 3
+
+\b
 Every setting is also read from MESHD_<NAME> (MESHD_DATA_DIR, MESHD_LISTEN, …) and from the
 --config file (`data-dir: ./data`). A flag wins over the environment, that over the file.
 SIGTERM stops after running requests are done; SIGHUP reads the users file and the TLS
@@ -56,7 +61,17 @@ pair again (that also when it changes) and opens the audit log anew.
 @click.option("--config", metavar="FILE", help="YAML file with any of these settings.")
 @click.option("--sigv2", metavar="on|off", help="Take signature version 2, boto3's for URLs.  [on]")
 @click.option("--region", metavar="NAME", help="Region of new buckets.  [us-east-1]")
-@click.option("--node-id", metavar="NAME", help="Name in metrics and logs.  [host name]")
+@click.option("--node-id", metavar="NAME", help="Name in the map, metrics and logs.  [host name]")
+@click.option("--control", metavar="WHERE", help="etcd://HOST:PORT[,HOST:PORT][/PREFIX]: be one of many.")
+@click.option("--control-ca", metavar="FILE", help="Who vouches for the certificates of etcds://.")
+@click.option("--zone", metavar="NAME", help="What fails together; copies are in different zones.")
+@click.option("--rack", metavar="NAME", help="What is near each other.")
+@click.option("--role", multiple=True, metavar="ROLE", help="store, cache, compute; repeat it.  [all]")
+@click.option("--weight", metavar="N", help="Share of the data.  [GiB of the disks]")
+@click.option("--copies", metavar="N", help="Nodes that keep each object; of a mesh's first node.  [2]")
+@click.option("--advertise", metavar="URL", help="Where others reach this node.  [where it listens]")
+@click.option("--lease", metavar="SECONDS", help="Silence after which a node counts as away.  [5]")
+@click.option("--down-after", metavar="SECONDS", help="After which one that is away is given up.  [900]")
 @click.option("--head-timeout", metavar="SECONDS", help="For a request's line and headers to come.  [20]")
 @click.option("--max-connections", metavar="N", help="Open client connections of the node.  [16384]")
 @click.option("--drain-timeout", metavar="SECONDS", help="For running requests after SIGTERM.  [30]")

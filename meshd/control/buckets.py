@@ -72,6 +72,11 @@ class BucketTable:
         found = self._documents.current().get(name)
         return 0 if found is None else found.copies
 
+    def fewest_copies(self, default: int) -> int:
+        """Of all buckets; `default`: what the mesh says."""
+        every = self._documents.current().values()
+        return min((bucket.copies or default for bucket in every if not bucket.view), default=default)
+
     def list_all(self, owner: str | None = None) -> tuple[Bucket, ...]:
         """All buckets (of one owner) in order of their names."""
         every = self._documents.current()

@@ -137,6 +137,9 @@ class EmbeddedControl:
     async def release(self, lease: Lease) -> None:
         await self._leases.release(lease)
 
+    async def leases(self, prefix: str) -> Mapping[str, str]:
+        return await self._leases.leases(prefix)
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True

@@ -121,6 +121,9 @@ class ControlStore(Protocol):
     async def release(self, lease: Lease) -> None:
         """Give it up early. A lease that is lost already is no error."""
 
+    async def leases(self, prefix: str) -> Mapping[str, str]:
+        """Who holds the leases whose names start with `prefix`, by name, as the engine has it now."""
+
     def close(self) -> None:
         """Release the engine. Watches end. Idempotent."""
 

@@ -57,6 +57,15 @@ class ClockLeases:
         except VersionConflictError:
             return
 
+    async def leases(self, prefix: str) -> dict[str, str]:
+        """See ControlStore.leases."""
+        now, cut = self._clock.now_ms(), len(_key(""))
+        held = {
+            key[cut:]: _decode(entry.value)
+            for key, entry in (await self._store.list_all(_key(prefix))).items()
+        }
+        return {name: holding.holder for name, holding in held.items() if holding.expires_ms > now}
+
     async def _write(self, name: str, holder: str, ttl: float, expect: int) -> Lease:
         expires = self._clock.now_ms() + int(ttl * 1000)
         value = msgspec.json.encode(_Holding(holder, expires))

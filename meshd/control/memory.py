@@ -96,6 +96,9 @@ class MemoryControl:
     async def release(self, lease: Lease) -> None:
         await self._leases.release(lease)
 
+    async def leases(self, prefix: str) -> Mapping[str, str]:
+        return await self._leases.leases(prefix)
+
     def close(self) -> None:
         self._closed = True
         self._changed.set()

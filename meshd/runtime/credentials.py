@@ -47,8 +47,18 @@ def root_credentials(data_dir: Path, env: Mapping[str, str]) -> RootCredentials:
     given = env.get(ACCESS, ""), env.get(SECRET, "")
     if any(given):
         return _from_environment(*given)
+    return kept_credentials(data_dir) or make_credentials(data_dir)
+
+
+def given_credentials(env: Mapping[str, str]) -> bool:
+    """Whether the environment says the key pair."""
+    return bool(env.get(ACCESS) or env.get(SECRET))
+
+
+def kept_credentials(data_dir: Path) -> RootCredentials | None:
+    """Those of the file, None without one. Raises ConfigError."""
     path = data_dir / _FILE
-    return _read(path) if path.exists() else _make(path)
+    return _read(path) if path.exists() else None
 
 
 def _from_environment(access_key: str, secret_key: str) -> RootCredentials:
@@ -71,8 +81,16 @@ def _read(path: Path) -> RootCredentials:
     return pair
 
 
-def _make(path: Path) -> RootCredentials:
+def make_credentials(data_dir: Path) -> RootCredentials:
+    """A new pair, kept."""
     pair = RootCredentials(new_access_key(), new_secret_key(), made=True)
+    write_credentials(data_dir, pair)
+    return pair
+
+
+def write_credentials(data_dir: Path, pair: RootCredentials) -> None:
+    """Keep a pair in the file."""
+    path = data_dir / _FILE
     text = json.dumps({"access_key": pair.access_key, "secret_key": pair.secret_key}) + "\n"
     new = path.with_suffix(".new")
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -81,4 +99,3 @@ def _make(path: Path) -> RootCredentials:
         file.flush()
         os.fsync(file.fileno())
     new.rename(path)
-    return pair

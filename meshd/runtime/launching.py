@@ -12,21 +12,24 @@ import json
 import logging
 import os
 import resource
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from meshd.cluster.belonging import check_lone
 from meshd.config import ConfigError
 from meshd.control.earlier import bring_forward
-from meshd.control.embedded import EmbeddedControl
 from meshd.control.identities import IdentityTable
 from meshd.control.nodesecret import NodeSecret
+from meshd.control.opening import open_control
 from meshd.errors import MeshdError, StartupError
 from meshd.kit.clock import SystemClock
 from meshd.runtime.board import Board
 from meshd.runtime.children import ChildSpec, ended, fork
-from meshd.runtime.credentials import root_credentials
+from meshd.runtime.credentials import given_credentials, root_credentials
 from meshd.runtime.listening import endpoint, open_doors
+from meshd.runtime.meeting import MADE, meet
 from meshd.runtime.steward import run_steward
 from meshd.runtime.supervisor import Hooks, Stage, Supervisor
 from meshd.runtime.transforming import run_transform
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from meshd.config import NodeSettings
-    from meshd.control.identities import Account
+    from meshd.control.identities import Account, Origin
     from meshd.control.interface import ControlStore
     from meshd.runtime.children import Reporter
     from meshd.runtime.listening import Doors
@@ -59,13 +62,18 @@ def launch(settings: NodeSettings, env: Mapping[str, str], say: Callable[[str], 
     logs.configure(settings.log_format, settings.log_level, "supervisor")
     _set_limits()
     _warn_if_open(settings.store.data_dir)
+    if settings.cluster.control is None:
+        check_lone(settings.store.data_dir)
+    else:
+        given = given_credentials(env)
+        _in_child("joining", lambda _: meet(settings, root_given=given))
     root = root_credentials(settings.store.data_dir, env)
     people = _People(settings, root.account())
     people.read()
     _check_audit(settings.audit_log)
     doors = open_doors(settings)
     settings = _advertised(settings, doors)
-    if root.made:
+    if root.made or (settings.run_dir / MADE).exists():
         say(
             f"meshd root access_key={root.access_key} secret_key={root.secret_key} "
             f"(shown this once; kept in {settings.store.data_dir / 'root-credentials.json'})"
@@ -179,15 +187,17 @@ class _People:
     def store(self) -> None:
         """Make the control state's identities these. In a child: it opens LMDB."""
         clock = SystemClock()
-        control = EmbeddedControl(self._settings.control_dir, clock)
-        asyncio.run(self._store(control, clock.now_ms()))
-        control.close()
+        with closing(open_control(self._settings, clock)) as control:
+            asyncio.run(self._store(control, clock.now_ms()))
 
     async def _store(self, control: ControlStore, now_ms: int) -> None:
         await NodeSecret(control).ensure()
         await bring_forward(control, now_ms)
         accounts = (self._root, *self._users)
-        await IdentityTable(control).replace(frozenset({"root", "file"}), accounts, now_ms)
+        # In a mesh a node without a users file says nothing about those of another node's.
+        shared = self._settings.cluster.control is not None and self._settings.users_file is None
+        origins: frozenset[Origin] = frozenset({"root"} if shared else {"root", "file"})
+        await IdentityTable(control).replace(origins, accounts, now_ms)
 
 
 def _recover(settings: NodeSettings, people: _People) -> None:

@@ -11,14 +11,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from meshd.assembly.catalog import Catalog
-from meshd.cluster.mesh import Mesh, lone_map
 from meshd.control.buckets import BucketTable
-from meshd.control.embedded import EmbeddedControl
 from meshd.control.identities import IdentityTable
 from meshd.control.keyuse import KeyUse
 from meshd.control.nodesecret import NodeSecret
+from meshd.control.opening import open_control
 from meshd.kit.clock import SystemClock
 from meshd.net.peers import Peers
+from meshd.runtime.cluster import open_mesh
 from meshd.runtime.data import view_kinds, view_makers
 from meshd.runtime.jobs import job_desk
 from meshd.service.access import Access
@@ -51,6 +51,7 @@ from meshd.service.views.uses import UseFile
 from meshd.store.store import Store
 from meshd.transform.userops.modules import MODULES
 from meshd.web.admin import AdminEndpoint
+from meshd.web.cluster import ClusterEndpoint
 from meshd.web.forwarding import Forwarder
 from meshd.web.holdings import holding_routes
 from meshd.web.hops import Hops
@@ -66,6 +67,7 @@ from meshd.web.sessions import SessionEndpoint
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from meshd.cluster.mesh import Mesh
     from meshd.config import NodeSettings
     from meshd.control.interface import ControlStore
     from meshd.kit.clock import Clock
@@ -98,7 +100,7 @@ def open_node(settings: NodeSettings, writer: str) -> Iterator[Node]:
     """Open the store as `writer` and the control state; close both at the end. Raises MeshdError."""
     clock = SystemClock()
     with ExitStack() as stack:
-        control = EmbeddedControl(settings.control_dir, clock)
+        control = open_control(settings, clock)
         stack.callback(control.close)
         store = Store.open(settings.store, writer=writer, clock=clock)
         stack.callback(store.close)
@@ -106,9 +108,7 @@ def open_node(settings: NodeSettings, writer: str) -> Iterator[Node]:
         stack.callback(uses.close)
         MODULES.read_from(partial(load_asset, Catalog(store)))
         buckets, identities = BucketTable(control), IdentityTable(control)
-        mesh = Mesh(
-            settings.node_id, control, buckets.copies, lone=lone_map(settings.node_id, settings.endpoint)
-        )
+        mesh = open_mesh(settings, control, buckets, clock)
         use = KeyUse(control)
         peers = Peers(settings.node_id, NodeSecret(control).derive, clock, lambda: mesh.map().version)
         objects = RemoteObjects(store, mesh, peers)
@@ -181,7 +181,11 @@ def admin_routes(node: Node, sessions: Sessions) -> list[NativeRoute]:
     """The admin API, temporary credentials, whoami."""
     identities = IdentityAdmin(node.identities, node.use, node.buckets, node.clock)
     admin = AdminEndpoint(identities, PolicyAdmin(node.identities, node.clock), node.clock)
-    return [*admin.routes(), *SessionEndpoint(sessions, node.clock).routes()]
+    return [
+        *admin.routes(),
+        *SessionEndpoint(sessions, node.clock).routes(),
+        *ClusterEndpoint(node.mesh, node.clock).routes(),
+    ]
 
 
 def native_routes(node: Node, access: Access, data: DataServices) -> list[NativeRoute]:

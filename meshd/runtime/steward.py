@@ -19,6 +19,7 @@ from meshd.assembly.assembler import Assembler
 from meshd.assembly.serving import serve_assembler
 from meshd.kit.tasks import Tasks
 from meshd.runtime.chores import node_chores, process_chores, start_chores
+from meshd.runtime.cluster import join
 from meshd.runtime.data import data_services
 from meshd.runtime.jobs import job_runner
 from meshd.runtime.node import node_access, open_node, view_reader
@@ -65,6 +66,7 @@ async def steward(node: Node, listener: socket.socket) -> AsyncIterator[Assemble
         node.store, pool, settings.transform, node.archives, node=settings.node_id, elsewhere=node.objects
     )
     try:
+        await join(node, tasks)
         tasks.spawn(_vital(serve_assembler(assembler, listener)), "assembler")
         start_chores(node_chores(node), tasks)
         access = node_access(node)

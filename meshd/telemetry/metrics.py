@@ -47,6 +47,24 @@ tls_not_after = _gauge(
 )
 audit_dropped = _counter("meshd_audit_dropped_total", "Audit lines that could not be written.")
 
+# the cluster
+cluster_lease_held = _gauge(
+    "meshd_cluster_lease_held", "1 while this node holds the lease that says it lives.", mode="mostrecent"
+)
+cluster_map_version = _gauge("meshd_cluster_map_version", "Version of the cluster map.", mode="mostrecent")
+cluster_nodes = _gauge(
+    "meshd_cluster_nodes", "Nodes in the map this node goes by, by state.", "state", mode="mostrecent"
+)
+cluster_moving = _gauge(
+    "meshd_cluster_moving", "1 while data is carried to where the map wants it.", mode="mostrecent"
+)
+cluster_control_failures = _counter(
+    "meshd_cluster_control_failures_total", "Calls to the control store that failed, of the steward."
+)
+cluster_marked = _counter(
+    "meshd_cluster_marked_total", "Nodes that this node had marked in the map, by their new state.", "state"
+)
+
 # batches and transforms
 batch_rows_served = _counter("meshd_batch_rows_served_total", "Rows of batches sent to clients.")
 transform_samples = _counter("meshd_transform_samples_total", "Samples a transform worked on.", "op")

@@ -214,6 +214,19 @@ class ControlSuite:
 
         self._run(check)
 
+    def test_who_holds_leases_is_known(self) -> None:
+        async def check(control: ControlStore, clock: ManualClock) -> None:
+            first = await control.acquire("node/a", "n1", self.ttl)
+            assert first is not None
+            assert await control.acquire("node/b", "n2", 60) is not None
+            assert await control.acquire("other", "n3", 60) is not None
+            assert await control.leases("node/") == {"node/a": "n1", "node/b": "n2"}
+            await self.elapse(clock, 1.6 * self.ttl)
+            assert await control.leases("node/") == {"node/b": "n2"}
+            assert set(await control.leases("")) == {"node/b", "other"}
+
+        self._run_with_clock(check)
+
     def test_one_of_many_racing_holders_gets_the_lease(self) -> None:
         async def check(control: ControlStore) -> None:
             leases = await asyncio.gather(*(control.acquire("mover", f"n{n}", 10) for n in range(8)))

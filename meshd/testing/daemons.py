@@ -139,6 +139,16 @@ class Daemon:
             self._process.wait()
             self._forget()
 
+    def pause(self) -> None:
+        """SIGSTOP to all its processes: it neither answers nor ends."""
+        for pid in (self.pid, *self.children().values()):
+            os.kill(pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT to all its processes."""
+        for pid in (self.pid, *self.children().values()):
+            os.kill(pid, signal.SIGCONT)
+
     def restart(self) -> None:
         """Stop cleanly, start again on the same data and port."""
         self.stop()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from meshd.cluster.probing import VERSION_HEADER
 from meshd.telemetry import metrics
 from meshd.web.server import NativeRoute
 from meshd.web.settling import count_now
@@ -20,11 +21,12 @@ if TYPE_CHECKING:
 _PLAIN = {"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"}
 
 
-def ops_routes(trouble: Callable[[], str]) -> list[NativeRoute]:
-    """The routes. `trouble` says in words why the node should get no traffic; empty text when it should."""
+def ops_routes(trouble: Callable[[], str], map_version: Callable[[], int]) -> list[NativeRoute]:
+    """The routes. `trouble` says in words why the node should get no traffic; empty text when it should.
+    `map_version` is the one of the cluster map that this process goes by."""
 
     async def healthy(_: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(text="healthy\n", headers=_PLAIN)
+        return web.Response(text="healthy\n", headers=_PLAIN | {VERSION_HEADER: str(map_version())})
 
     async def ready(_: web.BaseRequest) -> web.StreamResponse:
         reason = trouble()

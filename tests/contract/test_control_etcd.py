@@ -19,7 +19,7 @@ from meshd.control.interface import ABSENT, ControlError, VersionConflictError, 
 from meshd.kit.clock import SystemClock
 from meshd.testing.certificates import Authority
 from meshd.testing.control_suite import ControlSuite, closing
-from tests.contract.etcd_cluster import EtcdCluster
+from meshd.testing.etcds import EtcdCluster
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator

@@ -66,6 +66,15 @@ class EtcdLeases:
         if kept is not None and kept[0] == lease.version:
             self._forget(kept[1]["lease"])
 
+    def held(self, prefix: str) -> dict[str, str]:
+        """See ControlStore.leases."""
+        start = self._prefix + prefix.encode()
+        end = start[:-1] + bytes([start[-1] + 1])
+        body = {"key": encoded(start), "range_end": encoded(end)}
+        kvs = self._gateway.call("kv/range", body, repeatable=True).get("kvs") or []
+        cut = len(self._prefix)
+        return {decoded(kv["key"])[cut:].decode(): json.loads(decoded(kv["value"]))["holder"] for kv in kvs}
+
     def _forget(self, lease_id: str) -> None:
         """End a lease; its key goes with it, unless another lease has it by now."""
         try:

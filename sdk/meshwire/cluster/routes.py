@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from meshwire.cluster.maps import ClusterMap, Node
 
-_SOUND: Final = ("up", "draining")
+SOUND: Final = ("up", "draining")
+"""States of nodes that have everything of their present share."""
 _KEPT: Final = 16
 
 
@@ -80,7 +81,7 @@ class Routes:
 
 
 def _readers(owners: tuple[Node, ...]) -> tuple[Node, ...]:
-    sound = tuple(node for node in owners if node.state in _SOUND)
+    sound = tuple(node for node in owners if node.state in SOUND)
     if sound:
         return sound
     had = [node for node in owners if node.state in ("away", "returning")]

@@ -12,7 +12,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from meshwire.cluster.maps import DEFAULT_COPIES, DEFAULT_SLOTS, ClusterMap, by_states, checked_nodes
+from meshwire.cluster.placement import place
+from meshwire.cluster.routes import SOUND
 from meshwire.documents import suggestion
 
 if TYPE_CHECKING:
@@ -118,6 +122,18 @@ def lost(cluster: ClusterMap, node_id: str) -> ClusterMap:
         return cluster
     new = replace(node, state="down", turned=version, complete=0, leaving=False)
     return _next(cluster, new)
+
+
+def covered(cluster: ClusterMap, node_id: str, copies: int) -> bool:
+    """Whether everything a node has is also at another that is sure to have it, where so many copies are
+    kept: whether it can be given up without loss."""
+    present = place(cluster, copies, "present")
+    places = [number for number, node in enumerate(present.nodes) if node.node_id == node_id]
+    if not places:
+        return True
+    sound = [n for n, node in enumerate(present.nodes) if node.state in SOUND and node.node_id != node_id]
+    has = (present.table == places[0]).any(axis=1)
+    return bool(np.isin(present.table[has], sound).any(axis=1).all())
 
 
 def left(cluster: ClusterMap, node_id: str) -> ClusterMap:

