@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from meshd.control.interface import Lease, LeaseLostError
 from meshd.control.kubernetes.api import RefusedError
@@ -18,6 +18,8 @@ from meshd.control.kubernetes.objects import STORE, named
 if TYPE_CHECKING:
     from meshd.control.kubernetes.api import Api
     from meshd.kit.clock import Clock
+
+NAME: Final = "shardmesh.io/lease"
 
 
 class KubernetesLeases:
@@ -61,6 +63,17 @@ class KubernetesLeases:
             if error.status not in (404, 409):
                 raise
 
+    def held(self, prefix: str) -> dict[str, str]:
+        """See ControlStore.leases. One that is seen for the first time counts as held."""
+        found = self._api.call("GET", self._path, labelSelector=f"{STORE}={self._store}").get("items") or []
+        held = {}
+        for item in found:
+            name = (item["metadata"].get("annotations") or {}).get(NAME, "")
+            holder = (item.get("spec") or {}).get("holderIdentity")
+            if name and holder and name.startswith(prefix) and not self._ran_out(name, item):
+                held[name] = holder
+        return held
+
     def _ran_out(self, name: str, present: dict[str, Any]) -> bool:
         version, now = _version(present), self._clock.monotonic()
         seen, since = self._seen.get(name, (0, now))
@@ -91,10 +104,11 @@ class KubernetesLeases:
             "name": named(self._store, f"leases/{name}"),
             "labels": {STORE: self._store},
         }
+        metadata["annotations"] = {NAME: name}
         if present is not None:
             metadata["resourceVersion"] = present["metadata"]["resourceVersion"]
             # even of two writes within a microsecond each is a change
-            metadata["annotations"] = {"shardmesh.io/after": present["metadata"]["resourceVersion"]}
+            metadata["annotations"]["shardmesh.io/after"] = present["metadata"]["resourceVersion"]
         body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
         try:
             answer = self._api.call(method, path, body, repeatable=False)

@@ -242,6 +242,9 @@ class KubernetesControl:
     async def release(self, lease: Lease) -> None:
         await self._off(lambda: self._leases.release(lease))
 
+    async def leases(self, prefix: str) -> Mapping[str, str]:
+        return await self._off(lambda: self._leases.held(prefix))
+
     def close(self) -> None:
         self._closed = True
         for mirror in self._mirrors.values():
