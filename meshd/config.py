@@ -52,6 +52,16 @@ class StoreSettings:
     tombstone_seconds: float = 0.0
     """How long deletions are remembered, in a mesh: a node away for longer comes back as an empty one. 0: a
     node of its own, nobody has to be told."""
+    family: int = 0
+    """Where numbers of disks and data files begin: those of a store beside another one must not be its."""
+
+    @property
+    def first_disk(self) -> int:
+        return self.family << 16
+
+    @property
+    def first_file(self) -> int:
+        return (self.family << 40) + 1
 
     @classmethod
     def at(cls, data_dir: Path, **changes: Any) -> StoreSettings:
@@ -176,6 +186,10 @@ class NodeSettings:
     """Results of views and inflated archives kept on the disks; the least recently used go beyond."""
     lifecycle_interval: float = 900.0
     """Seconds from one look for what lifecycle rules remove to the next."""
+    cache_bytes: int = 0
+    """Most bytes kept of buckets that are backed by origins. Default (0): half of what is free at start."""
+    credentials_dir: Path | None = None
+    """Files of credentials for origins, by name. Default: `<data_dir>/origins`."""
     stale_upload_days: int = 7
     """A multipart upload this old is aborted where no lifecycle rule is about it; 0: never."""
     audit_log: Path | None = None
@@ -202,6 +216,40 @@ class NodeSettings:
     def metrics_dir(self) -> Path:
         """Files through which the processes share their counters."""
         return self.run_dir / "metrics"
+
+    @property
+    def cache_store(self) -> StoreSettings:
+        """The evictable store beside the durable one."""
+        store = self.store
+        return StoreSettings(
+            data_dir=store.data_dir / "cache",
+            disks=tuple(disk / "cache" for disk in store.disks),
+            index_dir=store.index_dir.parent / f"{store.index_dir.name}-cache",
+            durability="relaxed",
+            small_object_bytes=store.small_object_bytes,
+            segment_bytes=store.segment_bytes,
+            index_map_bytes=store.index_map_bytes,
+            family=1,
+        )
+
+    @property
+    def origin_credentials(self) -> Path:
+        """Files of credentials for origins."""
+        return self.credentials_dir or self.store.data_dir / "origins"
+
+    @property
+    def fresh_path(self) -> Path:
+        """When what is cached of origins was last known to be so."""
+        return self.run_dir / "fresh"
+
+    def fetch_socket(self, index: int) -> Path:
+        """Unix socket on which worker `index` fetches from origins for the others."""
+        return self.run_dir / f"fetch-{index}.sock"
+
+    @property
+    def keeper_socket(self) -> Path:
+        """Unix socket on which the cache's policy is asked."""
+        return self.run_dir / "keeper.sock"
 
     @property
     def control_dir(self) -> Path:
@@ -424,6 +472,8 @@ OPTIONS: Mapping[str, Option] = {
         Option("user-op-seconds", _seconds, lambda: 30.0),
         Option("user-op-memory", _at_least(64 << 20), lambda: 4 << 30),
         Option("view-cache", _at_least(1 << 20), lambda: 10 << 30),
+        Option("cache", _at_least(1 << 20), lambda: 0),
+        Option("origin-credentials", _path, lambda: None),
         Option("lifecycle-interval", _seconds, lambda: 900.0),
         Option("stale-uploads", _days, lambda: 7),
         Option("users", _path, lambda: None),
@@ -553,6 +603,8 @@ def _assemble(values: Mapping[str, object]) -> NodeSettings:
         workers=value["workers"],
         users_file=value["users"],
         view_cache_bytes=value["view-cache"],
+        cache_bytes=value["cache"],
+        credentials_dir=value["origin-credentials"],
         lifecycle_interval=value["lifecycle-interval"],
         stale_upload_days=value["stale-uploads"],
         audit_log=value["audit-log"],

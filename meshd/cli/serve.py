@@ -54,6 +54,8 @@ pair again (that also when it changes) and opens the audit log anew.
 @click.option("--user-op-memory", metavar="SIZE", help="The most for a process of them.  [4GiB]")
 @click.option("--durability", metavar="MODE", help="commit, or relaxed for caches.  [commit]")
 @click.option("--view-cache", metavar="SIZE", help="Disk for results of views.  [10GiB]")
+@click.option("--cache", metavar="SIZE", help="Disk for buckets with an origin.  [half of what is free]")
+@click.option("--origin-credentials", metavar="DIR", help="Credentials for them, a file a name.")
 @click.option("--lifecycle-interval", metavar="SECONDS", help="Between looks for what expires.  [900]")
 @click.option("--stale-uploads", metavar="DAYS", help="Abort uploads this old; 0 never.  [7]")
 @click.option("--users", metavar="FILE", help="YAML list of users.")

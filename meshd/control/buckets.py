@@ -11,6 +11,7 @@ import msgspec
 
 from meshd.control.documents import Documents
 from meshd.control.interface import ABSENT, ControlError, VersionConflictError
+from meshwire.origins import Origin  # noqa: TC001  msgspec reads the annotations
 from meshwire.s3.settings import (  # noqa: TC001  msgspec reads the annotations
     Acl,
     CorsRule,
@@ -29,6 +30,7 @@ class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
     """One bucket and its configuration. `owner` is a user_id; `created_ms` is since 1970.
 
     `view` is the canonical document of a view (see `meshwire.views`), empty for a bucket that holds objects.
+    `origin` is where the objects of a bucket that is backed by one are.
     `policy` is the JSON text as it was put, empty when there is none; None for a setting never made.
     `copies` is how many nodes keep what is in it, 0 for as many as the mesh says; never changed afterwards.
     """
@@ -47,6 +49,7 @@ class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
     ownership: str = ""
     view: str = ""
     copies: int = 0
+    origin: Origin | None = None
 
 
 class BucketExistsError(ControlError):
@@ -68,8 +71,10 @@ class BucketTable:
         return self._documents.current().get(name)
 
     def copies(self, name: str) -> int:
-        """How many copies a bucket asks for; 0: as many as the mesh says."""
+        """How many copies a bucket asks for; 0: as many as the mesh says. What an origin has is cached once."""
         found = self._documents.current().get(name)
+        if found is not None and found.origin is not None:
+            return 1
         return 0 if found is None else found.copies
 
     def fewest_copies(self, default: int) -> int:

@@ -34,6 +34,8 @@ def translate(error: errors.StoreError) -> S3Error:
         log.error("corrupt extent, not served: %s %s", error.name, error)
     elif isinstance(error, errors.DiskFailedError | errors.DiskFullError):
         log.error("disk trouble: %s", error)
+    if isinstance(error, errors.NotCachedError):
+        return S3Error("ServiceUnavailable", str(error))
     if isinstance(error, errors.CorruptExtentError) and error.name:
         return S3Error("InternalError", f"{error.name} is damaged on the disk; put the same bytes again.")
     return S3Error(_CODES.get(type(error), "InternalError"))

@@ -76,5 +76,10 @@ class FormatError(StoreError):
     """The data on disk was written by another version, or the disks do not belong to this index."""
 
 
+class NotCachedError(StoreError):
+    """The bucket is backed by an origin, and this is not (all) in the cache: only a reader that waits can
+    have it."""
+
+
 class StoreClosedError(StoreError):
     """The store is closed or closing; retry on another worker."""

@@ -83,10 +83,15 @@ class Disks:
     def __init__(self, roots: Mapping[int, Path]) -> None:
         self.roots = dict(sorted(roots.items()))
         self._bases = {number: str(root / EXTENTS) for number, root in self.roots.items()}
+        self._paths = self._bases
         self._numbers = tuple(self.roots)
 
     def __repr__(self) -> str:
         return f"<Disks {self.roots}>"
+
+    def lend(self, others: Disks) -> None:
+        """From here on paths on another store's disks are known, too; nothing is placed there."""
+        self._paths = others._bases | self._bases
 
     def directory(self, disk: int, file: int) -> str:
         """Directory of a data file."""
@@ -94,7 +99,7 @@ class Disks:
 
     def path(self, disk: int, file: int) -> str:
         """Path of a committed data file."""
-        return f"{self._bases[disk]}/{file % FANOUT:02x}/{file:012x}.tar"
+        return f"{self._paths[disk]}/{file % FANOUT:02x}/{file:012x}.tar"
 
     def draft(self, disk: int, file: int, writer: str) -> str:
         """Path of a file of its own while it is written: swept when its writer starts again."""

@@ -44,7 +44,8 @@ def _find(index: Index, settings: StoreSettings) -> Disks:
             store = uuid.uuid4().hex
             index.put_meta(txn, "format", FORMAT)
             index.put_meta(txn, "store", store)
-        roots = _enrol(settings.disks, store, index.get_meta("disks", txn) or {})
+            index.put_meta(txn, "next_file", settings.first_file)
+        roots = _enrol(settings.disks, store, index.get_meta("disks", txn) or {}, settings.first_disk)
         index.put_meta(txn, "disks", {number: str(root) for number, root in roots.items()})
     return Disks(roots)
 
@@ -69,8 +70,8 @@ def _refuse_orphaned(roots: tuple[Path, ...]) -> None:
             )
 
 
-def _enrol(roots: tuple[Path, ...], store: str, known: dict[int, str]) -> dict[int, Path]:
-    """Numbers for all disks; new ones are marked."""
+def _enrol(roots: tuple[Path, ...], store: str, known: dict[int, str], first: int) -> dict[int, Path]:
+    """Numbers for all disks, from `first` on; new ones are marked."""
     found: dict[int, Path] = {}
     fresh = []
     for root in roots:
@@ -86,7 +87,7 @@ def _enrol(roots: tuple[Path, ...], store: str, known: dict[int, str]) -> dict[i
     missing = [path for number, path in known.items() if number not in found]
     if missing:
         raise FormatError(f"disk {missing[0]} is missing; mount it and start again with its --disk")
-    found.update(enumerate(fresh, start=max(known, default=-1) + 1))
+    found.update(enumerate(fresh, start=max(known, default=first - 1) + 1))
     if fresh:
         for number, root in found.items():
             write_marker(root, DiskMarker(FORMAT, store, number, len(found)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from meshd.store.committer import Committer
 from meshd.store.compaction import Compactor
@@ -55,6 +55,19 @@ _IO_THREADS = 8
 _GRAVES_PAUSE = 0.05
 
 
+class Beside(Protocol):
+    """Objects that are not the store's own: of buckets backed by an origin, as far as they are cached."""
+
+    def get(self, bucket: str, key: str) -> Record | None:
+        """Its record, whose extents lie in the cache. Raises NotCachedError for a bucket with an origin."""
+        ...
+
+    def listing(self, bucket: str) -> None:
+        """Raises NotCachedError for a bucket with an origin: no store can list it."""
+        ...
+
+
+
 class Store:
     """See ObjectStore. Open it after forking; close it before the process ends (a crash is fine too)."""
 
@@ -72,6 +85,7 @@ class Store:
         )
         self._reader = Reader(self._disks, small=settings.small_object_bytes)
         self._clock = clock
+        self._beside: Beside | None = None
         self._closed = False
 
     def __repr__(self) -> str:
@@ -111,10 +125,25 @@ class Store:
         self._index.close()
         self._locks.release()
 
+    def attach(self, cache: Store, beside: Beside) -> None:
+        """From here on, what is not here is asked of `beside`, whose records lie in `cache`: one of another
+        family, which the caller closes after this one."""
+        self._beside = beside
+        self._disks.lend(cache._disks)
+
     # objects ----------------------------------------------------------------------------------------------
 
     def get(self, bucket: str, key: str) -> Record | None:
+        record = self._index.get(bucket, key)
+        return record if record is not None or self._beside is None else self._beside.get(bucket, key)
+
+    def own(self, bucket: str, key: str) -> Record | None:
+        """As `get`, of what is kept here for good."""
         return self._index.get(bucket, key)
+
+    def own_entries(self, bucket: str, prefix: str, after: str, limit: int) -> EntryPage:
+        """As `list_entries`, of what is kept here for good."""
+        return self._index.list_entries(bucket, prefix, "", after, limit)
 
     def get_version(self, bucket: str, key: str, version: str) -> Record | None:
         with self._index.reading() as txn:
@@ -134,6 +163,8 @@ class Store:
         limit: int = 1000,
         slots: bytes | None = None,
     ) -> Page:
+        if self._beside is not None:
+            self._beside.listing(bucket)
         return self._index.list(bucket, prefix, delimiter, after, limit, slots)
 
     def list_entries(
@@ -146,6 +177,8 @@ class Store:
         limit: int = 1000,
         slots: bytes | None = None,
     ) -> EntryPage:
+        if self._beside is not None:
+            self._beside.listing(bucket)
         return self._index.list_entries(bucket, prefix, delimiter, after, limit, slots)
 
     def list_versions(

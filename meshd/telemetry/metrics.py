@@ -81,6 +81,19 @@ user_op_processes = _counter(
     "Processes for users' ops: started, and those that ended by crash, time, memory or nonsense.",
     "event",
 )
+origin_bytes = _counter("meshd_origin_bytes_total", "Bytes moved; direction is read or written.", "direction")
+origin_errors = _counter("meshd_origin_errors_total", "Requests that an origin did not answer as it should.")
+origin_fetches = _counter("meshd_origin_fetches_total", "Objects and chunks read from origins.")
+origin_joined = _counter("meshd_origin_joined_total", "Readers that shared another's fetch.")
+origin_checks = _counter("meshd_origin_checks_total", "Questions to origins whether something changed.")
+cache_reads = _counter(
+    "meshd_cache_reads_total", "Reads of backed buckets, by objects and chunks; result is hit or miss.", "result"
+)
+cache_bytes = _gauge("meshd_cache_bytes", "Bytes the cache keeps on the disks, dead ones included.", mode="mostrecent")
+cache_capacity = _gauge("meshd_cache_capacity_bytes", "Bytes the cache may keep.", mode="mostrecent")
+cache_evicted = _counter("meshd_cache_evicted_bytes_total", "Bytes evicted.")
+cache_refused = _counter("meshd_cache_refused_total", "What was read past the cache: its policy keeps what it has.")
+origin_dirty = _gauge("meshd_origin_dirty_objects", "Objects not at their origin yet.", mode="mostrecent")
 transform_queue = _gauge("meshd_transform_queue_rows", "Rows waiting for a transform process.")
 gather_items = _counter("meshd_gather_items_total", "Gathered items looked up; ok or the error.", "result")
 archives = _counter(

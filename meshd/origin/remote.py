@@ -1,0 +1,273 @@
+"""An origin behind obstore: S3, Google and Azure storage, web servers, folders.
+
+Law: retries of a request are obstore's, within a few seconds; whoever asks is told clearly after that.
+Invariant: a key that obstore would read as another one is refused, never asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+import obstore
+from obstore import exceptions
+
+from meshd.origin.errors import (
+    OriginChangedError,
+    OriginDownError,
+    OriginError,
+    OriginKeyError,
+    OriginMissingError,
+    OriginRangeError,
+    OriginRefusedError,
+)
+from meshd.origin.interface import Entry, Facts, Listing, Reply
+from meshd.telemetry import metrics
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+
+_AT_ONCE: Final = 16 << 20  # larger objects are uploaded in parts
+_MOST_PARTS: Final = 9_000
+_PIECE: Final = 128 << 10  # a reader is told of so many bytes at a time
+_CUT: Final = 160  # characters of foreign text
+_HEADERS: Final = {
+    "Content-Type": "content-type",
+    "Content-Disposition": "content-disposition",
+    "Content-Encoding": "content-encoding",
+    "Content-Language": "content-language",
+    "Cache-Control": "cache-control",
+}
+_SPELLED: Final = {lower: name for name, lower in _HEADERS.items()}
+_REFUSED = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError)
+
+
+class RemoteOrigin:
+    """See Origin. `store` is obstore's; `name` is the bucket's here; `sorted_pages`: its listings come in
+    order of bytes, page by page (S3's do; a folder's do not)."""
+
+    def __init__(self, name: str, store: Any, *, sorted_pages: bool, listed: bool = True) -> None:
+        self._name, self._store, self._sorted, self._listed = name, store, sorted_pages, listed
+
+    def __repr__(self) -> str:
+        return f"<RemoteOrigin of {self._name}>"
+
+    async def get(self, key: str, offset: int, length: int, *, etag: str = "") -> Reply:
+        checked(key)
+        options: dict[str, Any] = {"range": (offset, offset + length)}
+        if etag and not etag.startswith("~"):
+            options["if_match"] = f'"{etag}"'
+        try:
+            found = await obstore.get_async(self._store, key, options=options)
+        except BaseException as error:
+            if offset == 0 and _is_range(error):  # an empty object has no range at all
+                return Reply(await self.head(key), 0, 0, _nothing())
+            raise self._told(error, key) from error
+        facts = _facts(found.meta, found.attributes)
+        if etag and facts.etag != etag:
+            raise OriginChangedError(f"{key!r} changed at its origin")
+        start, end = found.range
+        return Reply(facts, start, end - start, self._pieces(found, key))
+
+    async def _pieces(self, found: Any, key: str) -> AsyncIterator[bytes]:
+        try:
+            async for piece in found.stream(min_chunk_size=_PIECE):
+                metrics.origin_bytes.labels("read").inc(len(piece))
+                yield piece
+        except Exception as error:
+            raise self._told(error, key) from error
+
+    async def head(self, key: str) -> Facts:
+        checked(key)
+        try:
+            found = await obstore.get_async(self._store, key, options={"head": True})
+        except BaseException as error:
+            raise self._told(error, key) from error
+        return _facts(found.meta, found.attributes)
+
+    async def list(self, prefix: str, delimiter: str, after: str, limit: int) -> Listing:
+        if not self._listed:
+            raise OriginRefusedError(f"the origin of {self._name} is a web server, which cannot be listed")
+        try:
+            if delimiter == "/":
+                return cut(await self._level(prefix), prefix, delimiter, after, limit)
+            if not self._sorted:
+                return cut(await self._everything(prefix), prefix, delimiter, after, limit)
+            return await self._walk(prefix, delimiter, after, limit)
+        except OriginError:
+            raise
+        except BaseException as error:
+            raise self._told(error, prefix) from error
+
+    async def _level(self, prefix: str) -> list[Entry | str]:
+        """Everything directly below a folder, and its folders."""
+        folder = prefix.rpartition("/")[0]
+        found = await obstore.list_with_delimiter_async(self._store, folder or None)
+        every: list[Entry | str] = [_entry(each) for each in found["objects"]]
+        return every + [f"{name.rstrip('/')}/" for name in found["common_prefixes"]]
+
+    async def _everything(self, prefix: str) -> list[Entry | str]:
+        folder = prefix.rpartition("/")[0]
+        pages = obstore.list(self._store, folder or None, chunk_size=1000)
+        return [_entry(each) async for page in pages for each in page]
+
+    async def _walk(self, prefix: str, delimiter: str, after: str, limit: int) -> Listing:
+        """A page of a store that lists in order, begun at the place: what lies before is not read."""
+        folder = prefix.rpartition("/")[0]
+        start = max(after, _before(prefix)) if prefix else after
+        entries: list[Entry] = []
+        prefixes: list[str] = []
+        while True:
+            jump = ""
+            pages = obstore.list(
+                self._store, folder or None, offset=start or None, chunk_size=min(1000, limit + 1)
+            )
+            async for page in pages:
+                for each in page:
+                    key = each["path"]
+                    if not key.startswith(prefix):
+                        if key > prefix:
+                            return Listing(tuple(entries), tuple(prefixes))
+                        continue
+                    if len(entries) + len(prefixes) == limit:
+                        last = max(entries[-1].key if entries else "", prefixes[-1] if prefixes else "")
+                        return Listing(tuple(entries), tuple(prefixes), last)
+                    at = key.find(delimiter, len(prefix)) if delimiter else -1
+                    if at < 0:
+                        entries.append(_entry(each))
+                        continue
+                    common = key[: at + len(delimiter)]
+                    if common > after:
+                        prefixes.append(common)
+                    jump = common + "\U0010ffff"
+                    break
+                if jump:
+                    break
+            if not jump:
+                return Listing(tuple(entries), tuple(prefixes))
+            start = jump
+
+    async def put(self, key: str, body: AsyncIterable[bytes], facts: Facts) -> str:
+        checked(key)
+        attributes: dict[str, str] = {_SPELLED[name]: value for name, value in facts.headers.items() if name in _SPELLED}
+        attributes.update(facts.metadata)
+        try:
+            if facts.size <= _AT_ONCE:
+                whole = b"".join([bytes(piece) async for piece in body])
+                done = await obstore.put_async(
+                    self._store, key, whole, attributes=attributes, use_multipart=False
+                )
+            else:
+                chunk = max(8 << 20, -(-facts.size // _MOST_PARTS))
+                done = await obstore.put_async(
+                    self._store, key, body, attributes=attributes, chunk_size=chunk, max_concurrency=4
+                )
+        except BaseException as error:
+            raise self._told(error, key) from error
+        metrics.origin_bytes.labels("written").inc(facts.size)
+        return (done["e_tag"] or "").strip('"')
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            checked(key)
+        try:
+            await obstore.delete_async(self._store, list(keys))
+        except FileNotFoundError:
+            if len(keys) > 1:  # a folder stops at the first that is not there
+                await asyncio.gather(*[self.delete([key]) for key in keys])
+        except BaseException as error:
+            raise self._told(error, keys[0]) from error
+
+    def _told(self, error: BaseException, key: str) -> BaseException:
+        """Our word for an error of obstore's; what is not of it stays as it is."""
+        if isinstance(error, OriginError | asyncio.CancelledError | KeyboardInterrupt | SystemExit):
+            return error
+        if isinstance(error, FileNotFoundError | exceptions.NotFoundError):
+            return OriginMissingError(f"the origin of {self._name} has no {key[:200]!r}")
+        if isinstance(error, exceptions.PreconditionError):
+            return OriginChangedError(f"{key[:200]!r} changed at its origin")
+        if _is_range(error):
+            return OriginRangeError("the range begins behind the object's end")
+        metrics.origin_errors.inc()
+        if isinstance(error, _REFUSED):
+            return OriginRefusedError(
+                f"the origin of {self._name} refuses: check its credentials, and what they allow"
+            )
+        if isinstance(error, exceptions.BaseError | OSError | ValueError):
+            said = str(error).split("\n", 1)[0][:_CUT]
+            return OriginDownError(f"the origin of {self._name} does not answer as it should: {said}")
+        return error
+
+
+def checked(key: str) -> None:
+    """Raises OriginKeyError for a key that would be read as another one."""
+    segments = key.split("/")
+    if any(segment in {"", ".", ".."} for segment in segments) or any(ord(c) < 32 or c == "\x7f" for c in key):
+        raise OriginKeyError(
+            f"{key[:200]!r} cannot be asked of an origin: no empty, `.` or `..` between slashes, no slash at "
+            "the end, no control characters"
+        )
+
+
+def cut(
+    every: Sequence[Entry | str], prefix: str, delimiter: str, after: str, limit: int
+) -> Listing:
+    """One page of all there is, in any order; texts are common prefixes already."""
+    found: dict[bytes, Entry | str] = {}
+    for each in every:
+        key = each if isinstance(each, str) else each.key
+        if not key.startswith(prefix):
+            continue
+        at = key.find(delimiter, len(prefix)) if delimiter else -1
+        shown: Entry | str = key[: at + len(delimiter)] if at >= 0 else each
+        name = shown if isinstance(shown, str) else key
+        if name > after:
+            found[name.encode()] = shown
+    names = sorted(found)
+    page = [found[name] for name in names[:limit]]
+    return Listing(
+        tuple(each for each in page if isinstance(each, Entry)),
+        tuple(each for each in page if isinstance(each, str)),
+        names[limit - 1].decode() if len(names) > limit else "",
+    )
+
+
+def _before(prefix: str) -> str:
+    """The greatest text that every key with this prefix lies behind, as far as is needed."""
+    last = ord(prefix[-1])
+    return prefix[:-1] + (chr(last - 1) + "\U0010ffff" if last > 32 and last != 0xE000 else "")
+
+
+def _is_range(error: BaseException) -> bool:
+    text = str(error)
+    return isinstance(error, exceptions.BaseError | OSError | ValueError) and (
+        "416" in text or "nvalid range" in text or "StartTooLarge" in text or "InvalidRange" in text
+    )
+
+
+def _facts(meta: Mapping[str, Any], attributes: Mapping[str, str]) -> Facts:
+    headers = {lower: attributes[name] for name, lower in _HEADERS.items() if name in attributes}
+    known = {*_HEADERS, "Storage-Class"}
+    metadata = {name.lower(): value for name, value in attributes.items() if name not in known}
+    return Facts(meta["size"], _etag(meta), _modified(meta), headers, metadata)
+
+
+def _etag(meta: Mapping[str, Any]) -> str:
+    """Of an origin without ETags, size and time are one; `~` says that it cannot be compared there."""
+    given = meta["e_tag"]
+    if given and not given.startswith("W/"):
+        return str(given).strip('"')
+    return f"~{meta['size']:x}-{_modified(meta):x}"
+
+
+def _modified(meta: Mapping[str, Any]) -> int:
+    return int(meta["last_modified"].timestamp() * 1000)
+
+
+def _entry(meta: Mapping[str, Any]) -> Entry:
+    return Entry(meta["path"], meta["size"], _etag(meta), _modified(meta))
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    return
+    yield b""

@@ -1,0 +1,114 @@
+"""A piece of an object on its way from the origin: bytes that grow in memory, for any number of readers.
+
+Law: whoever reads holds the flight, and lets go of it; its memory goes with the last. Other processes of the
+node read the same memory through the descriptor. Invariant: `have` only grows, until `ended` or `failed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+from meshd.origin.errors import OriginDownError
+
+if TYPE_CHECKING:
+    from meshd.origin.interface import Facts
+
+
+class Flight:
+    """`fd` holds `have` of `length` bytes; -1 until the origin has answered."""
+
+    __slots__ = ("_holders", "_waiters", "done", "error", "facts", "fd", "have", "length")
+
+    def __init__(self, fd: int | None = None) -> None:
+        self.fd = os.memfd_create("flight", os.MFD_CLOEXEC) if fd is None else fd
+        self.facts: Facts | None = None
+        self.length, self.have = -1, 0
+        self.done = False
+        self.error: Exception | None = None
+        self._holders = 1
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def __repr__(self) -> str:
+        return f"<Flight {self.have} of {self.length}{' done' if self.done else ''} {self.error or ''}>"
+
+    # --- whoever fetches
+
+    def began(self, facts: Facts, length: int) -> None:
+        self.facts, self.length = facts, length
+        self._wake()
+
+    def take(self, data: bytes) -> None:
+        """More bytes. They are in memory: nothing here waits for a disk."""
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(self.fd, view, self.have)
+            self.have += written
+            view = view[written:]
+        self._wake()
+
+    def grew(self, have: int) -> None:
+        """Another process wrote them."""
+        self.have = have
+        self._wake()
+
+    def ended(self) -> None:
+        self.done = True
+        self._wake()
+
+    def failed(self, error: Exception) -> None:
+        if not self.done:
+            self.done, self.error = True, error
+        self._wake()
+
+    # --- whoever reads
+
+    def hold(self) -> Flight:
+        self._holders += 1
+        return self
+
+    def release(self) -> None:
+        self._holders -= 1
+        if self._holders == 0 and self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    async def started(self) -> Facts:
+        """What the origin said of the object. Raises OriginError."""
+        while self.facts is None and not self.done:
+            await self._change()
+        if self.facts is None:
+            raise self.error or OriginDownError("the origin did not answer")
+        return self.facts
+
+    async def reaches(self, wanted: int) -> int:
+        """Bytes that are there, `wanted` at least. Raises OriginError."""
+        while self.have < wanted and not self.done:
+            await self._change()
+        if self.have < wanted:
+            raise self.error or OriginDownError("the origin sent less than it said")
+        return self.have
+
+    async def over(self) -> None:
+        """When all is there. Raises OriginError."""
+        while not self.done:
+            await self._change()
+        if self.error is not None:
+            raise self.error
+
+    async def moved(self, seen: int) -> None:
+        """When there is more than `seen`, or no more to come."""
+        while self.have == seen and not self.done:
+            await self._change()
+
+    async def _change(self) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)

@@ -1,0 +1,83 @@
+"""Until when what is known of an origin counts as so: a table that all processes of a node share.
+
+Law: a sketch of fixed size in mapped memory. A slot that another name took is as if it were never noted: the
+origin is asked once more. Emptied with every start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import struct
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from meshd.kit.clock import Clock
+
+_SLOTS: Final = 1 << 20
+_GENERATIONS: Final = 1 << 12
+_WORD: Final = struct.Struct("=Q")
+_SECONDS: Final = (1 << 24) - 1
+
+
+class FreshTable:
+    """A word a slot: 40 bits of the name's hash, 24 of the second it was noted in."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self._clock = clock
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            size = (_SLOTS + _GENERATIONS) * _WORD.size
+            os.ftruncate(fd, size)
+            self._map = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+
+    def __repr__(self) -> str:
+        return "<FreshTable>"
+
+    def note(self, *name: str) -> None:
+        """It is so now."""
+        slot, tag = _place(name)
+        _WORD.pack_into(self._map, slot, tag << 24 | self._now())
+
+    def forget(self, *name: str) -> None:
+        """It may not be so any more."""
+        slot, tag = _place(name)
+        if _WORD.unpack_from(self._map, slot)[0] >> 24 == tag:
+            _WORD.pack_into(self._map, slot, 0)
+
+    def holds(self, ttl: float, *name: str) -> bool:
+        """It was noted less than `ttl` seconds ago."""
+        slot, tag = _place(name)
+        word = _WORD.unpack_from(self._map, slot)[0]
+        return word >> 24 == tag and word != 0 and ((self._now() - word) & _SECONDS) < ttl
+
+    def generation(self, bucket: str) -> int:
+        """Rises when the bucket is written to through this node; others may share its number."""
+        return int(_WORD.unpack_from(self._map, _generation(bucket))[0])
+
+    def rise(self, bucket: str) -> None:
+        """The bucket was written to. Two at once may rise by one: it differs all the same."""
+        at = _generation(bucket)
+        _WORD.pack_into(self._map, at, (_WORD.unpack_from(self._map, at)[0] + 1) & (2**63 - 1))
+
+    def _now(self) -> int:
+        return self._clock.now_ms() // 1000 & _SECONDS
+
+    def close(self) -> None:
+        self._map.close()
+
+
+def _place(name: tuple[str, ...]) -> tuple[int, int]:
+    digest = hashlib.blake2b("\0".join(name).encode(), digest_size=8).digest()
+    number = int.from_bytes(digest, "big")
+    return number % _SLOTS * _WORD.size, number >> 24
+
+
+def _generation(bucket: str) -> int:
+    digest = hashlib.blake2b(bucket.encode(), digest_size=4).digest()
+    return (_SLOTS + int.from_bytes(digest, "big") % _GENERATIONS) * _WORD.size

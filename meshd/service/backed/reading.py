@@ -1,0 +1,348 @@
+"""Reading a backed bucket: from the cache what is there and still so, the rest from the origin as it comes.
+
+Law: an answer is of one ETag throughout. Who may read is asked before. Chunks ahead of the reader are fetched
+while it takes those before them; its memory is bounded. An origin that is down: what is cached is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from meshd.origin.errors import (
+    OriginChangedError,
+    OriginDownError,
+    OriginError,
+    OriginKeyError,
+    OriginMissingError,
+    OriginRangeError,
+    OriginRefusedError,
+)
+from meshd.service.backed.shelf import CHUNK, Piece, record_of, shelf_name
+from meshd.service.objects import found_of
+from meshd.store.errors import ExtentGoneError
+from meshd.store.records import Span
+from meshd.telemetry import metrics
+from meshwire.s3.errors import S3Error
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from meshd.control.buckets import Bucket
+    from meshd.origin.interface import Facts
+    from meshd.service.backed.fetching import Keeper
+    from meshd.service.backed.flights import Flight
+    from meshd.service.backed.sharing import Crew
+    from meshd.service.backed.shelf import Shelf
+    from meshd.service.objects import Found
+    from meshd.store.records import Record
+    from meshd.store.store import Store
+    from meshwire.s3.operations import GetObject
+
+_AHEAD: Final = 8  # chunks of one reader under way
+_STEP: Final = 512 << 10  # bytes a reader is given at a time, after the first
+_FINDS: Final = 4  # looks at an object that changes while it is found
+
+
+class Streamed(NamedTuple):
+    """`groups`: the bytes of `found` as open files, a group at a time."""
+
+    found: Found
+    groups: AsyncGenerator[Sequence[Span], None]
+
+
+class BackedReader:
+    """One a process."""
+
+    def __init__(self, store: Store, shelf: Shelf, crew: Crew, keeper: Keeper) -> None:
+        self._store, self._shelf, self._crew, self._keeper = store, shelf, crew, keeper
+
+    def __repr__(self) -> str:
+        return f"<BackedReader of {self._shelf!r}>"
+
+    def leaves(self, bucket: str, key: str) -> bool:
+        """Whether the store can answer by itself: the bucket has no origin, or the object is cached, whole and
+        still so. Microseconds."""
+        backed = self._shelf.backed(bucket)
+        if backed is None:
+            return True
+        held = self._shelf.held(backed, key)
+        if held is None or not self._shelf.is_fresh(backed, key, held.etag):
+            return self._store.own(bucket, key) is not None
+        if held.size <= CHUNK:
+            self._keeper.noted(Piece(shelf_name(backed), key, -1, held.size))
+            metrics.cache_reads.labels("hit").inc()
+            return True
+        return False
+
+    async def opened(self, operation: GetObject) -> Streamed | None:
+        """The answer to a read; None when the store can give it. Raises S3Error."""
+        bucket = self._shelf.backed(operation.bucket)
+        if bucket is None:
+            return None
+        if operation.version not in (None, "null"):
+            raise S3Error("NoSuchVersion", extra={"Key": operation.key})
+        if self._store.own(bucket.name, operation.key) is not None:
+            return None
+        try:
+            for _ in range(_FINDS - 1):
+                try:
+                    return await self._opened(bucket, operation)
+                except OriginChangedError:  # nothing is sent yet
+                    await self._crew.of(bucket.name, operation.key).check(bucket, operation.key)
+            return await self._opened(bucket, operation)
+        except OriginError as error:
+            raise told(error, operation.key) from error
+
+    async def _opened(self, bucket: Bucket, operation: GetObject) -> Streamed:
+        key, start = operation.key, _begins(operation)
+        facts, first = self.known(bucket, key), None
+        if facts is None and start is not None and not operation.head and self._shelf.held(bucket, key) is None:
+            first = await self._first(bucket, key, start // CHUNK, "")
+            facts = first[1].facts if first else None
+        try:
+            if facts is None:
+                facts = await self.facts(bucket, key)
+            record = None if first else self._whole(bucket, key, facts)
+            found = found_of(operation, record or record_of(bucket, facts))
+            if operation.head or not found.length:
+                return Streamed(found, _nothing())
+            if record is not None:
+                return Streamed(found, self._cached(bucket, facts, record, key, found))
+            if first is None and self.chunk(bucket, key, facts, found.offset // CHUNK) is None:
+                first = await self._first(bucket, key, found.offset // CHUNK, facts.etag)
+            groups = self._groups(bucket, key, facts, found.offset, found.length, first)
+            first = None
+            return Streamed(found, groups)
+        finally:
+            if first is not None:
+                first[1].release()
+
+    async def _first(self, bucket: Bucket, key: str, number: int, etag: str) -> tuple[int, Flight] | None:
+        """A chunk whose bytes begin to come; None when there is nothing at that place. Raises OriginError."""
+        metrics.cache_reads.labels("miss").inc()
+        flight = await self._crew.of(bucket.name, key).fetch(bucket, key, number, etag)
+        try:
+            await flight.started()
+        except OriginRangeError:
+            flight.release()
+            return None
+        except BaseException:
+            flight.release()
+            raise
+        return number, flight
+
+    def known(self, bucket: Bucket, key: str) -> Facts | None:
+        """What is known without asking the origin, if it still counts. Raises S3Error NoSuchKey."""
+        held = self._shelf.held(bucket, key)
+        if held is not None:
+            return held if self._shelf.is_fresh(bucket, key, held.etag) else None
+        if self._shelf.is_absent(bucket, key):
+            raise S3Error("NoSuchKey", extra={"Key": key})
+        return None
+
+    async def facts(self, bucket: Bucket, key: str) -> Facts:
+        """What the origin has; what is cached, while it is down. Raises OriginError, S3Error NoSuchKey."""
+        known = self.known(bucket, key)
+        if known is not None:
+            return known
+        try:
+            return await self._crew.of(bucket.name, key).check(bucket, key)
+        except OriginDownError:
+            held = self._shelf.held(bucket, key)
+            if held is None:
+                raise
+            return held
+
+    def _whole(self, bucket: Bucket, key: str, facts: Facts) -> Record | None:
+        record = self._shelf.record(bucket, key)
+        return record if record is not None and record.etag == facts.etag else None
+
+    async def _cached(
+        self, bucket: Bucket, facts: Facts, record: Record, key: str, found: Found
+    ) -> AsyncGenerator[Sequence[Span], None]:
+        """The bytes of what is cached whole, as long as it is."""
+        self._note(bucket, key, facts, found.offset, found.length)
+        try:
+            with self._store.reading(record, found.offset, found.length) as spans:
+                yield spans
+                return
+        except ExtentGoneError:  # evicted this moment: nothing was given out
+            pass
+        async for group in self._groups(bucket, key, facts, found.offset, found.length, None):
+            yield group
+
+    def _note(self, bucket: Bucket, key: str, facts: Facts, offset: int, length: int) -> None:
+        shelf = shelf_name(bucket)
+        metrics.cache_reads.labels("hit").inc()
+        if facts.size <= CHUNK:
+            self._keeper.noted(Piece(shelf, key, -1, facts.size))
+            return
+        for number in range(offset // CHUNK, (offset + length - 1) // CHUNK + 1):
+            self._keeper.noted(Piece(shelf, key, number, _length(facts, number)))
+
+    async def _groups(
+        self,
+        bucket: Bucket,
+        key: str,
+        facts: Facts,
+        offset: int,
+        length: int,
+        first: tuple[int, Flight] | None,
+    ) -> AsyncGenerator[Sequence[Span], None]:
+        """The bytes, chunk by chunk: cached ones from their files, others from their flights."""
+        ahead = _Ahead(self, bucket, key, facts, offset, length, first)
+        try:
+            end = offset + length
+            for number in range(offset // CHUNK, (end - 1) // CHUNK + 1):
+                begin = max(offset - number * CHUNK, 0)
+                stop = min(end - number * CHUNK, CHUNK)
+                async for group in self._chunk(ahead, number, begin, stop):
+                    yield group
+        except OriginError as error:
+            raise told(error, key) from error
+        finally:
+            ahead.close()
+
+    async def _chunk(
+        self, ahead: _Ahead, number: int, begin: int, stop: int
+    ) -> AsyncGenerator[Sequence[Span], None]:
+        record = ahead.cached(number)
+        if record is not None:
+            try:
+                with self._store.reading(record, begin, stop - begin) as spans:
+                    ahead.go_on(number)
+                    yield spans
+                    return
+            except ExtentGoneError:
+                pass
+        flight = await ahead.flight(number)
+        try:
+            at = begin
+            while at < stop:
+                wanted = at + 1 if at == begin else min(at + _STEP, stop)
+                have = min(await flight.reaches(wanted), stop)
+                yield [Span(flight.fd, at, have - at)]
+                at = have
+        finally:
+            flight.release()
+
+    def chunk(self, bucket: Bucket, key: str, facts: Facts, number: int) -> Record | None:
+        """A chunk that is cached, or the whole of a small object."""
+        if facts.size <= CHUNK:
+            record = self._shelf.record(bucket, key)
+        else:
+            record = self._shelf.chunk(shelf_name(bucket), key, facts.etag, number)
+        return record if record is not None and record.etag == facts.etag else None
+
+    async def fetch(self, bucket: Bucket, key: str, facts: Facts, number: int) -> Flight:
+        """A chunk on its way."""
+        metrics.cache_reads.labels("miss").inc()
+        return await self._crew.of(bucket.name, key).fetch(bucket, key, number, facts.etag)
+
+
+class _Ahead:
+    """The chunks of one reader that are fetched before it comes to them."""
+
+    def __init__(
+        self,
+        reader: BackedReader,
+        bucket: Bucket,
+        key: str,
+        facts: Facts,
+        offset: int,
+        length: int,
+        first: tuple[int, Flight] | None,
+    ) -> None:
+        self._reader, self._bucket, self._key, self._facts = reader, bucket, key, facts
+        self._next = offset // CHUNK
+        self._last = (offset + length - 1) // CHUNK
+        self._tasks: deque[tuple[int, asyncio.Task[Flight]]] = deque()
+        self._first = first
+
+    def cached(self, number: int) -> Record | None:
+        if self._first is not None and self._first[0] == number:
+            return None
+        return self._reader.chunk(self._bucket, self._key, self._facts, number)
+
+    def go_on(self, number: int) -> None:
+        """Have what follows chunk `number` fetched."""
+        self._next = max(self._next, number + 1)
+        while self._tasks and self._tasks[0][0] <= number:
+            self._let_go(self._tasks.popleft()[1])
+        while self._next <= self._last and self._next <= number + _AHEAD:
+            if self.cached(self._next) is None:
+                task = asyncio.ensure_future(
+                    self._reader.fetch(self._bucket, self._key, self._facts, self._next)
+                )
+                self._tasks.append((self._next, task))
+            self._next += 1
+
+    async def flight(self, number: int) -> Flight:
+        """The flight of chunk `number`, the caller's to release. Raises OriginError."""
+        if self._first is not None and self._first[0] == number:
+            flight = self._first[1]
+            self._first = None
+            self.go_on(number)
+            return flight
+        task = None
+        while self._tasks and self._tasks[0][0] <= number:
+            at, found = self._tasks.popleft()
+            if at == number:
+                task = found
+            else:
+                self._let_go(found)
+        if task is None:
+            task = asyncio.ensure_future(self._reader.fetch(self._bucket, self._key, self._facts, number))
+        self.go_on(number)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self._let_go(task)
+            raise
+
+    def close(self) -> None:
+        if self._first is not None:
+            self._first[1].release()
+            self._first = None
+        while self._tasks:
+            self._let_go(self._tasks.popleft()[1])
+
+    @staticmethod
+    def _let_go(task: asyncio.Task[Flight]) -> None:
+        def release(done: asyncio.Task[Flight]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                done.result().release()
+
+        task.add_done_callback(release)
+
+
+def told(error: OriginError, key: str) -> S3Error:
+    """S3's word for what an origin could not do."""
+    if isinstance(error, OriginMissingError):
+        return S3Error("NoSuchKey", extra={"Key": key})
+    if isinstance(error, OriginKeyError):
+        return S3Error("NotImplemented", str(error))
+    if isinstance(error, OriginRangeError):
+        return S3Error("InvalidRange")
+    if isinstance(error, OriginRefusedError):
+        return S3Error("AccessDenied", str(error))
+    return S3Error("ServiceUnavailable", str(error))
+
+
+def _begins(operation: GetObject) -> int | None:
+    """The first byte that is asked for; None where the size must be known to say."""
+    if operation.part_number is not None or operation.range is None:
+        return 0
+    start = operation.range.first
+    return start if start is not None else None
+
+
+def _length(facts: Facts, number: int) -> int:
+    return min(CHUNK, facts.size - number * CHUNK)
+
+
+async def _nothing() -> AsyncGenerator[Sequence[Span], None]:
+    return
+    yield []
