@@ -20,6 +20,7 @@ Code = Literal[
     "NoSuchView",
     "NoSuchAsset",
     "ViewExists",
+    "BucketExists",
     "NoSuchJob",
     "SnapshotChanged",
     "UnknownOpBuild",

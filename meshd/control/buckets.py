@@ -71,7 +71,7 @@ class BucketTable:
         return self._documents.current().get(name)
 
     def copies(self, name: str) -> int:
-        """How many copies a bucket asks for; 0: as many as the mesh says. What an origin has is cached once."""
+        """How many copies a bucket asks for; 0: as many as the mesh says; one of what an origin has."""
         found = self._documents.current().get(name)
         if found is not None and found.origin is not None:
             return 1

@@ -5,11 +5,12 @@ Law: keys are the bucket's; the origin's prefix is its own business. Nothing is 
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003  msgspec reads the annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterable, AsyncIterator, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Origin(Protocol):
         ...
 
     async def put(self, key: str, body: AsyncIterable[bytes], facts: Facts) -> str:
-        """Store an object; its ETag there. Nothing is there when it raises, unless it says OriginDownError."""
+        """Store an object; its ETag there. Where it raises OriginDownError it may be there all the same."""
         ...
 
     async def delete(self, keys: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """Origins opened from their descriptions, with credentials by name.
 
 Law: a secret is read from its file when an origin is opened and goes to obstore only. Files of credentials
-have `name=value` lines with obstore's names (`aws_access_key_id`, `aws_secret_access_key`, `aws_session_token`,
+have `name=value` lines with obstore's names (`aws_access_key_id`, `aws_secret_access_key`,
 `google_service_account_key`, `azure_storage_account_name`, …), or are directories of one file a name.
 """
 
@@ -48,10 +48,16 @@ def open_origin(name: str, origin: Description, directory: Path) -> Origin:
         store = _store(origin, secrets)
     except Exception as error:  # no word of it goes on: it may quote what it was given
         raise OriginRefusedError(
-            f"the origin of {name} cannot be opened as it is described: {type(error).__name__}; look at its URL, "
-            "region and credentials"
+            f"the origin of {name} cannot be opened as it is described: {type(error).__name__}; look at its "
+            "URL, region and credentials"
         ) from None
-    return RemoteOrigin(name, store, sorted_pages=origin.scheme in {"s3", "gs", "az"}, listed=not origin.web)
+    return RemoteOrigin(
+        name,
+        store,
+        sorted_pages=origin.scheme in {"s3", "gs", "az"},
+        listed=not origin.web,
+        plain=origin.scheme == "file",
+    )
 
 
 def read_credentials(directory: Path, name: str) -> dict[str, str]:
@@ -69,7 +75,7 @@ def read_credentials(directory: Path, name: str) -> dict[str, str]:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError):
         raise OriginRefusedError(
-            f"there are no credentials {name!r} on this node; {_SECRETS}, in its --origin-credentials directory"
+            f"there are no credentials {name!r} in this node's --origin-credentials; {_SECRETS}"
         ) from None
     found = {}
     for line in lines:

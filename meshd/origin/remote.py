@@ -44,10 +44,13 @@ _REFUSED = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, P
 
 class RemoteOrigin:
     """See Origin. `store` is obstore's; `name` is the bucket's here; `sorted_pages`: its listings come in
-    order of bytes, page by page (S3's do; a folder's do not)."""
+    order of bytes, page by page (S3's do; a folder's do not). `plain`: it keeps bytes, no headers."""
 
-    def __init__(self, name: str, store: Any, *, sorted_pages: bool, listed: bool = True) -> None:
+    def __init__(
+        self, name: str, store: Any, *, sorted_pages: bool, listed: bool = True, plain: bool = False
+    ) -> None:
         self._name, self._store, self._sorted, self._listed = name, store, sorted_pages, listed
+        self._plain = plain
 
     def __repr__(self) -> str:
         return f"<RemoteOrigin of {self._name}>"
@@ -99,14 +102,14 @@ class RemoteOrigin:
         except BaseException as error:
             raise self._told(error, prefix) from error
 
-    async def _level(self, prefix: str) -> list[Entry | str]:
+    async def _level(self, prefix: str) -> Sequence[Entry | str]:
         """Everything directly below a folder, and its folders."""
         folder = prefix.rpartition("/")[0]
         found = await obstore.list_with_delimiter_async(self._store, folder or None)
-        every: list[Entry | str] = [_entry(each) for each in found["objects"]]
-        return every + [f"{name.rstrip('/')}/" for name in found["common_prefixes"]]
+        objects = [_entry(each) for each in found["objects"]]
+        return [*objects, *(f"{name.rstrip('/')}/" for name in found["common_prefixes"])]
 
-    async def _everything(self, prefix: str) -> list[Entry | str]:
+    async def _everything(self, prefix: str) -> Sequence[Entry | str]:
         folder = prefix.rpartition("/")[0]
         pages = obstore.list(self._store, folder or None, chunk_size=1000)
         return [_entry(each) async for page in pages for each in page]
@@ -149,8 +152,10 @@ class RemoteOrigin:
 
     async def put(self, key: str, body: AsyncIterable[bytes], facts: Facts) -> str:
         checked(key)
-        attributes: dict[str, str] = {_SPELLED[name]: value for name, value in facts.headers.items() if name in _SPELLED}
-        attributes.update(facts.metadata)
+        if self._plain and facts.metadata:
+            raise OriginKeyError(f"the origin of {self._name} is a folder, which keeps no metadata")
+        headers = {_SPELLED[name]: value for name, value in facts.headers.items() if name in _SPELLED}
+        attributes = {} if self._plain else {**headers, **facts.metadata}
         try:
             if facts.size <= _AT_ONCE:
                 whole = b"".join([bytes(piece) async for piece in body])
@@ -188,6 +193,8 @@ class RemoteOrigin:
             return OriginChangedError(f"{key[:200]!r} changed at its origin")
         if _is_range(error):
             return OriginRangeError("the range begins behind the object's end")
+        if isinstance(error, NotImplementedError | exceptions.NotSupportedError):
+            return OriginKeyError(f"the origin of {self._name} cannot do this")
         metrics.origin_errors.inc()
         if isinstance(error, _REFUSED):
             return OriginRefusedError(
@@ -201,17 +208,15 @@ class RemoteOrigin:
 
 def checked(key: str) -> None:
     """Raises OriginKeyError for a key that would be read as another one."""
-    segments = key.split("/")
-    if any(segment in {"", ".", ".."} for segment in segments) or any(ord(c) < 32 or c == "\x7f" for c in key):
+    odd = any(segment in {"", ".", ".."} for segment in key.split("/"))
+    if odd or any(ord(c) < 32 or c == "\x7f" for c in key):
         raise OriginKeyError(
             f"{key[:200]!r} cannot be asked of an origin: no empty, `.` or `..` between slashes, no slash at "
             "the end, no control characters"
         )
 
 
-def cut(
-    every: Sequence[Entry | str], prefix: str, delimiter: str, after: str, limit: int
-) -> Listing:
+def cut(every: Sequence[Entry | str], prefix: str, delimiter: str, after: str, limit: int) -> Listing:
     """One page of all there is, in any order; texts are common prefixes already."""
     found: dict[bytes, Entry | str] = {}
     for each in every:
@@ -269,5 +274,6 @@ def _entry(meta: Mapping[str, Any]) -> Entry:
 
 
 async def _nothing() -> AsyncIterator[bytes]:
-    return
-    yield b""
+    none: tuple[bytes, ...] = ()
+    for piece in none:
+        yield piece

@@ -83,6 +83,9 @@ def prepare_directory(settings: NodeSettings) -> DirectoryLock:
     for directory in (settings.store.data_dir, *settings.store.disks, settings.store.index_dir):
         _create(directory)
     lock = DirectoryLock(settings.store.data_dir)
+    cache = settings.cache_store
+    for directory in (cache.data_dir, *cache.disks, cache.index_dir, settings.origin_credentials):
+        _create(directory)
     shutil.rmtree(settings.run_dir, ignore_errors=True)
     settings.metrics_dir.mkdir(parents=True, mode=0o700)
     return lock

@@ -26,6 +26,7 @@ from meshd.control.opening import open_control
 from meshd.errors import MeshdError, StartupError
 from meshd.kit.clock import SystemClock
 from meshd.runtime.board import Board
+from meshd.runtime.caching import close_cache, recover_cache
 from meshd.runtime.children import ChildSpec, ended, fork
 from meshd.runtime.credentials import given_credentials, root_credentials
 from meshd.runtime.listening import endpoint, open_doors
@@ -81,6 +82,7 @@ def launch(settings: NodeSettings, env: Mapping[str, str], say: Callable[[str], 
     _in_child("recovery", lambda _: _recover(settings, people))
     doors.listen(settings.http.backlog)
     _supervise(settings, doors, people, say)
+    _in_child("cache", lambda _: close_cache(settings.cache_store))
 
 
 def _advertised(settings: NodeSettings, doors: Doors) -> NodeSettings:
@@ -202,6 +204,7 @@ class _People:
 
 def _recover(settings: NodeSettings, people: _People) -> None:
     recover(settings.store)
+    recover_cache(settings.cache_store)
     people.store()
 
 

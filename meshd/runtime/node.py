@@ -27,6 +27,10 @@ from meshd.service.archives.ingesting import Ingest
 from meshd.service.archives.members import MemberService
 from meshd.service.archives.reading import Archives
 from meshd.service.assets import load_asset
+from meshd.service.backed.administering import BackedAdmin
+from meshd.service.backed.freshness import FreshTable
+from meshd.service.backed.origins import Origins
+from meshd.service.backed.shelf import Shelf
 from meshd.service.buckets import BucketService
 from meshd.service.deleting import Deleter
 from meshd.service.facts import finder
@@ -60,6 +64,7 @@ from meshd.web.library import library_routes
 from meshd.web.listingdoors import listing_routes
 from meshd.web.modules import module_routes
 from meshd.web.native import build_native
+from meshd.web.origins import origin_routes
 from meshd.web.peers import PeerGate
 from meshd.web.server import WebDeps
 from meshd.web.sessions import SessionEndpoint
@@ -72,6 +77,7 @@ if TYPE_CHECKING:
     from meshd.control.interface import ControlStore
     from meshd.kit.clock import Clock
     from meshd.runtime.data import DataServices
+    from meshd.service.backed.service import BackedService
     from meshd.telemetry.audit import AuditLog
     from meshd.web.server import NativeRoute
 
@@ -93,6 +99,22 @@ class Node:
     mesh: Mesh
     peers: Peers
     objects: RemoteObjects
+    shelf: Shelf | None = None
+    """What is cached of buckets with origins."""
+
+
+def _open_shelf(
+    settings: NodeSettings, writer: str, buckets: BucketTable, store: Store, stack: ExitStack
+) -> Shelf:
+    """The cache beside the store."""
+    clock = SystemClock()
+    cache = Store.open(settings.cache_store, writer=writer, clock=clock)
+    stack.callback(cache.close)
+    fresh = FreshTable(settings.fresh_path, clock)
+    stack.callback(fresh.close)
+    shelf = Shelf(cache, buckets, fresh)
+    store.attach(cache, shelf)
+    return shelf
 
 
 @contextmanager
@@ -108,14 +130,34 @@ def open_node(settings: NodeSettings, writer: str) -> Iterator[Node]:
         stack.callback(uses.close)
         MODULES.read_from(partial(load_asset, Catalog(store)))
         buckets, identities = BucketTable(control), IdentityTable(control)
+        shelf = _open_shelf(settings, writer, buckets, store, stack)
         mesh = open_mesh(settings, control, buckets, clock)
         use = KeyUse(control)
         peers = Peers(settings.node_id, NodeSecret(control).derive, clock, lambda: mesh.map().version)
         objects = RemoteObjects(store, mesh, peers)
         archives = Archives(store, uses.note, settings.view_cache_bytes, objects)
         yield Node(
-            settings, clock, store, control, buckets, identities, use, uses, archives, mesh, peers, objects
+            settings,
+            clock,
+            store,
+            control,
+            buckets,
+            identities,
+            use,
+            uses,
+            archives,
+            mesh,
+            peers,
+            objects,
+            shelf,
         )
+
+
+def node_shelf(node: Node) -> Shelf:
+    """The node's cache, of a node that has one."""
+    if node.shelf is None:
+        raise ValueError("this node was opened without a cache")
+    return node.shelf
 
 
 def node_access(node: Node) -> Access:
@@ -138,10 +180,16 @@ def peer_routes(node: Node) -> list[NativeRoute]:
     return [*listing_routes(LocalLister(node.store, node.mesh), node.mesh, node.clock)]
 
 
-def web_deps(node: Node, access: Access, data: DataServices, audit: AuditLog | None = None) -> WebDeps:
+def web_deps(
+    node: Node,
+    access: Access,
+    data: DataServices,
+    audit: AuditLog | None = None,
+    backed: BackedService | None = None,
+) -> WebDeps:
     """The services of the S3 endpoint."""
     versions = Versions(node.store, node.buckets)
-    objects = ObjectService(node.store, versions, Ingest(node.store).note)
+    objects = ObjectService(node.store, versions, Ingest(node.store).note, backed)
     acls = AclService(node.buckets, node.identities)
     views = view_reader(node, access, data)
     secret = NodeSecret(node.control)
@@ -153,7 +201,7 @@ def web_deps(node: Node, access: Access, data: DataServices, audit: AuditLog | N
         uploads=UploadService(node.store, objects, versions, acls.owner),
         listings=ListingService(node.store, node.identities, node.buckets, merged_listings(node)),
         versions=versions,
-        deleter=Deleter(node.store, versions),
+        deleter=Deleter(node.store, versions, backed),
         tagging=TaggingService(node.store, versions),
         settings=SettingService(node.buckets, acls),
         acls=acls,
@@ -165,6 +213,7 @@ def web_deps(node: Node, access: Access, data: DataServices, audit: AuditLog | N
         still=node.control.still,
         audit=audit,
         http=node.settings.http,
+        backed=backed,
         gate=PeerGate(secret.derive, node.clock),
         forwarder=Forwarder(
             node.mesh,
@@ -188,6 +237,11 @@ def admin_routes(node: Node, sessions: Sessions) -> list[NativeRoute]:
     ]
 
 
+def _backed_admin(node: Node) -> BackedAdmin:
+    origins = Origins(node.settings.origin_credentials, node.clock)
+    return BackedAdmin(node.buckets, origins, node.clock, node.settings.region)
+
+
 def native_routes(node: Node, access: Access, data: DataServices) -> list[NativeRoute]:
     """The native protocol."""
     gathers = GatherService(node.store, node.archives, data.readers, node.objects)
@@ -197,6 +251,7 @@ def native_routes(node: Node, access: Access, data: DataServices) -> list[Native
         job_routes(job_desk(node, access)),
         library_routes(data.user_ops, node.clock),
         module_routes(data.user_ops, tests),
+        origin_routes(_backed_admin(node)),
     ]
     holdings = Holdings(node.store, node.mesh, node.archives, data.catalog, data.datasets.lines)
     return [

@@ -18,6 +18,7 @@ import uvloop
 from meshd.assembly.assembler import Assembler
 from meshd.assembly.serving import serve_assembler
 from meshd.kit.tasks import Tasks
+from meshd.runtime.caching import cache_chores, cache_keeper, node_crew
 from meshd.runtime.chores import node_chores, process_chores, start_chores
 from meshd.runtime.cluster import join
 from meshd.runtime.data import data_services
@@ -68,7 +69,9 @@ async def steward(node: Node, listener: socket.socket) -> AsyncIterator[Assemble
     try:
         await join(node, tasks)
         tasks.spawn(_vital(serve_assembler(assembler, listener)), "assembler")
-        start_chores(node_chores(node), tasks)
+        keeper, crew = cache_keeper(node), node_crew(settings)
+        tasks.spawn(_vital(keeper.serve(settings.keeper_socket)), "keeper")
+        start_chores([*node_chores(node), *cache_chores(node, keeper, crew)], tasks)
         access = node_access(node)
         views = view_reader(node, access, data_services(node, access, assembler))
         jobs = job_runner(node, access, views)
@@ -76,6 +79,7 @@ async def steward(node: Node, listener: socket.socket) -> AsyncIterator[Assemble
         yield assembler
     finally:
         await tasks.aclose()
+        await crew.aclose()
         await assembler.aclose()
         await pool.aclose()
         listener.close()

@@ -16,6 +16,7 @@ import uvloop
 
 from meshd.assembly.remote import RemoteAssembler
 from meshd.kit.tasks import Tasks
+from meshd.runtime.backing import backing
 from meshd.runtime.chores import Chore, process_chores, start_chores
 from meshd.runtime.data import data_services
 from meshd.runtime.node import admin_routes, native_routes, node_access, open_node, peer_routes, web_deps
@@ -58,10 +59,14 @@ def run_worker(
 
 async def _work(node: Node, index: int, doors: Doors, trouble: Callable[[], str], reporter: Reporter) -> None:
     chores = Tasks("chores")
-    async with _frame_source(node, doors) as frames, _audit_log(node.settings.audit_log) as audit:
+    async with (
+        _frame_source(node, doors) as frames,
+        _audit_log(node.settings.audit_log) as audit,
+        backing(node, index) as backed,
+    ):
         access = node_access(node)
         data = data_services(node, access, frames)
-        deps = web_deps(node, access, data, audit)
+        deps = web_deps(node, access, data, audit, backed)
         start_chores(
             [*process_chores(node, reporter), Chore("keyuse", 60.0, lambda: _save_use(node))], chores
         )

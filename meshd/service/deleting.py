@@ -22,6 +22,7 @@ from meshwire.s3.results import DeletedKey, DeleteFailure, DeleteResult, ObjectD
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from meshd.service.backed.service import BackedService
     from meshd.service.versions import Versions
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Removed
@@ -34,12 +35,14 @@ _AT_ONCE = 64  # deletions of single versions under way for one request
 class Deleter:
     """The use cases of deletion. One per process."""
 
-    def __init__(self, store: ObjectStore, versions: Versions) -> None:
-        self._store, self._versions = store, versions
+    def __init__(self, store: ObjectStore, versions: Versions, backed: BackedService | None = None) -> None:
+        self._store, self._versions, self._backed = store, versions, backed
 
     async def delete(self, operation: DeleteObject) -> ObjectDeleted:
         """Raises S3Error NoSuchKey (If-Match, and nothing there), PreconditionFailed, InvalidArgument."""
         bucket, key = operation.bucket, operation.key
+        if self._backed is not None and await self._backed.removed(bucket, key):
+            return ObjectDeleted()
         if operation.version is not None:
             check_id(operation.version)
         with store_errors():
@@ -55,6 +58,8 @@ class Deleter:
     async def delete_many(self, operation: DeleteObjects, request: DeleteRequest) -> DeleteResult:
         """Every key is answered for itself, in the order asked; missing ones are successes."""
         bucket = operation.bucket
+        if self._backed is not None and self._backed.is_backed(bucket):
+            return await self._delete_backed(self._backed, bucket, request)
         answers: dict[int, DeletedKey | DeleteFailure] = {}
         plain, single = [], []
         for number, entry in enumerate(request.keys):
@@ -76,6 +81,30 @@ class Deleter:
             done = await asyncio.gather(*[self._delete_one(bucket, entry) for _, entry in part])
             answers.update(zip([number for number, _ in part], done, strict=True))
         every = [answers[number] for number in range(len(request.keys))]
+        deleted = () if request.quiet else tuple(a for a in every if isinstance(a, DeletedKey))
+        return DeleteResult(deleted, tuple(a for a in every if isinstance(a, DeleteFailure)))
+
+    async def _delete_backed(
+        self, backed: BackedService, bucket: str, request: DeleteRequest
+    ) -> DeleteResult:
+        """Each at the origin, some at a time."""
+        slots = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(entry: DeleteKey) -> DeletedKey | DeleteFailure:
+            refusal = _refuse(entry)
+            if refusal is not None:
+                return refusal
+            if entry.version not in {None, NULL} or entry.etag is not None:
+                said = "A bucket with an origin has no versions, and compares no ETags."
+                return DeleteFailure(entry.key, "NotImplemented", said, entry.version or "")
+            async with slots:
+                try:
+                    await backed.removed(bucket, entry.key)
+                except S3Error as error:
+                    return DeleteFailure(entry.key, error.code, error.message, "")
+            return DeletedKey(entry.key, "", "")
+
+        every = await asyncio.gather(*[one(entry) for entry in request.keys])
         deleted = () if request.quiet else tuple(a for a in every if isinstance(a, DeletedKey))
         return DeleteResult(deleted, tuple(a for a in every if isinstance(a, DeleteFailure)))
 

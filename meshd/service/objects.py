@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from meshd.service.access import Identity
+    from meshd.service.backed.service import BackedService
     from meshd.service.bodies import Body
     from meshd.service.versions import Versions
     from meshd.store.interface import ObjectStore, ObjectWriter
@@ -59,8 +60,10 @@ class ReplacedError(S3Error):
 class ObjectService:
     """The use cases of whole objects. One per process."""
 
-    def __init__(self, store: ObjectStore, versions: Versions, stored: Stored) -> None:
-        self._store, self._versions, self._stored = store, versions, stored
+    def __init__(
+        self, store: ObjectStore, versions: Versions, stored: Stored, backed: BackedService | None = None
+    ) -> None:
+        self._store, self._versions, self._stored, self._backed = store, versions, stored, backed
 
     # --- reading ------------------------------------------------------------------------------------
 
@@ -168,7 +171,8 @@ class ObjectService:
             with store_errors():
                 await self._store.delete_version(bucket, key, record.version or NULL, conditions=same)
             raise S3Error("NoSuchBucket", extra={"BucketName": bucket})
-        await self._stored(bucket, key, record)
+        if self._backed is None or not await self._backed.stored(bucket, key, record):
+            await self._stored(bucket, key, record)
 
     async def copy(self, operation: CopyObject, identity: Identity) -> CopyResult:
         """A copy that shares the source's extents. Raises S3Error NoSuchKey, NoSuchVersion, InvalidRequest,

@@ -67,7 +67,6 @@ class Beside(Protocol):
         ...
 
 
-
 class Store:
     """See ObjectStore. Open it after forking; close it before the process ends (a crash is fine too)."""
 

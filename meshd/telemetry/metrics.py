@@ -87,12 +87,16 @@ origin_fetches = _counter("meshd_origin_fetches_total", "Objects and chunks read
 origin_joined = _counter("meshd_origin_joined_total", "Readers that shared another's fetch.")
 origin_checks = _counter("meshd_origin_checks_total", "Questions to origins whether something changed.")
 cache_reads = _counter(
-    "meshd_cache_reads_total", "Reads of backed buckets, by objects and chunks; result is hit or miss.", "result"
+    "meshd_cache_reads_total",
+    "Objects and chunks read of backed buckets; result is hit or miss.",
+    "result",
 )
-cache_bytes = _gauge("meshd_cache_bytes", "Bytes the cache keeps on the disks, dead ones included.", mode="mostrecent")
+cache_bytes = _gauge("meshd_cache_bytes", "Bytes of the cache, dead ones included.", mode="mostrecent")
 cache_capacity = _gauge("meshd_cache_capacity_bytes", "Bytes the cache may keep.", mode="mostrecent")
 cache_evicted = _counter("meshd_cache_evicted_bytes_total", "Bytes evicted.")
-cache_refused = _counter("meshd_cache_refused_total", "What was read past the cache: its policy keeps what it has.")
+cache_refused = _counter(
+    "meshd_cache_refused_total", "What was read past the cache, which keeps what it has."
+)
 origin_dirty = _gauge("meshd_origin_dirty_objects", "Objects not at their origin yet.", mode="mostrecent")
 transform_queue = _gauge("meshd_transform_queue_rows", "Rows waiting for a transform process.")
 gather_items = _counter("meshd_gather_items_total", "Gathered items looked up; ok or the error.", "result")

@@ -99,6 +99,8 @@ class Executor:
     async def __call__(self, call: Call) -> Result:
         """The operation's result. Raises S3Error."""
         call.operation = await self._deps.views.redirected(self._deps.acls.admitted(call.operation))
+        if self._deps.backed is not None:
+            self._deps.backed.check(call.operation)
         carry_out = self._table.get(type(call.operation))
         if carry_out is None:
             raise S3Error("NotImplemented", f"{ops.operation_name(call.operation)} is not implemented.")
@@ -140,6 +142,8 @@ class Executor:
 
     async def _list_objects(self, call: Call) -> Result:
         operation = cast("ops.ListObjects", call.operation)
+        if self._deps.backed is not None and (backed := await self._deps.backed.listing(operation)):
+            return backed
         page = await self._deps.views.listing(operation)
         if page is None:
             page = await self._deps.members.listing(
@@ -207,6 +211,8 @@ class Executor:
     async def _attributes(self, call: Call) -> Result:
         operation = cast("ops.GetObjectAttributes", call.operation)
         record = await self._deps.views.described(operation)
+        if record is None and self._deps.backed is not None:
+            record = await self._deps.backed.described(operation.bucket, operation.key)
         return (
             attributes(self._deps.versions, operation) if record is None else attributes_of(record, operation)
         )

@@ -112,6 +112,8 @@ class HotPath:
         trace.operation, trace.target = operation_name(operation), operation
         signer = self._authenticator.authenticate(head, trace)
         deps.access.admit(signer.identity, operation, request_context(connection, head, signer))
+        if deps.backed is not None and not deps.backed.leaves(operation):
+            return None
         found = deps.objects.find(operation)
         if SMALL_BYTES < found.length <= _AT_ONCE and not operation.head and not found.head.tag_count:
             return self._send(connection, operation, found, trace)

@@ -63,6 +63,7 @@ STATUS: Mapping[Code, int] = {
     "MethodNotAllowed": 405,
     "SnapshotChanged": 409,
     "ViewExists": 409,
+    "BucketExists": 409,
     "UnknownOpBuild": 410,
     "NoSuchAsset": 410,
     "TooLarge": 413,

@@ -173,6 +173,11 @@ class S3Endpoint:
     ) -> Reply:
         if asked.overrides and identity is ANYONE:
             raise S3Error("InvalidRequest", _ANONYMOUS_OVERRIDES)
+        backed = self._deps.backed
+        if backed is not None and asked.member is None:
+            streamed = await backed.opened(asked)
+            if streamed is not None:
+                return await self._send_assembled(request, asked, streamed, trace)
         opened = asked if asked.member is not None else await self._deps.views.opened(asked)
         if isinstance(opened, Assembled):
             return await self._send_assembled(request, asked, opened, trace)

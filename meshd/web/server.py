@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from meshd.service.access import Access
     from meshd.service.acls import AclService
     from meshd.service.archives.members import MemberService
+    from meshd.service.backed.service import BackedService
     from meshd.service.buckets import BucketService
     from meshd.service.deleting import Deleter
     from meshd.service.listings import ListingService
@@ -96,6 +97,8 @@ class WebDeps:
     http: HttpSettings = field(default_factory=HttpSettings)
     forwarder: Forwarder | None = None
     """Passes on what other nodes answer for; None where there are none."""
+    backed: BackedService | None = None
+    """Buckets with origins; None where there are none."""
     gate: PeerGate | None = None
     """Knows other nodes by their signatures; None where there are none."""
 

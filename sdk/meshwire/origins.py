@@ -34,6 +34,7 @@ class Origin:
     immutable: its objects never change: they are not asked about again.
     write: "through" (answered when the origin has it), "back" (when this store has it), "off".
     quota: most bytes of the cache; 0: no limit but the cache's.
+    pins: prefixes of keys that stay in the cache once they are there.
     """
 
     url: str
@@ -44,13 +45,14 @@ class Origin:
     immutable: bool = False
     write: str = "through"
     quota: int = 0
+    pins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_url(self.url)
         if self.endpoint and (self.scheme != "s3" or not _is_http(self.endpoint)):
             raise OriginError("an endpoint is of s3:// only, as http://HOST:PORT or https://HOST")
         if self.credentials and not _NAME.fullmatch(self.credentials):
-            raise OriginError("credentials are named by letters, digits, dots and dashes; no secret goes here")
+            raise OriginError("credentials are a name of letters, digits, dots and dashes; no secret")
         if not 0 <= self.ttl <= _MOST_TTL:
             raise OriginError("ttl is a number of seconds, 0 or more")
         if self.write not in WRITES:
@@ -75,7 +77,7 @@ class Origin:
 
 
 def parse_origin(document: Mapping[str, Any]) -> Origin:
-    """The origin in a JSON document; without `write`, one on the web is not written to. Raises OriginError."""
+    """The origin in a JSON document; one on the web is not written to. Raises OriginError."""
     known = {field.name: field.type for field in fields(Origin)}
     unknown = sorted(set(document) - set(known))
     if unknown:
@@ -83,7 +85,13 @@ def parse_origin(document: Mapping[str, Any]) -> Origin:
     if not isinstance(document.get("url"), str):
         raise OriginError("url is required, as s3://bucket/prefix")
     given = dict(document)
+    if "pins" in given:
+        if not isinstance(given["pins"], list | tuple) or not all(isinstance(p, str) for p in given["pins"]):
+            raise OriginError("pins is a list of prefixes")
+        given["pins"] = tuple(given["pins"])
     for name, value in document.items():
+        if name == "pins":
+            continue
         kinds: dict[str, tuple[type, ...]] = {"bool": (bool,), "int": (int,), "float": (int, float)}
         wanted = kinds.get(str(known[name]), (str,))
         if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):

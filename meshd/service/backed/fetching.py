@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from meshd.service.backed.shelf import Shelf
 
 _log = logging.getLogger("meshd.origins")
-_AT_ONCE: Final = 48  # fetches of one process: so many pieces are in memory at most, beside what is being read
+_AT_ONCE: Final = 48  # fetches of one process: so many pieces are in memory, beside what is being read
 _TRIES: Final = 4  # of a piece whose bytes stop coming
 _REMEMBERED: Final = 100_000  # keys whose last write is remembered
 _PAUSE: Final = 0.1  # seconds before the second, then twice as long
@@ -128,8 +128,7 @@ class Fetcher:
                     flight.began(reply.facts, reply.length)
                 async for piece in pieces_of(reply):
                     flight.take(piece)
-                if flight.have != flight.length:
-                    raise OriginDownError("the origin sent less than it said")
+                flight.check()
             except OriginMissingError:
                 if not flight.have and writes == self._count(bucket, key):
                     await self._gone(bucket, key)
@@ -200,7 +199,7 @@ class Fetcher:
         await self._tasks.aclose()
 
 
-class _mapped:  # noqa: N801  used as a function
+class _mapped:
     """The bytes of a flight, without copying them."""
 
     def __init__(self, flight: Flight) -> None:

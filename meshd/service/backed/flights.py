@@ -33,6 +33,10 @@ class Flight:
     def __repr__(self) -> str:
         return f"<Flight {self.have} of {self.length}{' done' if self.done else ''} {self.error or ''}>"
 
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
     # --- whoever fetches
 
     def began(self, facts: Facts, length: int) -> None:
@@ -52,6 +56,11 @@ class Flight:
         """Another process wrote them."""
         self.have = have
         self._wake()
+
+    def check(self) -> None:
+        """Raises OriginDownError when not all has come."""
+        if self.have != self.length:
+            raise OriginDownError("the origin sent less than it said")
 
     def ended(self) -> None:
         self.done = True

@@ -54,7 +54,8 @@ class FreshTable:
         """It was noted less than `ttl` seconds ago."""
         slot, tag = _place(name)
         word = _WORD.unpack_from(self._map, slot)[0]
-        return word >> 24 == tag and word != 0 and ((self._now() - word) & _SECONDS) < ttl
+        noted = word >> 24 == tag and word != 0
+        return bool(noted and ((self._now() - word) & _SECONDS) < ttl)
 
     def generation(self, bucket: str) -> int:
         """Rises when the bucket is written to through this node; others may share its number."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from meshd.origin.errors import (
     OriginChangedError,
@@ -21,6 +21,7 @@ from meshd.origin.errors import (
 )
 from meshd.service.backed.shelf import CHUNK, Piece, record_of, shelf_name
 from meshd.service.objects import found_of
+from meshd.service.views.dispatch import Assembled
 from meshd.store.errors import ExtentGoneError
 from meshd.store.records import Span
 from meshd.telemetry import metrics
@@ -45,13 +46,6 @@ _STEP: Final = 512 << 10  # bytes a reader is given at a time, after the first
 _FINDS: Final = 4  # looks at an object that changes while it is found
 
 
-class Streamed(NamedTuple):
-    """`groups`: the bytes of `found` as open files, a group at a time."""
-
-    found: Found
-    groups: AsyncGenerator[Sequence[Span], None]
-
-
 class BackedReader:
     """One a process."""
 
@@ -62,7 +56,7 @@ class BackedReader:
         return f"<BackedReader of {self._shelf!r}>"
 
     def leaves(self, bucket: str, key: str) -> bool:
-        """Whether the store can answer by itself: the bucket has no origin, or the object is cached, whole and
+        """Whether the store can answer by itself: the bucket has no origin, or the object is cached and
         still so. Microseconds."""
         backed = self._shelf.backed(bucket)
         if backed is None:
@@ -76,7 +70,7 @@ class BackedReader:
             return True
         return False
 
-    async def opened(self, operation: GetObject) -> Streamed | None:
+    async def opened(self, operation: GetObject) -> Assembled | None:
         """The answer to a read; None when the store can give it. Raises S3Error."""
         bucket = self._shelf.backed(operation.bucket)
         if bucket is None:
@@ -95,10 +89,15 @@ class BackedReader:
         except OriginError as error:
             raise told(error, operation.key) from error
 
-    async def _opened(self, bucket: Bucket, operation: GetObject) -> Streamed:
+    async def _opened(self, bucket: Bucket, operation: GetObject) -> Assembled:
         key, start = operation.key, _begins(operation)
         facts, first = self.known(bucket, key), None
-        if facts is None and start is not None and not operation.head and self._shelf.held(bucket, key) is None:
+        if (
+            facts is None
+            and start is not None
+            and not operation.head
+            and self._shelf.held(bucket, key) is None
+        ):
             first = await self._first(bucket, key, start // CHUNK, "")
             facts = first[1].facts if first else None
         try:
@@ -107,14 +106,14 @@ class BackedReader:
             record = None if first else self._whole(bucket, key, facts)
             found = found_of(operation, record or record_of(bucket, facts))
             if operation.head or not found.length:
-                return Streamed(found, _nothing())
+                return Assembled(found, _nothing())
             if record is not None:
-                return Streamed(found, self._cached(bucket, facts, record, key, found))
+                return Assembled(found, self._cached(bucket, facts, record, key, found))
             if first is None and self.chunk(bucket, key, facts, found.offset // CHUNK) is None:
                 first = await self._first(bucket, key, found.offset // CHUNK, facts.etag)
             groups = self._groups(bucket, key, facts, found.offset, found.length, first)
             first = None
-            return Streamed(found, groups)
+            return Assembled(found, groups)
         finally:
             if first is not None:
                 first[1].release()
@@ -344,5 +343,6 @@ def _length(facts: Facts, number: int) -> int:
 
 
 async def _nothing() -> AsyncGenerator[Sequence[Span], None]:
-    return
-    yield []
+    none: tuple[Sequence[Span], ...] = ()
+    for group in none:
+        yield group

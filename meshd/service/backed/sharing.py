@@ -20,7 +20,18 @@ from meshd.kit.tasks import Tasks
 from meshd.net.unixmessages import StreamClosedError, accept_streams, connect, listen
 from meshd.origin.errors import OriginDownError, OriginMissingError
 from meshd.service.backed.flights import Flight
-from meshd.service.backed.messages import Answer, Ask, Began, Failed, Forget, Grew, Question, Told, failure, raised
+from meshd.service.backed.messages import (
+    Answer,
+    Ask,
+    Began,
+    Failed,
+    Forget,
+    Grew,
+    Question,
+    Told,
+    failure,
+    raised,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from meshd.control.buckets import Bucket, BucketTable
     from meshd.service.backed.freshness import FreshTable
     from meshd.store.interface import Buffer
-    from meshd.store.records import Record
+    from meshd.store.records import Extent, Record
     from meshd.store.store import Store
 
 CHUNK: Final = 8 << 20
@@ -65,7 +65,7 @@ class Shelf:
         record = self.record(found, key)
         if record is None:
             raise NotCachedError(
-                f"{bucket} is backed by an origin, and {key[:200]!r} is not cached: get it once, or `mesh prefetch`"
+                f"{bucket} has an origin, and {key[:200]!r} is not cached: get it once, or `mesh prefetch` it"
             )
         return record
 
@@ -92,7 +92,7 @@ class Shelf:
         count = -(-size // CHUNK)
         if count > _COMPOSED:
             return None
-        extents = []
+        extents: list[Extent] = []
         for number in range(count):
             chunk = self.chunk(shelf, key, head.etag, number)
             if chunk is None:
@@ -235,7 +235,7 @@ def record_of(bucket: Bucket, facts: Facts) -> Record:
     )
 
 
-def _shown(record: Record, bucket: Bucket, size: int, extents: tuple[object, ...]) -> Record:
+def _shown(record: Record, bucket: Bucket, size: int, extents: tuple[Extent, ...]) -> Record:
     return msgspec.structs.replace(
         record,
         size=size,

@@ -14,6 +14,7 @@ import click
 
 from meshsdk.cli.archives import archive
 from meshsdk.cli.benching import bench
+from meshsdk.cli.buckets import bucket
 from meshsdk.cli.cache import cache
 from meshsdk.cli.copying import cp
 from meshsdk.cli.jobs import extract, job, reshard, shard
@@ -39,6 +40,7 @@ Examples:
   mesh head s3://photos/train/             what a dataset of it would hold
   mesh ls s3://photos/shard-000.tar/-/     the files of an archive: keys below ARCHIVE/-/
   mesh view create photos--small --match .jpg --op decode --op 'resize size=256' --op 'encode format=jpeg'
+  mesh bucket create photos --origin s3://company-photos/train
   mesh op ls                               what nodes can do to a field
   mesh op push augment.py                  ops of your own, run on the nodes
   mesh shard s3://photos/train/ s3://photos-shards/v1/ --count 1000
@@ -71,6 +73,7 @@ for command in (
     mb,
     rb,
     archive,
+    bucket,
     op,
     view,
     shard,

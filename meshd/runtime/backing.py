@@ -1,0 +1,54 @@
+"""Backed buckets in one process: who fetches, who reads, who keeps.
+
+Law: made once a process, in its running loop; a worker also does what belongs to it for the others.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from meshd.kit.tasks import Tasks
+from meshd.runtime.node import node_shelf
+from meshd.service.backed.fetching import Fetcher
+from meshd.service.backed.keeping import RemoteKeeper
+from meshd.service.backed.listing import BackedListings
+from meshd.service.backed.origins import Origins
+from meshd.service.backed.reading import BackedReader
+from meshd.service.backed.service import BackedService
+from meshd.service.backed.sharing import Crew, OwnDoer, serve_fetches
+from meshd.service.backed.writing import OriginWriter
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from meshd.runtime.node import Node
+
+
+@asynccontextmanager
+async def backing(node: Node, index: int | None) -> AsyncIterator[BackedService]:
+    """Backed buckets as worker `index` has them, or (None) as the steward."""
+    settings, shelf = node.settings, node_shelf(node)
+    keeper = RemoteKeeper(settings.keeper_socket)
+    origins = Origins(settings.origin_credentials, node.clock)
+    fetcher = Fetcher(origins, shelf, keeper)
+    own = OwnDoer(fetcher, OriginWriter(origins, node.store, fetcher))
+    crew = Crew([settings.fetch_socket(each) for each in range(settings.workers)], index, own)
+    tasks = Tasks("backing")
+    if index is not None:
+        tasks.spawn(serve_fetches(settings.fetch_socket(index), own, shelf), "fetches")
+    tasks.spawn(keeper.run(), "notes")
+    service = BackedService(
+        node.store,
+        shelf,
+        crew,
+        BackedReader(node.store, shelf, crew, keeper),
+        BackedListings(origins, node.store, shelf, node.clock),
+    )
+    try:
+        yield service
+    finally:
+        await tasks.aclose()
+        await service.aclose()
+        await crew.aclose()
+        await fetcher.aclose()

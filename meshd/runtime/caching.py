@@ -1,0 +1,119 @@
+"""The cache's store before and after the processes that use it, and the steward's work on it.
+
+Law: relaxed writes may leave an index that a power cut has torn: after another boot without a clean stop the
+cache begins empty. Nothing in it is the only copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshd.origin.errors import OriginError
+from meshd.runtime.chores import Chore
+from meshd.runtime.node import node_shelf
+from meshd.service.backed.keeping import CacheKeeper
+from meshd.service.backed.sharing import Crew
+from meshd.store.errors import FormatError, StoreError
+from meshd.store.preparing import recover
+from meshd.telemetry import metrics
+
+if TYPE_CHECKING:
+    from meshd.config import NodeSettings, StoreSettings
+    from meshd.control.buckets import Bucket
+    from meshd.runtime.node import Node
+
+_log = logging.getLogger("meshd.cache")
+_AT_ONCE = 8  # uploads of write-back under way
+_PAGE = 1000
+
+
+def recover_cache(settings: StoreSettings) -> None:
+    """Clean up after a crash; begin anew where that cannot be trusted."""
+    mark, boot = settings.data_dir / "boot", _boot()
+    told = mark.read_text() if mark.exists() else ""
+    if told not in ("", "clean", boot):
+        _log.warning("the machine went down without warning: the cache begins empty")
+        _empty(settings)
+    try:
+        recover(settings)
+    except FormatError as error:
+        _log.warning("the cache cannot be read and begins empty", extra={"why": str(error)})
+        _empty(settings)
+        recover(settings)
+    mark.write_text(boot)
+
+
+def close_cache(settings: StoreSettings) -> None:
+    """After the last process that used it has ended in order: it may be trusted after another boot."""
+    from meshd.store.index import Index
+
+    index = Index.open(settings)
+    index.env.sync(True)
+    index.close()
+    (settings.data_dir / "boot").write_text("clean")
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+def _empty(settings: StoreSettings) -> None:
+    shutil.rmtree(settings.index_dir, ignore_errors=True)
+    for disk in settings.disks:
+        shutil.rmtree(disk / "extents", ignore_errors=True)
+    settings.index_dir.mkdir(parents=True, exist_ok=True)
+
+
+def cache_keeper(node: Node) -> CacheKeeper:
+    """The node's keeper: one process's."""
+    settings = node.settings
+    return CacheKeeper(node_shelf(node), node.buckets, settings.cache_bytes, settings.store.segment_bytes)
+
+
+def node_crew(settings: NodeSettings) -> Crew:
+    """The workers, for a process that is none."""
+    return Crew([settings.fetch_socket(index) for index in range(settings.workers)])
+
+
+def cache_chores(node: Node, keeper: CacheKeeper, crew: Crew) -> list[Chore]:
+    """What the steward does for buckets with origins."""
+    return [
+        Chore("cache", 2.0, keeper.sweep),
+        Chore("write-back", 5.0, lambda: push_dirty(node, crew)),
+    ]
+
+
+async def push_dirty(node: Node, crew: Crew) -> int:
+    """Bring to their origins what is not there yet; how many are left."""
+    left, slots = 0, asyncio.Semaphore(_AT_ONCE)
+    for bucket in node.buckets.list_all():
+        if bucket.origin is None:
+            continue
+        after = ""
+        while True:
+            page = node.store.own_entries(bucket.name, "", after, _PAGE)
+            left += sum(
+                await asyncio.gather(*[_push(crew, bucket, entry.key, slots) for entry in page.entries])
+            )
+            if not page.truncated:
+                break
+            after = page.next_after
+    metrics.origin_dirty.set(left)
+    return left
+
+
+async def _push(crew: Crew, bucket: Bucket, key: str, slots: asyncio.Semaphore) -> int:
+    async with slots:
+        try:
+            await crew.of(bucket.name, key).push(bucket, key)
+        except (OriginError, StoreError) as error:
+            _log.warning("not at its origin", extra={"bucket": bucket.name, "why": str(error)})
+            return 1
+    return 0

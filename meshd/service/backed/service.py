@@ -1,0 +1,188 @@
+"""Backed buckets as the S3 endpoint sees them: what they can do, and what becomes of each operation.
+
+Law: one table of what an origin can keep; the rest is refused with a sentence, never done in part.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from meshd.kit.tasks import Tasks
+from meshd.origin.errors import OriginError
+from meshd.origin.remote import checked
+from meshd.service.backed.reading import told
+from meshd.service.backed.shelf import record_of
+from meshd.service.translation import store_errors
+from meshd.store.errors import StoreError
+from meshd.store.records import NULL
+from meshwire.conditions import Conditions
+from meshwire.s3 import operations as ops
+from meshwire.s3.errors import S3Error
+
+if TYPE_CHECKING:
+    from meshd.control.buckets import Bucket
+    from meshd.service.backed.listing import BackedListings
+    from meshd.service.backed.reading import BackedReader
+    from meshd.service.backed.sharing import Crew
+    from meshd.service.backed.shelf import Shelf
+    from meshd.service.views.dispatch import Assembled
+    from meshd.store.records import Record
+    from meshd.store.store import Store
+    from meshwire.s3.results import ObjectListing
+
+_log = logging.getLogger("meshd.origins")
+_READS = (
+    ops.GetObject,
+    ops.GetObjectAttributes,
+    ops.ListObjects,
+    ops.ListMembers,
+    ops.HeadBucket,
+    ops.DeleteBucket,
+    ops.GetBucketLocation,
+    ops.GetBucketSetting,
+    ops.PutBucketSetting,
+    ops.DeleteBucketSetting,
+    ops.Preflight,
+    ops.GetObjectAcl,
+)
+_WRITES = (
+    ops.PutObject,
+    ops.PostObject,
+    ops.CopyObject,
+    ops.DeleteObject,
+    ops.DeleteObjects,
+    ops.CreateMultipartUpload,
+    ops.UploadPart,
+    ops.UploadPartCopy,
+    ops.CompleteMultipartUpload,
+)
+_UPLOADS = (ops.AbortMultipartUpload, ops.ListParts, ops.ListMultipartUploads)
+_SETTINGS_REFUSED = frozenset({"versioning", "lifecycle", "object-lock", "replication"})
+
+
+class BackedService:
+    """One a process."""
+
+    def __init__(
+        self, store: Store, shelf: Shelf, crew: Crew, reader: BackedReader, listings: BackedListings
+    ) -> None:
+        self._store, self._shelf, self._crew = store, shelf, crew
+        self.reader, self.listings = reader, listings
+        self._tasks = Tasks("write-back")
+
+    def __repr__(self) -> str:
+        return f"<BackedService {self.reader!r}>"
+
+    def is_backed(self, bucket: str) -> bool:
+        """Whether a bucket has an origin."""
+        return self._shelf.backed(bucket) is not None
+
+    def check(self, operation: ops.Operation) -> None:
+        """Raises S3Error for what a backed bucket cannot do."""
+        if isinstance(operation, ops.ListBuckets | ops.CreateBucket):
+            return
+        bucket = self._shelf.backed(operation.bucket)
+        if bucket is None:
+            return
+        if isinstance(operation, ops.PutBucketSetting) and operation.setting in _SETTINGS_REFUSED:
+            raise refused(bucket, f"has no {operation.setting} of its own")
+        if isinstance(operation, _READS + _UPLOADS):
+            return
+        if not isinstance(operation, _WRITES):
+            raise refused(bucket, f"cannot do {ops.operation_name(operation)}")
+        assert bucket.origin is not None
+        if bucket.origin.write == "off":
+            raise S3Error("AccessDenied", f"{bucket.name} is backed by an origin that is only read.")
+        self._check_write(bucket, operation)
+
+    def _check_write(self, bucket: Bucket, operation: ops.Operation) -> None:
+        key = getattr(operation, "key", None)
+        if key is not None:
+            try:
+                checked(key)
+            except OriginError as error:
+                raise told(error, key) from error
+        if getattr(operation, "conditions", None) is not None:
+            raise refused(bucket, "takes no conditional writes: judge them at the origin")
+        if getattr(operation, "tags", None):
+            raise refused(bucket, "keeps no tags")
+        acl = getattr(operation, "acl", None)
+        if acl is not None and acl.canned not in {"private", "bucket-owner-full-control"}:
+            raise refused(bucket, "keeps no ACLs of objects: use a bucket policy")
+        if getattr(operation, "version", None) not in {None, NULL}:
+            raise refused(bucket, "has no versions")
+
+    # --- reading
+
+    def leaves(self, operation: ops.GetObject) -> bool:
+        """See `BackedReader.leaves`."""
+        return self.reader.leaves(operation.bucket, operation.key)
+
+    async def opened(self, operation: ops.GetObject) -> Assembled | None:
+        """See `BackedReader.opened`."""
+        return await self.reader.opened(operation)
+
+    async def listing(self, operation: ops.ListObjects) -> ObjectListing | None:
+        """See `BackedListings.objects`."""
+        return await self.listings.objects(operation)
+
+    async def described(self, bucket: str, key: str) -> Record | None:
+        """What an object is, for whoever wants no bytes; None where the store can say. Raises S3Error."""
+        backed = self._shelf.backed(bucket)
+        if backed is None or self._store.own(bucket, key) is not None:
+            return None
+        try:
+            return record_of(backed, await self.reader.facts(backed, key))
+        except OriginError as error:
+            raise told(error, key) from error
+
+    # --- writing
+
+    async def stored(self, bucket: str, key: str, record: Record) -> bool:
+        """An object was committed to the durable store: its origin is to have it; False where there is none.
+
+        Write-through waits, and takes the object away again when the origin does not have it. Raises S3Error.
+        """
+        backed = self._shelf.backed(bucket)
+        if backed is None:
+            return False
+        assert backed.origin is not None
+        if backed.origin.write == "back":
+            await self._crew.of(bucket, key).forget(backed, key)
+            self._tasks.spawn(self._behind(backed, key), "push")
+            return True
+        try:
+            await self._crew.of(bucket, key).push(backed, key)
+        except OriginError as error:
+            with store_errors():
+                same = Conditions(if_match=(record.etag,))
+                await self._store.delete_version(bucket, key, NULL, conditions=same)
+            raise told(error, key) from error
+        return True
+
+    async def _behind(self, bucket: Bucket, key: str) -> None:
+        try:
+            await self._crew.of(bucket.name, key).push(bucket, key)
+        except (OriginError, StoreError) as error:  # the steward tries again
+            _log.warning("not at its origin yet", extra={"bucket": bucket.name, "why": str(error)})
+
+    async def removed(self, bucket: str, key: str) -> bool:
+        """Delete an object at its origin; False for a bucket without. Raises S3Error."""
+        backed = self._shelf.backed(bucket)
+        if backed is None:
+            return False
+        try:
+            checked(key)
+            await self._crew.of(bucket, key).remove(backed, key)
+        except OriginError as error:
+            raise told(error, key) from error
+        return True
+
+    async def aclose(self) -> None:
+        await self._tasks.aclose()
+
+
+def refused(bucket: Bucket, what: str) -> S3Error:
+    """A backed bucket cannot do this."""
+    return S3Error("NotImplemented", f"{bucket.name} is backed by an origin, and {what}.")

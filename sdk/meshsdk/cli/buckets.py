@@ -1,0 +1,133 @@
+"""`mesh bucket`: buckets with origins, made, shown, changed.
+
+Law: asks the node's `/-/buckets`; what an origin may be, `meshwire.origins` says. No secret passes here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from meshsdk import buckets
+from meshsdk.cli.running import human, shared_options
+from meshsdk.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from meshsdk.buckets import BucketInfo
+    from meshsdk.cli.running import Session
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {f"{unit}i": 1 << (10 * power) for power, unit in enumerate("kmgt", start=1)}
+
+
+@click.group("bucket")
+def bucket() -> None:
+    """Buckets that stand for a place elsewhere: S3, Google or Azure storage, a web server, a folder.
+
+    What is read of them is cached on the node's disks; what is written goes to their origin. Root's alone.
+    """
+
+
+def _options(command: Callable[..., Any]) -> Callable[..., Any]:
+    options = (
+        click.option("--credentials", metavar="NAME", help="A credentials file of the node's, or anonymous."),
+        click.option("--ttl", type=float, metavar="SECONDS", help="Then ask whether it changed.  [60]"),
+        click.option("--immutable/--mutable", default=None, help="What is there never changes: never ask."),
+        click.option("--write", type=click.Choice(["through", "back", "off"]), help="Of writes.  [through]"),
+        click.option("--quota", metavar="SIZE", help="Most of the cache, as 500GiB; 0 for no limit.  [0]"),
+        click.option("--pin", multiple=True, metavar="PREFIX", help="Keys that stay cached; repeat it."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@bucket.command()
+@click.argument("name")
+@click.option(
+    "--origin", required=True, metavar="URL", help="s3://BUCKET/PREFIX, gs://, az://, https://, file:///"
+)
+@click.option("--endpoint", metavar="URL", help="Of an S3 service other than AWS.")
+@click.option("--region", metavar="NAME", help="Of the S3 bucket.  [us-east-1]")
+@_options
+@shared_options
+def create(session: Session, name: str, origin: str, **options: Any) -> None:
+    """Makes bucket NAME stand for an origin.
+
+    \b
+    mesh bucket create photos --origin s3://company-photos/train --immutable
+    mesh bucket create models --origin s3://models --endpoint http://10.0.0.7:8333 --credentials ceph
+    mesh bucket create scans --origin file:///mnt/nas/scans --write off --quota 500GiB
+    """
+    document = {"url": origin, **_given(options)}
+    with session.client() as client:
+        _show(session, buckets.create_bucket(client.transport, name, document))
+
+
+@bucket.command()
+@click.argument("name")
+@_options
+@click.option("--unpin", is_flag=True, help="Take back every pin.")
+@shared_options
+def change(session: Session, name: str, unpin: bool, **options: Any) -> None:
+    """Changes how NAME is read and written, and what of it is kept. Pins given replace those there were.
+
+    \b
+    mesh bucket change photos --quota 2TiB --pin val/ --pin test/
+    """
+    document = _given(options)
+    if unpin:
+        document["pins"] = []
+    if not document:
+        raise ConfigurationError("nothing to change: give an option, as --ttl 300")
+    with session.client() as client:
+        _show(session, buckets.change_bucket(client.transport, name, document))
+
+
+@bucket.command()
+@click.argument("name")
+@shared_options
+def show(session: Session, name: str) -> None:
+    """Shows the origin of NAME."""
+    with session.client() as client:
+        _show(session, buckets.show_bucket(client.transport, name))
+
+
+@bucket.command("ls")
+@shared_options
+def list_all(session: Session) -> None:
+    """Lists buckets with origins."""
+    with session.client() as client:
+        for found in buckets.list_buckets(client.transport):
+            _show(session, found)
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in options.items() if value is not None and value != ()}
+    if "pin" in given:
+        given["pins"] = list(given.pop("pin"))
+    if "quota" in given:
+        given["quota"] = _size(given["quota"])
+    return given
+
+
+def _size(text: str) -> int:
+    digits = text.lower().removesuffix("b").rstrip("kmgti")
+    unit = text.lower().removesuffix("b")[len(digits) :]
+    try:
+        return int(float(digits) * _UNITS[unit])
+    except (ValueError, KeyError):
+        raise ConfigurationError(f"--quota {text!r}: expected a size such as 500GiB") from None
+
+
+def _show(session: Session, found: BucketInfo) -> None:
+    origin = found.origin
+    facts = [origin["url"], f"write {origin['write']}"]
+    facts.append("immutable" if origin["immutable"] else f"ttl {origin['ttl']:g} s")
+    facts += [f"quota {human(origin['quota'])}"] if origin["quota"] else []
+    facts += [f"pins {' '.join(origin['pins'])}"] if origin["pins"] else []
+    session.show(f"{found.name}  {', '.join(facts)}", **asdict(found))

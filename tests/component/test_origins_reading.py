@@ -1,0 +1,218 @@
+"""Buckets backed by an origin, read: a real daemon before a real S3 server, through a proxy with faults."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+import meshsdk
+from meshd.testing.daemons import Daemon
+from meshsdk import buckets
+from tests.component.origin_places import place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.component.origin_places import Place
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with place(tmp_path_factory.mktemp("origin")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def backed(origin: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon of two workers that knows the origin's credentials."""
+    credentials = tmp_path_factory.mktemp("credentials")
+    write_credentials(credentials, origin)
+    with Daemon.start(workers=2, args=["--origin-credentials", str(credentials)]) as daemon:
+        yield daemon
+
+
+def write_credentials(directory: Path, origin: Place) -> None:
+    lines = f"aws_access_key_id={origin.access_key}\naws_secret_access_key={origin.secret_key}\n"
+    (directory / "weed").write_text(lines)
+
+
+@pytest.fixture(autouse=True)
+def no_faults(origin: Place) -> Iterator[None]:
+    yield
+    heads = origin.faults.heads
+    origin.faults.__init__()  # type: ignore[misc]  # as new
+    heads.clear()
+
+
+def sdk(daemon: Daemon) -> meshsdk.Client:
+    return meshsdk.connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key)
+
+
+def bucket(daemon: Daemon, origin: Place, name: str, **options: Any) -> Any:
+    """A bucket that stands for a folder of its name at the origin; a client of the daemon's."""
+    document = {
+        "url": f"s3://{origin.bucket}/{name}",
+        "endpoint": origin.proxy.endpoint,
+        "credentials": "weed",
+        **options,
+    }
+    with sdk(daemon) as client:
+        buckets.create_bucket(client.transport, name, document)
+    return daemon.client()
+
+
+def put(origin: Place, name: str, key: str, data: bytes, **more: Any) -> None:
+    origin.client.put_object(Bucket=origin.bucket, Key=f"{name}/{key}", Body=data, **more)
+
+
+def read(client: Any, name: str, key: str, **more: Any) -> bytes:
+    return bytes(client.get_object(Bucket=name, Key=key, **more)["Body"].read())
+
+
+def code(call: Any, *args: Any, **more: Any) -> str:
+    with pytest.raises(ClientError) as caught:
+        call(*args, **more)
+    return str(caught.value.response["Error"]["Code"])
+
+
+def test_small_objects_are_fetched_once(backed: Daemon, origin: Place) -> None:
+    put(origin, "small", "a/x.txt", b"hello", ContentType="text/plain", Metadata={"who": "me"})
+    client = bucket(backed, origin, "small")
+    first = client.get_object(Bucket="small", Key="a/x.txt")
+    assert first["Body"].read() == b"hello"
+    assert first["ContentType"] == "text/plain"
+    assert first["Metadata"] == {"who": "me"}
+    assert first["ETag"].strip('"') == hashlib.md5(b"hello").hexdigest()
+    _until_kept(client, "small", "a/x.txt", origin)
+    before = len(origin.faults.gets("x.txt"))
+    for _ in range(10):
+        assert read(client, "small", "a/x.txt") == b"hello"
+    assert len(origin.faults.gets("x.txt")) == before
+
+
+def test_large_objects_come_whole_and_in_ranges(backed: Daemon, origin: Place) -> None:
+    data = os.urandom(20 * MIB + 123)
+    put(origin, "large", "big.bin", data)
+    client = bucket(backed, origin, "large")
+    assert read(client, "large", "big.bin", Range="bytes=9000000-9000009") == data[9000000:9000010]
+    assert len(origin.faults.gets("big.bin")) == 1
+    assert "bytes=8388608-16777215" in origin.faults.gets("big.bin")[0]
+    assert read(client, "large", "big.bin") == data
+    assert read(client, "large", "big.bin", Range="bytes=-77") == data[-77:]
+    assert read(client, "large", "big.bin", Range="bytes=8388600-") == data[8388600:]
+    assert code(client.get_object, Bucket="large", Key="big.bin", Range="bytes=99999999-") == "InvalidRange"
+    _until_kept(client, "large", "big.bin", origin)
+    assert read(client, "large", "big.bin") == data
+    assert client.head_object(Bucket="large", Key="big.bin")["ContentLength"] == len(data)
+
+
+def test_eight_readers_cost_one_fetch(backed: Daemon, origin: Place) -> None:
+    data = os.urandom(5 * MIB)
+    put(origin, "eight", "one", data)
+    client = bucket(backed, origin, "eight")
+    origin.faults.delay = 0.3
+    with ThreadPoolExecutor(8) as pool:
+        clients = [backed.client() for _ in range(8)]
+        found = list(pool.map(lambda each: read(each, "eight", "one"), clients))
+    assert all(each == data for each in found)
+    assert len(origin.faults.gets("/one")) == 1
+    assert read(client, "eight", "one") == data
+
+
+def test_what_is_not_there(backed: Daemon, origin: Place) -> None:
+    client = bucket(backed, origin, "absent")
+    assert code(client.get_object, Bucket="absent", Key="no") == "NoSuchKey"
+    asked = len(origin.faults.gets("/no"))
+    assert code(client.get_object, Bucket="absent", Key="no") == "NoSuchKey"
+    assert len(origin.faults.gets("/no")) == asked
+    assert code(client.get_object, Bucket="absent", Key="a//b") == "NotImplemented"
+    assert code(client.list_object_versions, Bucket="absent") == "NotImplemented"
+
+
+def test_empty_objects(backed: Daemon, origin: Place) -> None:
+    put(origin, "empty", "nothing", b"")
+    client = bucket(backed, origin, "empty")
+    for _ in range(3):
+        assert read(client, "empty", "nothing") == b""
+
+
+def test_changes_are_seen_after_the_ttl_and_never_where_immutable(backed: Daemon, origin: Place) -> None:
+    for name in ("mutable", "constant"):
+        put(origin, name, "k", b"old")
+    client = bucket(backed, origin, "mutable", ttl=0.0)
+    bucket(backed, origin, "constant", immutable=True)
+    assert read(client, "mutable", "k") == read(client, "constant", "k") == b"old"
+    _until_kept(client, "constant", "k", origin)
+    for name in ("mutable", "constant"):
+        put(origin, name, "k", b"newer")
+    assert read(client, "mutable", "k") == b"newer"
+    assert read(client, "constant", "k") == b"old"
+
+
+def test_listings(backed: Daemon, origin: Place) -> None:
+    keys = [f"d{index % 3}/{index:04d}.bin" for index in range(60)] + ["top", "ü/1"]
+    for key in keys:
+        put(origin, "listed", key, b"x" * (len(key)))
+    client = bucket(backed, origin, "listed")
+    pages = client.get_paginator("list_objects_v2").paginate(
+        Bucket="listed", PaginationConfig={"PageSize": 7}
+    )
+    found = [(entry["Key"], entry["Size"]) for page in pages for entry in page.get("Contents", [])]
+    assert found == [(key, len(key)) for key in sorted(keys, key=str.encode)]
+    level = client.list_objects_v2(Bucket="listed", Delimiter="/")
+    assert [each["Prefix"] for each in level["CommonPrefixes"]] == ["d0/", "d1/", "d2/", "ü/"]
+    assert [each["Key"] for each in level["Contents"]] == ["top"]
+    part = client.list_objects_v2(Bucket="listed", Prefix="d1/00")
+    assert [each["Key"] for each in part["Contents"]] == sorted(
+        key for key in keys if key.startswith("d1/00")
+    )
+    other = client.list_objects_v2(Bucket="listed", Delimiter="0", Prefix="d")
+    assert [each["Prefix"] for each in other["CommonPrefixes"]] == ["d0", "d1/0", "d2/0"]
+
+
+def test_origin_down_serves_what_is_cached(backed: Daemon, origin: Place) -> None:
+    put(origin, "down", "kept", b"kept")
+    put(origin, "down", "other", b"other")
+    client = bucket(backed, origin, "down", ttl=0.0)
+    _until_kept(client, "down", "kept", origin)
+    origin.faults.refuse = True
+    assert read(client, "down", "kept") == b"kept"
+    assert code(client.get_object, Bucket="down", Key="other") == "ServiceUnavailable"
+    origin.faults.refuse = False
+
+
+def _until_kept(client: Any, name: str, key: str, origin: Place) -> None:
+    """Read until no GET is needed; with a TTL of 0 it is a HEAD a time."""
+    for _ in range(100):
+        before = len(origin.faults.gets(key))
+        read(client, name, key)
+        if len(origin.faults.gets(key)) == before:
+            return
+    raise AssertionError("never cached")
+
+
+def test_broken_connections_and_errors_are_no_matter(backed: Daemon, origin: Place) -> None:
+    data = os.urandom(12 * MIB)
+    put(origin, "broken", "big", data)
+    client = bucket(backed, origin, "broken")
+    origin.faults.cut = 2
+    origin.faults.fail = 1
+    assert read(client, "broken", "big") == data
+
+
+def test_plain_buckets_beside(backed: Daemon) -> None:
+    client = backed.client()
+    client.create_bucket(Bucket="plain")
+    client.put_object(Bucket="plain", Key="k", Body=b"1")
+    assert read(client, "plain", "k") == b"1"
+    assert code(client.get_object, Bucket="plain", Key="no") == "NoSuchKey"
+    with sdk(backed) as mesh:
+        assert "plain" not in [each.name for each in buckets.list_buckets(mesh.transport)]
