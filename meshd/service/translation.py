@@ -27,6 +27,11 @@ _CODES: dict[type[errors.StoreError], str] = {
     errors.CorruptExtentError: "InternalError",
 }
 
+_NOT_CACHED = (
+    "The bucket has an origin, and what this needs is not in the cache: read the objects once, or "
+    "`mesh prefetch` them. Listings of such a bucket are for S3 requests only."
+)
+
 
 def translate(error: errors.StoreError) -> S3Error:
     """S3's word for an error of the store; what an operator must look at is logged under its own line."""
@@ -35,7 +40,7 @@ def translate(error: errors.StoreError) -> S3Error:
     elif isinstance(error, errors.DiskFailedError | errors.DiskFullError):
         log.error("disk trouble: %s", error)
     if isinstance(error, errors.NotCachedError):
-        return S3Error("ServiceUnavailable", str(error))
+        return S3Error("ServiceUnavailable", _NOT_CACHED)
     if isinstance(error, errors.CorruptExtentError) and error.name:
         return S3Error("InternalError", f"{error.name} is damaged on the disk; put the same bytes again.")
     return S3Error(_CODES.get(type(error), "InternalError"))
