@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from monitoring_pages import files
 
 from meshoperator.monitoring.rules import ALERTS, RECORDINGS, rule_groups
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs"))
+from monitoring_pages import files
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_promtool = pytest.mark.skipif(
