@@ -255,6 +255,6 @@ def native_routes(node: Node, access: Access, data: DataServices) -> list[Native
     ]
     holdings = Holdings(node.store, node.mesh, node.archives, data.catalog, data.datasets.lines)
     return [
-        *build_native(data.datasets, data.batches, gathers, definitions, node.clock, also),
+        *build_native(data.datasets, data.batches, gathers, definitions, node.clock, also, node.mesh),
         *holding_routes(holdings, data.frames, node.clock),
     ]

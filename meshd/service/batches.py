@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshd.assembly.addressing import RowsAddress
+from meshd.assembly.addressing import FrameAddress, RowsAddress
 from meshd.assembly.assembler import count_rows
 from meshd.assembly.errors import BatchError, busy
 from meshd.assembly.ledger import merged, read_ledger
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from meshd.assembly.addressing import Address, Frame, FrameAddress, FrameSource
+    from meshd.assembly.addressing import Address, Frame, FrameSource
     from meshd.assembly.catalog import Catalog
     from meshd.service.access import Caller
     from meshd.service.archives.reading import Archives
@@ -181,9 +181,14 @@ class BatchService:
             self._compiled.add(digest)
         return plan
 
-    async def frame(self, caller: Caller, address: Address) -> Frame:
-        """A frame of tensors; the handle is the caller's to close. Raises BatchError."""
+    async def frame(self, caller: Caller, address: Address, *, share: str = "") -> Frame:
+        """A frame of tensors; the handle is the caller's to close. With `share` it is taken from the node at
+        which its address meets, whoever is asked. Raises BatchError."""
         await self.plan(caller, address.plan)
+        if share and isinstance(address, FrameAddress) and not self._objects.alone:
+            met = await self._objects.met(address)
+            if met is not None:
+                return met
         return await self._frames.frame(address)
 
     async def rows(self, caller: Caller, digest: str, epoch: int, body: bytes) -> Frame:

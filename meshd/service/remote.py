@@ -28,12 +28,14 @@ from meshd.store.records import Location
 from meshd.telemetry import metrics
 from meshwire import percents
 from meshwire.cluster import routes, slot_of
+from meshwire.cluster.meeting import assemblers, frame_name, meeting
 from meshwire.frames import DTYPES, FrameError, Status, header_size, parse_header
 from meshwire.sampleframes import BLOBS, CRC, INDEX, STATUS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from meshd.assembly.addressing import Frame, FrameAddress, FrameResult
     from meshd.net.peers import PeerAnswer
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
@@ -347,6 +349,24 @@ class RemoteObjects:
         except PeerUnreachableError as error:
             self._note(node, error)
             raise
+
+    async def met(self, address: FrameAddress) -> Frame | None:
+        """The frame as the node has it at which its address meets; None where that is this node, or it does
+        not give it: then it is made here."""
+        place = address.rank, address.world, address.batch, address.origin
+        name = frame_name(address.plan, address.epoch, address.step, *place)
+        node = next(iter(meeting(assemblers(self._mesh.map()), name)), None)
+        if node is None or node.node_id == self._mesh.node_id:
+            return None
+        room = MemoryFrame(0, self._memory)
+        try:
+            async with self._peers.call(node, "POST", wire.FRAMES, body=wire.encode(address)) as answer:
+                await _receive(answer, room)
+                room.rows = int(answer.headers["x-mesh-rows"])
+                return room.hand_out(cast("FrameResult", answer.headers["x-mesh-frame"]))
+        except MeshdError as error:
+            self._note(node, error)
+            return None
 
     async def archive_index(self, bucket: str, key: str, record: Record, *, lines: bool = False) -> bytes:
         """The document of the index of an archive (or file of lines) that other nodes hold. Raises BatchError

@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl
 from meshd.assembly.addressing import FrameAddress
 from meshd.assembly.errors import BatchError, busy
 from meshd.kit.admission import Admission, FullError
+from meshd.net.peers import MAP_HEADER
 from meshd.service.access import NO_CONTEXT, Caller
 from meshd.service.blobs import UnreadableError
 from meshd.store.errors import CorruptExtentError, DiskFullError, StoreError
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from meshd.assembly.addressing import Frame
     from meshd.assembly.errors import Code
+    from meshd.cluster.mesh import Mesh
     from meshd.kit.clock import Clock
     from meshd.service.access import Identity
     from meshd.service.batches import BatchService
@@ -100,9 +102,11 @@ def build_native(
     views: ViewDefinitions,
     clock: Clock,
     also: Sequence[Callable[[NativeEndpoint], list[NativeRoute]]] = (),
+    mesh: Mesh | None = None,
 ) -> list[NativeRoute]:
-    """The routes of the native protocol, all of them signed; `also` make those of other endpoints."""
-    native = NativeEndpoint(datasets, batches, gathers, views, clock)
+    """The routes of the native protocol, all of them signed; `also` make those of other endpoints. Answers
+    say the version of the map of `mesh`, if there are several nodes."""
+    native = NativeEndpoint(datasets, batches, gathers, views, clock, mesh)
     return [
         NativeRoute("POST", "/-/snapshots", native.guarded(native.bounded(native.create_snapshot))),
         NativeRoute("GET", "/-/snapshots/", native.guarded(native.get_snapshot)),
@@ -127,7 +131,9 @@ class NativeEndpoint:
         gathers: GatherService,
         views: ViewDefinitions,
         clock: Clock,
+        mesh: Mesh | None = None,
     ) -> None:
+        self._mesh = mesh
         self._datasets, self._batches, self._gathers = datasets, batches, gathers
         self._views, self._clock = views, clock
         self._works, self._streams = Admission(MAX_WORKS), Admission(MAX_STREAM_BYTES)
@@ -199,10 +205,13 @@ class NativeEndpoint:
             rows = max(1, address.batch) // max(1, address.world)
             with _held(self._streams, identity, STREAM_BYTES + rows * _ROW_BYTES, _STREAMS):
                 return await send_stream(
-                    request, await make(caller_of(request, identity), address), self._now()
+                    request, await make(caller_of(request, identity), address), self._now(), self.said()
                 )
         return await send_frame(
-            request, await self._batches.frame(caller_of(request, identity), address), self._now()
+            request,
+            await self._batches.frame(caller_of(request, identity), address, share=query.get("share", "")),
+            self._now(),
+            self.said(),
         )
 
     async def post_rows(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
@@ -211,13 +220,13 @@ class NativeEndpoint:
             raise BatchError("NoSuchKey", f"there is nothing at {request.path[:200]}")
         epoch = _number(query_of(request, ("epoch",)).get("epoch", "0"), "epoch")
         frame = await self._batches.rows(caller_of(request, identity), digest, epoch, await request.read())
-        return await send_frame(request, frame, self._now())
+        return await send_frame(request, frame, self._now(), self.said())
 
     async def gather(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         body = await request.read()
         with _held(self._streams, identity, STREAM_BYTES + len(body) * _ITEM_FACTOR, _STREAMS):
             outgoing = await self._gathers.gather(caller_of(request, identity), body)
-            return await send_stream(request, outgoing, self._now())
+            return await send_stream(request, outgoing, self._now(), self.said())
 
     async def create_view(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         return self.json(await self._views.create(caller_of(request, identity), await request.read()))
@@ -238,7 +247,14 @@ class NativeEndpoint:
         return self._reply(200, "application/json", json.dumps(document).encode())
 
     def _reply(self, status: int, content_type: str, body: bytes, *more: Header) -> Reply:
-        return Reply(status, [*_headers(content_type, len(body)), *more], body, self._now())
+        headers = [*_headers(content_type, len(body)), *self.said(), *more]
+        return Reply(status, headers, body, self._now())
+
+    def said(self) -> list[Header]:
+        """What tells the SDK that there are more nodes."""
+        if self._mesh is None or self._mesh.alone:
+            return []
+        return [(MAP_HEADER, str(self._mesh.map().version))]
 
     def _refusal(self, trace: Trace, error: BatchError) -> Reply:
         trace.code, request_id = error.code, trace.request_id
@@ -287,12 +303,15 @@ def caller_of(request: MeshRequest, identity: Identity) -> Caller:
     return Caller(identity, getattr(request, "context", None) or NO_CONTEXT)
 
 
-async def send_frame(request: MeshRequest, frame: Frame, now: int) -> web.StreamResponse:
+async def send_frame(
+    request: MeshRequest, frame: Frame, now: int, more: Sequence[Header] = ()
+) -> web.StreamResponse:
     """A finished frame, from its memory; its handle is closed."""
     headers = [
         *_headers(frames.CONTENT_TYPE, frame.size),
         ("x-mesh-rows", str(frame.rows)),
         ("x-mesh-frame", frame.result),
+        *more,
     ]
     try:
         keep_alive = await send_spans(request, 200, headers, [Span(frame.fd, 0, frame.size)], now)
@@ -303,9 +322,11 @@ async def send_frame(request: MeshRequest, frame: Frame, now: int) -> web.Stream
     return SentReply(200, keep_alive=keep_alive)
 
 
-async def send_stream(request: MeshRequest, outgoing: Outgoing, now: int) -> web.StreamResponse:
+async def send_stream(
+    request: MeshRequest, outgoing: Outgoing, now: int, more: Sequence[Header] = ()
+) -> web.StreamResponse:
     """Blobs as they are read. What cannot be read any more cuts the connection."""
-    headers = [*_headers(outgoing.content_type, outgoing.size), ("x-mesh-rows", str(outgoing.rows))]
+    headers = [*_headers(outgoing.content_type, outgoing.size), ("x-mesh-rows", str(outgoing.rows)), *more]
     keep_alive = bool(request.keep_alive)
     connection = connection_word(request, keep_alive)
     head = head_bytes(200, headers, now, connection=connection)

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from meshsdk.arenas import Waker, slot_size
 from meshsdk.errors import ClosedError, ConnectError, CorruptFrameError, MeshError
+from meshsdk.maps import MAP_HEADER
 from meshsdk.retrying import BackOff, Patience
-from meshsdk.transport import read_error
+from meshsdk.transport import failed, read_error
 from meshwire import frames
 
 if TYPE_CHECKING:
@@ -30,7 +31,10 @@ if TYPE_CHECKING:
 
     from meshsdk.arenas import Arena
     from meshsdk.connections import Connection, Response
+    from meshsdk.settings import Endpoint
     from meshsdk.transport import Request, Transport
+
+_SUSPICIOUS = 5.0  # seconds of silence after which the mesh is asked about a node
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,7 @@ class _Flight:
     step: int
     connection: Connection
     sent: float
+    request: Request
 
 
 class _Reader:
@@ -103,7 +108,9 @@ class _Reader:
         self._order = order
         self._arena = arena
         self._expected = order.expected
-        self._idle: list[Connection] = []
+        self._idle: dict[Endpoint, list[Connection]] = {}
+        self._tried: dict[int, set[Endpoint]] = {}
+        self._looked = -_SUSPICIOUS  # when silent nodes were last looked at
         self._patience: dict[int, Patience] = {}
         self._due: list[tuple[float, int]] = []
         self._done: dict[int, Frame | MeshError] = {}
@@ -143,19 +150,22 @@ class _Reader:
         return self._expected > 0 and self._arena.room() >= (asked + 1) * slot_size(self._expected)
 
     def _send(self, step: int) -> None:
+        request, transport = self._order.ask(step), self._transport
+        endpoint = transport.router.choose(request, self._tried.get(step, set()))
+        line, idle = transport.line(endpoint), self._idle.get(endpoint)
         try:
-            connection = self._idle.pop() if self._idle else self._transport.pool.dial()
+            connection = idle.pop() if idle else line.pool.dial()
         except MeshError as error:
-            self._failed(step, error)
+            self._failed(step, error, request, endpoint)
             return
-        self.flights[connection.fileno()] = flight = _Flight(step, connection, time.monotonic())
+        flight = _Flight(step, connection, time.monotonic(), request)
+        self.flights[connection.fileno()] = flight
         self._poll.register(connection, select.POLLIN)
-        request = self._order.ask(step)
         try:
-            connection.send([self._transport.signer.head(request), request.body])
+            connection.send([line.signer.head(request), request.body])
         except MeshError as error:
             self._drop(flight)
-            self._failed(step, error)
+            self._failed(step, error, request, endpoint)
 
     # --- receiving --------------------------------------------------------------------------------
 
@@ -164,9 +174,8 @@ class _Reader:
         now = time.monotonic()
         until = [when for when, _ in self._due[:1]]
         if self.flights:
-            until.append(
-                min(flight.sent for flight in self.flights.values()) + self._transport.settings.timeout
-            )
+            since = min(flight.sent for flight in self.flights.values())
+            until.append(max(since + self._silence(), self._looked + _SUSPICIOUS))
         events = self._poll.poll(max(min(until) - now, 0.0) * 1000 + 1 if until else None)
         self.waker.drain()
         if not events:
@@ -175,13 +184,29 @@ class _Reader:
         begun = [flight for flight in readable if flight.connection.began()]
         return sorted(begun, key=lambda flight: flight.step)
 
+    def _silence(self) -> float:
+        """Seconds without an answer after which something is done about it."""
+        timeout = self._transport.settings.timeout
+        return timeout if self._transport.router.directory.map is None else min(timeout, _SUSPICIOUS)
+
     def _drop_silent(self) -> None:
-        limit = time.monotonic() - self._transport.settings.timeout
-        for flight in [flight for flight in self.flights.values() if flight.sent <= limit]:
-            self._drop(flight)
-            self._failed(
-                flight.step, ConnectError(f"no answer within {self._transport.settings.timeout:g} s")
-            )
+        """Gives up who said nothing for too long, and whom the mesh has given up. Work that takes its time is
+        left alone."""
+        now, directory = time.monotonic(), self._transport.router.directory
+        self._looked = now
+        silent = [flight for flight in self.flights.values() if now - flight.sent >= self._silence()]
+        if silent and directory.map is not None:
+            directory.refresh()
+        for flight in silent:
+            endpoint = flight.connection.endpoint
+            if now - flight.sent >= self._transport.settings.timeout:
+                self._drop(flight)
+                why = f"no answer within {self._transport.settings.timeout:g} s"
+                self._failed(flight.step, ConnectError(why), flight.request, endpoint)
+            elif directory.state(endpoint) in ("away", "down"):
+                self._drop(flight)
+                error = ConnectError(f"{endpoint}: its node went away")
+                self._failed(flight.step, error, flight.request, endpoint)
 
     def _receive(self, answered: list[_Flight]) -> None:
         for flight in answered:
@@ -190,15 +215,19 @@ class _Reader:
             try:
                 frame = self._read(flight)
             except MeshError as error:
-                self._failed(flight.step, error)
+                self._failed(flight.step, error, flight.request, flight.connection.endpoint)
             else:
                 self._patience.pop(flight.step, None)
+                self._tried.pop(flight.step, None)
                 self._finish(flight.step, frame)
 
     def _read(self, flight: _Flight) -> Frame:
         response = None
         try:
             response = flight.connection.receive()
+            directory = self._transport.router.directory
+            directory.worked(flight.connection.endpoint)
+            directory.heard(response.headers.get(MAP_HEADER, ""))
             if response.status != 200:
                 raise read_error(response)
             return self._read_frame(flight.step, response)
@@ -220,11 +249,17 @@ class _Reader:
 
     # --- book-keeping -----------------------------------------------------------------------------
 
-    def _failed(self, step: int, error: MeshError) -> None:
-        """Asks again later, or ends the pass at this step."""
+    def _failed(self, step: int, error: MeshError, request: Request, endpoint: Endpoint) -> None:
+        """Asks another node now or this one later, or ends the pass at this step."""
         if self.closing:
             return
         now = time.monotonic()
+        tried = self._tried.setdefault(step, set())
+        if failed(self._transport.router, request, tried, endpoint, error):
+            heapq.heappush(self._due, (now, step))
+            self.tally.retries += 1
+            return
+        tried.clear()
         patience = self._patience.setdefault(step, Patience(BackOff(self._order.deadline), started=now))
         try:
             heapq.heappush(self._due, (now + patience.delay(error, now), step))
@@ -245,12 +280,13 @@ class _Reader:
         self._poll.unregister(descriptor)
         del self.flights[descriptor]
         if keep:
-            self._idle.append(flight.connection)
+            self._idle.setdefault(flight.connection.endpoint, []).append(flight.connection)
         else:
             flight.connection.close()
 
     def _hang_up(self) -> None:
-        for connection in [*self._idle, *(flight.connection for flight in self.flights.values())]:
+        idle = [connection for kept in self._idle.values() for connection in kept]
+        for connection in [*idle, *(flight.connection for flight in self.flights.values())]:
             connection.close()
         self._idle.clear()
         self.flights.clear()

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from meshsdk.errors import MeshError
 from meshsdk.transport import Request, json_request
+from meshwire.cluster.meeting import frame_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -92,7 +93,9 @@ class FrameAddress:
         if self.share:
             query += f"&share={quote(self.share, safe='')}"
         query += f"&world={self.world}"
-        return Request("GET", f"/-/plans/{self.plan}/{self.epoch}/{self.step}", query)
+        place = self.rank, self.world, self.batch, self.origin
+        meets = frame_name(self.plan, self.epoch, self.step, *place)
+        return Request("GET", f"/-/plans/{self.plan}/{self.epoch}/{self.step}", query, meets=meets)
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,8 @@ class Settings:
     """Everything a client needs to reach its endpoint.
 
     `timeout` (seconds) is the longest silence on a socket before it is given up and asked again;
-    `deadline` (seconds) is how long an unavailable server is waited for.
+    `deadline` (seconds) is how long an unavailable server is waited for. `others`: further endpoints of the
+    same mesh.
     """
 
     endpoint: Endpoint
@@ -70,6 +71,12 @@ class Settings:
     timeout: float = 60.0
     deadline: float = 60.0
     connect_timeout: float = 5.0
+    others: tuple[Endpoint, ...] = ()
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """All that were given; each leads to the whole mesh."""
+        return (self.endpoint, *self.others)
 
 
 def load_settings(
@@ -87,7 +94,7 @@ def load_settings(
     """Settings from arguments, else from the environment; or a ConfigurationError naming what is missing."""
     env = os.environ if env is None else env
     endpoint = endpoint or next((env[name] for name in ENDPOINT_VARIABLES if env.get(name)), None)
-    if not endpoint:
+    if not endpoint or not endpoint.strip(", "):
         raise ConfigurationError("no endpoint: set MESH_ENDPOINT=http://host:9000, or pass endpoint=")
     if (access_key is None) != (secret_key is None):
         raise ConfigurationError("access_key and secret_key belong together: pass both, or neither")
@@ -101,6 +108,14 @@ def load_settings(
         )
     region = region or env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or "us-east-1"
     ca_cert = ca_cert or next((env[name] for name in CA_VARIABLES if env.get(name)), "")
+    first, *others = [parse_endpoint(text.strip(), ca_cert) for text in endpoint.split(",") if text.strip()]
     return Settings(
-        parse_endpoint(endpoint, ca_cert), access_key, secret_key, session_token, region, timeout, deadline
+        first,
+        access_key,
+        secret_key,
+        session_token,
+        region,
+        timeout,
+        deadline,
+        others=tuple(dict.fromkeys(others)),
     )

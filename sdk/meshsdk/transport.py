@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from meshsdk.connections import Pool
 from meshsdk.errors import ConnectError, MeshError, server_error
+from meshsdk.maps import MAP_HEADER, Directory
 from meshsdk.retrying import BackOff, Patience
+from meshsdk.routing import Router
 from meshwire.s3.errors import S3Error
 from meshwire.s3.parsing import RequestHead
 from meshwire.sigv4 import Credential, sign
@@ -27,13 +29,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from meshsdk.connections import Buffer, Connection, Response
-    from meshsdk.settings import Settings
+    from meshsdk.settings import Endpoint, Settings
 
 T = TypeVar("T")
 EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 UNSIGNED = "UNSIGNED-PAYLOAD"
 _MAX_ERROR_BODY = 1 << 20
 _SMALL = 16 << 10
+_MAP_PATIENCE = 2.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,8 @@ class Request:
     """One question. `path` and `query` are percent-encoded already, header names lower-case.
 
     `sha256` is the body's hex digest; None leaves the payload out of the signature (large bodies carry a
-    checksum header instead).
+    checksum header instead). `toward`: the id of the node that is asked first, where the mesh has it;
+    `meets`: the address by which assemblers are chosen.
     """
 
     method: str
@@ -51,6 +55,8 @@ class Request:
     body: Buffer = b""
     sha256: str | None = EMPTY_SHA256
     idempotent: bool = True
+    toward: str = ""
+    meets: str = ""
 
 
 def json_request(method: str, path: str, document: Any, query: str = "") -> Request:
@@ -63,8 +69,10 @@ def json_request(method: str, path: str, document: Any, query: str = "") -> Requ
 class Signer:
     """Turns requests into bytes for the wire. `clock` gives seconds since the epoch."""
 
-    def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
-        self._authority = settings.endpoint.authority
+    def __init__(
+        self, settings: Settings, clock: Callable[[], float] = time.time, endpoint: Endpoint | None = None
+    ) -> None:
+        self._authority = (endpoint or settings.endpoint).authority
         self._region = settings.region
         self._credential = Credential(settings.access_key, settings.secret_key, settings.session_token)
         self._clock = clock
@@ -88,15 +96,56 @@ class Signer:
         return "\r\n".join([*lines, "", ""]).encode("utf-8")
 
 
+class Line:
+    """The way to one endpoint."""
+
+    def __init__(self, settings: Settings, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.pool = Pool(endpoint, settings.timeout)
+        self.signer = Signer(settings, endpoint=endpoint)
+
+    def send(self, connection: Connection, request: Request) -> None:
+        """Sends a signed question."""
+        head = self.signer.head(request)
+        # A small body rides in the segment of its head.
+        connection.send([head + bytes(request.body)] if len(request.body) <= _SMALL else [head, request.body])
+
+    def hand_back(self, connection: Connection, response: Response | None) -> None:
+        """To the pool, if its answer was read to the end."""
+        if response is not None and response.reusable:
+            self.pool.release(connection)
+        else:
+            connection.close()
+
+
 class Transport:
-    """A client's way to its endpoint: pool, signer, patience. Thread-safe; pickles without its sockets."""
+    """A client's way to its endpoint and the nodes behind it: pools, signers, patience. Thread-safe; pickles
+    without its sockets."""
 
     def __init__(self, settings: Settings, sleep: Callable[[float], None] = time.sleep) -> None:
         self.settings = settings
-        self.pool = Pool(settings.endpoint, settings.timeout)
-        self.signer = Signer(settings)
+        self._lines: dict[Endpoint, Line] = {}
+        first = self.line(settings.endpoint)
+        self.pool, self.signer = first.pool, first.signer
+        self.router = Router(Directory(settings.endpoints, self._ask_map))
         self.retries = 0
         self._sleep = sleep
+
+    def line(self, endpoint: Endpoint) -> Line:
+        """The way to an endpoint."""
+        found = self._lines.get(endpoint)
+        if found is None:
+            found = self._lines.setdefault(endpoint, Line(self.settings, endpoint))
+        return found
+
+    def _ask_map(self, endpoint: Endpoint) -> bytes:
+        """Without patience: another node knows the map as well."""
+        settings = replace(self.settings, timeout=min(self.settings.timeout, _MAP_PATIENCE))
+        line = Line(settings, endpoint)
+        try:
+            return self._exchange(line, Request("GET", "/-/map"), lambda response: response.read())
+        finally:
+            line.pool.clear()
 
     def call(self, request: Request, consume: Callable[[Response], T], deadline: float | None = None) -> T:
         """What `consume` makes of a good answer; its body must be read within `consume`.
@@ -104,25 +153,23 @@ class Transport:
         Raises ServerError (a refusal), DeadlineError (unavailable for too long), ConnectError (only when
         the request is not idempotent). `consume` may run again if the answer breaks off.
         """
-        patience = Patience(BackOff(self.settings.deadline if deadline is None else deadline))
+        asking = Asking(self, request, deadline)
         while True:
+            line = asking.next()
             try:
-                return self._ask(request, consume)
+                return self._exchange(line, request, consume)
             except MeshError as error:
-                if not request.idempotent:
-                    raise
-                wait = patience.delay(error, time.monotonic())
-                self.retries += 1
-            self._sleep(wait)
+                asking.failed(error)
 
     def begin(self, request: Request) -> Connection | None:
         """A connection on which the question was sent, for `open` to receive its answer later; None when that
         did not work, and `open` may try."""
-        connection = None
+        line, connection = self.line(self.router.choose(request, set())), None
         try:
-            connection = self.pool.acquire()
-            self._send(connection, request)
+            connection = line.pool.acquire()
+            line.send(connection, request)
         except ConnectError:
+            self.router.directory.failed(line.endpoint)
             if connection is not None:
                 connection.close()
             return None
@@ -134,53 +181,50 @@ class Transport:
         """A good answer whose body is still to be read, and what to call when done with it. Retries the head
         only. `begun`: where the question was sent already.
         """
-        patience = Patience(BackOff(self.settings.deadline if deadline is None else deadline))
+        asking = Asking(self, request, deadline)
         while True:
+            line = asking.next(None if begun is None else begun.endpoint)
             connection = None
             response = None
             try:
                 if begun is not None:
                     connection, begun = begun, None
-                    response = connection.receive(bodiless=request.method == "HEAD")
                 else:
-                    connection = self.pool.acquire()
-                    response = self._exchange(connection, request)
+                    connection = line.pool.acquire()
+                    line.send(connection, request)
+                response = self._received(line, connection, request)
                 if response.status >= 300:
                     raise read_error(response)
             except MeshError as error:
                 if connection is not None:
-                    self._hand_back(connection, response)
-                wait = patience.delay(error, time.monotonic())
-                self.retries += 1
+                    line.hand_back(connection, response)
+                asking.failed(error)
             else:
-                return response, partial(self._hand_back, connection, response)
-            self._sleep(wait)
+                return response, partial(line.hand_back, connection, response)
 
-    def _ask(self, request: Request, consume: Callable[[Response], T]) -> T:
-        connection = self.pool.acquire()
+    def _exchange(self, line: Line, request: Request, consume: Callable[[Response], T]) -> T:
+        connection = line.pool.acquire()
         response = None
         try:
-            response = self._exchange(connection, request)
+            line.send(connection, request)
+            response = self._received(line, connection, request)
             if response.status >= 300:
                 raise read_error(response)
             return consume(response)
         finally:
-            self._hand_back(connection, response)
+            line.hand_back(connection, response)
 
-    def _send(self, connection: Connection, request: Request) -> None:
-        head = self.signer.head(request)
-        # A small body rides in the segment of its head.
-        connection.send([head + bytes(request.body)] if len(request.body) <= _SMALL else [head, request.body])
+    def _received(self, line: Line, connection: Connection, request: Request) -> Response:
+        response = connection.receive(bodiless=request.method == "HEAD")
+        directory = self.router.directory
+        directory.worked(line.endpoint)
+        if MAP_HEADER in response.headers:
+            directory.heard(response.headers[MAP_HEADER])
+        return response
 
-    def _exchange(self, connection: Connection, request: Request) -> Response:
-        self._send(connection, request)
-        return connection.receive(bodiless=request.method == "HEAD")
-
-    def _hand_back(self, connection: Connection, response: Response | None) -> None:
-        if response is not None and response.reusable:
-            self.pool.release(connection)
-        else:
-            connection.close()
+    def wait(self, seconds: float) -> None:
+        """Sleeps."""
+        self._sleep(seconds)
 
     def text(self, request: Request) -> bytes:
         """The whole body of a good answer."""
@@ -199,10 +243,52 @@ class Transport:
 
     def close(self) -> None:
         """Closes the idle connections; the transport stays usable."""
-        self.pool.clear()
+        for line in list(self._lines.values()):
+            line.pool.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.settings,)
+
+
+class Asking:
+    """One question until it is answered: whom it was put to, and when it is put again. Another node at once,
+    where one is left; else after a while."""
+
+    def __init__(self, transport: Transport, request: Request, deadline: float | None) -> None:
+        self._transport, self._request = transport, request
+        self._patience = Patience(BackOff(transport.settings.deadline if deadline is None else deadline))
+        self._tried: set[Endpoint] = set()
+        self._last: Endpoint | None = None
+
+    def next(self, endpoint: Endpoint | None = None) -> Line:
+        """The way to whom is asked now; `endpoint` where that is settled."""
+        self._last = endpoint or self._transport.router.choose(self._request, self._tried)
+        return self._transport.line(self._last)
+
+    def failed(self, error: MeshError) -> None:
+        """Waits as long as it takes before somebody is asked again; raises the error, or DeadlineError, when
+        nobody is to be."""
+        if not self._request.idempotent:
+            raise error
+        again = failed(self._transport.router, self._request, self._tried, self._last, error)
+        wait = 0.0 if again else self._patience.delay(error, time.monotonic())
+        self._transport.retries += 1
+        if not again:
+            self._tried.clear()
+            self._transport.wait(wait)
+
+
+def failed(
+    router: Router, request: Request, tried: set[Endpoint], endpoint: Endpoint | None, error: MeshError
+) -> bool:
+    """Notes whose answer failed in `tried`; whether another node is to be asked at once."""
+    if endpoint is None or not isinstance(error, ConnectError):
+        return False
+    tried.add(endpoint)
+    router.directory.failed(endpoint)
+    if router.directory.map is not None or len(router.directory.configured) > 1:
+        router.directory.refresh()
+    return router.others(request, tried)
 
 
 def parsed(reader: Callable[[bytes], T], body: bytes) -> T:
