@@ -27,7 +27,7 @@ from meshd.control.nodesecret import NodeSecret
 from meshd.kit.clock import SystemClock
 from meshd.net.peers import Peers
 from meshd.runtime.data import data_services
-from meshd.runtime.node import Node, native_routes, node_access, web_deps
+from meshd.runtime.node import Node, admin_routes, native_routes, node_access, web_deps
 from meshd.service.archives.reading import Archives
 from meshd.service.remote import RemoteObjects
 from meshd.service.views.uses import UseFile
@@ -127,7 +127,9 @@ class MeshCrew:
         )
         access = node_access(node)
         data = data_services(node, access, assembler)
-        server = build_server(web_deps(node, access, data), native_routes(node, access, data))
+        deps = web_deps(node, access, data)
+        also = [*admin_routes(node, deps.sessions), *native_routes(node, access, data)]
+        server = build_server(deps, also)
         listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
         return Running(node, server, listener, assembler)
 

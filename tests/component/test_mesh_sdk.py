@@ -1,0 +1,109 @@
+"""The SDK on a mesh: straight to who makes a frame, and a node that dies is no error."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+import meshsdk
+from meshsdk import ops
+from meshwire.cluster.meeting import assemblers, frame_name, meeting
+from tests.component.mesh_crew import ROOT, MeshCrew
+from tests.component.test_batches_native import Mesh, png
+from tests.component.test_mesh_batches import COUNT, fill
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshsdk.client import Client
+
+BATCH = 8
+
+
+def connect(*endpoints: str) -> Client:
+    return meshsdk.connect(
+        ",".join(endpoints), access_key=ROOT[0], secret_key=ROOT[1], deadline=20.0, timeout=20.0
+    )
+
+
+def loader_of(client: Client, **more: object) -> meshsdk.Loader:
+    dataset = meshsdk.open("s3://pictures/train", fields={"image": "png"}, client=client)
+    dataset = dataset.map(ops.decode("image"), ops.random_resized_crop("image", 16))
+    return meshsdk.Loader(dataset, BATCH, seed=3, on_bad="mask", max_bad=0.5, output="numpy", **more)  # type: ignore[arg-type]  # passed on
+
+
+def batches(client: Client, kill: tuple[MeshCrew, int] | None = None) -> list[tuple[bytes, bytes]]:
+    found = []
+    with loader_of(client, prefetch_bytes=100_000) as loader:
+        for number, batch in enumerate(loader):
+            found.append((batch["image"].tobytes(), batch.status.tobytes()))
+            if kill is not None and number == 1:
+                kill[0].kill(kill[1])
+    return found
+
+
+@pytest.fixture
+def crew() -> Iterator[MeshCrew]:
+    with MeshCrew(3) as crew:
+        fill(crew)
+        yield crew
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_node_killed_in_an_epoch_changes_nothing(crew: MeshCrew, victim: int) -> None:
+    with connect(crew.nodes[0].endpoint) as client:
+        expected = batches(client)
+        assert len(expected) == -(-COUNT // BATCH)
+        assert client.transport.router.directory.map is not None
+    with connect(crew.nodes[0].endpoint) as client:  # whose own endpoint may be the victim
+        assert batches(client, (crew, victim)) == expected
+
+
+def test_frames_are_asked_of_the_node_they_meet_at(crew: MeshCrew) -> None:
+    with connect(crew.nodes[1].endpoint) as client, loader_of(client) as loader:
+        taken = [batch.step for batch in loader]
+        plan = loader.plan.hash
+    assert len(taken) == -(-COUNT // BATCH)
+    cluster = crew.nodes[0].node.mesh.map()
+    met = [
+        meeting(assemblers(cluster), frame_name(plan, 0, step, 0, 1, BATCH, 0))[0].node_id for step in taken
+    ]
+    assert set(met) == {"n1", "n2", "n3"}
+    for one in crew.nodes:
+        assert len(one.assembler._cache) == met.count(one.node.settings.node_id)
+
+
+def test_any_of_several_endpoints_will_do(crew: MeshCrew) -> None:
+    gone = "http://127.0.0.1:9"
+    with connect(gone, crew.nodes[2].endpoint) as client:
+        assert client.has_bucket("pictures")
+        assert client.get("pictures", "train/dog/0000.png") == png(0)
+        assert len(batches(client)) == -(-COUNT // BATCH)
+
+
+def test_what_is_shared_is_made_once(crew: MeshCrew) -> None:
+    with connect(crew.nodes[0].endpoint) as client, loader_of(client) as loader:
+        plan = loader.plan.hash
+    wires = [Mesh(one.endpoint, *ROOT) for one in crew.nodes]
+    try:
+        answers = [wire.raw(plan, 5, 0, batch=BATCH, share="sweep") for wire in wires]
+    finally:
+        for wire in wires:
+            wire.close()
+    assert len({answer.body for answer in answers}) == 1
+    assert sorted(answer.headers["x-mesh-frame"] for answer in answers) == ["hit", "hit", "miss"]
+    assert sum(len(one.assembler._cache) for one in crew.nodes) == 1
+
+
+def test_a_lone_node_is_not_asked_for_a_map() -> None:
+    with MeshCrew(1) as crew:
+        fill(crew)
+        with connect(crew.nodes[0].endpoint) as client:
+            assert len(batches(client)) == -(-COUNT // BATCH)
+            assert client.transport.router.directory.map is None
+        wire = Mesh(crew.nodes[0].endpoint, *ROOT)
+        answer = wire.call("GET", "/-/map")
+        wire.close()
+        assert [node["id"] for node in json.loads(answer.body)["map"]["nodes"]] == ["n1"]
