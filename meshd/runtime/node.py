@@ -21,6 +21,7 @@ from meshd.net.peers import Peers
 from meshd.runtime.cluster import open_mesh
 from meshd.runtime.data import view_kinds, view_makers
 from meshd.runtime.jobs import job_desk
+from meshd.runtime.meshing import Meshing
 from meshd.service.access import Access
 from meshd.service.acls import AclService
 from meshd.service.archives.ingesting import Ingest
@@ -31,7 +32,6 @@ from meshd.service.backed.administering import BackedAdmin
 from meshd.service.backed.freshness import FreshTable
 from meshd.service.backed.origins import Origins
 from meshd.service.backed.shelf import Shelf
-from meshd.service.buckets import BucketService
 from meshd.service.deleting import Deleter
 from meshd.service.facts import finder
 from meshd.service.gathers import GatherService
@@ -39,7 +39,6 @@ from meshd.service.grants import PolicyAdmin
 from meshd.service.holdings import Holdings
 from meshd.service.identities import IdentityAdmin
 from meshd.service.listings import ListingService
-from meshd.service.merged import LocalLister, MergedListings
 from meshd.service.objectacls import ObjectAclService
 from meshd.service.objects import ObjectService
 from meshd.service.optests import OpTests
@@ -56,12 +55,9 @@ from meshd.store.store import Store
 from meshd.transform.userops.modules import MODULES
 from meshd.web.admin import AdminEndpoint
 from meshd.web.cluster import ClusterEndpoint
-from meshd.web.forwarding import Forwarder
 from meshd.web.holdings import holding_routes
-from meshd.web.hops import Hops
 from meshd.web.jobs import job_routes
 from meshd.web.library import library_routes
-from meshd.web.listingdoors import listing_routes
 from meshd.web.modules import module_routes
 from meshd.web.native import build_native
 from meshd.web.origins import origin_routes
@@ -170,14 +166,14 @@ def view_reader(node: Node, access: Access, data: DataServices) -> ViewReader:
     return ViewReader(node.store, ViewDefinitions(node.buckets, node.clock, access), view_kinds(node, data))
 
 
-def merged_listings(node: Node) -> MergedListings:
-    """Listings over all nodes."""
-    return MergedListings(LocalLister(node.store, node.mesh), node.mesh, node.peers, node.clock)
-
-
-def peer_routes(node: Node) -> list[NativeRoute]:
-    """What other nodes may ask for."""
-    return [*listing_routes(LocalLister(node.store, node.mesh), node.mesh, node.clock)]
+def meshing(node: Node) -> Meshing:
+    """What answers for the whole mesh, for `web_deps` and for other nodes."""
+    versions = Versions(node.store, node.buckets)
+    definitions = ViewDefinitions(node.buckets, node.clock, node_access(node))
+    members = MemberService(
+        node.store, versions, node.archives, lambda bucket: definitions.find(bucket) is not None
+    )
+    return Meshing(node, versions, members)
 
 
 def web_deps(
@@ -192,14 +188,14 @@ def web_deps(
     objects = ObjectService(node.store, versions, Ingest(node.store).note, backed)
     acls = AclService(node.buckets, node.identities)
     views = view_reader(node, access, data)
-    secret = NodeSecret(node.control)
+    secret, mesh = NodeSecret(node.control), meshing(node)
     return WebDeps(
         access=access,
         sessions=Sessions(node.identities, secret, node.use, node.clock),
-        buckets=BucketService(node.buckets, node.store, node.clock, node.settings.region),
+        buckets=mesh.buckets,
         objects=objects,
         uploads=UploadService(node.store, objects, versions, acls.owner),
-        listings=ListingService(node.store, node.identities, node.buckets, merged_listings(node)),
+        listings=ListingService(node.store, node.identities, node.buckets, mesh.merged),
         versions=versions,
         deleter=Deleter(node.store, versions, backed),
         tagging=TaggingService(node.store, versions),
@@ -215,14 +211,10 @@ def web_deps(
         http=node.settings.http,
         backed=backed,
         gate=PeerGate(secret.derive, node.clock),
-        forwarder=Forwarder(
-            node.mesh,
-            node.peers,
-            Hops(secret.derive, node.clock),
-            node.clock,
-            lambda: node.control.revision("buckets"),
-            node.settings.http.body_timeout,
-        ),
+        forwarder=mesh.forwarder,
+        scatterer=mesh.scatterer,
+        far=mesh.far,
+        news=mesh.news,
     )
 
 

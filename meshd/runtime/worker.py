@@ -19,7 +19,7 @@ from meshd.kit.tasks import Tasks
 from meshd.runtime.backing import backing
 from meshd.runtime.chores import Chore, process_chores, start_chores
 from meshd.runtime.data import data_services
-from meshd.runtime.node import admin_routes, native_routes, node_access, open_node, peer_routes, web_deps
+from meshd.runtime.node import admin_routes, meshing, native_routes, node_access, open_node, web_deps
 from meshd.runtime.steward import steward
 from meshd.telemetry import logs
 from meshd.telemetry.audit import AuditLog
@@ -71,7 +71,7 @@ async def _work(node: Node, index: int, doors: Doors, trouble: Callable[[], str]
             [*process_chores(node, reporter), Chore("keyuse", 60.0, lambda: _save_use(node))], chores
         )
         routes = [*ops_routes(trouble, lambda: node.mesh.map().version), *native_routes(node, access, data)]
-        routes += admin_routes(node, deps.sessions) + peer_routes(node)
+        routes += admin_routes(node, deps.sessions) + meshing(node).routes()
         if doors.tls is not None:
             start_chores([_tls_chore(doors.tls)], chores)
         _heed_hangups(audit, doors.tls)

@@ -6,9 +6,14 @@ Invariant: a bucket that is deleted leaves no object and no upload behind, also 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from meshd.control.buckets import Bucket, BucketExistsError
+from meshd.net.peers import PREFIX, PeerRefusedError, StaleMapError
+from meshd.net.wires import PeerUnreachableError
 from meshd.service.acls import kept_on_bucket
 from meshd.service.translation import store_errors
 from meshd.store.errors import NoSuchUploadError
@@ -26,9 +31,13 @@ from meshwire.s3.results import (
 )
 
 if TYPE_CHECKING:
+    from meshd.cluster.mesh import Mesh
     from meshd.control.buckets import BucketTable
     from meshd.kit.clock import Clock
+    from meshd.net.peers import Peers
     from meshd.service.access import Identity
+    from meshd.service.merged import MergedListings
+    from meshd.service.news import News
     from meshd.store.interface import ObjectStore
     from meshwire.s3.documents import NewBucket
     from meshwire.s3.operations import (
@@ -42,13 +51,53 @@ if TYPE_CHECKING:
     from meshwire.s3.settings import CorsRule
 
 
+DROP: Final = f"{PREFIX}uploads/drop"
+
+
+class Everywhere:
+    """What is in a bucket, at all nodes."""
+
+    def __init__(self, mesh: Mesh, peers: Peers, merged: MergedListings, news: News) -> None:
+        self._mesh, self._peers, self._merged, self._news = mesh, peers, merged, news
+
+    def __repr__(self) -> str:
+        return f"<Everywhere, from {self._mesh.node_id}>"
+
+    async def tell(self) -> None:
+        """Every node that answers knows that the bucket is gone: nothing is written to it any more."""
+        await self._news.spread()
+
+    async def has_versions(self, bucket: str, *, here: bool) -> bool:
+        """Whether any node has any version in it; `here`: whether this one has. Raises S3Error SlowDown."""
+        if self._mesh.alone:
+            return here
+        return bool((await self._merged.versions(bucket, limit=1)).entries)
+
+    async def drop(self, bucket: str) -> None:
+        """Have the other nodes drop its uploads; who does not answer has them aborted for their age."""
+        if self._mesh.alone:
+            return
+        me, body = self._mesh.node_id, msgspec.msgpack.encode(bucket)
+        for node in self._mesh.map().nodes:
+            if node.node_id != me and node.stores and node.state not in ("away", "down"):
+                with suppress(PeerUnreachableError, PeerRefusedError, StaleMapError):
+                    async with self._peers.call(node, "POST", DROP, body=body):
+                        pass
+
+
 class BucketService:
     """`region` is given to buckets whose creator names none."""
 
     def __init__(
-        self, table: BucketTable, store: ObjectStore, clock: Clock, region: str = "us-east-1"
+        self,
+        table: BucketTable,
+        store: ObjectStore,
+        clock: Clock,
+        region: str = "us-east-1",
+        everywhere: Everywhere | None = None,
     ) -> None:
         self._table, self._store, self._clock, self._region = table, store, clock, region
+        self._everywhere = everywhere
 
     async def create(self, operation: CreateBucket, identity: Identity, new: NewBucket) -> BucketCreated:
         """One's own bucket again is a success, as S3 has it in us-east-1, unless other rights to it are asked
@@ -109,12 +158,16 @@ class BucketService:
         commit, so one of the two sees the other.
         """
         bucket = self._existing(operation.bucket)
-        self._require_empty(bucket.name)
+        await self._require_empty(bucket.name)
         if not await self._table.delete(bucket.name):
             raise S3Error("NoSuchBucket", extra={"BucketName": bucket.name})
         try:
-            self._require_empty(bucket.name)
+            if self._everywhere is not None:
+                await self._everywhere.tell()
+            await self._require_empty(bucket.name)
             await self._drop_uploads(bucket.name)
+            if self._everywhere is not None:
+                await self._everywhere.drop(bucket.name)
         except BaseException:
             await self._restore(bucket)
             raise
@@ -126,10 +179,18 @@ class BucketService:
             raise S3Error("NoSuchBucket", extra={"BucketName": name})
         return bucket
 
-    def _require_empty(self, name: str) -> None:
+    async def drop_uploads(self, name: str) -> None:
+        """Those of a bucket that another node has deleted; nothing where there is one of the name again."""
+        if self._table.get(name) is None:
+            await self._drop_uploads(name)
+
+    async def _require_empty(self, name: str) -> None:
         with store_errors():
-            if self._store.list_versions(name, limit=1).entries:
-                raise S3Error("BucketNotEmpty", extra={"BucketName": name})
+            full = bool(self._store.list_versions(name, limit=1).entries)
+        if self._everywhere is not None:  # what lies here may be deleted elsewhere already, or the other way
+            full = await self._everywhere.has_versions(name, here=full)
+        if full:
+            raise S3Error("BucketNotEmpty", extra={"BucketName": name})
 
     async def _drop_uploads(self, name: str) -> None:
         with store_errors():

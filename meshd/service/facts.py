@@ -8,6 +8,7 @@ case; a fact that is not there raises KeyError.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -41,10 +42,16 @@ _HEADER_PREFIX: Final = "s3:x-amz-"
 _CREATING: Final = frozenset({"s3:PutObject", "s3:CreateBucket"})
 
 
+FAR: ContextVar[tuple[tuple[str, str, str | None], Record] | None] = ContextVar("far", default=None)
+"""Of the request at hand: an object that another node holds, and which one it is."""
+
+
 def finder(store: ObjectStore) -> Find:
     """How `Access` looks up an object or one of its versions. What it returns raises S3Error."""
 
     def find(bucket: str, key: str, version: str | None) -> Record | None:
+        if (far := FAR.get()) is not None and (bucket, key, version) == far[0]:
+            return far[1]
         with store_errors():
             return store.get(bucket, key) if version is None else store.get_version(bucket, key, version)
 

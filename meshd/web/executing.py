@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from meshd.service.attributes import attributes, attributes_of
 from meshd.web.forms import FormUploads
+from meshd.web.scattering import KEYS
 from meshwire.s3 import documents
 from meshwire.s3 import operations as ops
 from meshwire.s3.errors import S3Error
@@ -22,20 +23,24 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from meshd.service.access import Identity, RequestContext
+    from meshd.service.sources import FarSources
+    from meshd.store.records import Record
     from meshd.web.authentication import Authenticator
+    from meshd.web.incoming import MeshRequest
     from meshd.web.server import WebDeps
     from meshd.web.settling import Trace
     from meshd.web.streaming import RequestBody
     from meshwire.s3.parsing import RequestHead
-    from meshwire.s3.results import Result
+    from meshwire.s3.results import DeleteResult, Result
 
 _NO_DIGESTS = ops.BodyDigests()
+_ABOUT_BUCKETS = (ops.CreateBucket, ops.DeleteBucket, ops.PutBucketSetting, ops.DeleteBucketSetting)
 
 
 class Call:
     """One admitted request on its way: who asks for what, and the body still to be read."""
 
-    __slots__ = ("body", "context", "head", "identity", "operation", "trace")
+    __slots__ = ("body", "context", "far", "head", "identity", "operation", "request", "trace")
 
     def __init__(
         self,
@@ -45,7 +50,10 @@ class Call:
         body: RequestBody,
         context: RequestContext,
         trace: Trace,
+        request: MeshRequest,
+        far: Record | None = None,
     ) -> None:
+        self.request, self.far = request, far
         self.head, self.operation, self.identity, self.body = head, operation, identity, body
         self.context, self.trace = context, trace
 
@@ -104,7 +112,10 @@ class Executor:
         carry_out = self._table.get(type(call.operation))
         if carry_out is None:
             raise S3Error("NotImplemented", f"{ops.operation_name(call.operation)} is not implemented.")
-        return await carry_out(call)
+        result = await carry_out(call)
+        if not self._alone and self._deps.news is not None and isinstance(call.operation, _ABOUT_BUCKETS):
+            await self._deps.news.spread()
+        return result
 
     # --- buckets ------------------------------------------------------------------------------------
 
@@ -176,6 +187,8 @@ class Executor:
 
     async def _copy(self, call: Call) -> Result:
         operation = cast("ops.CopyObject", call.operation)
+        if call.far is not None and self._deps.far is not None:
+            return await self._copy_far(call, operation, call.far, self._deps.far)
         made = await self._deps.members.copied(operation) or await self._deps.views.copied(operation)
         if made is None:
             return await self._deps.objects.copy(operation, call.identity)
@@ -183,13 +196,37 @@ class Executor:
         now = self._deps.clock.now_ms()
         return CopyResult(stored.etag, now, stored.checksums, stored.checksum_type, stored.version)
 
+    async def _copy_far(
+        self, call: Call, operation: ops.CopyObject, record: Record, far: FarSources
+    ) -> Result:
+        put, body = await far.copied(operation, record)
+        stored = await self._deps.objects.put(put, call.identity, body)
+        return CopyResult(
+            stored.etag,
+            self._deps.clock.now_ms(),
+            stored.checksums,
+            stored.checksum_type,
+            stored.version,
+            self._deps.versions.name(operation.source.bucket, record),
+        )
+
     async def _delete(self, call: Call) -> Result:
         return await self._deps.deleter.delete(cast("ops.DeleteObject", call.operation))
 
     async def _delete_many(self, call: Call) -> Result:
         operation = cast("ops.DeleteObjects", call.operation)
         document = await call.body.whole(operation.digests, self._deps.http.max_xml_bytes)
-        request = documents.parse_delete(document)
+        request, hop, scatterer = documents.parse_delete(document), call.request.hop, self._deps.scatterer
+        here = partial(self._delete_here, call, operation)
+        if self._alone or scatterer is None:
+            return await here(request)
+        if hop is not None and hop.aim == KEYS:
+            return await here(scatterer.mine(operation.bucket, request, hop))
+        return await scatterer.delete(call.request, operation, request, here)
+
+    async def _delete_here(
+        self, call: Call, operation: ops.DeleteObjects, request: documents.DeleteRequest
+    ) -> DeleteResult:
         call.trace.keys = tuple(key.key for key in request.keys)
         allowed, refused = self._deps.access.sift(call.identity, operation.bucket, request.keys, call.context)
         done = await self._deps.deleter.delete_many(operation, request._replace(keys=allowed))
@@ -237,6 +274,11 @@ class Executor:
 
     async def _copy_part(self, call: Call) -> Result:
         operation = cast("ops.UploadPartCopy", call.operation)
+        if call.far is not None and self._deps.far is not None:
+            part = await self._deps.far.part_copied(operation, call.far)
+            done = await self._deps.uploads.put_part(*part)
+            version = self._deps.versions.name(operation.source.bucket, call.far)
+            return CopyResult(done.etag, self._deps.clock.now_ms(), done.checksums, "", "", version)
         made = await self._deps.members.part_copied(operation)
         if made is None:
             made = await self._deps.views.part_copied(operation)

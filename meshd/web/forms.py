@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from meshd.service.access import ANYONE
 from meshd.web.authentication import VERSION_2, VERSION_4
+from meshd.web.forwarding import AnsweredError, Begun, Name
 from meshd.web.streaming import in_blocks
 from meshwire import percents
 from meshwire.checksums import BodyVerifier
@@ -66,6 +67,7 @@ class FormUploads:
         identity, policy = self._judge(call, operation.bucket, claim, fields)
         put = read_upload(fields, operation.bucket, call.head.headers)
         call.trace.target = put
+        await self._pass_on(call, put, form)
         headers = {**call.context.headers, **form_headers(fields)}
         context = replace(call.context, headers=headers, form=True, signature=_signature(claim))
         self._deps.access.admit(identity, put, context)
@@ -81,6 +83,23 @@ class FormUploads:
             read_redirect(fields),
             stored.version,
         )
+
+    async def _pass_on(self, call: Call, put: PutObject, form: _Form) -> None:
+        """Have the node store it that decides about its key. Raises AnsweredError when one did,
+        MisdirectedError when another one was to."""
+        forwarder = self._deps.forwarder
+        if self._deps.mesh.alone or forwarder is None:
+            return
+        name = Name(put.bucket, put.key, reading=False)
+        if call.request.hop is not None:
+            forwarder.require(name)
+        elif not forwarder.is_mine(name):
+            begun = Begun(form.read, form.source)
+            reply = await forwarder.forward(call.request, call.head, name, call.trace, begun=begun)
+            if reply is None:
+                raise S3Error("SlowDown", "The nodes that hold this name change just now; try again.")
+            call.trace.passed_on()
+            raise AnsweredError(reply)
 
     def _judge(
         self, call: Call, bucket: str, claim: FormClaim | None, fields: dict[str, str]
@@ -110,7 +129,9 @@ class _Form:
             self.reader = FormReader(read_boundary(content_type))
         except FormError as error:
             raise _malformed(error) from None
-        self._source = call.body.raw()
+        self.source = call.body.raw()
+        self.read: list[bytes] = []
+        """What was read of the form as it came, its fields and perhaps some of its file."""
         self._first: list[bytes] = []
         self._digest: BodyDigest | None = None
 
@@ -120,11 +141,12 @@ class _Form:
 
     async def aclose(self) -> None:
         """Read no more."""
-        await self._source.aclose()
+        await self.source.aclose()
 
     async def read_fields(self) -> None:
         """Up to the beginning of the file. Raises S3Error."""
-        async for data in self._source:
+        async for data in self.source:
+            self.read.append(data)
             self._first = self._feed(data)
             if self.reader.in_file:
                 return
@@ -159,7 +181,7 @@ class _Form:
                     extra = {"ProposedSize": str(size), "MaxSizeAllowed": str(self.policy.most)}
                     raise S3Error("EntityTooLarge", extra=extra)
                 yield piece
-            data = await anext(self._source, None)
+            data = await anext(self.source, None)
             if data is None:
                 break
             pieces = self._feed(data)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from meshd.net.peers import MAP_HEADER
+from meshd.net.peers import MAP_HEADER, PeerAnswer
 from meshd.net.wires import PeerUnreachableError
 from meshd.telemetry import metrics
 from meshd.web.authentication import ANONYMOUS
@@ -23,7 +23,7 @@ from meshwire.s3 import operations as ops
 from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from meshd.cluster.mesh import Mesh
     from meshd.kit.clock import Clock
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _PATIENCE: Final = 15.0  # seconds until a name that nobody answers for is given up
 _HOLD: Final = 64 << 10  # bodies up to here are read before they are sent: they can be sent twice
 _SILENCE: Final = 60.0
+_PART_SILENCE: Final = 20.0
 _DOUBT: Final = 2.0  # seconds without an answer until it is asked whether the node is there at all
 _PAUSE: Final = 0.05
 _READS: Final = (
@@ -83,6 +84,21 @@ def name_of(operation: ops.Operation) -> Name | None:
     if isinstance(operation, _WRITES):
         return Name(operation.bucket, operation.key, reading=False)
     return None
+
+
+class Begun(NamedTuple):
+    """A body that was begun to be read: what was read, and what is left."""
+
+    read: Sequence[bytes]
+    rest: AsyncIterator[bytes]
+
+
+class AnsweredError(Exception):
+    """Another node has answered, and the answer is sent."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__("another node has answered")
+        self.reply = reply
 
 
 class MisdirectedError(Exception):
@@ -149,12 +165,34 @@ class Forwarder:
 
     # --- asked by a client ----------------------------------------------------------------------------
 
+    async def part(self, request: MeshRequest, node: Node, aim: str) -> tuple[int, bytes]:
+        """(status, body) of what a node answers to its part of a request whose body is held. Raises
+        PeerUnreachableError, MisdirectedError."""
+        answer = PeerAnswer()
+        wire = answer.wire = await self._peers.wire(node)
+        try:
+            wire.start(answer, outgoing_head(request, self.stamp(request, aim)), patience=_PART_SILENCE)
+            head = await answer.head()
+            if _is_stale(head):
+                raise MisdirectedError(int(head.headers[MAP_HEADER]))
+            return head.status, await answer.read()
+        finally:
+            answer.close()
+
     async def forward(
-        self, request: MeshRequest, head: RequestHead, name: Name, trace: Trace, *, aim: str = ""
+        self,
+        request: MeshRequest,
+        head: RequestHead,
+        name: Name,
+        trace: Trace,
+        *,
+        aim: str = "",
+        begun: Begun | None = None,
     ) -> Reply | None:
         """The answer of the node that answers for a name, sent already; None when it turns out to be this
-        one. Raises S3Error SlowDown when none answers, ConnectionError when the client is gone."""
-        sending = _Sending(request, head, self._body_timeout)
+        one. Raises S3Error SlowDown when none answers, ConnectionError when the client is gone. `begun`: a
+        body of which a part was read."""
+        sending = _Sending(request, head, self._body_timeout, begun)
         await sending.hold(_HOLD)
         deadline = self._clock.monotonic() + _PATIENCE
         avoided: set[str] = set()
@@ -184,6 +222,10 @@ class Forwarder:
                 metrics.forwarded.labels("answered").inc()
                 return sending.reply()
             metrics.forwarded.labels("misdirected").inc()
+            if sending.gone:
+                raise S3Error(
+                    "SlowDown", "The nodes that hold this name changed; nothing was stored. Try again."
+                )
             theirs = int(kept_back.headers[MAP_HEADER])
             if theirs > version:
                 await self._mesh.newer_than(theirs - 1, min(left, 2.0))
@@ -298,10 +340,11 @@ def _unknown(node: Node) -> S3Error:
 class _Sending:
     """A client's request on its way to another node: its head as it came, its body held or as it comes."""
 
-    def __init__(self, request: MeshRequest, head: RequestHead, body_timeout: float) -> None:
-        self._request = request
+    def __init__(
+        self, request: MeshRequest, head: RequestHead, body_timeout: float, begun: Begun | None
+    ) -> None:
+        self._request, self._begun = request, begun
         self._body = RequestBody(request, head, ANONYMOUS, body_timeout) if request.body_exists else None
-        self._counted = 0
         self.streams = False
         """Whether the body goes out as it comes."""
         self.gone = False
@@ -314,7 +357,8 @@ class _Sending:
     async def hold(self, most: int) -> None:
         """Read the body now if it is small, and whoever sends it does not wait to be asked."""
         length = self._request.content_length
-        if self._body is None or self._request.held_body is not None:
+        self.streams = self._begun is not None
+        if self.streams or self._body is None or self._request.held_body is not None:
             return
         if length is None or length > most or "Expect" in self._request.headers:
             self.streams = True
@@ -324,21 +368,18 @@ class _Sending:
 
     def head(self, hop: str) -> bytes:
         """The request as it goes out, a body that is held included."""
-        request = self._request
-        lines = [f"{request.method} {request.raw_path} HTTP/1.1".encode("utf-8", "surrogateescape")]
-        lines += [
-            b"%b: %b" % (name, value) for name, value in request.raw_headers if name.lower() not in _NOT_SENT
-        ]
-        if "Host" not in request.headers:
-            lines.append(b"host: ")
-        if self.streams:
-            lines.append(b"expect: 100-continue")
-            if request.content_length is None:
-                lines.append(b"transfer-encoding: chunked")
-        elif self._request.held_body is not None and "Content-Length" not in request.headers:
-            lines.append(b"content-length: %d" % len(self._request.held_body))
-        lines.append(f"{HOP_HEADER}: {hop}".encode("utf-8", "surrogateescape"))
-        return b"\r\n".join(lines) + b"\r\n\r\n" + (self._request.held_body or b"")
+        return outgoing_head(self._request, hop, streams=self.streams)
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        assert self._body is not None
+        if self._begun is None:
+            async for data in self._body.raw():
+                yield data
+            return
+        for data in self._begun.read:
+            yield data
+        async for data in self._begun.rest:
+            yield data
 
     async def run(self, relay: Relay, wire: Wire) -> None:
         """Send the body when it is asked for. Raises S3Error for one that does not come as it should,
@@ -351,7 +392,7 @@ class _Sending:
         chunked = self._request.content_length is None
         wire.sending = self.gone = True
         try:
-            async for data in self._body.raw():
+            async for data in self._pieces():
                 self.received += len(data)
                 wire.send(b"%x\r\n%b\r\n" % (len(data), data) if chunked else data)
                 await wire.drained()
@@ -377,3 +418,21 @@ class _Sending:
         assert relay.head is not None
         keep_alive = bool(self._request.keep_alive) and not relay.closing
         return SentReply(relay.head.status, keep_alive=keep_alive)
+
+
+def outgoing_head(request: MeshRequest, hop: str, *, streams: bool = False) -> bytes:
+    """A client's request as it goes to another node: a body that is held included, one that `streams`
+    announced."""
+    lines = [f"{request.method} {request.raw_path} HTTP/1.1".encode("utf-8", "surrogateescape")]
+    lines += [b"%b: %b" % pair for pair in request.raw_headers if pair[0].lower() not in _NOT_SENT]
+    held = None if streams else request.held_body
+    if "Host" not in request.headers:
+        lines.append(b"host: ")
+    if streams:
+        lines.append(b"expect: 100-continue")
+        if request.content_length is None:
+            lines.append(b"transfer-encoding: chunked")
+    elif held is not None and "Content-Length" not in request.headers:
+        lines.append(b"content-length: %d" % len(held))
+    lines.append(f"{HOP_HEADER}: {hop}".encode("utf-8", "surrogateescape"))
+    return b"\r\n".join(lines) + b"\r\n\r\n" + (held or b"")

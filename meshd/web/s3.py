@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from meshd.kit.accounts import charge
 from meshd.service.access import ANYONE
+from meshd.service.facts import FAR
 from meshd.service.objects import ReplacedError
 from meshd.service.translation import translate
 from meshd.service.views.dispatch import Assembled
@@ -20,13 +21,15 @@ from meshd.store.errors import StoreError
 from meshd.web.authentication import ANONYMOUS, request_context, request_head
 from meshd.web.cors import cors_headers
 from meshd.web.executing import Call, Executor
-from meshd.web.forwarding import MisdirectedError, name_of
+from meshd.web.forwarding import AnsweredError, MisdirectedError, name_of
 from meshd.web.hosts import Hosts
 from meshd.web.misdirecting import stale
 from meshd.web.replies import Reply, SentReply
+from meshd.web.scattering import MEMBERS
 from meshd.web.sending import fetch_cold, send_groups, send_spans
 from meshd.web.settling import CLIENT_GONE, Trace, settle
 from meshd.web.streaming import RequestBody
+from meshwire.archives.kinds import MARK
 from meshwire.s3 import operations as ops
 from meshwire.s3.errors import S3Error
 from meshwire.s3.parsing import parse_request
@@ -37,8 +40,9 @@ if TYPE_CHECKING:
 
     from meshd.service.access import Identity, RequestContext
     from meshd.service.objects import Found
+    from meshd.store.records import Record
     from meshd.web.authentication import Authenticator
-    from meshd.web.forwarding import Forwarder
+    from meshd.web.forwarding import Forwarder, Name
     from meshd.web.incoming import MeshRequest
     from meshd.web.replies import Header
     from meshd.web.server import WebDeps
@@ -53,6 +57,15 @@ _FINDS = 8
 _ANONYMOUS_OVERRIDES = "Request specific response headers cannot be used for anonymous GET requests."
 # Refused while too many clients leave their answers unread: these would have to be kept in memory.
 _LONG_ANSWERS = (ops.ListObjects, ops.ListObjectVersions, ops.ListMultipartUploads, ops.ListParts)
+
+
+class Prepared(NamedTuple):
+    """A request that this node carries out: `far` is the source of a copy that others hold, `error` why there
+    is none."""
+
+    operation: ops.Operation
+    far: Record | None = None
+    error: S3Error | None = None
 
 
 class S3Endpoint:
@@ -83,6 +96,8 @@ class S3Endpoint:
             return await self._answer(request, head, trace)
         except S3Error as error:
             return self._refuse(request, trace, error)
+        except AnsweredError as answered:
+            return answered.reply
         except MisdirectedError as error:
             return stale(error.version, self._now())
         except ConnectionError:
@@ -93,13 +108,15 @@ class S3Endpoint:
 
     async def _answer(self, request: MeshRequest, head: RequestHead, trace: Trace) -> Reply:
         deps = self._deps
+        elsewhere: Prepared | None = None
         if not deps.mesh.alone and deps.forwarder is not None:
             answer = await self._elsewhere(request, head, trace, deps.forwarder)
-            if answer is not None:
+            if isinstance(answer, Reply):
                 return answer
+            elsewhere = answer
         with deps.still():
             trace.also = cors_headers(deps.buckets, head)
-            operation = parse_request(head)
+            operation = parse_request(head) if elsewhere is None else elsewhere.operation
             trace.operation, trace.target = ops.operation_name(operation), operation
             if isinstance(operation, ops.Preflight):  # browsers do not sign it: the rules decide
                 signer, context = ANONYMOUS, request_context(request.hop or request, head, ANONYMOUS)
@@ -107,39 +124,91 @@ class S3Endpoint:
                 signer = self._authenticator.authenticate(head, trace)
                 charge(signer.identity.account)
                 context = request_context(request.hop or request, head, signer)
-                operation = trace.target = deps.members.addressed(operation)
+                if elsewhere is None:
+                    operation = trace.target = deps.members.addressed(operation)
                 deps.access.admit(signer.identity, operation, context)
         try:
+            if elsewhere is not None and elsewhere.error is not None:
+                raise elsewhere.error
             if isinstance(operation, ops.GetObject):
                 return await self._get(request, operation, signer.identity, context, trace)
             body = RequestBody(request, head, signer, deps.http.body_timeout)
-            call = Call(head, operation, signer.identity, body, context, trace)
+            far = None if elsewhere is None else elsewhere.far
+            call = Call(head, operation, signer.identity, body, context, trace, request, far)
             return await self._carry_out(call, trace, pressed=request.pressed)
         except S3Error as error:
             raise deps.access.veiled(signer.identity, operation, error, context) from error
 
     async def _elsewhere(
         self, request: MeshRequest, head: RequestHead, trace: Trace, forwarder: Forwarder
-    ) -> Reply | None:
-        """The answer of the node that answers for the name asked about; None when that is this one. Raises
-        as `_reply`."""
+    ) -> Reply | Prepared:
+        """The answer of the node that answers for the name asked about, or the request as this one carries it
+        out. Raises as `_reply`."""
+        deps = self._deps
         operation = parse_request(head)
         trace.operation, trace.target = ops.operation_name(operation), operation
+        FAR.set(None)
         hop = request.hop = forwarder.hop_of(request)
         if hop is not None:
             await forwarder.catch_up(hop)
-            name = name_of(self._deps.members.addressed(operation))
+            trace.remote = hop.remote
+            if isinstance(operation, ops.GetObject):  # who passed it on has looked where the archive lies
+                operation = deps.members.addressed(operation)
+            name = name_of(operation)
             if name is not None and not hop.aim:
                 forwarder.require(name)
-            trace.remote = hop.remote
+            return await self._prepared(operation)
+        operation = await self._addressed(operation)
+        name, aim = name_of(operation), ""
+        if isinstance(operation, ops.ListObjects) and MARK in operation.prefix:
+            name, aim = await self._archive_of(operation), MEMBERS
+        if isinstance(operation, ops.DeleteObjects):
+            await self._hold(request, head)
+        if name is not None and not deps.views.is_view(name.bucket) and not forwarder.is_mine(name):
+            reply = await forwarder.forward(request, head, name, trace, aim=aim)
+            if reply is not None:
+                trace.passed_on()
+                return reply
+        return await self._prepared(operation)
+
+    async def _addressed(self, operation: ops.Operation) -> ops.Operation:
+        scatterer = self._deps.scatterer
+        return operation if scatterer is None else await scatterer.addressed(operation)
+
+    async def _archive_of(self, operation: ops.ListObjects) -> Name | None:
+        scatterer = self._deps.scatterer
+        if scatterer is None or self._deps.views.is_view(operation.bucket):
             return None
-        name = name_of(operation)
-        if name is None or self._deps.views.is_view(name.bucket) or forwarder.is_mine(name):
-            return None
-        reply = await forwarder.forward(request, head, name, trace)
-        if reply is not None:
-            trace.passed_on()
-        return reply
+        return await scatterer.archive_of(operation)
+
+    async def _prepared(self, operation: ops.Operation) -> Prepared:
+        """With the source of a copy, where other nodes hold it."""
+        far = self._deps.far
+        if far is None or not isinstance(operation, ops.CopyObject | ops.UploadPartCopy):
+            return Prepared(operation)
+        operation = cast("ops.CopyObject | ops.UploadPartCopy", await self._addressed(operation))
+        source = operation.source
+        if self._deps.views.is_view(source.bucket) or not far.is_far(source):
+            return Prepared(operation)
+        try:
+            record = await far.find(source)
+        except S3Error as error:  # told to whoever may know it: after admission
+            return Prepared(operation, None, error)
+        FAR.set(((source.bucket, source.key, source.version), record))
+        return Prepared(operation, record)
+
+    async def _hold(self, request: MeshRequest, head: RequestHead) -> None:
+        """Read a small body as it comes: it goes to several nodes."""
+        most = 2 * self._deps.http.max_xml_bytes
+        if (request.content_length or 0) > most:
+            raise S3Error("MaxMessageLengthExceeded")
+        pieces, size = [], 0
+        async for data in RequestBody(request, head, ANONYMOUS, self._deps.http.body_timeout).raw():
+            pieces.append(data)
+            size += len(data)
+            if size > most:
+                raise S3Error("MaxMessageLengthExceeded")
+        request.held_body = b"".join(pieces)
 
     async def _carry_out(self, call: Call, trace: Trace, *, pressed: bool) -> Reply:
         if pressed and isinstance(call.operation, _LONG_ANSWERS):

@@ -46,9 +46,11 @@ if TYPE_CHECKING:
     from meshd.service.buckets import BucketService
     from meshd.service.deleting import Deleter
     from meshd.service.listings import ListingService
+    from meshd.service.news import News
     from meshd.service.objectacls import ObjectAclService
     from meshd.service.objects import ObjectService
     from meshd.service.settings import SettingService
+    from meshd.service.sources import FarSources
     from meshd.service.tagging import TaggingService
     from meshd.service.temporary import Sessions
     from meshd.service.uploads import UploadService
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from meshd.web.forwarding import Forwarder
     from meshd.web.incoming import MeshRequest
     from meshd.web.peers import PeerGate
+    from meshd.web.scattering import Scatterer
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +102,9 @@ class WebDeps:
     """Passes on what other nodes answer for; None where there are none."""
     backed: BackedService | None = None
     """Buckets with origins; None where there are none."""
+    scatterer: Scatterer | None = None
+    far: FarSources | None = None
+    news: News | None = None
     gate: PeerGate | None = None
     """Knows other nodes by their signatures; None where there are none."""
 

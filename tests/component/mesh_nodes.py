@@ -21,7 +21,7 @@ from meshd.control.nodesecret import NodeSecret
 from meshd.kit.clock import SystemClock
 from meshd.net.peers import Peers
 from meshd.runtime.data import data_services
-from meshd.runtime.node import Node, node_access, peer_routes, web_deps
+from meshd.runtime.node import Node, meshing, node_access, web_deps
 from meshd.service.archives.reading import Archives
 from meshd.service.remote import RemoteObjects
 from meshd.service.views.uses import UseFile
@@ -142,7 +142,7 @@ async def _run(
     )
     access = node_access(node)
     data = data_services(node, access, RemoteAssembler(settings.steward_socket))  # nobody asks it anything
-    server = build_server(web_deps(node, access, data), [*routes, *peer_routes(node)])
+    server = build_server(web_deps(node, access, data), [*routes, *meshing(node).routes()])
     listener = await loop.create_server(server, "127.0.0.1", 0)
     return Running(node, server, listener, loop)
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
+import tarfile
+import urllib.error
+import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -101,5 +105,157 @@ def test_uploads_of_many_parts() -> None:
             clients[number].delete_object(Bucket="bench", Key=key)
             with pytest.raises(ClientError):
                 clients[0].head_object(Bucket="bench", Key=key)
+
+    _among(3, test)
+
+
+def _keys(client: Any) -> list[str]:
+    return [entry["Key"] for entry in client.list_objects_v2(Bucket="bench").get("Contents", [])]
+
+
+def test_many_are_deleted_at_once() -> None:
+    def test(clients: list[Any], nodes: list[Running]) -> None:
+        for client in clients:
+            names = [f"key {number}" for number in range(30)]
+            for name in names:
+                client.put_object(Bucket="bench", Key=name, Body=b"x")
+            objects = [{"Key": name} for name in [*names[:20], "nothing"]]
+            done = client.delete_objects(Bucket="bench", Delete={"Objects": objects})
+            assert [entry["Key"] for entry in done["Deleted"]] == [*names[:20], "nothing"]
+            assert "Errors" not in done
+            assert _keys(client) == sorted(names[20:])
+            objects = [{"Key": name, "ETag": "0" * 32} for name in names[20:25]]
+            objects += [{"Key": name} for name in names[25:]]
+            done = client.delete_objects(Bucket="bench", Delete={"Objects": objects, "Quiet": True})
+            assert "Deleted" not in done
+            assert [entry["Key"] for entry in done["Errors"]] == names[20:25]
+            assert _keys(client) == names[20:25]
+
+    _among(3, test)
+
+
+def test_copies_of_what_other_nodes_hold() -> None:
+    def test(clients: list[Any], nodes: list[Running]) -> None:
+        body = os.urandom(6 << 20)
+        made = clients[0].put_object(
+            Bucket="bench", Key="source", Body=body, Metadata={"a": "b"}, Tagging="t=u", ContentType="image/x"
+        )
+        source = {"Bucket": "bench", "Key": "source"}
+        for number in range(8):
+            client, key = clients[number % 3], f"copy {number}"
+            copied = client.copy_object(Bucket="bench", Key=key, CopySource=source)["CopyObjectResult"]
+            assert copied["ETag"] == made["ETag"]
+            head = client.head_object(Bucket="bench", Key=key)
+            assert (head["Metadata"], head["ContentType"]) == ({"a": "b"}, "image/x")
+            assert _body(client, key) == body
+            assert client.get_object_tagging(Bucket="bench", Key=key)["TagSet"] == [
+                {"Key": "t", "Value": "u"}
+            ]
+            with pytest.raises(ClientError, match="NoSuchKey"):
+                client.copy_object(Bucket="bench", Key=key, CopySource=source | {"Key": "none"})
+            with pytest.raises(ClientError, match="PreconditionFailed"):
+                client.copy_object(Bucket="bench", Key=key, CopySource=source, CopySourceIfMatch="x")
+            upload = client.create_multipart_upload(Bucket="bench", Key=key)["UploadId"]
+            part = client.upload_part_copy(
+                Bucket="bench",
+                Key=key,
+                UploadId=upload,
+                PartNumber=1,
+                CopySource=source,
+                CopySourceRange="bytes=5-5500000",
+            )["CopyPartResult"]
+            parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
+            client.complete_multipart_upload(Bucket="bench", Key=key, UploadId=upload, MultipartUpload=parts)
+            assert _body(client, key) == body[5:5500001]
+
+    _among(3, test)
+
+
+def test_members_of_archives() -> None:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        for name in ("one.txt", "two.txt"):
+            info = tarfile.TarInfo(name)
+            info.size = len(name)
+            archive.addfile(info, io.BytesIO(name.encode()))
+
+    def test(clients: list[Any], nodes: list[Running]) -> None:
+        for number in range(4):
+            key = f"archive {number}.tar"
+            clients[0].put_object(Bucket="bench", Key=key, Body=content.getvalue())
+            for client in clients:
+                assert _body(client, f"{key}/-/one.txt") == b"one.txt"
+                listed = client.list_objects_v2(Bucket="bench", Prefix=f"{key}/-/")["Contents"]
+                assert [entry["Key"] for entry in listed] == [f"{key}/-/one.txt", f"{key}/-/two.txt"]
+                with pytest.raises(ClientError, match="NoSuchKey"):
+                    _body(client, f"{key}/-/three.txt")
+                client.copy_object(
+                    Bucket="bench", Key="copy", CopySource={"Bucket": "bench", "Key": f"{key}/-/two.txt"}
+                )
+                assert _body(client, "copy") == b"two.txt"
+            clients[1].put_object(Bucket="bench", Key=f"{key}/-/one.txt", Body=b"stored")
+            for client in clients:
+                assert _body(client, f"{key}/-/one.txt") == b"stored"
+
+    _among(3, test)
+
+
+def test_forms() -> None:
+    def test(clients: list[Any], nodes: list[Running]) -> None:
+        for number in range(8):
+            client, key, body = clients[number % 3], f"form {number}", os.urandom(300_000 * (number % 3))
+            form = client.generate_presigned_post("bench", key)
+            boundary = "xxxx"
+            fields = "".join(
+                f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+                for name, value in form["fields"].items()
+            )
+            fields += f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
+            data = fields.encode() + body + f"\r\n--{boundary}--\r\n".encode()
+            request = urllib.request.Request(
+                form["url"],
+                data,
+                {"Content-Type": f"multipart/form-data; boundary={boundary}"},
+            )
+            with urllib.request.urlopen(request) as answer:
+                assert answer.status == 204
+                assert answer.headers["Location"].startswith(form["url"])
+            for other in clients:
+                assert _body(other, key) == body
+            url = client.generate_presigned_url("get_object", {"Bucket": "bench", "Key": key})
+            with urllib.request.urlopen(url) as answer:
+                assert answer.read() == body
+
+    _among(3, test)
+
+
+def test_buckets() -> None:
+    def test(clients: list[Any], nodes: list[Running]) -> None:
+        for number in range(3):
+            clients[number].create_bucket(Bucket="other")
+            clients[number - 1].put_object(Bucket="other", Key=f"k{number}", Body=b"x")
+            clients[number - 2].create_multipart_upload(Bucket="other", Key=f"u{number}")
+            for client in clients:
+                with pytest.raises(ClientError, match="BucketNotEmpty"):
+                    client.delete_bucket(Bucket="other")
+            clients[number].delete_object(Bucket="other", Key=f"k{number}")
+            clients[number - 1].delete_bucket(Bucket="other")
+            assert all(node.node.store.is_empty("other") for node in nodes)
+            with pytest.raises(ClientError, match="NoSuchBucket"):
+                clients[number - 2].put_object(Bucket="other", Key="k", Body=b"x")
+
+    _among(3, test)
+
+
+def test_anyone_may_ask_any_node() -> None:
+    def test(clients: list[Any], nodes: list[Running]) -> None:
+        for number in range(6):
+            clients[0].put_object(Bucket="bench", Key=f"k{number}", Body=b"x", ACL="public-read")
+            clients[0].put_object(Bucket="bench", Key=f"p{number}", Body=b"x")
+            for node in nodes:
+                with urllib.request.urlopen(f"{node.member.endpoint}/bench/k{number}") as answer:
+                    assert answer.read() == b"x"
+                with pytest.raises(urllib.error.HTTPError, match="403"):
+                    urllib.request.urlopen(f"{node.member.endpoint}/bench/p{number}")
 
     _among(3, test)

@@ -106,13 +106,18 @@ class MemberService:
         return as_part(operation), MadeBody(made, *part_range(operation.range, made.record.size))
 
     async def _made(self, operation: ops.CopyObject | ops.UploadPartCopy) -> Made | None:
-        source = operation.source
-        if source.member is None:
+        if operation.source.member is None:
             return None
+        made = await self.source(operation.source)
+        judge_source(operation.source_conditions, made.record)
+        return made
+
+    async def source(self, source: ops.CopySource) -> Made:
+        """A member as the source of a copy. Raises S3Error."""
+        assert source.member is not None
         record = self._record(source.bucket, source.key, source.version)
         place = await self._place(source.bucket, source.key, record, source.member)
         pretended = _as_object(record, source.member, place.size)
-        judge_source(operation.source_conditions, pretended)
         name = f"s3://{source.bucket}/{source.key}"
         return Made(pretended, lambda offset, length: self._groups(place, name, offset, length))
 

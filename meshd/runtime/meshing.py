@@ -1,0 +1,61 @@
+"""What of a process answers for the whole mesh: passing on, listing, copying and deleting across nodes.
+
+Law: made of a `Node` like everything else; nothing here knows a request.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from meshd.control.nodesecret import NodeSecret
+from meshd.service.buckets import BucketService, Everywhere
+from meshd.service.merged import LocalLister, MergedListings
+from meshd.service.news import News
+from meshd.service.sources import FarSources, LocalSources
+from meshd.web.bucketdoors import bucket_routes
+from meshd.web.forwarding import Forwarder
+from meshd.web.hops import Hops
+from meshd.web.listingdoors import listing_routes
+from meshd.web.scattering import Scatterer
+from meshd.web.sourcedoors import SourceDoors
+
+if TYPE_CHECKING:
+    from meshd.runtime.node import Node
+    from meshd.service.archives.members import MemberService
+    from meshd.service.versions import Versions
+    from meshd.web.server import NativeRoute
+
+
+class Meshing:
+    """The parts, each one a process."""
+
+    def __init__(self, node: Node, versions: Versions, members: MemberService) -> None:
+        self._node = node
+        self.lister = LocalLister(node.store, node.mesh)
+        self.merged = MergedListings(self.lister, node.mesh, node.peers, node.clock)
+        self.news = News(node.control, node.mesh, node.peers, node.settings.workers)
+        everywhere = Everywhere(node.mesh, node.peers, self.merged, self.news)
+        self.buckets = BucketService(node.buckets, node.store, node.clock, node.settings.region, everywhere)
+        self.sources = LocalSources(node.store, versions, members)
+        self.far = FarSources(node.mesh, node.peers, versions, self.sources)
+        self.forwarder = Forwarder(
+            node.mesh,
+            node.peers,
+            Hops(NodeSecret(node.control).derive, node.clock),
+            node.clock,
+            lambda: node.control.revision("buckets"),
+            node.settings.http.body_timeout,
+        )
+        self.scatterer = Scatterer(self.forwarder, self.far, self.merged, node.mesh, node.clock)
+
+    def __repr__(self) -> str:
+        return f"<Meshing of {self._node.settings.node_id}>"
+
+    def routes(self) -> list[NativeRoute]:
+        """What other nodes may ask for."""
+        node = self._node
+        return [
+            *listing_routes(self.lister, node.mesh, node.clock),
+            *bucket_routes(self.buckets, self.news, node.clock),
+            *SourceDoors(self.sources, node.mesh, node.clock).routes(),
+        ]
