@@ -1,4 +1,4 @@
-"""The `meshd` command: `serve`, `admin`, `fsck`, `inspect`.
+"""The `meshd` command: `serve`, `dev`, `admin`, `fsck`, `inspect`.
 
 Law: a command parses, calls, prints; nothing else lives here. Commands are imported when they are asked for:
 `meshd --help` is quick, and `serve` sets the environment before anything heavy is loaded.
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _COMMANDS = {
     "serve": ("meshd.cli.serve", "serve", "Run a storage node."),
+    "dev": ("meshd.cli.dev", "dev", "Run a mesh of several nodes on this machine, to try it."),
     "admin": ("meshd.cli.admin", "admin", "Manage users, keys and policies; temporary credentials."),
     "fsck": ("meshd.cli.fsck", "fsck", "Verify a data directory, or rebuild its index."),
     "inspect": ("meshd.cli.inspecting", "inspect", "Look at a record, a data file, or statistics."),
@@ -47,7 +48,7 @@ def meshd() -> None:
     """The daemon of a Shardmesh storage node: S3, storage, and the CPU work of training input.
 
     \b
-    Try it:  meshd serve --data-dir ./data
+    Try it:  meshd serve --data-dir ./data     (or three nodes:  meshd dev --nodes 3)
     """
 
 

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
 from meshd.kit.clock import SystemClock
+from meshd.runtime.etcds import EtcdCluster
 from meshd.testing.daemons import Daemon
-from meshd.testing.etcds import EtcdCluster
 from meshwire.cluster import parse_map, routes
 
 if TYPE_CHECKING:

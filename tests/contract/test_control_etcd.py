@@ -17,9 +17,9 @@ from meshd.control.etcd import EtcdControl
 from meshd.control.etcd.gateway import Gateway
 from meshd.control.interface import ABSENT, ControlError, VersionConflictError, Write
 from meshd.kit.clock import SystemClock
+from meshd.runtime.etcds import EtcdCluster
 from meshd.testing.certificates import Authority
 from meshd.testing.control_suite import ControlSuite, closing
-from meshd.testing.etcds import EtcdCluster
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator

@@ -7,21 +7,31 @@ that is found on the path.
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import signal
 import socket
 import ssl
 import subprocess
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from meshd.control.etcd.gateway import Gateway, Member
 from meshd.errors import StartupError
 from meshd.kit.clock import SystemClock
+from meshd.runtime.children import die_with
 
-if TYPE_CHECKING:
-    from meshd.testing.certificates import Pair
+
+class Pair(Protocol):
+    """A certificate and its key, as PEM files."""
+
+    @property
+    def cert(self) -> Path: ...
+
+    @property
+    def key(self) -> Path: ...
 
 
 def binary() -> str:
@@ -44,9 +54,18 @@ def free_ports(count: int) -> list[int]:
 
 
 class EtcdCluster:
-    """`size` members; `tls`: their certificate, and who vouches for it. Use as a context manager."""
+    """`size` members; `tls`: their certificate, and who vouches for it; `apart`: a terminal's Ctrl-C is not
+    for them, and they die with this process. Use as a context manager."""
 
-    def __init__(self, place: Path, size: int = 1, *flags: str, tls: tuple[Pair, Path] | None = None) -> None:
+    def __init__(
+        self,
+        place: Path,
+        size: int = 1,
+        *flags: str,
+        tls: tuple[Pair, Path] | None = None,
+        apart: bool = False,
+    ) -> None:
+        self._apart = apart
         self._place, self._flags, self._scheme = place, flags, "http"
         self._tls: ssl.SSLContext | None = None
         if tls is not None:
@@ -89,6 +108,8 @@ class EtcdCluster:
             ],
             stdout=log,
             stderr=log,
+            start_new_session=self._apart,
+            preexec_fn=partial(die_with, os.getpid()) if self._apart else None,
         )
         log.close()
 
