@@ -19,7 +19,10 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)   ## the main job on one node: store, preprocess, train, resume, share (one to three minutes)
 	@$(BIN)/python -m demo
 
-test: $(STAMP)   ## every test that runs without foreign servers
+$(BIN)/helm: | $(STAMP)
+	@$(BIN)/python -m tests.kubernetes.helm_binary $(BIN) >/dev/null || echo "no helm: tests of the chart are skipped"
+
+test: $(STAMP) $(BIN)/helm  ## every test that runs without foreign servers
 	@$(BIN)/python -m pytest
 
 check: $(STAMP)  ## lint, types, architecture
@@ -47,6 +50,7 @@ reference: $(STAMP) ## write what is generated: a part of docs/ops.md, the chart
 	@$(BIN)/python tests/docs/ops_page.py
 	@$(BIN)/python tests/docs/kubernetes_pages.py
 	@$(BIN)/python tests/docs/monitoring_pages.py
+	@$(BIN)/python tests/docs/values_page.py
 
 format: $(STAMP) ## apply the formatter
 	@$(BIN)/ruff format .

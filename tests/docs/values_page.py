@@ -1,0 +1,69 @@
+"""The chart's README, made of values.yaml and values.schema.json; run as a program it writes it.
+
+make reference
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CHART = Path(__file__).resolve().parents[2] / "helm" / "shardmesh"
+PAGE = CHART / "README.md"
+_HEAD = """# The chart
+
+```
+helm install mesh helm/shardmesh --namespace mesh --create-namespace
+```
+
+installs the operator; with `--set cluster.create=true` and a `cluster.spec`
+([an example](../examples/meshcluster.yaml), [every field](../../docs/resources.md)) a mesh, too. Secrets are
+named, never given as values.
+
+## Upgrades and removal
+
+Helm neither changes nor deletes what lies in `crds/`. Before `helm upgrade`:
+`kubectl apply --server-side -f crds/`. After `helm uninstall` the definitions, the MeshCluster and all data
+are still there; deleting the definitions deletes every mesh that was made with them. The webhook's generated
+certificate is kept over upgrades.
+
+## Scopes
+
+`cluster` (the default) gives the operator a ClusterRole: meshes in every namespace, labels of nodes read for
+placement and written for affinity. `namespaced` gives it Roles in `watchNamespaces` only: no labels of nodes,
+so copies are not placed by zone and rack, and training pods are not drawn to them.
+
+## Values
+
+"""
+
+
+def page() -> str:
+    """What the README should be."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    rows = ["| value | default | |", "|---|---|---|", *_rows("", schema, schema, values)]
+    return _HEAD + "\n".join(rows) + "\n"
+
+
+def _rows(path: str, node: dict[str, Any], root: dict[str, Any], value: Any) -> Iterator[str]:
+    for name, each in node["properties"].items():
+        found = {**root["definitions"][each["$ref"].rsplit("/", 1)[1]], **each} if "$ref" in each else each
+        full, inner = f"{path}{name}", (value or {}).get(name)
+        if "properties" in found:
+            yield from _rows(f"{full}.", found, root, inner)
+        elif name != "global":
+            choices = " · ".join(f"`{choice}`" for choice in found.get("enum", ()))
+            default = "" if inner in ("", None, [], {}) else f"`{json.dumps(inner)}`"
+            words = " ".join(filter(None, (found.get("description", ""), choices)))
+            yield f"| `{full}` | {default} | {words} |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
