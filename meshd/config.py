@@ -143,10 +143,22 @@ class ControlAddress:
 
 
 @dataclass(frozen=True, slots=True)
+class KubernetesAddress:
+    """A store on the Kubernetes API, and which one: `kubernetes://NAMESPACE/NAME`. Without a namespace: the
+    pod's own."""
+
+    namespace: str
+    name: str
+
+    def __repr__(self) -> str:
+        return f"kubernetes://{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterSettings:
     """This node among others. Without `control` it is the only one."""
 
-    control: ControlAddress | None = None
+    control: ControlAddress | KubernetesAddress | None = None
     """Where the control store is; None: in the data directory, and the node is the only one."""
     zone: str = ""
     """What fails together: copies are kept in different zones."""
@@ -367,14 +379,23 @@ def _domains(value: object) -> tuple[str, ...]:
     return found
 
 
-def parse_control(value: object) -> ControlAddress | None:
-    """`embedded` → None; `etcd://HOST:PORT[,HOST:PORT][/PREFIX]` → its address. Raises ValueError."""
+_KUBERNETES_NAME = "[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
+
+
+def parse_control(value: object) -> ControlAddress | KubernetesAddress | None:
+    """`embedded` → None; `etcd://HOST:PORT[,HOST:PORT][/PREFIX]` and `kubernetes://NAMESPACE/NAME` → their
+    addresses. Raises ValueError."""
     text = str(value)
     if text == "embedded":
         return None
+    if text.startswith("kubernetes:"):
+        found = re.fullmatch(rf"kubernetes://({_KUBERNETES_NAME})?/({_KUBERNETES_NAME})", text)
+        if found is None or len(found[2]) > 40:
+            raise ValueError("expected kubernetes://NAMESPACE/NAME, in lower case, NAME of at most 40")
+        return KubernetesAddress(found[1] or "", found[2])
     form = r"etcd(s?)://(?:([^:@/]+):([^@/]*)@)?([^/@]+)(/[A-Za-z0-9._/-]*)?"
     match = re.fullmatch(form, text)
-    hint = "expected embedded, or etcd://HOST:PORT[,HOST:PORT][/PREFIX]"
+    hint = "expected embedded, etcd://HOST:PORT[,HOST:PORT][/PREFIX] or kubernetes://NAMESPACE/NAME"
     if match is None:
         raise ValueError(hint)
     try:
@@ -618,7 +639,7 @@ def _assemble(values: Mapping[str, object]) -> NodeSettings:
 def _cluster(value: Mapping[str, Any]) -> ClusterSettings:
     control = value["control"]
     if value["control-ca"] is not None:
-        if control is None or not control.tls:
+        if not isinstance(control, ControlAddress) or not control.tls:
             raise ConfigError(
                 "control-ca: give it with --control etcds://…, whose certificates it vouches for"
             )

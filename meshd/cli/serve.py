@@ -64,7 +64,11 @@ pair again (that also when it changes) and opens the audit log anew.
 @click.option("--sigv2", metavar="on|off", help="Take signature version 2, boto3's for URLs.  [on]")
 @click.option("--region", metavar="NAME", help="Region of new buckets.  [us-east-1]")
 @click.option("--node-id", metavar="NAME", help="Name in the map, metrics and logs.  [host name]")
-@click.option("--control", metavar="WHERE", help="etcd://HOST:PORT[,HOST:PORT][/PREFIX]: be one of many.")
+@click.option(
+    "--control",
+    metavar="WHERE",
+    help="etcd://HOST:PORT[,…][/PREFIX] or kubernetes://NAMESPACE/NAME: be one of many.",
+)
 @click.option("--control-ca", metavar="FILE", help="Who vouches for the certificates of etcds://.")
 @click.option("--zone", metavar="NAME", help="What fails together; copies are in different zones.")
 @click.option("--rack", metavar="NAME", help="What is near each other.")

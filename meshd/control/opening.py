@@ -5,10 +5,12 @@ from __future__ import annotations
 import ssl
 from typing import TYPE_CHECKING
 
+from meshd.config import KubernetesAddress
 from meshd.control.embedded import EmbeddedControl
 from meshd.control.etcd import EtcdControl
 from meshd.control.etcd.gateway import Gateway, Member
 from meshd.control.interface import ControlError
+from meshd.control.kubernetes import open_kubernetes
 
 if TYPE_CHECKING:
     from meshd.config import ControlAddress, NodeSettings
@@ -21,6 +23,8 @@ def open_control(settings: NodeSettings, clock: Clock) -> ControlStore:
     address = settings.cluster.control
     if address is None:
         return EmbeddedControl(settings.control_dir, clock)
+    if isinstance(address, KubernetesAddress):
+        return open_kubernetes(address, clock)
     return EtcdControl(open_gateway(address, clock), address.prefix)
 
 

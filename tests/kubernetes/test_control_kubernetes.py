@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from lightkube.resources.core_v1 import ConfigMap, Secret
 
+from meshd.config import KubernetesAddress, parse_control
 from meshd.control.interface import ABSENT, ControlError, VersionConflictError, Write
 from meshd.control.kubernetes import KubernetesControl, open_kubernetes
 from meshd.control.kubernetes.access import ApiServer, of_kubeconfig
@@ -300,13 +301,19 @@ def test_who_may_not_is_told_so(kubeconfig: Path, namespace: str, tmp_path: Path
 def test_an_address_opens_it(kubeconfig: Path, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with closed(open_kubernetes(f"kubernetes://{namespace}/mesh", SystemClock())) as control:
+    with closed(open_kubernetes(address(f"kubernetes://{namespace}/mesh"), SystemClock())) as control:
         assert asyncio.run(control.put("topic/a", b"1")) > 0
     for bad in ("kubernetes://", "kubernetes://ns", "kubernetes://NS/mesh", "kubernetes://ns/mesh/more"):
-        with pytest.raises(ControlError, match="NAMESPACE/NAME"):
-            open_kubernetes(bad, SystemClock())
+        with pytest.raises(ValueError, match="NAMESPACE/NAME"):
+            parse_control(bad)
     with pytest.raises(ControlError, match="name the namespace"):
-        open_kubernetes("kubernetes:///mesh", SystemClock())
+        open_kubernetes(address("kubernetes:///mesh"), SystemClock())
+
+
+def address(text: str) -> KubernetesAddress:
+    found = parse_control(text)
+    assert isinstance(found, KubernetesAddress)
+    return found
 
 
 class Relay:
