@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from meshd.errors import MeshdError
 from meshd.net.loopback import unpace
@@ -106,8 +106,7 @@ class Wire(asyncio.Protocol):
         return self._left
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         sock, address = transport.get_extra_info("socket"), transport.get_extra_info("peername")
         if sock is not None:
             unpace(sock, address)

@@ -11,6 +11,7 @@ import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import uvloop
 from botocore.exceptions import ClientError
 
 from tests.component.mesh_nodes import running_nodes
@@ -34,7 +35,8 @@ def _among(number: int, test: Callable[[list[Any], list[Running]], None]) -> Non
                 for client in clients:
                     client.close()
 
-    asyncio.run(run())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as daemons run
+        runner.run(run())
 
 
 def _body(client: Any, key: str, **more: Any) -> bytes:

@@ -8,6 +8,7 @@ import socket
 from typing import TYPE_CHECKING
 
 import pytest
+import uvloop
 
 from meshd.net import pieces as framing
 from meshd.net.peers import PeerRefusedError, Peers, PeerUnreachableError, StaleMapError
@@ -64,7 +65,8 @@ def _among(number: int, test: Callable[[list[Running]], Awaitable[None]]) -> Non
         async with running_nodes(asyncio.get_running_loop(), number, _ROUTES) as nodes:
             await test(nodes)
 
-    asyncio.run(run())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as daemons run
+        runner.run(run())
 
 
 def test_a_call_says_who_calls_by_which_map() -> None:
