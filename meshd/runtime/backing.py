@@ -44,6 +44,7 @@ async def backing(node: Node, index: int | None) -> AsyncIterator[BackedService]
         crew,
         BackedReader(node.store, shelf, crew, keeper),
         BackedListings(origins, node.store, shelf, node.clock),
+        node.mesh,
     )
     try:
         yield service

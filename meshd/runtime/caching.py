@@ -16,15 +16,15 @@ from meshd.origin.errors import OriginError
 from meshd.runtime.chores import Chore
 from meshd.runtime.node import node_shelf
 from meshd.service.backed.keeping import CacheKeeper
-from meshd.service.backed.sharing import Crew
 from meshd.store.errors import FormatError, StoreError
 from meshd.store.preparing import recover
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
-    from meshd.config import NodeSettings, StoreSettings
+    from meshd.config import StoreSettings
     from meshd.control.buckets import Bucket
     from meshd.runtime.node import Node
+    from meshd.service.backed.service import BackedService
 
 _log = logging.getLogger("meshd.cache")
 _AT_ONCE = 8  # uploads of write-back under way
@@ -77,20 +77,15 @@ def cache_keeper(node: Node) -> CacheKeeper:
     return CacheKeeper(node_shelf(node), node.buckets, settings.cache_bytes, settings.store.segment_bytes)
 
 
-def node_crew(settings: NodeSettings) -> Crew:
-    """The workers, for a process that is none."""
-    return Crew([settings.fetch_socket(index) for index in range(settings.workers)])
-
-
-def cache_chores(node: Node, keeper: CacheKeeper, crew: Crew) -> list[Chore]:
+def cache_chores(node: Node, keeper: CacheKeeper, backed: BackedService) -> list[Chore]:
     """What the steward does for buckets with origins."""
     return [
         Chore("cache", 2.0, keeper.sweep),
-        Chore("write-back", 5.0, lambda: push_dirty(node, crew)),
+        Chore("write-back", 5.0, lambda: push_dirty(node, backed)),
     ]
 
 
-async def push_dirty(node: Node, crew: Crew) -> int:
+async def push_dirty(node: Node, backed: BackedService) -> int:
     """Bring to their origins what is not there yet; how many are left."""
     left, slots = 0, asyncio.Semaphore(_AT_ONCE)
     for bucket in node.buckets.list_all():
@@ -100,7 +95,7 @@ async def push_dirty(node: Node, crew: Crew) -> int:
         while True:
             page = node.store.own_entries(bucket.name, "", after, _PAGE)
             left += sum(
-                await asyncio.gather(*[_push(crew, bucket, entry.key, slots) for entry in page.entries])
+                await asyncio.gather(*[_push(backed, bucket, entry.key, slots) for entry in page.entries])
             )
             if not page.truncated:
                 break
@@ -109,10 +104,10 @@ async def push_dirty(node: Node, crew: Crew) -> int:
     return left
 
 
-async def _push(crew: Crew, bucket: Bucket, key: str, slots: asyncio.Semaphore) -> int:
+async def _push(backed: BackedService, bucket: Bucket, key: str, slots: asyncio.Semaphore) -> int:
     async with slots:
         try:
-            await crew.of(bucket.name, key).push(bucket, key)
+            await backed.push(bucket, key)
         except (OriginError, StoreError) as error:
             _log.warning("not at its origin", extra={"bucket": bucket.name, "why": str(error)})
             return 1

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from meshd.assembly.catalog import Catalog
 from meshd.control.jobs import JobTable
 from meshd.service.archives.ingesting import Ingest
+from meshd.service.backed.prefetching import Prefetching
 from meshd.service.jobs.desk import JobDesk
 from meshd.service.jobs.extracting import Extracting
 from meshd.service.jobs.inventories import Inventories
@@ -20,6 +21,7 @@ from meshd.service.versions import Versions
 if TYPE_CHECKING:
     from meshd.runtime.node import Node
     from meshd.service.access import Access
+    from meshd.service.backed.service import BackedService
     from meshd.service.jobs.kinds import JobKind
     from meshd.service.views.dispatch import ViewReader
 
@@ -29,7 +31,7 @@ def job_desk(node: Node, access: Access) -> JobDesk:
     return JobDesk(JobTable(node.control), node.control, node.buckets, access, node.clock)
 
 
-def job_runner(node: Node, access: Access, views: ViewReader) -> JobRunner:
+def job_runner(node: Node, access: Access, views: ViewReader, backed: BackedService) -> JobRunner:
     """What the steward needs."""
     catalog = Catalog(node.store)
     tools = Tools(node.store, Versions(node.store, node.buckets), access, Ingest(node.store).note)
@@ -41,5 +43,6 @@ def job_runner(node: Node, access: Access, views: ViewReader) -> JobRunner:
         "reshard": sharding,
         "extract": Extracting(tools, inventories, shelf),
         "materialize": Materializing(tools, views),
+        "prefetch": Prefetching(access, backed),
     }
     return JobRunner(JobTable(node.control), node.control, node.identities, kinds, shelf, node.clock)

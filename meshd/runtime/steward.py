@@ -18,7 +18,8 @@ import uvloop
 from meshd.assembly.assembler import Assembler
 from meshd.assembly.serving import serve_assembler
 from meshd.kit.tasks import Tasks
-from meshd.runtime.caching import cache_chores, cache_keeper, node_crew
+from meshd.runtime.backing import backing
+from meshd.runtime.caching import cache_chores, cache_keeper
 from meshd.runtime.chores import node_chores, process_chores, start_chores
 from meshd.runtime.cluster import join
 from meshd.runtime.data import data_services
@@ -67,19 +68,22 @@ async def steward(node: Node, listener: socket.socket) -> AsyncIterator[Assemble
         node.store, pool, settings.transform, node.archives, node=settings.node_id, elsewhere=node.objects
     )
     try:
-        await join(node, tasks)
-        tasks.spawn(_vital(serve_assembler(assembler, listener)), "assembler")
-        keeper, crew = cache_keeper(node), node_crew(settings)
-        tasks.spawn(_vital(keeper.serve(settings.keeper_socket)), "keeper")
-        start_chores([*node_chores(node), *cache_chores(node, keeper, crew)], tasks)
-        access = node_access(node)
-        views = view_reader(node, access, data_services(node, access, assembler))
-        jobs = job_runner(node, access, views)
-        tasks.spawn(_vital(jobs.run()), "jobs")
-        yield assembler
+        async with backing(node, None) as backed:
+            await join(node, tasks)
+            tasks.spawn(_vital(serve_assembler(assembler, listener)), "assembler")
+            keeper = cache_keeper(node)
+            tasks.spawn(_vital(keeper.serve(settings.keeper_socket)), "keeper")
+            start_chores([*node_chores(node), *cache_chores(node, keeper, backed)], tasks)
+            access = node_access(node)
+            views = view_reader(node, access, data_services(node, access, assembler))
+            jobs = job_runner(node, access, views, backed)
+            tasks.spawn(_vital(jobs.run()), "jobs")
+            try:
+                yield assembler
+            finally:
+                await tasks.aclose()
     finally:
         await tasks.aclose()
-        await crew.aclose()
         await assembler.aclose()
         await pool.aclose()
         listener.close()

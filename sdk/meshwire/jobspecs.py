@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from meshwire.archives.kinds import ArchiveKind
 
-Kind = Literal["shard", "reshard", "extract", "materialize"]
+Kind = Literal["shard", "reshard", "extract", "materialize", "prefetch"]
 Names = Literal["keep", "archive"]
 OnBad = Literal["fail", "skip"]
-KINDS: Final = ("shard", "reshard", "extract", "materialize")
+KINDS: Final = ("shard", "reshard", "extract", "materialize", "prefetch")
 FORMATS: Final[Mapping[ArchiveKind, str]] = {
     "tar": "application/x-tar",
     "tgz": "application/gzip",
@@ -51,7 +51,9 @@ _KNOWN: Final[Mapping[Kind, tuple[str, ...]]] = {
     "reshard": (*_COMMON, *_LAYOUT, "format", *_ARCHIVED),
     "extract": (*_COMMON, "match", *_ARCHIVED),
     "materialize": _COMMON,
+    "prefetch": ("kind", "source", "keys", "manifest"),
 }
+_MOST_KEYS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,9 @@ class JobSpec:
     `shards` does. `names`: files of archives keep their names (samples of one name in several archives go
     below folders called as these), or `archive`: all go below such folders. `on_bad`: an archive that cannot
     be read fails the job, or is skipped and named.
+
+    `prefetch`: objects of a bucket with an origin into its cache: those under the source, or of these `keys`,
+    or those named in the object `manifest` (`s3://BUCKET/KEY`), one a line.
     """
 
     kind: Kind
@@ -83,6 +88,8 @@ class JobSpec:
     format: ArchiveKind = "tar"
     names: Names = "keep"
     on_bad: OnBad = "fail"
+    keys: tuple[str, ...] = ()
+    manifest: str = ""
 
     def to_json(self) -> bytes:
         """The canonical document: only what the kind knows."""
@@ -93,6 +100,8 @@ class JobSpec:
             "format": self.format,
             "names": self.names,
             "on_bad": self.on_bad,
+            "keys": list(self.keys),
+            "manifest": self.manifest,
         }
         return canonical_json({name: document[name] for name in _KNOWN[self.kind] if name in document})
 
@@ -108,6 +117,8 @@ def parse_job(source: bytes | str | Mapping[str, Any]) -> JobSpec:
         raise PlanError("", 'expected an object, as {"kind": "shard", "source": …, "target": …}')
     kind = cast("Kind", checked_choice(required(value, "kind", ""), "kind", KINDS))
     document = checked_object(value, "", _KNOWN[kind])
+    if kind == "prefetch":
+        return _parse_prefetch(document)
     place = _parse_folder(required(document, "source", ""), "source", literal=kind == "materialize")
     target = _parse_folder(required(document, "target", ""), "target")
     if is_archive(target.prefix):
@@ -124,6 +135,23 @@ def parse_job(source: bytes | str | Mapping[str, Any]) -> JobSpec:
         cast("Names", checked_choice(document.get("names", "keep"), "names", ("keep", "archive"))),
         cast("OnBad", checked_choice(document.get("on_bad", "fail"), "on_bad", ("fail", "skip"))),
     )
+
+
+def _parse_prefetch(document: Mapping[str, Any]) -> JobSpec:
+    place = _parse_folder(required(document, "source", ""), "source", literal=True)
+    keys, manifest = document.get("keys", []), document.get("manifest", "")
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+        raise PlanError("keys", "expected a list of keys")
+    if len(keys) > _MOST_KEYS:
+        raise PlanError(
+            "keys", f"at most {_MOST_KEYS} keys; put more into an object, and name it as manifest"
+        )
+    if manifest:
+        checked_text(manifest, "manifest", at_most=2048)
+        named = _parse_folder(manifest, "manifest", literal=True)
+        if not named.prefix or keys:
+            raise PlanError("manifest", "an object is meant, s3://BUCKET/KEY, instead of keys")
+    return JobSpec("prefetch", place, place, keys=tuple(keys), manifest=manifest)
 
 
 def is_archive(key: str) -> bool:

@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from meshd.testing.daemons import Daemon
+from tests.component.origin_places import Faults, place
+from tests.component.origin_working import write_credentials
 from tests.component.s3_raw import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshd.testing.daemons import Daemon
+    from tests.component.origin_places import Place
 
 
 @pytest.fixture
@@ -20,3 +23,26 @@ def wire(daemon: Daemon) -> Iterator[Wire]:
     wire = Wire(daemon.endpoint, daemon.access_key, daemon.secret_key)
     yield wire
     wire.close()
+
+
+@pytest.fixture(scope="session")
+def _origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with place(tmp_path_factory.mktemp("origin")) as found:
+        yield found
+
+
+@pytest.fixture
+def origin(_origin: Place) -> Place:
+    """A real S3 server with a bucket, behind a proxy that does no harm yet."""
+    _origin.proxy.faults = Faults()
+    return _origin
+
+
+@pytest.fixture(scope="module")
+def backed(_origin: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon of two workers that knows the origin's credentials."""
+    credentials = tmp_path_factory.mktemp("credentials")
+    write_credentials(credentials, _origin)
+    with Daemon.start(workers=2, args=["--origin-credentials", str(credentials)]) as daemon:
+        yield daemon
+        assert "Traceback" not in daemon.output()

@@ -5,82 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pytest
-from botocore.exceptions import ClientError
-
-import meshsdk
-from meshd.testing.daemons import Daemon
 from meshsdk import buckets
-from tests.component.origin_places import place
+from tests.component.origin_working import bucket, code, put, read, sdk, until_kept
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
+    from meshd.testing.daemons import Daemon
     from tests.component.origin_places import Place
 
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    with place(tmp_path_factory.mktemp("origin")) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def backed(origin: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A daemon of two workers that knows the origin's credentials."""
-    credentials = tmp_path_factory.mktemp("credentials")
-    write_credentials(credentials, origin)
-    with Daemon.start(workers=2, args=["--origin-credentials", str(credentials)]) as daemon:
-        yield daemon
-
-
-def write_credentials(directory: Path, origin: Place) -> None:
-    lines = f"aws_access_key_id={origin.access_key}\naws_secret_access_key={origin.secret_key}\n"
-    (directory / "weed").write_text(lines)
-
-
-@pytest.fixture(autouse=True)
-def no_faults(origin: Place) -> Iterator[None]:
-    yield
-    heads = origin.faults.heads
-    origin.faults.__init__()  # type: ignore[misc]  # as new
-    heads.clear()
-
-
-def sdk(daemon: Daemon) -> meshsdk.Client:
-    return meshsdk.connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key)
-
-
-def bucket(daemon: Daemon, origin: Place, name: str, **options: Any) -> Any:
-    """A bucket that stands for a folder of its name at the origin; a client of the daemon's."""
-    document = {
-        "url": f"s3://{origin.bucket}/{name}",
-        "endpoint": origin.proxy.endpoint,
-        "credentials": "weed",
-        **options,
-    }
-    with sdk(daemon) as client:
-        buckets.create_bucket(client.transport, name, document)
-    return daemon.client()
-
-
-def put(origin: Place, name: str, key: str, data: bytes, **more: Any) -> None:
-    origin.client.put_object(Bucket=origin.bucket, Key=f"{name}/{key}", Body=data, **more)
-
-
-def read(client: Any, name: str, key: str, **more: Any) -> bytes:
-    return bytes(client.get_object(Bucket=name, Key=key, **more)["Body"].read())
-
-
-def code(call: Any, *args: Any, **more: Any) -> str:
-    with pytest.raises(ClientError) as caught:
-        call(*args, **more)
-    return str(caught.value.response["Error"]["Code"])
 
 
 def test_small_objects_are_fetched_once(backed: Daemon, origin: Place) -> None:
@@ -91,7 +25,7 @@ def test_small_objects_are_fetched_once(backed: Daemon, origin: Place) -> None:
     assert first["ContentType"] == "text/plain"
     assert first["Metadata"] == {"who": "me"}
     assert first["ETag"].strip('"') == hashlib.md5(b"hello").hexdigest()
-    _until_kept(client, "small", "a/x.txt", origin)
+    until_kept(client, "small", "a/x.txt", origin)
     before = len(origin.faults.gets("x.txt"))
     for _ in range(10):
         assert read(client, "small", "a/x.txt") == b"hello"
@@ -109,7 +43,7 @@ def test_large_objects_come_whole_and_in_ranges(backed: Daemon, origin: Place) -
     assert read(client, "large", "big.bin", Range="bytes=-77") == data[-77:]
     assert read(client, "large", "big.bin", Range="bytes=8388600-") == data[8388600:]
     assert code(client.get_object, Bucket="large", Key="big.bin", Range="bytes=99999999-") == "InvalidRange"
-    _until_kept(client, "large", "big.bin", origin)
+    until_kept(client, "large", "big.bin", origin)
     assert read(client, "large", "big.bin") == data
     assert client.head_object(Bucket="large", Key="big.bin")["ContentLength"] == len(data)
 
@@ -150,7 +84,7 @@ def test_changes_are_seen_after_the_ttl_and_never_where_immutable(backed: Daemon
     client = bucket(backed, origin, "mutable", ttl=0.0)
     bucket(backed, origin, "constant", immutable=True)
     assert read(client, "mutable", "k") == read(client, "constant", "k") == b"old"
-    _until_kept(client, "constant", "k", origin)
+    until_kept(client, "constant", "k", origin)
     for name in ("mutable", "constant"):
         put(origin, name, "k", b"newer")
     assert read(client, "mutable", "k") == b"newer"
@@ -182,21 +116,11 @@ def test_origin_down_serves_what_is_cached(backed: Daemon, origin: Place) -> Non
     put(origin, "down", "kept", b"kept")
     put(origin, "down", "other", b"other")
     client = bucket(backed, origin, "down", ttl=0.0)
-    _until_kept(client, "down", "kept", origin)
+    until_kept(client, "down", "kept", origin)
     origin.faults.refuse = True
     assert read(client, "down", "kept") == b"kept"
     assert code(client.get_object, Bucket="down", Key="other") == "ServiceUnavailable"
     origin.faults.refuse = False
-
-
-def _until_kept(client: Any, name: str, key: str, origin: Place) -> None:
-    """Read until no GET is needed; with a TTL of 0 it is a HEAD a time."""
-    for _ in range(100):
-        before = len(origin.faults.gets(key))
-        read(client, name, key)
-        if len(origin.faults.gets(key)) == before:
-            return
-    raise AssertionError("never cached")
 
 
 def test_broken_connections_and_errors_are_no_matter(backed: Daemon, origin: Place) -> None:

@@ -204,6 +204,14 @@ class BackedReader:
         finally:
             ahead.close()
 
+    def groups(
+        self, bucket: Bucket, key: str, facts: Facts, offset: int, length: int
+    ) -> AsyncGenerator[Sequence[Span], None]:
+        """Bytes of an object of this ETag, a group of open files at a time."""
+        if not length:
+            return _nothing()
+        return self._groups(bucket, key, facts, offset, length, None)
+
     async def _chunk(
         self, ahead: _Ahead, number: int, begin: int, stop: int
     ) -> AsyncGenerator[Sequence[Span], None]:

@@ -6,14 +6,21 @@ Law: one table of what an origin can keep; the rest is refused with a sentence, 
 from __future__ import annotations
 
 import logging
+import os
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from meshd.kit.tasks import Tasks
 from meshd.origin.errors import OriginError
+from meshd.origin.interface import Facts
 from meshd.origin.remote import checked
 from meshd.service.backed.reading import told
 from meshd.service.backed.shelf import record_of
+from meshd.service.copying import checked_source, judge_source, part_range
+from meshd.service.objects import MAX_PUT_BYTES
 from meshd.service.translation import store_errors
+from meshd.service.views.copies import MadeBody, as_part, as_upload
+from meshd.service.views.kinds import Made
 from meshd.store.errors import StoreError
 from meshd.store.records import NULL
 from meshwire.conditions import Conditions
@@ -21,6 +28,7 @@ from meshwire.s3 import operations as ops
 from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
+    from meshd.cluster.mesh import Mesh
     from meshd.control.buckets import Bucket
     from meshd.service.backed.listing import BackedListings
     from meshd.service.backed.reading import BackedReader
@@ -65,14 +73,29 @@ class BackedService:
     """One a process."""
 
     def __init__(
-        self, store: Store, shelf: Shelf, crew: Crew, reader: BackedReader, listings: BackedListings
+        self,
+        store: Store,
+        shelf: Shelf,
+        crew: Crew,
+        reader: BackedReader,
+        listings: BackedListings,
+        mesh: Mesh,
     ) -> None:
-        self._store, self._shelf, self._crew = store, shelf, crew
+        self._store, self._shelf, self._crew, self._mesh = store, shelf, crew, mesh
         self.reader, self.listings = reader, listings
         self._tasks = Tasks("write-back")
 
     def __repr__(self) -> str:
         return f"<BackedService {self.reader!r}>"
+
+    @property
+    def shelf(self) -> Shelf:
+        return self._shelf
+
+    def require_alone(self, what: str) -> None:
+        """Raises S3Error where there are several nodes."""
+        if not self._mesh.alone:
+            raise S3Error("NotImplemented", f"In a mesh of several nodes, {what} is not there yet.")
 
     def is_backed(self, bucket: str) -> bool:
         """Whether a bucket has an origin."""
@@ -137,6 +160,51 @@ class BackedService:
         except OriginError as error:
             raise told(error, key) from error
 
+    async def whole(self, operation: ops.GetObject, most: int) -> bytes:
+        """All bytes of an object of any bucket, at most so many. Raises S3Error."""
+        opened = await self.opened(operation)
+        if opened is None:
+            with store_errors():
+                record = self._store.get(operation.bucket, operation.key)
+                if record is None:
+                    raise S3Error("NoSuchKey", extra={"Key": operation.key})
+                return self._store.read(record, 0, min(record.size, most))
+        pieces, left = [], most
+        async with aclosing(opened.groups) as groups:
+            async for spans in groups:
+                for span in spans:
+                    pieces.append(os.pread(span.fd, min(span.length, left), span.offset))
+                    left -= len(pieces[-1])
+        return b"".join(pieces)
+
+    async def made(self, bucket: str, key: str) -> Made | None:
+        """An object of a backed bucket with its bytes, wherever they are; None for one that the store has."""
+        record = await self.described(bucket, key)
+        if record is None:
+            return None
+        backed = self._shelf.backed(bucket)
+        assert backed is not None
+        facts = Facts(record.size, record.etag, record.modified, record.headers, record.metadata)
+        reader = self.reader
+        return Made(record, lambda offset, length: reader.groups(backed, key, facts, offset, length))
+
+    async def copied(self, operation: ops.CopyObject) -> tuple[ops.PutObject, MadeBody] | None:
+        """A copy of an object of a backed bucket, as the upload that it is; None for the rest. Raises
+        S3Error."""
+        made = await self.made(operation.source.bucket, operation.source.key)
+        if made is None:
+            return None
+        checked_source(made.record, operation, MAX_PUT_BYTES, versioned=False)
+        return as_upload(operation, made.record), MadeBody(made)
+
+    async def part_copied(self, operation: ops.UploadPartCopy) -> tuple[ops.UploadPart, MadeBody] | None:
+        """A part made of (a range of) one, as the upload that it is; None for the rest. Raises S3Error."""
+        made = await self.made(operation.source.bucket, operation.source.key)
+        if made is None:
+            return None
+        judge_source(operation.source_conditions, made.record)
+        return as_part(operation), MadeBody(made, *part_range(operation.range, made.record.size))
+
     # --- writing
 
     async def stored(self, bucket: str, key: str, record: Record) -> bool:
@@ -148,7 +216,7 @@ class BackedService:
         if backed is None:
             return False
         assert backed.origin is not None
-        if backed.origin.write == "back":
+        if backed.origin.write == "back" and self._mesh.alone:  # else one node's death could lose it
             await self._crew.of(bucket, key).forget(backed, key)
             self._tasks.spawn(self._behind(backed, key), "push")
             return True
@@ -160,6 +228,10 @@ class BackedService:
                 await self._store.delete_version(bucket, key, NULL, conditions=same)
             raise told(error, key) from error
         return True
+
+    async def push(self, bucket: Bucket, key: str) -> None:
+        """Bring what is dirty under a key to its origin. Raises OriginError, StoreError."""
+        await self._crew.of(bucket.name, key).push(bucket, key)
 
     async def _behind(self, bucket: Bucket, key: str) -> None:
         try:

@@ -77,17 +77,28 @@ class JobDesk:
         source = self._buckets.get(spec.source.bucket)
         if spec.kind == "materialize" and (source is None or not source.view):
             raise PlanError("source", f"{spec.source.bucket!r} is no view: it is BUCKET--NAME")
-        if spec.kind != "materialize" and source is not None and source.view:
+        if spec.kind not in {"materialize", "prefetch"} and source is not None and source.view:
             raise PlanError("source", f"{spec.source.bucket!r} is a view: use the kind materialize")
         if source is not None and source.view:
             _check_feedback(json.loads(source.view), spec)
+        if spec.kind == "prefetch":
+            self._check_prefetch(caller, spec, backed=source is not None and source.origin is not None)
+            return
         target = self._buckets.get(spec.target.bucket)
         if target is not None and target.view:
             raise PlanError("target", f"{spec.target.bucket!r} is a view: nobody writes to it")
+        self._require_source(caller, spec)
+        self._require(caller, Need("s3:PutObject", spec.target.bucket, f"{spec.target.prefix}*"))
+
+    def _check_prefetch(self, caller: Caller, spec: JobSpec, *, backed: bool) -> None:
+        self._require_source(caller, spec)
+        if not backed:
+            raise PlanError("source", f"{spec.source.bucket!r} has no origin: what is in it lives here")
+
+    def _require_source(self, caller: Caller, spec: JobSpec) -> None:
         listing = {"s3:prefix": spec.source.prefix, "s3:delimiter": "", "s3:max-keys": "1000"}
         self._require(caller, Need("s3:ListBucket", spec.source.bucket, facts=listing))
         self._require(caller, Need("s3:GetObject", spec.source.bucket, f"{spec.source.prefix}*"))
-        self._require(caller, Need("s3:PutObject", spec.target.bucket, f"{spec.target.prefix}*"))
 
     def _require(self, caller: Caller, need: Need) -> None:
         try:

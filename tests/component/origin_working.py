@@ -1,0 +1,63 @@
+"""What tests of backed buckets do again and again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+import meshsdk
+from meshsdk import buckets
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from meshd.testing.daemons import Daemon
+    from tests.component.origin_places import Place
+
+
+def write_credentials(directory: Path, origin: Place) -> None:
+    lines = f"aws_access_key_id={origin.access_key}\naws_secret_access_key={origin.secret_key}\n"
+    (directory / "weed").write_text(lines)
+
+
+def sdk(daemon: Daemon) -> meshsdk.Client:
+    return meshsdk.connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key)
+
+
+def bucket(daemon: Daemon, origin: Place, name: str, **options: Any) -> Any:
+    """A bucket that stands for a folder of its name at the origin; a client of the daemon's."""
+    document = {
+        "url": f"s3://{origin.bucket}/{name}",
+        "endpoint": origin.proxy.endpoint,
+        "credentials": "weed",
+        **options,
+    }
+    with sdk(daemon) as client:
+        buckets.create_bucket(client.transport, name, document)
+    return daemon.client()
+
+
+def put(origin: Place, name: str, key: str, data: bytes, **more: Any) -> None:
+    origin.client.put_object(Bucket=origin.bucket, Key=f"{name}/{key}", Body=data, **more)
+
+
+def read(client: Any, name: str, key: str, **more: Any) -> bytes:
+    return bytes(client.get_object(Bucket=name, Key=key, **more)["Body"].read())
+
+
+def code(call: Any, *args: Any, **more: Any) -> str:
+    with pytest.raises(ClientError) as caught:
+        call(*args, **more)
+    return str(caught.value.response["Error"]["Code"])
+
+
+def until_kept(client: Any, name: str, key: str, origin: Place) -> None:
+    """Read until no GET is needed; with a TTL of 0 it is a HEAD a time."""
+    for _ in range(100):
+        before = len(origin.faults.gets(key))
+        read(client, name, key)
+        if len(origin.faults.gets(key)) == before:
+            return
+    raise AssertionError("never cached")
