@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from meshd.service.translation import store_errors
+from meshd.store.errors import NotCachedError
 from meshwire.httpdates import parse_amz
 from meshwire.policies.principals import user_arn
 
@@ -53,7 +54,10 @@ def finder(store: ObjectStore) -> Find:
         if (far := FAR.get()) is not None and (bucket, key, version) == far[0]:
             return far[1]
         with store_errors():
-            return store.get(bucket, key) if version is None else store.get_version(bucket, key, version)
+            try:
+                return store.get(bucket, key) if version is None else store.get_version(bucket, key, version)
+            except NotCachedError:  # what lies at an origin has no tags and no ACL
+                return None
 
     return find
 

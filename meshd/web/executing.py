@@ -189,7 +189,9 @@ class Executor:
         operation = cast("ops.CopyObject", call.operation)
         if call.far is not None and self._deps.far is not None:
             return await self._copy_far(call, operation, call.far, self._deps.far)
-        made = await self._deps.members.copied(operation) or await self._deps.views.copied(operation)
+        made = None if self._deps.backed is None else await self._deps.backed.copied(operation)
+        if made is None:
+            made = await self._deps.members.copied(operation) or await self._deps.views.copied(operation)
         if made is None:
             return await self._deps.objects.copy(operation, call.identity)
         stored = await self._deps.objects.put(made[0], call.identity, made[1])
@@ -279,7 +281,9 @@ class Executor:
             done = await self._deps.uploads.put_part(*part)
             version = self._deps.versions.name(operation.source.bucket, call.far)
             return CopyResult(done.etag, self._deps.clock.now_ms(), done.checksums, "", "", version)
-        made = await self._deps.members.part_copied(operation)
+        made = None if self._deps.backed is None else await self._deps.backed.part_copied(operation)
+        if made is None:
+            made = await self._deps.members.part_copied(operation)
         if made is None:
             made = await self._deps.views.part_copied(operation)
         if made is None:

@@ -143,9 +143,7 @@ def _parse_prefetch(document: Mapping[str, Any]) -> JobSpec:
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
         raise PlanError("keys", "expected a list of keys")
     if len(keys) > _MOST_KEYS:
-        raise PlanError(
-            "keys", f"at most {_MOST_KEYS} keys; put more into an object, and name it as manifest"
-        )
+        raise PlanError("keys", f"at most {_MOST_KEYS} keys; put more into an object: manifest")
     if manifest:
         checked_text(manifest, "manifest", at_most=2048)
         named = _parse_folder(manifest, "manifest", literal=True)

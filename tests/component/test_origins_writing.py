@@ -1,4 +1,4 @@
-"""Backed buckets, written: through and behind, small and in parts, with the origin away and the daemon killed."""
+"""Backed buckets, written: through and behind, in parts, with the origin away and the daemon killed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Jobs that bring objects of a backed bucket into its cache, before anybody reads them.
 
-Law: what is cached and of the listed ETag is left alone, so a job that was stopped goes on where it was. Rights
-are asked key by key. What the cache's policy does not keep is named at the end: prefetching never evicts what
-is worth more.
+Law: what is cached and of the listed ETag is left alone, so a job that was stopped goes on where it was.
+Rights are asked key by key. What the cache's policy does not keep is named at the end.
 """
 
 from __future__ import annotations

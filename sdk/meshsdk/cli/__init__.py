@@ -20,6 +20,7 @@ from meshsdk.cli.copying import cp
 from meshsdk.cli.jobs import extract, job, reshard, shard
 from meshsdk.cli.listing import ls, mb, rb, stat
 from meshsdk.cli.ops import op
+from meshsdk.cli.prefetching import prefetch
 from meshsdk.cli.reading import cat, head
 from meshsdk.cli.removing import rm
 from meshsdk.cli.replaying import bad, replay
@@ -41,6 +42,7 @@ Examples:
   mesh ls s3://photos/shard-000.tar/-/     the files of an archive: keys below ARCHIVE/-/
   mesh view create photos--small --match .jpg --op decode --op 'resize size=256' --op 'encode format=jpeg'
   mesh bucket create photos --origin s3://company-photos/train
+  mesh prefetch s3://photos/train/         into the cache before it is read
   mesh op ls                               what nodes can do to a field
   mesh op push augment.py                  ops of your own, run on the nodes
   mesh shard s3://photos/train/ s3://photos-shards/v1/ --count 1000
@@ -74,6 +76,7 @@ for command in (
     rb,
     archive,
     bucket,
+    prefetch,
     op,
     view,
     shard,

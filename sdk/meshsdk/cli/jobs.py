@@ -91,7 +91,7 @@ def shard(session: Session, source: Remote, target: Remote, detach: bool, **opti
     mesh shard s3://photos/ s3://photos-shards/v2/ --size 268435456 --split train=0.9 --split val=0.1
     mesh shard s3://photos/ s3://photos-shards/v3/ --sort -size --where 'ext == "jpg"'
     """
-    return _start(session, jobs.shard_job(str(source), str(target), **_given(options)), detach=detach)
+    return run_job(session, jobs.shard_job(str(source), str(target), **_given(options)), detach=detach)
 
 
 @click.command()
@@ -109,7 +109,7 @@ def reshard(session: Session, source: Remote, target: Remote, detach: bool, **op
     mesh reshard s3://photos-shards/v1/ s3://photos-shards/v2/ --count 5000 --shuffle 1
     mesh reshard s3://web/crawl.tar s3://web-shards/ --size 1073741824 --match .jpg --match .json
     """
-    return _start(session, jobs.reshard_job(str(source), str(target), **_given(options)), detach=detach)
+    return run_job(session, jobs.reshard_job(str(source), str(target), **_given(options)), detach=detach)
 
 
 @click.command()
@@ -127,7 +127,7 @@ def extract(session: Session, source: Remote, target: Remote, detach: bool, **op
     mesh extract s3://photos-shards/v1/ s3://photos-again/
     mesh extract s3://uploads/album.zip s3://photos/album/ --match .jpg
     """
-    return _start(session, jobs.extract_job(str(source), str(target), **_given(options)), detach=detach)
+    return run_job(session, jobs.extract_job(str(source), str(target), **_given(options)), detach=detach)
 
 
 for command in (shard, reshard, extract):
@@ -141,7 +141,7 @@ def list_all(session: Session) -> None:
     with session.client() as client:
         for found in jobs.list_jobs(client.transport):
             since = datetime.fromtimestamp(found.created_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")
-            where = f"{found.spec.get('source')} → {found.spec.get('target')}"
+            where = f"{found.spec.get('source')} → {found.spec.get('target', 'the cache')}"
             _show(session, found, f"{found.id}  {found.state:10} {found.kind:11} {since}  {where}")
 
 
@@ -169,6 +169,11 @@ def watch(session: Session, job_id: str) -> int:
 @shared_options
 def cancel(session: Session, job_id: str) -> None:
     """Stops a job. What it has written stays; started again, it goes on from there."""
+    show_stopped(session, job_id)
+
+
+def show_stopped(session: Session, job_id: str) -> None:
+    """Stop a job, and say how far it came."""
     with session.client() as client:
         found = jobs.cancel_job(client.transport, job_id)
         if not found.ended:
@@ -197,7 +202,8 @@ def _share(text: str) -> tuple[str, float]:
         raise ConfigurationError(f"--split {text!r}: expected NAME=SHARE, as train=0.9") from None
 
 
-def _start(session: Session, document: dict[str, Any], *, detach: bool) -> int:
+def run_job(session: Session, document: dict[str, Any], *, detach: bool) -> int:
+    """Start a job and follow it to its end, or leave it; the exit code."""
     with session.client() as client:
         return _run(session, client, document, detach=detach)
 
@@ -273,7 +279,7 @@ def _lines(found: JobInfo) -> Sequence[str]:
     lines = [
         f"{found.id}  {found.kind}  {found.state}" + (f" (run {found.run})" if found.run > 1 else ""),
         f"from     {found.spec.get('source')}",
-        f"to       {found.spec.get('target')}",
+        f"to       {found.spec.get('target', 'the cache')}",
         f"outputs  {progress.outputs} of {progress.outputs_total or '?'}",
         f"samples  {progress.samples} of {progress.samples_total or '?'}",
         f"bytes    {human(progress.bytes)} of {human(progress.bytes_total)}",

@@ -1,0 +1,91 @@
+"""`mesh prefetch`: objects of a bucket with an origin into the node's cache, by a job of the node.
+
+Law: starts a job and follows it; no object passes here. Started again, it goes on where it was.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from meshsdk import jobs
+from meshsdk.cli.jobs import detach_option, run_job, show_stopped
+from meshsdk.cli.places import RemoteType
+from meshsdk.cli.running import shared_options
+from meshsdk.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from meshsdk.cli.places import Remote
+    from meshsdk.cli.running import Session
+
+
+class _Group(click.Group):
+    """`mesh prefetch s3://…` is `mesh prefetch start s3://…`."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.commands:
+            args = ["start", *args]
+        return super().resolve_command(ctx, args)
+
+
+@click.group("prefetch", cls=_Group)
+def prefetch() -> None:
+    """Brings objects of a bucket with an origin into the cache, before they are read.
+
+    \b
+    mesh prefetch s3://photos/train/                    all that begins so
+    mesh prefetch s3://photos --keys wanted.txt         these keys, one a line
+    mesh prefetch s3://photos --manifest s3://lists/train.txt
+    mesh prefetch pause ID; mesh prefetch resume ID     what is cached stays
+    """
+
+
+@prefetch.command()
+@click.argument("source", type=RemoteType())
+@click.option("--keys", type=click.Path(exists=True, dir_okay=False), help="A file of keys, one a line.")
+@click.option("--manifest", metavar="URL", help="An object of keys, one a line; for more than 1000.")
+@detach_option
+@shared_options
+def start(session: Session, source: Remote, keys: str | None, manifest: str | None, detach: bool) -> int:
+    """Starts a job that reads SOURCE into the cache, and follows it."""
+    document: dict[str, Any] = {"kind": "prefetch", "source": str(source)}
+    if keys is not None:
+        document["keys"] = [line.strip() for line in Path(keys).read_text().splitlines() if line.strip()]
+    if manifest is not None:
+        document["manifest"] = manifest
+    if keys is not None and not document["keys"]:
+        raise ConfigurationError(f"{keys} names no key")
+    return run_job(session, document, detach=detach)
+
+
+@prefetch.command()
+@click.argument("job_id", metavar="ID")
+@shared_options
+def pause(session: Session, job_id: str) -> None:
+    """Stops a prefetch; `resume` goes on with what is missing."""
+    show_stopped(session, job_id)
+
+
+@prefetch.command()
+@click.argument("job_id", metavar="ID")
+@shared_options
+def cancel(session: Session, job_id: str) -> None:
+    """Stops a prefetch. What is cached stays, until something is worth more."""
+    show_stopped(session, job_id)
+
+
+@prefetch.command()
+@click.argument("job_id", metavar="ID")
+@detach_option
+@shared_options
+def resume(session: Session, job_id: str, detach: bool) -> int:
+    """Goes on with a prefetch that was paused, cancelled or failed."""
+    with session.client() as client:
+        found = jobs.show_job(client.transport, job_id)
+    if found.kind != "prefetch":
+        raise ConfigurationError(f"{job_id} is a job of kind {found.kind}; see `mesh job --help`")
+    return run_job(session, dict(found.spec), detach=detach)

@@ -1,0 +1,180 @@
+"""What stays of backed buckets in the cache: evictions, quotas, pins, prefetching, restarts."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from meshd.testing.daemons import Daemon
+from meshsdk import buckets, jobs
+from meshsdk.cli import run
+from tests.component.origin_working import bucket, put, read, sdk, until_kept, write_credentials
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.component.origin_places import Place
+
+MIB = 1 << 20
+KIB = 1 << 10
+
+
+def metric(daemon: Daemon, name: str) -> float:
+    text = daemon.get("/metrics").body.decode() if hasattr(daemon, "get") else _metrics(daemon)
+    found = re.findall(rf"^{name}(?:{{[^}}]*}})? ([0-9.e+]+)$", text, re.MULTILINE)
+    return sum(float(each) for each in found)
+
+
+def _metrics(daemon: Daemon) -> str:
+    import urllib.request
+
+    with urllib.request.urlopen(daemon.endpoint + "/metrics") as answer:
+        return str(answer.read().decode())
+
+
+def eventually(true: Any, seconds: float = 30.0) -> None:
+    for _ in range(int(seconds / 0.1)):
+        if true():
+            return
+        threading.Event().wait(0.1)
+    raise AssertionError("never")
+
+
+@pytest.fixture
+def small(origin: Place, tmp_path: Path) -> Iterator[Daemon]:
+    """A daemon whose cache holds 16 MiB."""
+    credentials = tmp_path / "credentials"
+    credentials.mkdir()
+    write_credentials(credentials, origin)
+    flags = ["--origin-credentials", str(credentials), "--cache", "16MiB"]
+    with Daemon.start(workers=2, args=flags) as daemon:
+        yield daemon
+        assert "Traceback" not in daemon.output()
+
+
+def test_the_cache_is_bounded_and_a_part_of_an_epoch_stays(small: Daemon, origin: Place) -> None:
+    rng = random.Random(1)
+    data = {f"{index:03d}": rng.randbytes(256 * KIB) for index in range(160)}  # 40 MiB
+    for key, value in data.items():
+        put(origin, "epochs", key, value)
+    client = bucket(small, origin, "epochs", immutable=True)
+    fetched = []
+    for _ in range(3):
+        before = len(origin.faults.gets())
+        for key in data:
+            assert read(client, "epochs", key) == data[key]
+        fetched.append(len(origin.faults.gets()) - before)
+    assert fetched[0] == 160
+    assert 80 < fetched[2] < 130  # 16 of 40 MiB stay: an LRU would fetch all of them again
+    eventually(lambda: metric(small, "meshd_cache_bytes") < 24 * MIB)
+    assert metric(small, "meshd_cache_capacity_bytes") == 16 * MIB
+
+
+def test_large_objects_in_a_small_cache_are_read_right(small: Daemon, origin: Place) -> None:
+    data = os.urandom(40 * MIB)
+    put(origin, "huge", "h", data)
+    client = bucket(small, origin, "huge", immutable=True)
+    for _ in range(3):
+        assert read(client, "huge", "h") == data
+    assert read(client, "huge", "h", Range="bytes=30000000-30000009") == data[30000000:30000010]
+
+
+def test_pins_and_quotas(small: Daemon, origin: Place) -> None:
+    for index in range(40):
+        put(origin, "pinned", f"keep/{index:02d}", os.urandom(128 * KIB))
+        put(origin, "flood", f"{index:02d}", os.urandom(512 * KIB))
+    client = bucket(small, origin, "pinned", immutable=True, pins=["keep/"])
+    bucket(small, origin, "flood", immutable=True, quota=4 * MIB)
+    eventually(lambda: metric(small, "meshd_cache_capacity_bytes") > 0)
+    threading.Event().wait(2.5)  # the keeper looks at pins and quotas every two seconds
+    for index in range(40):
+        until_kept(client, "pinned", f"keep/{index:02d}", origin)
+    for _ in range(3):
+        for index in range(40):
+            read(client, "flood", f"{index:02d}")
+    before = len(origin.faults.gets("pinned/"))
+    for index in range(40):
+        read(client, "pinned", f"keep/{index:02d}")
+    assert len(origin.faults.gets("pinned/")) == before
+
+
+def test_a_restart_keeps_the_cache(small: Daemon, origin: Place) -> None:
+    put(origin, "again", "k", b"x" * 1000)
+    client = bucket(small, origin, "again", immutable=True)
+    until_kept(client, "again", "k", origin)
+    small.restart()
+    origin.faults.refuse = True
+    assert read(small.client(), "again", "k") == b"x" * 1000
+    small.kill()
+    small.up()
+    assert read(small.client(), "again", "k") == b"x" * 1000
+
+
+def test_a_bucket_made_anew_has_nothing_of_the_old(small: Daemon, origin: Place) -> None:
+    put(origin, "anew", "k", b"old")
+    client = bucket(small, origin, "anew", immutable=True)
+    until_kept(client, "anew", "k", origin)
+    client.delete_bucket(Bucket="anew")
+    put(origin, "anew", "k", b"new")
+    bucket(small, origin, "anew", immutable=True)
+    assert read(client, "anew", "k") == b"new"
+    client.delete_bucket(Bucket="anew")
+    client.create_bucket(Bucket="anew")
+    assert client.list_objects_v2(Bucket="anew")["KeyCount"] == 0
+
+
+def test_prefetching(small: Daemon, origin: Place, tmp_path: Path) -> None:
+    for index in range(30):
+        put(origin, "wanted", f"a/{index:02d}", os.urandom(10 * KIB))
+    put(origin, "wanted", "big", os.urandom(9 * MIB))
+    client = bucket(small, origin, "wanted")
+    with sdk(small) as mesh:
+        begun = jobs.start_job(mesh.transport, {"kind": "prefetch", "source": "s3://wanted/a/"})
+        done = jobs.wait_for_job(mesh.transport, begun.id)
+        assert (done.state, done.progress.written, done.failed) == ("done", 30, 0), done
+        before = len(origin.faults.gets("wanted/"))
+        for index in range(30):
+            read(client, "wanted", f"a/{index:02d}")
+        assert len(origin.faults.gets("wanted/")) == before
+        again = jobs.wait_for_job(
+            mesh.transport, jobs.start_job(mesh.transport, {"kind": "prefetch", "source": "s3://wanted/"}).id
+        )
+        assert (again.progress.there, again.progress.written) == (30, 1)
+        listed = {"kind": "prefetch", "source": "s3://wanted", "keys": ["a/00", "missing"]}
+        named = jobs.wait_for_job(mesh.transport, jobs.start_job(mesh.transport, listed).id)
+        assert (named.progress.there, named.failed) == (1, 1)
+        client.create_bucket(Bucket="lists")
+        client.put_object(Bucket="lists", Key="m.txt", Body=b"a/01\na/02\n")
+        listed = {"kind": "prefetch", "source": "s3://wanted", "manifest": "s3://lists/m.txt"}
+        named = jobs.wait_for_job(mesh.transport, jobs.start_job(mesh.transport, listed).id)
+        assert named.progress.there == 2
+
+
+def test_prefetch_paused_and_resumed_from_the_command_line(
+    small: Daemon, origin: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for index in range(40):
+        put(origin, "slowly", f"{index:02d}", os.urandom(KIB))
+    bucket(small, origin, "slowly")
+    monkeypatch.setenv("MESH_ENDPOINT", small.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", small.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", small.secret_key)
+    origin.faults.delay = 0.5
+    assert run(["prefetch", "s3://slowly", "--detach"]) == 0
+    job = capsys.readouterr().out.split()[0]
+    assert run(["prefetch", "pause", job]) == 0
+    assert "cancelled" in capsys.readouterr().out
+    origin.faults.delay = 0
+    assert run(["prefetch", "resume", job]) == 0
+    assert "done" in capsys.readouterr().out
+    assert run(["bucket", "change", "slowly", "--ttl", "5", "--quota", "1GiB"]) == 0
+    assert run(["bucket", "show", "slowly", "--json"]) == 0
+    assert '"quota": 1073741824' in capsys.readouterr().out.replace('":1', '": 1')
+    with sdk(small) as mesh:
+        assert buckets.show_bucket(mesh.transport, "slowly").origin["ttl"] == 5
