@@ -24,6 +24,8 @@ _CODES: dict[type[errors.StoreError], str] = {
     errors.MetadataTooLargeError: "MetadataTooLarge",
     errors.ExtentGoneError: "NoSuchKey",
     errors.StoreClosedError: "ServiceUnavailable",
+    errors.NotReplicatedError: "SlowDown",
+    errors.StaleEpochError: "SlowDown",
     errors.CorruptExtentError: "InternalError",
 }
 
@@ -41,6 +43,9 @@ def translate(error: errors.StoreError) -> S3Error:
         log.error("disk trouble: %s", error)
     if isinstance(error, errors.NotCachedError):
         return S3Error("ServiceUnavailable", _NOT_CACHED)
+    if isinstance(error, errors.NotReplicatedError | errors.StaleEpochError):
+        log.warning("not acknowledged: %s", error)
+        return S3Error("SlowDown", f"{str(error)[:1].upper()}{str(error)[1:]}.")
     if isinstance(error, errors.CorruptExtentError) and error.name:
         return S3Error("InternalError", f"{error.name} is damaged on the disk; put the same bytes again.")
     return S3Error(_CODES.get(type(error), "InternalError"))

@@ -149,7 +149,9 @@ class UploadService:
         with store_errors():
             upload = self._store.get_upload(operation.bucket, operation.key, operation.upload_id)
             if upload is None:
-                return self._completed(operation, self._become(operation, parts))
+                record = self._become(operation, parts)
+                await self._store.settled(operation.bucket, operation.key)
+                return self._completed(operation, record)
             stored = check_parts(self._all_parts(upload), parts)
             meta = completed_meta(upload, stored, operation)
             try:

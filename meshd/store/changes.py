@@ -7,7 +7,7 @@ stamp decides, and the end is the same.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -124,3 +124,30 @@ def bare_upload(upload: Upload) -> Upload:
 def bare_part(part: UploadedPart) -> UploadedPart:
     """The facts of a part that are the same on every node."""
     return msgspec.structs.replace(part, extents=(), moves=0)
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True):
+    """A change on its way, decided (or passed on) by this version of the cluster map."""
+
+    epoch: int
+    change: Change
+
+
+class Facts(msgspec.Struct, frozen=True, array_like=True):
+    """What follows bytes on their way: the version they are, or the part."""
+
+    epoch: int
+    record: Record
+    part: PartOf | None = None
+
+
+Trouble = Literal["", "lacks", "ended"]
+"""`lacks`: see ReplicaLacksError; `ended`: the upload of a part is over."""
+
+
+class Taken(msgspec.Struct, frozen=True, array_like=True):
+    """A replica's answer."""
+
+    newest: int = 0
+    changed: bool = False
+    trouble: Trouble = ""

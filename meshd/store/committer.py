@@ -17,7 +17,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from meshd.store.errors import DiskFailedError, DiskFullError, StoreClosedError, StoreError
+from meshd.store.epochs import current_epoch
+from meshd.store.errors import (
+    DiskFailedError,
+    DiskFullError,
+    StaleEpochError,
+    StoreClosedError,
+    StoreError,
+)
 from meshd.store.segments import Segment
 from meshd.store.works import Work
 from meshd.telemetry import metrics
@@ -121,6 +128,7 @@ class Committer:
         """
         if self._closed:
             raise StoreClosedError("the store is closing; retry on another worker")
+        intent.epoch = current_epoch()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self._queue.put(_Ticket(intent, future, loop))
@@ -210,6 +218,8 @@ class Committer:
         with self._index.writing() as txn:
             work.learn_floor(txn)
             for ticket in group:
+                if ticket.intent.epoch:
+                    ticket.attempt(lambda ticket=ticket: work.fence(txn, ticket.intent.epoch))  # type: ignore[misc]  # bound at once
                 ticket.attempt(lambda ticket=ticket: ticket.intent.judge(work, txn))  # type: ignore[misc]  # bound at once
                 ticket.attempt(lambda ticket=ticket: ticket.intent.place(work, txn))  # type: ignore[misc]  # bound at once
                 self._apply(work, txn, ticket)
@@ -222,7 +232,13 @@ class Committer:
         if ticket.error is not None:
             return
         try:
+            if ticket.intent.epoch:
+                work.fence(txn, ticket.intent.epoch)
             ticket.result = ticket.intent.apply(work, txn)
+        except StaleEpochError as error:
+            ticket.error = error
+            if ticket.intent.placed is not None:
+                work.void(ticket.intent.placed)
         except StoreError as error:
             ticket.error = error
 

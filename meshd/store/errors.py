@@ -52,6 +52,20 @@ class ReplicaLacksError(StoreError):
     """A fact is about bytes that this replica has not got: send it the whole version, with its bytes."""
 
 
+class StaleEpochError(StoreError):
+    """A write was decided by a cluster map that is no longer the newest on this node: nothing was changed;
+    get the newer map and route it again."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"this node goes by version {version} of the cluster map; route the write again")
+        self.version = version
+
+
+class NotReplicatedError(StoreError):
+    """A write could not be given to all nodes that must have it, or this node may not decide about its name
+    at present. It may or may not have taken place: try again in a moment."""
+
+
 class InvalidPartError(StoreError):
     """A part named at completion is missing, or is not the one with the given ETag."""
 

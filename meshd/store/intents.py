@@ -73,6 +73,8 @@ class Intent:
     exclusive = False
     grows = False
     weight = 0
+    epoch = 0  # see `epochs`
+    placed: Placed | None = None
 
     def judge(self, work: Work, txn: Any) -> None:
         """Raises StoreError when the request must not take place."""

@@ -338,6 +338,11 @@ class ObjectStore(Protocol):
         """
         ...
 
+    async def settled(self, bucket: str, key: str) -> None:
+        """What is here of a name, or was removed, is so on every node that must have it. A store of its own
+        has nobody to tell. Raises NotReplicatedError."""
+        ...
+
     def grave(self, bucket: str, key: str, what: str = "") -> int:
         """The stamp of the deletion that is remembered of a name's null version, or of the version or upload
         with this id; 0 when there is none."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from awscrt import checksums
 
+from meshd.store.epochs import current_epoch
 from meshd.store.errors import (
     ConditionFailedError,
     ConditionMissingError,
@@ -22,6 +23,7 @@ from meshd.store.errors import (
     InvalidPartError,
     NoSuchUploadError,
     SizeMismatchError,
+    StaleEpochError,
     StoreClosedError,
 )
 from meshd.store.members import version_of
@@ -103,7 +105,7 @@ class MemoryStore:
         self._uploads: dict[str, Upload] = {}
         self._parts: dict[str, dict[int, UploadedPart]] = {}
         self._blobs: dict[int, int] = {}  # extent's file → memfd
-        self._next = 0
+        self._next = self._epoch = 0
         self._replicas = MemoryReplicas(self._versions, self._uploads, self._parts)
 
     def __repr__(self) -> str:
@@ -114,8 +116,16 @@ class MemoryStore:
         for fd in blobs.values():
             os.close(fd)
 
+    def fence(self) -> None:
+        """See `epochs`. Raises StaleEpochError."""
+        epoch = current_epoch()
+        if epoch and epoch < self._epoch:
+            raise StaleEpochError(self._epoch)
+        self._epoch = max(self._epoch, epoch)
+
     def _stamp(self) -> int:
         """Above every stamp of this store, other nodes' too."""
+        self.fence()
         stamp = self._replicas.seen = max(self._clock.stamp(), self._replicas.seen + 1)
         return stamp
 
@@ -254,6 +264,7 @@ class MemoryStore:
         versioning: Versioning,
     ) -> Record:
         """Judges and sets an object."""
+        self.fence()
         _judge(conditions, self.get(bucket, key))
         stamp = self._stamp()
         record = Record(
@@ -283,6 +294,7 @@ class MemoryStore:
         conditions: Conditions | None = None,
         versioning: Versioning = "",
     ) -> Removed:
+        self.fence()
         existing = self.get(bucket, key)
         _judge(conditions, existing)
         if versioning == "" and existing is None:
@@ -302,6 +314,7 @@ class MemoryStore:
     async def delete_version(
         self, bucket: str, key: str, version: str, *, conditions: Conditions | None = None
     ) -> Removed:
+        self.fence()
         _judge(conditions, self.get_version(bucket, key, version))
         return self._remove(bucket, key, version)
 
@@ -442,7 +455,11 @@ class MemoryStore:
         return MemoryReplicaWriter(self, self._replicas, bucket, key, size)
 
     async def apply(self, change: Change) -> Applied:
+        self.fence()
         return self._replicas.apply(change)
+
+    async def settled(self, bucket: str, key: str) -> None:
+        return
 
     def grave(self, bucket: str, key: str, what: str = "") -> int:
         return self._replicas.grave(bucket, key, what)

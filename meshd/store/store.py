@@ -11,6 +11,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
+from meshd.store.changes import Amended, Applied, Marked
 from meshd.store.committer import Committer
 from meshd.store.compaction import Compactor
 from meshd.store.dropping import DropHeld
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from meshd.config import StoreSettings
     from meshd.kit.clock import Clock
-    from meshd.store.changes import Applied, Change
+    from meshd.store.changes import Change
     from meshd.store.inventory import Held, InventoryPage
     from meshd.store.records import (
         EntryPage,
@@ -376,8 +377,26 @@ class Store:
         return StoredReplicaWriter(self._shop, self._index, bucket, key, size)
 
     async def apply(self, change: Change) -> Applied:
+        known = self.known(change)
+        if known is not None:
+            return known
         applied: Applied = await self._submit(intent_of(change))
         return applied
+
+    async def settled(self, bucket: str, key: str) -> None:
+        return
+
+    def known(self, change: Change) -> Applied | None:
+        """What a change that says nothing new comes to; None for any other."""
+        if not isinstance(change, Amended | Marked):
+            return None
+        name, record = object_key(change.bucket, change.key), change.record
+        with self._index.reading() as txn:
+            existing = self._index.versions.at(txn, name, record.stamp)
+            newest = self._index.versions.newest(txn, name)
+            if existing is None or newest is None or existing.version != record.version:
+                return None
+            return Applied(newest.stamp, False) if existing.amended >= record.amended else None
 
     def grave(self, bucket: str, key: str, what: str = "") -> int:
         with self._index.reading() as txn:

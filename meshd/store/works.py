@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from meshd.kit import failpoints
+from meshd.store.errors import StaleEpochError
 from meshd.store.graves import Graves
 from meshd.store.members import ALIGNED, PAGE, RESERVE, render, stamp_text, undoes, version_of
 from meshd.store.records import DataFile, Extent
@@ -125,6 +126,15 @@ class Work:
     def observe(self, stamp: int) -> None:
         """Another node's stamp is entered: later ones of this node lie above it, whatever its clock says."""
         self.last_stamp = max(self.last_stamp, stamp)
+
+    def fence(self, txn: Any, epoch: int) -> None:
+        """Lets a write pass that was decided by version `epoch` of the map, and none of an earlier one after
+        it. Raises StaleEpochError."""
+        known: int = self.index.get_meta("epoch", txn) or 0
+        if epoch < known:
+            raise StaleEpochError(known)
+        if epoch > known:
+            self.index.put_meta(txn, "epoch", epoch)
 
     def stamp(self) -> int:
         self.last_stamp = max(self.clock.stamp(), self.last_stamp + 1)

@@ -65,6 +65,27 @@ cluster_marked = _counter(
     "meshd_cluster_marked_total", "Nodes that this node had marked in the map, by their new state.", "state"
 )
 
+# replication
+replication_facts = _counter(
+    "meshd_replication_facts_total", "Facts that other nodes took from this one, by what they are.", "what"
+)
+replication_seconds = _histogram(
+    "meshd_replication_seconds", "From the commit here until every node that must have a write has it."
+)
+replication_bytes = _counter("meshd_replication_bytes_total", "Bytes of objects and parts sent to replicas.")
+replication_retries = _counter(
+    "meshd_replication_retries_total", "Tries to replicate a fact that failed, by why.", "why"
+)
+replication_refused = _counter(
+    "meshd_replication_refused_total", "Writes answered with 503: not all nodes that must have them did."
+)
+replication_behind = _gauge(
+    "meshd_replication_behind", "Writes committed here that not every node that must have them has."
+)
+replica_facts = _counter(
+    "meshd_replica_facts_total", "Facts that this node took from others; changed is yes or no.", "changed"
+)
+
 # batches and transforms
 batch_rows_served = _counter("meshd_batch_rows_served_total", "Rows of batches sent to clients.")
 transform_samples = _counter("meshd_transform_samples_total", "Samples a transform worked on.", "op")

@@ -1,0 +1,259 @@
+"""Facts on their way to every node that must have them.
+
+Law: told until the node has it or a newer map says that it need not; a node that does not answer is
+suspected. The map is looked at again when all writers have it: a newer one may name more. Invariant: whatever
+`everywhere` returned for is durable at every writer of one map, which was the newest known here afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlencode
+
+import msgspec
+
+from meshd.net.peers import PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.net.pieces import PieceError
+from meshd.store.changes import (
+    Amended,
+    Facts,
+    Marked,
+    Taken,
+    Told,
+    UploadCompleted,
+    UploadEnded,
+    bare,
+)
+from meshd.store.errors import ExtentGoneError, NotReplicatedError
+from meshd.store.proving import Passing, damaged
+from meshd.store.records import NULL
+from meshd.telemetry import metrics
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterable
+
+    from meshd.cluster.mesh import Mesh
+    from meshd.kit.clock import Clock
+    from meshd.net.peers import Peers
+    from meshd.store.changes import (
+        Change,
+        PartOf,
+    )
+    from meshd.store.interface import ObjectStore
+    from meshd.store.records import Record, Span
+    from meshwire.cluster import Node
+
+_log = logging.getLogger(__name__)
+
+CHANGE: Final = "/-/peer/replica/change"
+BYTES: Final = "/-/peer/replica/bytes"
+SMALL: Final = 256 << 10
+"""Bytes that are sent with their facts in one go."""
+PATIENCE: Final = 15.0
+"""Seconds until a write is given up that not everybody has."""
+_SILENCE = 4.0
+_SYNC = 10.0  # after the last byte of something large
+_PIECE = 1 << 20
+_PAUSES = (0.02, 0.05, 0.1, 0.2, 0.5)
+
+Send = Callable[["Node"], Awaitable[Taken]]
+"""Tells one node. May be called again for the same one."""
+
+encode: Final = msgspec.msgpack.Encoder().encode
+_taken: Final = msgspec.msgpack.Decoder(Taken).decode
+
+
+def bytes_target(bucket: str, key: str, size: int) -> str:
+    """Where `size` bytes of a name go, their facts behind them."""
+    return f"{BYTES}?{urlencode({'bucket': bucket, 'key': key, 'size': size})}"
+
+
+class Delivery:
+    """One a process. `patience`: seconds, see PATIENCE."""
+
+    def __init__(
+        self, mesh: Mesh, peers: Peers, store: ObjectStore, clock: Clock, patience: float = PATIENCE
+    ) -> None:
+        self._mesh, self._peers, self._store, self._clock = mesh, peers, store, clock
+        self._patience = patience
+
+    def __repr__(self) -> str:
+        return f"<Delivery of {self._mesh.node_id}>"
+
+    async def everywhere(
+        self, bucket: str, key: str, send: Send, had: Iterable[str] = (), newest: int = 0
+    ) -> int:
+        """Tells every writer of a name but those who `had` it; the newest stamp they know of it. Raises
+        NotReplicatedError."""
+        began = self._clock.monotonic()
+        done = {self._mesh.node_id, *had}
+        metrics.replication_behind.inc()
+        try:
+            newest = max(newest, await self._tell_all(bucket, key, send, done, began))
+        except NotReplicatedError:
+            metrics.replication_refused.inc()
+            raise
+        finally:
+            metrics.replication_behind.dec()
+        metrics.replication_seconds.observe(self._clock.monotonic() - began)
+        return newest
+
+    async def _tell_all(self, bucket: str, key: str, send: Send, done: set[str], began: float) -> int:
+        newest = tries = 0
+        while True:
+            version, route = self._mesh.map().version, self._mesh.route(bucket, key)
+            left = [node for node in route.writers if node.node_id not in done]
+            if not left and route.writers:
+                return newest  # nobody waited since the map was looked at
+            answers = await asyncio.gather(*[self._try(node, send, version) for node in left])
+            for node, taken in zip(left, answers, strict=True):
+                if taken is not None:
+                    done.add(node.node_id)
+                    newest = max(newest, taken.newest)
+            if left and None not in answers:
+                continue
+            if self._clock.monotonic() - began > self._patience:
+                missing = ", ".join(
+                    n.node_id for n, taken in zip(left, answers, strict=True) if taken is None
+                )
+                raise NotReplicatedError(
+                    f"{missing or 'no node'} did not take the write within {self._patience:g} s, and is not "
+                    "known to be away; it may or may not have taken place; try again"
+                )
+            await self._mesh.newer_than(version, _PAUSES[min(tries, len(_PAUSES) - 1)])
+            tries += 1
+
+    async def _try(self, node: Node, send: Send, version: int) -> Taken | None:
+        """One try; None when the node has to be told again."""
+        try:
+            return await send(node)
+        except StaleMapError as error:
+            self._note(node, "map", error)
+            if error.version > version:
+                await self._mesh.newer_than(version, 1.0)
+        except (PeerUnreachableError, PieceError) as error:
+            self._note(node, "silent", error)
+            await self._mesh.suspect(node.node_id, version)
+        except PeerRefusedError as error:
+            self._note(node, "refused", error)
+        return None
+
+    @staticmethod
+    def _note(node: Node, why: str, error: Exception) -> None:
+        metrics.replication_retries.labels(why).inc()
+        _log.info("node %s did not take a write (%s): %s", node.node_id, why, error)
+
+    # what can be sent ---------------------------------------------------------------------------------------
+
+    async def change(self, node: Node, change: Change) -> Taken:
+        """Sends a change; a node that lacks what it is about gets the whole version. Raises as `Peers.call`."""
+        body = encode(Told(self._mesh.map().version, change))
+        async with self._peers.call(node, "POST", CHANGE, body=body, timeout=_SILENCE) as answer:
+            taken = _taken(await answer.read())
+        metrics.replication_facts.labels(type(change).__name__).inc()
+        if taken.trouble != "lacks":
+            return taken
+        assert isinstance(change, Amended | UploadCompleted)
+        taken = await self.version(node, change.bucket, change.key, change.record)
+        if isinstance(change, UploadCompleted):
+            ended = UploadEnded(change.bucket, change.key, change.upload_id, change.record.stamp)
+            await self.change(node, ended)
+        return taken
+
+    async def version(self, node: Node, bucket: str, key: str, record: Record) -> Taken:
+        """Sends a version of this node whole. One that is gone here is not sent: its end is told apart."""
+        for _ in range(3):
+            found = self._store.get_version(bucket, key, record.version or NULL)
+            if found is None or found.stamp != record.stamp:
+                return Taken()
+            if found.marker:
+                return await self.change(node, Marked(bucket, key, bare(found)))
+            try:
+                return await self.data(
+                    node, bucket, key, self._facts(bare(found)), self.pieces(found), found.size
+                )
+            except ExtentGoneError:
+                continue  # moved, or removed, meanwhile
+        raise PeerRefusedError(503, "Moving", f"{bucket}/{key} moves faster than it can be sent")
+
+    def confirmation(self, bucket: str, key: str, record: Record) -> Change:
+        """A change that makes sure that a version which is here is there, too."""
+        made = Marked if record.marker else Amended
+        return made(bucket, key, bare(record))
+
+    async def data(
+        self,
+        node: Node,
+        bucket: str,
+        key: str,
+        facts: Facts,
+        pieces: AsyncGenerator[bytes, None] | bytes,
+        size: int,
+    ) -> Taken:
+        """Sends bytes and what they are. Raises as `Peers.call`, and what reading the pieces raises."""
+        target, ending = bytes_target(bucket, key, size), encode(facts)
+        if isinstance(pieces, bytes):
+            call = self._peers.call(node, "POST", target, body=pieces + ending, timeout=_SILENCE)
+        elif size <= SMALL:
+            whole = b"".join([piece async for piece in pieces])
+            call = self._peers.call(node, "POST", target, body=whole + ending, timeout=_SILENCE)
+        else:
+            return await self.streamed(node, target, _followed(pieces, ending), size)
+        async with call as answer:
+            return _counted(_taken(await answer.read()), size)
+
+    async def streamed(self, node: Node, target: str, body: AsyncGenerator[bytes, None], size: int) -> Taken:
+        """Sends bytes and, last, what they are. Raises as `Peers.call`."""
+        async with (
+            aclosing(body),
+            self._peers.call(node, "POST", target, body=body, timeout=_SYNC) as answer,
+        ):
+            return _counted(_taken(await answer.read()), size)
+
+    def _facts(self, record: Record, part: PartOf | None = None) -> Facts:
+        return Facts(self._mesh.map().version, record, part)
+
+    async def part(self, node: Node, about: PartOf, record: Record) -> Taken:
+        """Sends a part of an upload as it lies here. One whose upload has ended is not sent."""
+        bucket, key = about.upload.bucket, about.upload.key
+        facts = self._facts(bare(record), about)
+        try:
+            return await self.data(node, bucket, key, facts, self.pieces(record), record.size)
+        except ExtentGoneError:
+            return Taken(trouble="ended")
+
+    async def pieces(self, record: Record) -> AsyncGenerator[bytes, None]:
+        """The bytes of a record, checked. Raises ExtentGoneError, CorruptExtentError."""
+        passing = Passing()
+        with self._store.reading(record, 0, record.size) as spans:
+            for span in spans:
+                for at in range(0, span.length, _PIECE):
+                    yield await asyncio.to_thread(
+                        _read, span.part(at, min(_PIECE, span.length - at)), passing
+                    )
+
+
+def _read(span: Span, passing: Passing) -> bytes:
+    data = os.pread(span.fd, span.length, span.offset)
+    if len(data) != span.length and span.extent is not None:
+        raise damaged(span.extent)
+    passing.take(span, data)
+    return data
+
+
+def _counted(taken: Taken, size: int) -> Taken:
+    metrics.replication_facts.labels("Bytes").inc()
+    metrics.replication_bytes.inc(size)
+    return taken
+
+
+async def _followed(pieces: AsyncGenerator[bytes, None], ending: bytes) -> AsyncGenerator[bytes, None]:
+    async with aclosing(pieces):
+        async for piece in pieces:
+            yield piece
+    yield ending

@@ -1,0 +1,54 @@
+"""When a replica knows something newer of a name than its decider ever saw.
+
+A write that an earlier decider never acknowledged may lie at one replica, with a stamp of a clock that was
+ahead. What is acknowledged now has to be the newest everywhere: it is entered again above that stamp.
+
+Law: only null versions; a version of its own stands beside others, whatever their order.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from meshd.store.changes import Marked, bare
+from meshd.store.errors import NotReplicatedError
+
+if TYPE_CHECKING:
+    from meshd.cluster.replicating import ReplicatedStore
+    from meshd.store.records import Record
+
+_log = logging.getLogger(__name__)
+_TRIES = 3
+
+
+async def overtaken(store: ReplicatedStore, bucket: str, key: str, record: Record, newest: int) -> Record:
+    """`record`, which every writer has, or the same again above `newest`, the highest stamp any of them knows
+    of its name. Raises NotReplicatedError."""
+    for _ in range(_TRIES):
+        if newest <= record.stamp or record.version or store.knows(bucket, key, newest):
+            return record
+        _log.warning("a replica has a newer version of a name than its decider: written again above it")
+        again = msgspec.structs.replace(bare(record), stamp=newest + 1)
+        if record.marker:
+            await store.apply(Marked(bucket, key, again))
+            newest = await store.tell(Marked(bucket, key, again), bucket, key)
+        else:
+            await _again(store, bucket, key, record, again)
+            newest = await store.tell_version(bucket, key, again)
+        record = store.newest(bucket, key) or again
+        if record.stamp != again.stamp:
+            return again  # overwritten meanwhile
+    raise NotReplicatedError("others decide about this name at the same time; try again in a moment")
+
+
+async def _again(store: ReplicatedStore, bucket: str, key: str, record: Record, again: Record) -> None:
+    writer = store.replica_writer(bucket, key, size=record.size)
+    try:
+        async for piece in store.delivery.pieces(record):
+            await writer.write(piece)
+        await writer.commit_as(again)
+    finally:
+        await writer.abort()

@@ -1,0 +1,372 @@
+"""The store as the services of a mesh write to it: what this node decides, every other writer has, too.
+
+Law: reads are this node's own. A write is judged and committed here, under the fence of the map it was
+decided by, then told to the others at the same stamp; the caller has its answer when all of them have it
+durably. While the node is alone in its mesh this costs a look at the map. Seam: an ObjectStore like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from meshd.cluster.delivering import Delivery
+from meshd.cluster.overtaking import overtaken
+from meshd.cluster.replicawriting import ReplicatedWriter
+from meshd.store.changes import (
+    Amended,
+    Chosen,
+    Marked,
+    PartOf,
+    UploadBegun,
+    UploadCompleted,
+    UploadEnded,
+    VersionGone,
+    bare,
+    bare_upload,
+)
+from meshd.store.epochs import decided_by
+from meshd.store.errors import (
+    ConditionFailedError,
+    ConditionMissingError,
+    NoSuchUploadError,
+    NotReplicatedError,
+    StaleEpochError,
+)
+from meshd.store.records import NULL, Removed
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+
+    from meshd.cluster.mesh import Mesh
+    from meshd.kit.clock import Clock
+    from meshd.net.peers import Peers
+    from meshd.store.changes import Change
+    from meshd.store.interface import ObjectStore, ObjectWriter
+    from meshd.store.records import Meta, Record, Upload, UploadedPart
+    from meshwire.cluster import Node
+    from meshwire.conditions import Conditions
+    from meshwire.s3.settings import Acl, Versioning
+
+_T = TypeVar("_T")
+_AT_ONCE: Final = 64
+_NEWS: Final = 2.0  # seconds to wait for a map that another process of this node has already
+
+
+class ReplicatedStore:
+    """See ObjectStore. One a process."""
+
+    def __init__(self, store: ObjectStore, mesh: Mesh, peers: Peers, clock: Clock) -> None:
+        self._store, self._mesh = store, mesh
+        self.delivery = Delivery(mesh, peers, store, clock)
+        self._peers, self._clock = peers, clock
+        self._running: set[asyncio.Future[Any]] = set()
+        self.close = store.close
+        self.get, self.get_version, self.newest = store.get, store.get_version, store.newest
+        self.list, self.list_entries, self.list_versions = store.list, store.list_entries, store.list_versions
+        self.is_empty, self.revision, self.stats = store.is_empty, store.revision, store.stats
+        self.reading, self.reading_many = store.reading, store.reading_many
+        self.read, self.read_now, self.span_now = store.read, store.read_now, store.span_now
+        self.locate, self.grave = store.locate, store.grave
+        self.get_upload, self.list_parts, self.list_uploads = (
+            store.get_upload,
+            store.list_parts,
+            store.list_uploads,
+        )
+        self.replica_writer, self.apply = store.replica_writer, store.apply
+
+    def __repr__(self) -> str:
+        return f"<ReplicatedStore of {self._store!r} in {self._mesh!r}>"
+
+    # deciding ---------------------------------------------------------------------------------------------
+
+    def epoch(self, bucket: str, key: str) -> int:
+        """The version of the map by which this node decides about a name. Raises NotReplicatedError."""
+        version = self._mesh.map().version
+        decider = self._mesh.route(bucket, key).decider
+        if decider is None:
+            raise NotReplicatedError(
+                "every node that has this name's data is away: nobody may decide about it until the one that "
+                "went last is back; try again in a moment"
+            )
+        if decider.node_id != self._mesh.node_id:
+            raise NotReplicatedError(
+                f"node {decider.node_id} decides about this name now; nothing was changed; try again"
+            )
+        return version
+
+    async def _decide(self, bucket: str, key: str, act: Callable[[], Awaitable[_T]]) -> _T:
+        """What `act` gives, committed here under a map by which this node decides. `act` may be called again
+        when nothing happened."""
+        for _ in range(3):
+            version = self.epoch(bucket, key)
+            try:
+                with decided_by(version):
+                    return await act()
+            except StaleEpochError as error:
+                await self._mesh.newer_than(error.version - 1, _NEWS)
+        raise NotReplicatedError("the cluster map changes too often to decide; try again in a moment")
+
+    async def finish(self, doing: Awaitable[_T]) -> _T:
+        """Waits for what must come to its end though the caller goes away."""
+        task = asyncio.ensure_future(doing)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Future[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # the caller has it, unless it went away
+
+    async def tell(self, change: Change, bucket: str, key: str) -> int:
+        """A change of this node goes to the others."""
+        return await self.delivery.everywhere(bucket, key, lambda node: self.delivery.change(node, change))
+
+    def others(self, bucket: str, key: str) -> list[Node]:
+        """The other nodes that must have a name by the present map, where this one decides about it."""
+        route = self._mesh.route(bucket, key)
+        if route.decider is None or route.decider.node_id != self._mesh.node_id:
+            return []
+        return [node for node in route.writers if node.node_id != self._mesh.node_id]
+
+    async def settled(self, bucket: str, key: str) -> None:
+        if not self._mesh.alone:
+            await self.finish(self.confirm(bucket, key))
+
+    async def confirm(self, bucket: str, key: str) -> None:
+        """What a refusal was judged by is true everywhere: nobody may lose it after a client was told."""
+        newest = self._store.newest(bucket, key)
+        if newest is not None:
+            await self.tell(self.delivery.confirmation(bucket, key, newest), bucket, key)
+            return
+        await self._tell_grave(bucket, key, "")
+
+    async def _tell_grave(self, bucket: str, key: str, version: str) -> None:
+        """A deletion that found nothing may follow one that was not acknowledged."""
+        grave = self._store.grave(bucket, key, version)
+        if grave:
+            await self.tell(VersionGone(bucket, key, version, grave), bucket, key)
+
+    async def _judged(self, bucket: str, key: str, act: Callable[[], Awaitable[_T]]) -> _T:
+        """As `_decide`; a condition that did not hold is confirmed first."""
+        try:
+            return await self._decide(bucket, key, act)
+        except (ConditionFailedError, ConditionMissingError):
+            await self.confirm(bucket, key)
+            raise
+
+    # objects ----------------------------------------------------------------------------------------------
+
+    def writer(self, bucket: str, key: str, *, size: int | None) -> ObjectWriter:
+        own = self._store.writer(bucket, key, size=size)
+        return own if self._mesh.alone else ReplicatedWriter(self, own, bucket, key, size)
+
+    async def settle_version(
+        self, bucket: str, key: str, record: Record, had: Iterable[str] = (), newest: int = 0
+    ) -> Record:
+        """A version that was committed here goes to all who have not had it yet; the record in the end."""
+        newest = await self.tell_version(bucket, key, record, had, newest)
+        return await overtaken(self, bucket, key, record, newest)
+
+    async def tell_version(
+        self, bucket: str, key: str, record: Record, had: Iterable[str] = (), newest: int = 0
+    ) -> int:
+        """A version of this node goes to all who have not had it; the newest stamp they know of the name."""
+        delivery = self.delivery
+        return await delivery.everywhere(
+            bucket, key, lambda node: delivery.version(node, bucket, key, record), had, newest
+        )
+
+    async def delete(
+        self,
+        bucket: str,
+        key: str,
+        *,
+        conditions: Conditions | None = None,
+        versioning: Versioning = "",
+    ) -> Removed:
+        act = partial(self._store.delete, bucket, key, conditions=conditions, versioning=versioning)
+        return await act() if self._mesh.alone else await self.finish(self._delete(bucket, key, act))
+
+    async def _delete(
+        self, bucket: str, key: str, act: Callable[[], Awaitable[Removed]], version: str = NULL
+    ) -> Removed:
+        removed = await self._judged(bucket, key, act)
+        version = "" if version == NULL else version
+        if removed.marker is not None:
+            newest = await self.tell(Marked(bucket, key, bare(removed.marker)), bucket, key)
+            marker = await overtaken(self, bucket, key, removed.marker, newest)
+            return Removed(removed.record, marker)
+        if removed.record is not None:
+            gone = VersionGone(bucket, key, removed.record.version, removed.stamp)
+            newest = await self.tell(gone, bucket, key)
+            if not gone.version and newest > gone.stamp and not self.knows(bucket, key, newest):
+                again = VersionGone(bucket, key, "", newest + 1)
+                await self._store.apply(again)
+                await self.tell(again, bucket, key)
+        else:
+            await self._tell_grave(bucket, key, version)
+        return removed
+
+    def knows(self, bucket: str, key: str, stamp: int) -> bool:
+        """Whether this node has a version or the null version's deletion at or above this stamp."""
+        newest = self._store.newest(bucket, key)
+        return (newest is not None and newest.stamp >= stamp) or self._store.grave(bucket, key) >= stamp
+
+    async def delete_many(
+        self, bucket: str, keys: Iterable[str], *, versioning: Versioning = ""
+    ) -> Mapping[str, Removed]:
+        if self._mesh.alone:
+            return await self._store.delete_many(bucket, keys, versioning=versioning)
+        unique, removed = tuple(dict.fromkeys(keys)), dict[str, Removed]()
+        for start in range(0, len(unique), _AT_ONCE):
+            some = unique[start : start + _AT_ONCE]
+            done = await asyncio.gather(*[self.delete(bucket, key, versioning=versioning) for key in some])
+            removed.update(zip(some, done, strict=True))
+        return removed
+
+    async def delete_version(
+        self, bucket: str, key: str, version: str, *, conditions: Conditions | None = None
+    ) -> Removed:
+        act = partial(self._store.delete_version, bucket, key, version, conditions=conditions)
+        if self._mesh.alone:
+            return await act()
+        return await self.finish(self._delete(bucket, key, act, version))
+
+    async def amend(
+        self,
+        bucket: str,
+        key: str,
+        version: str | None,
+        *,
+        tags: dict[str, str] | None = None,
+        acl: Acl | None = None,
+    ) -> Record:
+        act = partial(self._store.amend, bucket, key, version, tags=tags, acl=acl)
+        return await act() if self._mesh.alone else await self.finish(self._amend(bucket, key, act))
+
+    async def _amend(self, bucket: str, key: str, act: Callable[[], Awaitable[Record]]) -> Record:
+        record = await self._decide(bucket, key, act)
+        await self.tell(Amended(bucket, key, bare(record)), bucket, key)
+        return record
+
+    async def link(
+        self,
+        bucket: str,
+        key: str,
+        source: Record,
+        meta: Meta,
+        conditions: Conditions | None = None,
+        *,
+        versioning: Versioning = "",
+    ) -> Record:
+        act = partial(self._store.link, bucket, key, source, meta, conditions, versioning=versioning)
+        return await act() if self._mesh.alone else await self.finish(self._link(bucket, key, act))
+
+    async def _link(self, bucket: str, key: str, act: Callable[[], Awaitable[Record]]) -> Record:
+        return await self.settle_version(bucket, key, await self._judged(bucket, key, act))
+
+    # uploads ----------------------------------------------------------------------------------------------
+
+    async def create_upload(self, bucket: str, key: str, **about: Any) -> Upload:
+        act = partial(self._store.create_upload, bucket, key, **about)
+        return await act() if self._mesh.alone else await self.finish(self._begin(bucket, key, act))
+
+    async def _begin(self, bucket: str, key: str, act: Callable[[], Awaitable[Upload]]) -> Upload:
+        upload = await self._decide(bucket, key, act)
+        await self.tell(UploadBegun(bare_upload(upload)), bucket, key)
+        return upload
+
+    def part_writer(self, upload: Upload, number: int, size: int | None) -> ObjectWriter:
+        own = self._store.part_writer(upload, number, size)
+        if self._mesh.alone:
+            return own
+        return ReplicatedWriter(self, own, upload.bucket, upload.key, size, (upload, number))
+
+    def part_of(self, upload: Upload, number: int, record: Record) -> PartOf | None:
+        """The part that a writer has committed; None when it is another's by now, or the upload is over."""
+        part = next(iter(self._store.list_parts(upload, number - 1, 1).parts), None)
+        if part is None or (part.number, part.stamp) != (number, record.stamp):
+            return None
+        return PartOf(bare_upload(upload), part)
+
+    async def settle_part(
+        self, about: PartOf, record: Record, had: Iterable[str] = (), newest: int = 0
+    ) -> None:
+        """A part that was committed here goes to all who have not had it yet."""
+        delivery, upload = self.delivery, about.upload
+        await delivery.everywhere(
+            upload.bucket, upload.key, lambda node: delivery.part(node, about, record), had, newest
+        )
+
+    async def complete_upload(
+        self,
+        upload: Upload,
+        parts: Sequence[int],
+        meta: Meta,
+        conditions: Conditions | None = None,
+        *,
+        etags: Sequence[str] = (),
+        versioning: Versioning = "",
+    ) -> Record:
+        store = self._store
+        act = partial(
+            store.complete_upload, upload, parts, meta, conditions, etags=etags, versioning=versioning
+        )
+        return await act() if self._mesh.alone else await self.finish(self._complete(upload, parts, act))
+
+    async def _complete(
+        self, upload: Upload, numbers: Sequence[int], act: Callable[[], Awaitable[Record]]
+    ) -> Record:
+        bucket, key = upload.bucket, upload.key
+        known = {part.number: part for part in self._all_parts(upload)}
+        try:
+            record = await self._judged(bucket, key, act)
+        except NoSuchUploadError:
+            await self._tell_end(upload)
+            raise
+        chosen = tuple(Chosen(n, known[n].stamp, known[n].etag) for n in numbers if n in known)
+        change = UploadCompleted(bucket, key, upload.upload_id, chosen, bare(record))
+        return await overtaken(self, bucket, key, record, await self.tell(change, bucket, key))
+
+    def _all_parts(self, upload: Upload) -> list[UploadedPart]:
+        found: list[UploadedPart] = []
+        after, more = 0, True
+        while more:
+            page = self._store.list_parts(upload, after)
+            found += page.parts
+            after, more = page.next_after, page.truncated
+        return found
+
+    async def abort_upload(self, upload: Upload) -> int:
+        if self._mesh.alone:
+            return await self._store.abort_upload(upload)
+        return await self.finish(self._abort(upload))
+
+    async def _abort(self, upload: Upload) -> int:
+        bucket, key = upload.bucket, upload.key
+        try:
+            stamp = await self._decide(bucket, key, partial(self._store.abort_upload, upload))
+        except NoSuchUploadError:
+            await self._tell_end(upload)
+            raise
+        await self.tell(UploadEnded(bucket, key, upload.upload_id, stamp), bucket, key)
+        return stamp
+
+    async def _tell_end(self, upload: Upload) -> None:
+        """It ended here, perhaps in a request that was not acknowledged: then not everybody may know."""
+        bucket, key, upload_id = upload.bucket, upload.key, upload.upload_id
+        grave = self._store.grave(bucket, key, upload_id)
+        if grave:
+            newest = self._store.newest(bucket, key)
+            if newest is not None:
+                await self.tell(self.delivery.confirmation(bucket, key, newest), bucket, key)
+            await self.tell(UploadEnded(bucket, key, upload_id, grave), bucket, key)
+
+
+if TYPE_CHECKING:
+
+    def _is_a_store(replicated: ReplicatedStore) -> ObjectStore:
+        return replicated  # mypy says so when it drifts

@@ -1,0 +1,179 @@
+"""Writing an object or a part here and, as its bytes arrive, to every other node that must have it.
+
+Law: large ones of known size stream to the others while they come in; small ones, and what a node missed,
+are sent when they are committed here. A node that is slow or gone slows nobody for longer than a moment: its
+stream ends, and what it must have is sent again from here. Invariant: memory a stream is a few pieces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from meshd.cluster.delivering import SMALL, bytes_target, encode
+from meshd.errors import MeshdError
+from meshd.store.changes import Facts, bare
+from meshd.store.epochs import decided_by
+from meshd.store.errors import (
+    ConditionFailedError,
+    ConditionMissingError,
+    NotReplicatedError,
+    StaleEpochError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from meshd.cluster.delivering import Delivery
+    from meshd.cluster.replicating import ReplicatedStore
+    from meshd.store.changes import Taken
+    from meshd.store.interface import Buffer, ObjectWriter
+    from meshd.store.records import Meta, Record, Upload
+    from meshwire.cluster import Node
+    from meshwire.conditions import Conditions
+    from meshwire.s3.settings import Versioning
+
+_QUEUED: Final = 4  # pieces under way to a node
+_STALLED: Final = 5.0  # seconds a node may keep a writer waiting
+
+
+class Stream:
+    """Bytes on their way to one node, their facts to follow."""
+
+    def __init__(self, delivery: Delivery, node: Node, target: str, size: int) -> None:
+        self.node = node
+        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(_QUEUED)
+        self._facts: asyncio.Future[Facts] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(delivery.streamed(node, target, self._body(), size))
+        self._task.add_done_callback(_looked_at)
+
+    def __repr__(self) -> str:
+        return f"<Stream to {self.node.node_id}, {'over' if self._task.done() else 'open'}>"
+
+    async def _body(self) -> AsyncGenerator[bytes, None]:
+        while (piece := await self._queue.get()) is not None:
+            yield piece
+        yield encode(await self._facts)
+
+    async def put(self, piece: bytes | None) -> None:
+        """More bytes; None: that was all."""
+        if self._task.done():
+            return
+        try:
+            self._queue.put_nowait(piece)
+        except asyncio.QueueFull:
+            await self._wait_for_room(piece)
+
+    async def _wait_for_room(self, piece: bytes | None) -> None:
+        room = asyncio.ensure_future(self._queue.put(piece))
+        await asyncio.wait((room, self._task), timeout=_STALLED, return_when=asyncio.FIRST_COMPLETED)
+        if not room.done():
+            room.cancel()
+            self._task.cancel()
+
+    async def finish(self, facts: Facts) -> Taken | None:
+        """What the node says; None when it did not take it."""
+        if not self._facts.done():
+            self._facts.set_result(facts)
+        try:
+            return await self._task
+        except (MeshdError, asyncio.CancelledError):
+            if not self._task.done():
+                raise
+            return None
+
+    async def abort(self) -> None:
+        """Ends it; the node forgets what it got."""
+        self._task.cancel()
+        with suppress(asyncio.CancelledError, MeshdError):
+            await self._task
+
+
+def _looked_at(task: asyncio.Task[Taken]) -> None:
+    if not task.cancelled():
+        task.exception()
+
+
+class ReplicatedWriter:
+    """See ObjectWriter. `part`: the upload and number that make it a part's."""
+
+    def __init__(
+        self,
+        store: ReplicatedStore,
+        own: ObjectWriter,
+        bucket: str,
+        key: str,
+        size: int | None,
+        part: tuple[Upload, int] | None = None,
+    ) -> None:
+        self._store, self._own, self._part = store, own, part
+        self._bucket, self._key = bucket, key
+        self._streams: list[Stream] = []
+        if size is not None and size > SMALL:
+            target = bytes_target(bucket, key, size)
+            self._streams = [Stream(store.delivery, n, target, size) for n in store.others(bucket, key)]
+
+    def __repr__(self) -> str:
+        return f"<ReplicatedWriter of {self._own!r} to {self._streams}>"
+
+    async def write(self, data: Buffer) -> None:
+        if not self._streams:
+            await self._own.write(data)
+            return
+        piece = data if type(data) is bytes else bytes(data)
+        await self._own.write(piece)
+        for stream in self._streams:
+            await stream.put(piece)
+
+    async def lend(self, data: memoryview) -> None:
+        await (self.write(data) if self._streams else self._own.lend(data))
+
+    async def commit(
+        self, meta: Meta, *, conditions: Conditions | None = None, versioning: Versioning = ""
+    ) -> Record:
+        return await self._store.finish(self._commit(meta, conditions, versioning))
+
+    async def abort(self) -> None:
+        await self._drop()
+        await self._own.abort()
+
+    async def _drop(self) -> None:
+        streams, self._streams = self._streams, []
+        for stream in streams:
+            await stream.abort()
+
+    async def _commit(self, meta: Meta, conditions: Conditions | None, versioning: Versioning) -> Record:
+        try:
+            epoch = self._store.epoch(self._bucket, self._key)
+            await asyncio.gather(*[stream.put(None) for stream in self._streams])
+            with decided_by(epoch):
+                record = await self._own.commit(meta, conditions=conditions, versioning=versioning)
+        except (ConditionFailedError, ConditionMissingError):
+            await self._drop()
+            await self._store.confirm(self._bucket, self._key)
+            raise
+        except StaleEpochError as error:
+            await self._drop()
+            raise NotReplicatedError(f"{error}; nothing was changed") from error
+        except BaseException:
+            await self.abort()
+            raise
+        return await self._settle(record, epoch)
+
+    async def _settle(self, record: Record, epoch: int) -> Record:
+        store, part = self._store, None
+        if self._part is not None:
+            part = store.part_of(*self._part, record)
+            if part is None:  # replaced, or its upload over: whoever did that tells of it
+                await self._drop()
+                return record
+        facts = Facts(epoch, bare(record), part)
+        answers = await asyncio.gather(*[stream.finish(facts) for stream in self._streams])
+        took = [(s.node.node_id, t) for s, t in zip(self._streams, answers, strict=True) if t is not None]
+        self._streams = []
+        had, newest = [node_id for node_id, _ in took], max([taken.newest for _, taken in took], default=0)
+        if part is not None:
+            await store.settle_part(part, record, had)
+            return record
+        return await store.settle_version(self._bucket, self._key, record, had, newest)
