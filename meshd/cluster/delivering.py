@@ -80,7 +80,7 @@ class Delivery:
         self, mesh: Mesh, peers: Peers, store: ObjectStore, clock: Clock, patience: float = PATIENCE
     ) -> None:
         self._mesh, self._peers, self._store, self._clock = mesh, peers, store, clock
-        self._patience = patience
+        self.patience = patience
 
     def __repr__(self) -> str:
         return f"<Delivery of {self._mesh.node_id}>"
@@ -117,12 +117,12 @@ class Delivery:
                     newest = max(newest, taken.newest)
             if left and None not in answers:
                 continue
-            if self._clock.monotonic() - began > self._patience:
+            if self._clock.monotonic() - began > self.patience:
                 missing = ", ".join(
                     n.node_id for n, taken in zip(left, answers, strict=True) if taken is None
                 )
                 raise NotReplicatedError(
-                    f"{missing or 'no node'} did not take the write within {self._patience:g} s, and is not "
+                    f"{missing or 'no node'} did not take the write within {self.patience:g} s, and is not "
                     "known to be away; it may or may not have taken place; try again"
                 )
             await self._mesh.newer_than(version, _PAUSES[min(tries, len(_PAUSES) - 1)])
@@ -151,7 +151,7 @@ class Delivery:
     # what can be sent ---------------------------------------------------------------------------------------
 
     async def change(self, node: Node, change: Change) -> Taken:
-        """Sends a change; a node that lacks what it is about gets the whole version. Raises as `Peers.call`."""
+        """Sends a change; a node that lacks what it is about gets the version. Raises as `Peers.call`."""
         body = encode(Told(self._mesh.map().version, change))
         async with self._peers.call(node, "POST", CHANGE, body=body, timeout=_SILENCE) as answer:
             taken = _taken(await answer.read())

@@ -54,6 +54,11 @@ class Mesh:
         return f"<Mesh of {self.node_id}: {self._of or self._lone}>"
 
     @property
+    def lone(self) -> bool:
+        """Whether this node is alone for ever."""
+        return self._lone is not None
+
+    @property
     def alone(self) -> bool:
         """Whether this node is the only one in the map. A look at a dictionary."""
         if self._lone is not None:

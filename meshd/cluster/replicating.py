@@ -2,7 +2,7 @@
 
 Law: reads are this node's own. A write is judged and committed here, under the fence of the map it was
 decided by, then told to the others at the same stamp; the caller has its answer when all of them have it
-durably. While the node is alone in its mesh this costs a look at the map. Seam: an ObjectStore like any other.
+durably. While the node is alone in its mesh this costs a look at the map. Seam: an ObjectStore.
 """
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ class ReplicatedStore:
     def __init__(self, store: ObjectStore, mesh: Mesh, peers: Peers, clock: Clock) -> None:
         self._store, self._mesh = store, mesh
         self.delivery = Delivery(mesh, peers, store, clock)
-        self._peers, self._clock = peers, clock
         self._running: set[asyncio.Future[Any]] = set()
         self.close = store.close
         self.get, self.get_version, self.newest = store.get, store.get_version, store.newest
@@ -364,6 +363,11 @@ class ReplicatedStore:
             if newest is not None:
                 await self.tell(self.delivery.confirmation(bucket, key, newest), bucket, key)
             await self.tell(UploadEnded(bucket, key, upload_id, grave), bucket, key)
+
+
+def replicated(store: ObjectStore, mesh: Mesh, peers: Peers, clock: Clock) -> ObjectStore:
+    """What services write to: the store itself on a node that is alone for ever."""
+    return store if mesh.lone else ReplicatedStore(store, mesh, peers, clock)
 
 
 if TYPE_CHECKING:

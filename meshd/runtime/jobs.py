@@ -34,7 +34,7 @@ def job_desk(node: Node, access: Access) -> JobDesk:
 def job_runner(node: Node, access: Access, views: ViewReader, backed: BackedService) -> JobRunner:
     """What the steward needs."""
     catalog = Catalog(node.store)
-    tools = Tools(node.store, Versions(node.store, node.buckets), access, Ingest(node.store).note)
+    tools = Tools(node.shared, Versions(node.shared, node.buckets), access, Ingest(node.store).note)
     inventories = Inventories(node.store, catalog, node.archives)
     shelf = PlanShelf(node.store, catalog)
     sharding = Sharding(tools, inventories, shelf)

@@ -16,6 +16,7 @@ from meshd.web.bucketdoors import bucket_routes
 from meshd.web.forwarding import Forwarder
 from meshd.web.hops import Hops
 from meshd.web.listingdoors import listing_routes
+from meshd.web.replicas import ReplicaDoors
 from meshd.web.scattering import Scatterer
 from meshd.web.sourcedoors import SourceDoors
 
@@ -58,4 +59,5 @@ class Meshing:
             *listing_routes(self.lister, node.mesh, node.clock),
             *bucket_routes(self.buckets, self.news, node.clock),
             *SourceDoors(self.sources, node.mesh, node.clock).routes(),
+            *ReplicaDoors(node.store, node.mesh, node.clock).routes(),
         ]

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from meshd.assembly.catalog import Catalog
+from meshd.cluster.replicating import replicated
 from meshd.control.buckets import BucketTable
 from meshd.control.identities import IdentityTable
 from meshd.control.keyuse import KeyUse
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from meshd.kit.clock import Clock
     from meshd.runtime.data import DataServices
     from meshd.service.backed.service import BackedService
+    from meshd.store.interface import ObjectStore
     from meshd.telemetry.audit import AuditLog
     from meshd.web.server import NativeRoute
 
@@ -95,6 +97,8 @@ class Node:
     mesh: Mesh
     peers: Peers
     objects: RemoteObjects
+    shared: ObjectStore
+    """What services write to: `store`, and in a mesh every other node that must have it."""
     shelf: Shelf | None = None
     """What is cached of buckets with origins."""
 
@@ -145,6 +149,7 @@ def open_node(settings: NodeSettings, writer: str) -> Iterator[Node]:
             mesh,
             peers,
             objects,
+            replicated(store, mesh, peers, clock),
             shelf,
         )
 
@@ -184,8 +189,8 @@ def web_deps(
     backed: BackedService | None = None,
 ) -> WebDeps:
     """The services of the S3 endpoint."""
-    versions = Versions(node.store, node.buckets)
-    objects = ObjectService(node.store, versions, Ingest(node.store).note, backed)
+    versions = Versions(node.shared, node.buckets)
+    objects = ObjectService(node.shared, versions, Ingest(node.shared).note, backed)
     acls = AclService(node.buckets, node.identities)
     views = view_reader(node, access, data)
     secret, mesh = NodeSecret(node.control), meshing(node)
@@ -194,16 +199,16 @@ def web_deps(
         sessions=Sessions(node.identities, secret, node.use, node.clock),
         buckets=mesh.buckets,
         objects=objects,
-        uploads=UploadService(node.store, objects, versions, acls.owner),
+        uploads=UploadService(node.shared, objects, versions, acls.owner),
         listings=ListingService(node.store, node.identities, node.buckets, mesh.merged),
         versions=versions,
-        deleter=Deleter(node.store, versions, backed),
-        tagging=TaggingService(node.store, versions),
+        deleter=Deleter(node.shared, versions, backed),
+        tagging=TaggingService(node.shared, versions),
         settings=SettingService(node.buckets, acls),
         acls=acls,
         views=views,
-        members=MemberService(node.store, versions, node.archives, views.is_view),
-        object_acls=ObjectAclService(node.store, node.buckets, versions, acls),
+        members=MemberService(node.shared, versions, node.archives, views.is_view),
+        object_acls=ObjectAclService(node.shared, node.buckets, versions, acls),
         clock=node.clock,
         mesh=node.mesh,
         still=node.control.still,

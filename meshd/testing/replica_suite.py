@@ -44,14 +44,14 @@ Told = tuple[Any, bytes]
 """A change, or (bucket, key, record) with its bytes, or a PartOf with its bytes."""
 
 
-def state(store: ObjectStore) -> dict[str, Any]:
-    """Everything that is the same on every node, of bucket `b`."""
-    page = store.list_versions("b", limit=100_000)
-    uploads = store.list_uploads("b", limit=100_000).uploads
+def state(store: ObjectStore, bucket: str = "b") -> dict[str, Any]:
+    """Everything of a bucket that is the same on every node."""
+    page = store.list_versions(bucket, limit=100_000)
+    uploads = store.list_uploads(bucket, limit=100_000).uploads
     return {
         "versions": [(key, bare(record), store.read(record, 0, record.size)) for key, record in page.entries],
         "latest": page.latest,
-        "listed": [(key, record.stamp) for key, record in store.list("b", limit=100_000).entries],
+        "listed": [(key, record.stamp) for key, record in store.list(bucket, limit=100_000).entries],
         "uploads": {
             upload.upload_id: (bare_upload(upload), [bare_part(p) for p in store.list_parts(upload).parts])
             for upload in uploads

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshd.assembly.assembler import Assembler
 from meshd.cluster.mesh import Mesh
+from meshd.cluster.replicating import replicated
 from meshd.config import NodeSettings, StoreSettings, TransformSettings
 from meshd.control.buckets import BucketTable
 from meshd.control.clustermaps import ClusterMaps
@@ -27,7 +28,7 @@ from meshd.control.nodesecret import NodeSecret
 from meshd.kit.clock import SystemClock
 from meshd.net.peers import Peers
 from meshd.runtime.data import data_services
-from meshd.runtime.node import Node, admin_routes, native_routes, node_access, web_deps
+from meshd.runtime.node import Node, admin_routes, meshing, native_routes, node_access, web_deps
 from meshd.service.archives.reading import Archives
 from meshd.service.remote import RemoteObjects
 from meshd.service.views.uses import UseFile
@@ -120,7 +121,7 @@ class MeshCrew:
         identities = IdentityTable(control)
         node = Node(
             settings, clock, store, control, buckets, identities, KeyUse(control), uses, archives, mesh,
-            peers, objects,
+            peers, objects, replicated(store, mesh, peers, clock),
         )  # fmt: skip
         assembler = Assembler(
             store, self._pool, TransformSettings(1, 64 << 20), archives, node=name, elsewhere=objects
@@ -128,7 +129,11 @@ class MeshCrew:
         access = node_access(node)
         data = data_services(node, access, assembler)
         deps = web_deps(node, access, data)
-        also = [*admin_routes(node, deps.sessions), *native_routes(node, access, data)]
+        also = [
+            *admin_routes(node, deps.sessions),
+            *native_routes(node, access, data),
+            *meshing(node).routes(),
+        ]
         server = build_server(deps, also)
         listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
         return Running(node, server, listener, assembler)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshd.assembly.remote import RemoteAssembler
 from meshd.cluster.mesh import Mesh
+from meshd.cluster.replicating import replicated
 from meshd.config import NodeSettings, StoreSettings
 from meshd.control.buckets import BucketTable
 from meshd.control.clustermaps import ClusterMaps
@@ -120,7 +121,7 @@ async def _run(
     loop: asyncio.AbstractEventLoop, place: Path, control: ControlStore, routes: Sequence[NativeRoute]
 ) -> Running:
     clock = SystemClock()
-    settings = NodeSettings(place.name, StoreSettings.at(place, durability="relaxed"))
+    settings = NodeSettings(place.name, StoreSettings.at(place, durability="relaxed", tombstone_seconds=3600))
     store = Store.open(settings.store, writer="w0", clock=clock)
     uses = UseFile(settings.uses_path, clock)
     buckets, secret = BucketTable(control), NodeSecret(control)
@@ -139,6 +140,7 @@ async def _run(
         mesh,
         peers,
         RemoteObjects(store, mesh, peers),
+        replicated(store, mesh, peers, clock),
     )
     access = node_access(node)
     data = data_services(node, access, RemoteAssembler(settings.steward_socket))  # nobody asks it anything

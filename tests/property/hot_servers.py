@@ -134,6 +134,7 @@ class Pair:
             mesh,
             peers,
             RemoteObjects(self.store, mesh, peers),
+            self.store,
         )
         await secret.ensure()
         await self._people(node)

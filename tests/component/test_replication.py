@@ -1,0 +1,308 @@
+"""Writes of a mesh: acknowledged when every node that must have them has them, the same everywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from meshd.cluster.replicating import ReplicatedStore
+from meshd.control.clustermaps import ClusterMaps
+from meshd.store.errors import NotReplicatedError, StaleEpochError
+from meshd.store.records import Meta
+from meshd.testing.replica_suite import state
+from meshd.testing.store_writing import etag_of, put, put_part, refused
+from meshwire.cluster.transitions import drained, joined, missed
+from tests.component.mesh_nodes import running_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tests.component.mesh_nodes import Running
+
+LARGE = 3_000_000
+
+
+def _among(
+    number: int, test: Callable[[list[Running]], Awaitable[None]], *, copies: int = 2, patience: float = 15.0
+) -> None:
+    async def run() -> None:
+        async with running_nodes(asyncio.get_running_loop(), number, copies=copies) as nodes:
+            for node in nodes:
+                store = node.node.shared
+                assert isinstance(store, ReplicatedStore)
+                store.delivery.patience = patience
+            await test(nodes)
+
+    asyncio.run(run())
+
+
+def _clients(number: int, test: Callable[[list[Any], list[Running]], None], copies: int = 2) -> None:
+    """Runs `test` in a thread, with a client of each node; they share a bucket `b`."""
+
+    async def run(nodes: list[Running]) -> None:
+        clients = [node.client() for node in nodes]
+        await asyncio.to_thread(clients[0].create_bucket, Bucket="bench")
+        try:
+            await asyncio.to_thread(test, clients, nodes)
+        finally:
+            for client in clients:
+                client.close()
+
+    _among(number, run, copies=copies)
+
+
+def _same(nodes: list[Running], bucket: str = "b") -> None:
+    """All nodes have the same (there are as many as copies)."""
+    one, *others = [state(node.node.store, bucket) for node in nodes]
+    for other in others:
+        assert other == one
+
+
+def _decider(nodes: list[Running], bucket: str, key: str) -> Running:
+    decider = nodes[0].node.mesh.route(bucket, key).decider
+    return next(node for node in nodes if decider and node.node.settings.node_id == decider.node_id)
+
+
+async def _change(nodes: list[Running], change: Any) -> None:
+    await ClusterMaps(nodes[0].node.control).change(lambda cluster: change(cluster))
+
+
+@pytest.mark.parametrize("size", [0, 10, 300_000, LARGE])
+def test_every_owner_has_what_was_acknowledged(size: int) -> None:
+    def test(clients: list[Any], nodes: list[Running]) -> None:
+        body = os.urandom(size)
+        for number in range(8):
+            clients[number % 3].put_object(
+                Bucket="bench", Key=f"k{number}", Body=body, Metadata={"a": "b"}, Tagging="t=1"
+            )
+            route = nodes[0].node.mesh.route("bench", f"k{number}")
+            assert len(route.writers) == 2
+            found = []
+            for node in nodes:
+                record = node.node.store.get("bench", f"k{number}")
+                must = any(node.node.settings.node_id == writer.node_id for writer in route.writers)
+                assert (record is not None) == must
+                if record is not None:
+                    assert node.node.store.read(record, 0, size) == body
+                    found.append((record.stamp, record.etag, record.modified, record.tags, record.metadata))
+            assert found[0] == found[1]
+
+    _clients(3, test)
+
+
+def test_all_kinds_of_writes_end_the_same_everywhere() -> None:
+    def test(clients: list[Any], nodes: list[Running]) -> None:
+        one, two = clients
+        one.put_object(Bucket="bench", Key="plain", Body=b"1")
+        two.put_object(Bucket="bench", Key="plain", Body=b"2")
+        two.delete_object(Bucket="bench", Key="plain")
+        one.put_object(Bucket="bench", Key="kept", Body=b"x" * LARGE)
+        one.put_object_tagging(Bucket="bench", Key="kept", Tagging={"TagSet": [{"Key": "a", "Value": "1"}]})
+        two.copy_object(Bucket="bench", Key="copy", CopySource={"Bucket": "bench", "Key": "kept"})
+        one.put_bucket_versioning(Bucket="bench", VersioningConfiguration={"Status": "Enabled"})
+        first = one.put_object(Bucket="bench", Key="v", Body=b"first")["VersionId"]
+        two.put_object(Bucket="bench", Key="v", Body=b"second")
+        one.delete_object(Bucket="bench", Key="v")
+        two.delete_object(Bucket="bench", Key="v", VersionId=first)
+        one.delete_object(Bucket="bench", Key="copy")
+        one.delete_object(Bucket="bench", Key="none")
+        _same(nodes, "bench")
+        assert state(nodes[0].node.store, "bench")["versions"]
+
+    _clients(2, test)
+
+
+def test_uploads_are_everywhere_and_complete_everywhere() -> None:
+    def test(clients: list[Any], nodes: list[Running]) -> None:
+        one, two = clients
+        kept = one.create_multipart_upload(Bucket="bench", Key="kept")["UploadId"]
+        gone = two.create_multipart_upload(Bucket="bench", Key="gone")["UploadId"]
+        done = two.create_multipart_upload(Bucket="bench", Key="done")["UploadId"]
+        part = {"Bucket": "bench", "Body": b"x" * (5 << 20), "PartNumber": 1}
+        one.upload_part(Key="kept", UploadId=kept, **part)
+        two.upload_part(Key="gone", UploadId=gone, **part)
+        etags = [
+            clients[n % 2].upload_part(Key="done", UploadId=done, **(part | {"PartNumber": n}))["ETag"]
+            for n in (1, 2, 3)
+        ]
+        _same(nodes, "bench")
+        assert len(state(nodes[0].node.store, "bench")["uploads"]) == 3
+        parts = [{"PartNumber": n, "ETag": etag} for n, etag in zip((1, 3), etags[::2], strict=True)]
+        for client in clients:  # a second time, as clients do that had no answer
+            client.complete_multipart_upload(
+                Bucket="bench", Key="done", UploadId=done, MultipartUpload={"Parts": parts}
+            )
+        two.abort_multipart_upload(Bucket="bench", Key="gone", UploadId=gone)
+        _same(nodes, "bench")
+        assert list(state(nodes[0].node.store, "bench")["uploads"]) == [kept]
+
+    _clients(2, test)
+
+
+def test_conditional_writes_are_atomic_whoever_is_asked() -> None:
+    async def test(nodes: list[Running]) -> None:
+        clients = [node.client() for node in nodes for _ in range(4)]
+        await asyncio.to_thread(clients[0].create_bucket, Bucket="bench")
+
+        codes: set[str] = set()
+
+        def create(client: Any, name: str) -> bool:
+            try:
+                client.put_object(Bucket="bench", Key="k", Body=name.encode(), IfNoneMatch="*")
+            except ClientError as error:
+                codes.add(error.response["Error"]["Code"])
+                return False
+            return True
+
+        made = await asyncio.gather(
+            *[asyncio.to_thread(create, client, str(n)) for n, client in enumerate(clients)]
+        )
+        assert sum(made) == 1
+        assert codes <= {"PreconditionFailed", "ConditionalRequestConflict"}
+        _same(nodes, "bench")
+
+    _among(2, test)
+
+
+def test_a_writer_that_is_away_is_not_waited_for() -> None:
+    async def test(nodes: list[Running]) -> None:
+        decider = _decider(nodes, "b", "k")
+        other = next(node for node in nodes if node is not decider)
+        await _change(nodes, lambda cluster: missed(cluster, other.node.settings.node_id))
+        await put(decider.node.shared, "k", b"data")
+        assert other.node.store.get("b", "k") is None
+
+    _among(2, test)
+
+
+def test_a_writer_that_does_not_answer_is_waited_for_until_the_map_says_so() -> None:
+    async def test(nodes: list[Running]) -> None:
+        decider = _decider(nodes, "b", "k")
+        other = next(node for node in nodes if node is not decider)
+        other.listener.close()
+        await decider.node.peers.aclose()
+        for size in (4, LARGE):
+            writing = asyncio.ensure_future(put(decider.node.shared, "k", b"d" * size, size=size))
+            done, _ = await asyncio.wait([writing], timeout=0.3)
+            if not done:
+                await _change(nodes, lambda cluster: missed(cluster, other.node.settings.node_id))
+            assert (await writing).size == size
+
+    _among(2, test)
+
+
+def test_a_write_that_cannot_be_replicated_is_refused_and_mended_by_the_next() -> None:
+    async def test(nodes: list[Running]) -> None:
+        decider = _decider(nodes, "b", "k")
+        other = next(node for node in nodes if node is not decider)
+        store = decider.node.shared
+        await put(store, "k", b"old")
+        port = other.member.endpoint.rpartition(":")[2]
+        other.listener.close()
+        await decider.node.peers.aclose()
+        await refused(NotReplicatedError, store.delete("b", "k"))
+        loop = asyncio.get_running_loop()
+        other.listener = await loop.create_server(other.server, "127.0.0.1", int(port))
+        assert other.node.store.get("b", "k") is not None
+        assert (await store.delete("b", "k")).record is None  # it is gone here: and now there, too
+        assert other.node.store.get("b", "k") is None
+
+    _among(2, test, patience=0.5)
+
+
+def test_whoever_goes_by_an_older_map_is_refused() -> None:
+    async def test(nodes: list[Running]) -> None:
+        decider = _decider(nodes, "b", "k")
+        other = next(node for node in nodes if node is not decider)
+        mesh = decider.node.mesh
+        stale = mesh.map()
+        await _change(nodes, lambda cluster: drained(cluster, "n3"))
+        mesh._lone, mesh._routes = None, {}
+        record = await put(decider.node.store, "k", b"data")
+        from meshd.cluster.delivering import CHANGE, encode
+        from meshd.net.peers import StaleMapError
+        from meshd.store.changes import Amended, Told, bare
+
+        told = encode(Told(stale.version, Amended("b", "k", bare(record))))
+        with pytest.raises(StaleMapError):
+            async with decider.node.peers.call(other.member, "POST", CHANGE, body=told):
+                pass
+
+    _among(3, test)
+
+
+def test_only_the_decider_decides() -> None:
+    async def test(nodes: list[Running]) -> None:
+        decider = _decider(nodes, "b", "k")
+        other = next(node for node in nodes if node is not decider)
+        await refused(NotReplicatedError, put(other.node.shared, "k", b"x"))
+        await refused(NotReplicatedError, other.node.shared.delete("b", "k"))
+        assert other.node.store.is_empty("b")
+
+    _among(2, test)
+
+
+def test_an_upload_goes_on_with_another_decider() -> None:
+    async def test(nodes: list[Running]) -> None:
+        decider = _decider(nodes, "b", "k")
+        store = decider.node.shared
+        upload = await store.create_upload("b", "k")
+        await put_part(store, upload, 1, b"a" * LARGE)
+        await _change(nodes, lambda cluster: missed(cluster, decider.node.settings.node_id))
+        heir = _decider(nodes, "b", "k")
+        assert heir is not decider
+        found = heir.node.shared.get_upload("b", "k", upload.upload_id)
+        assert found is not None
+        await put_part(heir.node.shared, found, 2, b"b" * 7)
+        record = await heir.node.shared.complete_upload(found, [1, 2], Meta("whole"))
+        assert heir.node.store.read(record, 0, record.size) == b"a" * LARGE + b"b" * 7
+        await _change(nodes, lambda cluster: joined(cluster, decider.member))
+
+    _among(2, test)
+
+
+def test_a_newer_stamp_at_a_replica_is_overtaken() -> None:
+    async def test(nodes: list[Running]) -> None:
+        decider = _decider(nodes, "b", "k")
+        other = next(node for node in nodes if node is not decider)
+        for number in range(3):
+            ahead = await put(other.node.store, "k", b"never acknowledged")  # its decider went before it told
+            if number == 0:
+                record = await put(decider.node.shared, "k", b"acknowledged")
+            elif number == 1:
+                assert (await decider.node.shared.delete("b", "k")).record is not None
+                assert other.node.store.get("b", "k") is None
+                continue
+            else:
+                await put(decider.node.shared, "k", b"y" * LARGE, size=LARGE)
+            found = other.node.store.get("b", "k")
+            assert found is not None
+            assert found.stamp > ahead.stamp
+            _same(nodes)
+        assert record.etag == etag_of(b"acknowledged")
+
+    _among(2, test)
+
+
+def test_an_earlier_map_decides_nothing_after_a_later_one() -> None:
+    async def test(nodes: list[Running]) -> None:
+        from meshd.store.epochs import decided_by
+
+        store = nodes[0].node.store
+        with decided_by(7):
+            await put(store, "k", b"seven")
+        with decided_by(6):
+            await refused(StaleEpochError, put(store, "k", b"six"))
+            await refused(StaleEpochError, put(store, "large", b"six" * LARGE))
+            await refused(StaleEpochError, store.delete("b", "k"))
+        await put(store, "own", b"without")
+        record = store.get("b", "k")
+        assert record is not None
+        assert store.read(record, 0, 5) == b"seven"
+        assert store.get("b", "large") is None
+
+    _among(1, test)
