@@ -29,6 +29,10 @@ _CODES: dict[type[errors.StoreError], str] = {
     errors.CorruptExtentError: "InternalError",
 }
 
+_NOT_REPLICATED = (
+    "Not every node that must have this write could take it, or another one decides about its name now. It may "
+    "or may not have taken place: try again."
+)
 _NOT_CACHED = (
     "The bucket has an origin, and what this needs is not in the cache: read the objects once, or "
     "`mesh prefetch` them. Listings of such a bucket are for S3 requests only."
@@ -45,7 +49,7 @@ def translate(error: errors.StoreError) -> S3Error:
         return S3Error("ServiceUnavailable", _NOT_CACHED)
     if isinstance(error, errors.NotReplicatedError | errors.StaleEpochError):
         log.warning("not acknowledged: %s", error)
-        return S3Error("SlowDown", f"{str(error)[:1].upper()}{str(error)[1:]}.")
+        return S3Error("SlowDown", _NOT_REPLICATED)
     if isinstance(error, errors.CorruptExtentError) and error.name:
         return S3Error("InternalError", f"{error.name} is damaged on the disk; put the same bytes again.")
     return S3Error(_CODES.get(type(error), "InternalError"))
