@@ -30,8 +30,8 @@ _CODES: dict[type[errors.StoreError], str] = {
 }
 
 _NOT_REPLICATED = (
-    "Not every node that must have this write could take it, or another one decides about its name now. It may "
-    "or may not have taken place: try again."
+    "Not every node that must have this write could take it, or another one decides about its name now. "
+    "It may or may not have taken place: try again."
 )
 _NOT_CACHED = (
     "The bucket has an origin, and what this needs is not in the cache: read the objects once, or "
