@@ -286,8 +286,8 @@ def _told(module: str, declared: Declaration) -> dict[str, Any]:
     return {
         "op": f"{module}/{declared.name}",
         "summary": declared.summary,
-        "takes": str(declared.input),
-        "gives": str(declared.output),
+        "takes": declared.takes,
+        "gives": declared.gives,
         "random": declared.random,
         "arguments": [argument.document() for argument in declared.arguments],
     }

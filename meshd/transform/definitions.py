@@ -53,6 +53,7 @@ class OpDefinition:
     """An op as the registry holds it. `random`: whether it draws (others get no key of their own);
     `complete`: finds arguments left out in the dataset's first sample. For its users: `takes` and `gives`
     are kinds with shapes and dtypes, `refuses` is what makes a sample bad, `subject` the module's name.
+    `inputs`: the names of the values it takes together, where there are several.
     """
 
     name: str
@@ -66,11 +67,17 @@ class OpDefinition:
     gives: str = ""
     refuses: str = ""
     subject: str = ""
+    inputs: tuple[str, ...] = ()
 
     @property
     def assets(self) -> tuple[str, ...]:
         """The parameters whose values are assets."""
         return tuple(parameter.name for parameter in self.parameters if parameter.parse is asset)
+
+    @property
+    def joins(self) -> bool:
+        """Whether what it builds is over the values of several fields (`joining.Joining`)."""
+        return bool(self.inputs)
 
     @property
     def mixes(self) -> bool:

@@ -70,6 +70,7 @@ def describe(found: OpDefinition) -> dict[str, Any]:
         "random": found.random,
         "mixes": found.mixes,
         "arguments": [_argument(parameter) for parameter in found.parameters],
+        **({"inputs": list(found.inputs)} if found.joins else {}),
     }
 
 

@@ -16,7 +16,8 @@ from meshd.transform import registry
 from meshd.transform.chains import compile_chain, remedy
 from meshd.transform.counting import size_of
 from meshd.transform.errors import BadSampleError, OpFailedError, OutOfMemoryError
-from meshd.transform.fieldtypes import LABEL, FieldType
+from meshd.transform.fieldtypes import BYTES, LABEL, FieldType
+from meshd.transform.joining import RowStart
 from meshd.transform.limiting import for_want_of_memory
 from meshwire.documents import PlanError, shown, suggestion
 from meshwire.randomness import KeyedRandom
@@ -89,8 +90,11 @@ class Halves:
     after: Chain
 
 
-def cut_at_mixing(ops: Sequence[tuple[int, OpSpec]], *, fuse: bool, load: Load) -> Halves | None:
-    """The halves of a field's ops; None when none of them mixes. Raises PlanError."""
+def cut_at_mixing(
+    ops: Sequence[tuple[int, OpSpec]], *, fuse: bool, load: Load, start: FieldType = BYTES
+) -> Halves | None:
+    """The halves of a field's ops, which begin with `start`; None when none of them mixes. Raises
+    PlanError."""
     at = [number for number, (index, op) in enumerate(ops) if _mixes(index, op)]
     if not at:
         return None
@@ -99,7 +103,7 @@ def cut_at_mixing(ops: Sequence[tuple[int, OpSpec]], *, fuse: bool, load: Load) 
             f"ops[{ops[at[1]][0]}]", "a plan mixes rows once; mixup_or_cutmix does either by chance"
         )
     index, op = ops[at[0]]
-    before = compile_chain(ops[: at[0]], fuse=fuse, load=load)
+    before = compile_chain(ops[: at[0]], fuse=fuse, load=load, start=start)
     _, operation = registry.build(op, f"ops[{index}]", load)
     try:
         mixed = operation.infer(before.output)
@@ -193,14 +197,14 @@ class PairRenderer:
         self.number = self._names.index(pairing.field)
         self._known: dict[tuple[int, Any], Any] = {}
 
-    def begin(self, row: Row, draw: Draw) -> PairedRow:
-        """The row with its field mixed. Raises BadSampleError for the row's own field, OpFailedError,
-        SourceGoneError.
+    def begin(self, row: Row, draw: Draw, start: RowStart) -> PairedRow:
+        """The row, which begins with `start`, with its field mixed. Raises BadSampleError for the row's own
+        field, OpFailedError, SourceGoneError.
         """
         position = row.position & ~1
         self._known = {key: value for key, value in self._known.items() if key[0] & ~1 == position}
         pairing = self.pairing
-        value = self._prepared(row.position, row.sources, draw)
+        value = self._prepared(row.position, row.sources, draw, start)
         other = self._other(row) if row.partner else None
         if other is None:
             return PairedRow(pairing, value, 1.0, None)
@@ -220,14 +224,14 @@ class PairRenderer:
         tally.add(op, tally.clock() - began, taken, size_of(mixed))
         return mixed, weight
 
-    def _prepared(self, position: int, sources: Sequence[Pieces], draw: Draw) -> Any:
+    def _prepared(self, position: int, sources: Sequence[Pieces], draw: Draw, start: RowStart) -> Any:
         """The mixed field's value ahead of mixing. Raises what rendering raises."""
         pieces = sources[self.number]
         key = position, pieces
         known = self._known.get(key)
         if known is None:
             try:
-                known = self.pairing.before.render(self._read(pieces), draw, self._tally)
+                known = self.pairing.before.render(start.of(self.number), draw, self._tally)
             except BadSampleError as error:
                 known = error
             self._known[key] = known
@@ -239,14 +243,15 @@ class PairRenderer:
         position = partner(row.position)
         draw = self._program.draw(self._epoch, position)
         pairing = self.pairing
+        start = RowStart(self._program.joints, row.partner, self._read, draw, self._tally)
         try:
-            value = self._prepared(position, row.partner, draw)
-            soft = {self._names.index(name): self._label(name, row, draw) for name in pairing.soft}
-            labels = {name: self._label(name, row, draw) for name in pairing.others}
+            value = self._prepared(position, row.partner, draw, start)
+            soft = {self._names.index(name): self._label(name, draw, start) for name in pairing.soft}
+            labels = {name: self._label(name, draw, start) for name in pairing.others}
         except BadSampleError:  # the neighbour's own row tells of it
             return None
         return _Other(value, soft, labels)
 
-    def _label(self, name: str, row: Row, draw: Draw) -> Any:
-        data = self._read(row.partner[self._names.index(name)])
-        return self._program.chains[name].render(data, draw, self._tally)
+    def _label(self, name: str, draw: Draw, start: RowStart) -> Any:
+        value = start.of(self._names.index(name))
+        return self._program.chains[name].render(value, draw, self._tally)

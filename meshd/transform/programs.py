@@ -6,7 +6,7 @@ Invariant: the same canonical plan compiles to the same program on every node th
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from meshd.transform import registry
 from meshd.transform.assets import PREFIX, no_assets
 from meshd.transform.chains import compile_chain
 from meshd.transform.errors import BadSampleError
+from meshd.transform.joining import Fields, SharedDraws
 from meshd.transform.pairing import cut_at_mixing, pair_up
 from meshd.transform.userops.modules import MODULES
 from meshwire.declarations import is_user_op
@@ -22,11 +23,12 @@ from meshwire.plans import parse_spec
 from meshwire.randomness import KeyedRandom
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from meshd.transform.assets import Load
-    from meshd.transform.chains import Chain
+    from meshd.transform.chains import Chain, Draw
     from meshd.transform.fieldtypes import FieldType
+    from meshd.transform.joining import Joint
     from meshd.transform.pairing import Halves, Pairing
     from meshwire.plans import OpSpec, PlanSpec
 
@@ -36,12 +38,15 @@ __all__ = ["Program", "asset_digests", "compile_program", "completed", "load_pro
 @dataclass(frozen=True, slots=True)
 class Program:
     """`chains` by field, in order of name: the bytes fields of the dataset. With a `pairing`, the chain of
-    its field begins with the mixed value.
+    its field begins with the mixed value; those of fields that `joints` took with what these made. `shared`:
+    ops, by index, that draw for several fields alike.
     """
 
     seed: int
     chains: Mapping[str, Chain]
     pairing: Pairing | None = None
+    joints: tuple[Joint, ...] = ()
+    shared: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def outputs(self) -> dict[str, FieldType]:
@@ -54,8 +59,10 @@ class Program:
                 f"ops[{self.pairing.index}]", f"{self.pairing.op} mixes two rows of a batch; {why}"
             )
 
-    def draw(self, epoch: int, position: int) -> partial[KeyedRandom]:
-        """The randomness of one position: op index → draws."""
+    def draw(self, epoch: int, position: int) -> Draw:
+        """The randomness of one position, to make one row with: op index → draws."""
+        if self.shared:
+            return SharedDraws(self.seed, epoch, position, self.shared)
         return partial(KeyedRandom, self.seed, epoch, position)
 
 
@@ -74,6 +81,8 @@ def _completed(op: OpSpec, path: str, first: Callable[[str], bytes]) -> OpSpec:
     definition = registry.find(op.op, op.version, path)
     args = dict(op.args)
     if definition.complete is not None:
+        if op.fields:
+            raise PlanError(f"{path}.fields", f"{op.op} is made for one field: give each an op of its own")
         try:
             args = definition.complete(args, lambda: first(op.field))
         except KeyError:  # no such field: compiling says so, and what there is
@@ -98,21 +107,32 @@ def compile_program(
     Raises PlanError with the path of the bad field. `fuse=False` compiles the plain chain (the tests'
     oracle); `load` gives ops the assets they are built with.
     """
-    by_field: dict[str, list[tuple[int, OpSpec]]] = {name: [] for name in sorted(fields)}
+    sorted_ = Fields(fields, fuse=fuse, load=load)
     for index, op in enumerate(spec.ops):
-        path = f"ops[{index}].field"
-        if op.field in labels:
-            raise PlanError(path, f"{op.field!r} is a class label, an integer already; it takes no ops")
-        if op.field not in by_field:
-            raise PlanError(path, f"the dataset has no field {op.field!r}{suggestion(op.field, by_field)}")
-        by_field[op.field].append((index, op))
-    halves = {name: cut_at_mixing(ops, fuse=fuse, load=load) for name, ops in by_field.items()}
+        for name in op.every:
+            _check_field(name, f"ops[{index}].{'fields' if op.fields else 'field'}", sorted_.ops, labels)
+        sorted_.add(index, op)
+    starts = sorted_.starts
+    halves = {
+        name: cut_at_mixing(ops, fuse=fuse, load=load, start=starts[name])
+        for name, ops in sorted_.ops.items()
+    }
     mixed = {name: cut for name, cut in halves.items() if cut is not None}
     chains = {
-        name: mixed[name].after if name in mixed else compile_chain(ops, fuse=fuse, load=load)
-        for name, ops in by_field.items()
+        name: mixed[name].after
+        if name in mixed
+        else compile_chain(ops, fuse=fuse, load=load, start=starts[name])
+        for name, ops in sorted_.ops.items()
     }
-    return Program(spec.seed, chains, _pairing(mixed, chains, labels))
+    pairing = _pairing(mixed, chains, labels)
+    return Program(spec.seed, chains, pairing, tuple(sorted_.joints), sorted_.shared)
+
+
+def _check_field(name: str, path: str, known: Collection[str], labels: Sequence[str]) -> None:
+    if name in labels:
+        raise PlanError(path, f"{name!r} is a class label, an integer already; it takes no ops")
+    if name not in known:
+        raise PlanError(path, f"the dataset has no field {name!r}{suggestion(name, known)}")
 
 
 def _pairing(

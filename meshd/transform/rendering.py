@@ -16,6 +16,7 @@ from awscrt.checksums import crc32c
 from meshd.kit import failpoints
 from meshd.transform.counting import Tally, size_of
 from meshd.transform.errors import BadSampleError, OpFailedError, OutOfMemoryError
+from meshd.transform.joining import RowStart
 from meshd.transform.messages import Failure, RaggedColumn, RenderReply
 from meshd.transform.pairing import PairRenderer
 from meshd.transform.reading import SourceDamagedError, SourceGoneError
@@ -164,25 +165,27 @@ class _Slice:
     def _row(self, row: Row) -> bool:
         draw = self._program.draw(self._request.epoch, row.position)
         values: list[tuple[_Ragged, Any]] = []
-        number, pair = 0, None
+        start = RowStart(self._program.joints, row.sources, self._read, draw, self._tally)
+        pair = None
         try:
+            start.join()
             if self._pairs is not None:
-                number = self._pairs.number
-                pair = self._pairs.begin(row, draw)
-            for number in range(len(self._chains)):
-                self._field(number, row, draw, values, pair)
+                start.number = self._pairs.number
+                pair = self._pairs.begin(row, draw, start)
+            for start.number in range(len(self._chains)):
+                self._field(start.number, start, draw, values, pair)
         except OutOfMemoryError as error:
             if not self._request.last:
                 raise
-            return self._failed(row, number, "bad", error.op, str(error))
+            return self._failed(row, start.number, "bad", error.op, str(error))
         except BadSampleError as error:
-            return self._failed(row, number, "bad", error.op, error.reason)
+            return self._failed(row, start.number, "bad", error.op, error.reason)
         except SourceDamagedError as error:
-            return self._failed(row, number, "damaged", "read", str(error))
+            return self._failed(row, start.number, "damaged", "read", str(error))
         except SourceGoneError as error:
-            return self._failed(row, number, "read", "read", str(error))
+            return self._failed(row, start.number, "read", "read", str(error))
         except OpFailedError as error:
-            return self._failed(row, number, "op", error.op, str(error))
+            return self._failed(row, start.number, "op", error.op, str(error))
         for ragged, value in values:
             ragged.add(value)
             self._ragged_bytes += size_of(value)
@@ -207,13 +210,13 @@ class _Slice:
     def _field(
         self,
         number: int,
-        row: Row,
+        start: RowStart,
         draw: Draw,
         values: list[tuple[_Ragged, Any]],
         pair: PairedRow | None,
     ) -> None:
         mixed = pair is not None and self._pairs is not None and number == self._pairs.number
-        data = pair.value if mixed and pair is not None else self._read(row.sources[number])
+        data = pair.value if mixed and pair is not None else start.of(number)
         column, chain = self._columns[number], self._chains[number]
         if column is not None:
             chain.render_into(data, draw, column.row, self._tally)

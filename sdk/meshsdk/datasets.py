@@ -28,7 +28,8 @@ from meshsdk.native import (
 )
 from meshsdk.orders import shuffle_spec
 from meshsdk.selecting import array_fields, check_source, select_fields
-from meshwire.plans import OpSpec, PlanError, parse_spec, spec_document
+from meshwire.declarations import is_user_op
+from meshwire.plans import OpSpec, PlanError, op_document, parse_spec, spec_document
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -138,13 +139,16 @@ class Dataset:
         )
 
     def select(self, *fields: str) -> Dataset:
-        """A dataset with these fields alone; ops on the others are forgotten."""
-        return self._derived({"select": list(fields)}, [op for op in self.ops if op.field in fields])
+        """A dataset with these fields alone; ops on the others are forgotten. What is done to each of several
+        fields goes on being done to those that stay; ConfigurationError where an op takes them together and
+        not all stay."""
+        kept = [left for op in self.ops if (left := _narrowed(op, fields)) is not None]
+        return self._derived({"select": list(fields)}, kept)
 
     def rename(self, names: Mapping[str, str] | None = None, **more: str) -> Dataset:
         """A dataset with fields under new names, as `ds.rename(jpg="image")` or `{"jpg": "image"}`."""
         names = {**(names or {}), **more}
-        ops = [dataclasses.replace(op, field=names.get(op.field, op.field)) for op in self.ops]
+        ops = [_renamed(op, names) for op in self.ops]
         return self._derived({"rename": names}, ops)
 
     def relabel(
@@ -195,15 +199,19 @@ class Dataset:
                 f"map takes ops, as ds.map(ops.decode('image')); got {type(op).__name__}. "
                 "Python functions do not run on storage nodes: apply them to the batch"
             )
-        field = self.snapshot.fields.get(op.field)
+        for name in op.every:
+            self._check_field(op.op, name)
+
+    def _check_field(self, op: str, name: str) -> None:
+        field = self.snapshot.fields.get(name)
         if field is None:
-            near = difflib.get_close_matches(op.field, self.snapshot.fields, 1)
+            near = difflib.get_close_matches(name, self.snapshot.fields, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ConfigurationError(
-                f"{op.op}: no field {op.field!r}; this dataset has {', '.join(self.fields)}{hint}"
+                f"{op}: no field {name!r}; this dataset has {', '.join(self.fields)}{hint}"
             )
         if field.kind == "label":
-            raise ConfigurationError(f"{op.op}: {op.field!r} is a class label, int64 already: it takes no op")
+            raise ConfigurationError(f"{op}: {name!r} is a class label, int64 already: it takes no op")
 
     def at_epoch(self, epoch: int) -> Dataset:
         """The dataset as `ds[i]` sees it in another epoch."""
@@ -235,7 +243,7 @@ class Dataset:
     ) -> dict[str, Any]:
         """The plan of this dataset as the protocol's document; or a ConfigurationError naming a bad value."""
         document = {
-            "ops": [dataclasses.asdict(op) for op in self.ops],
+            "ops": [op_document(op) for op in self.ops],
             "seed": seed,
             "shuffle": shuffle_spec(shuffle),
             "tail": tail,
@@ -293,7 +301,7 @@ class Dataset:
         return [{name: _row(value, row) for name, value in fields.items()} for row in range(len(samples))]
 
     def __repr__(self) -> str:
-        ops = "".join(f".{op.op}({op.field!r})" for op in self.ops)
+        ops = "".join(f".{op.op}({', '.join(map(repr, op.every))})" for op in self.ops)
         pack = "" if self.packing is None else f".pack(length={self.packing['length']})"
         samples, fields = self.snapshot.samples, ", ".join(self.fields)
         return f"Dataset({self.snapshot.source}, {samples} samples, {fields}){ops}{pack}"
@@ -319,3 +327,26 @@ def read_frame(response: Response, step: int = 0, *, verify: bool = True) -> Fra
     view = memory.data
     response.readinto(view)
     return open_frame(view, step, verify=verify, origin=response.headers.get("x-mesh-frame", ""))
+
+
+def _narrowed(op: OpSpec, fields: Sequence[str]) -> OpSpec | None:
+    """The op without fields that are selected away; None when none is left."""
+    left = tuple(name for name in op.every if name in fields)
+    if len(left) == len(op.every):
+        return op
+    if not left:
+        return None
+    if is_user_op(op.op):
+        raise ConfigurationError(
+            f"{op.op} is over {', '.join(op.every)}: select all of them, or map it later"
+        )
+    if len(left) == 1:
+        return op.of(left[0])
+    each = {name: args for name, args in op.each.items() if name in left}
+    return dataclasses.replace(op, field=left[0], fields=left, each=each)
+
+
+def _renamed(op: OpSpec, names: Mapping[str, str]) -> OpSpec:
+    fields = tuple(names.get(name, name) for name in op.fields)
+    each = {names.get(name, name): args for name, args in op.each.items()}
+    return dataclasses.replace(op, field=names.get(op.field, op.field), fields=fields, each=each)

@@ -29,7 +29,7 @@ class Argument:
 @dataclass(frozen=True, slots=True)
 class OpInfo:
     """`takes` and `gives` are kinds with dtypes and shapes; `refuses` is what makes a sample bad. An op
-    that `mixes` rows of a batch is for plans only.
+    that `mixes` rows of a batch is for plans only, as is one with several `inputs`.
     """
 
     op: str
@@ -42,6 +42,7 @@ class OpInfo:
     random: bool
     mixes: bool
     arguments: tuple[Argument, ...]
+    inputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ def show_op(transport: Transport, name: str) -> OpInfo:
     answer = transport.json(Request("GET", f"/-/ops/{quote(name, safe='')}"))
     try:
         arguments = tuple(Argument(**item) for item in answer["arguments"])
-        return OpInfo(**answer | {"arguments": arguments, "versions": tuple(answer["versions"])})
+        lists = {name: tuple(answer.get(name, ())) for name in ("versions", "inputs")}
+        return OpInfo(**answer | {"arguments": arguments, **lists})
     except (KeyError, TypeError) as error:
         raise MeshError(f"the node's answer is no op ({error}): is it of another release?") from error

@@ -7,17 +7,19 @@ version is part of the plan's hash.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from meshsdk.errors import ConfigurationError
 from meshwire.plans import OpSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 MAX_SIDE = 1 << 14
 _USER_OP = re.compile(r"[a-z][a-z0-9_\-]{0,39}/[A-Za-z_][A-Za-z0-9_]{0,49}")
 Size = "int | Sequence[int]"
+Filter = Literal["antialias", "nearest"]
 
 
 def decode(field: str, *, mode: Literal["rgb", "gray"] = "rgb") -> OpSpec:
@@ -27,9 +29,11 @@ def decode(field: str, *, mode: Literal["rgb", "gray"] = "rgb") -> OpSpec:
     return OpSpec("decode", _field("decode", field), {"mode": mode})
 
 
-def resize(field: str, size: int | Sequence[int]) -> OpSpec:
-    """Antialiased; an int is the shorter side's pixels (the shape is kept), [height, width] exactly that."""
-    return OpSpec("resize", _field("resize", field), {"size": _size("resize", size)})
+def resize(field: str, size: int | Sequence[int], *, filter: Filter = "antialias") -> OpSpec:
+    """An int is the shorter side's pixels (the shape is kept), [height, width] exactly that; for masks with
+    filter="nearest"."""
+    args = {"size": _size("resize", size), **_filter("resize", filter)}
+    return OpSpec("resize", _field("resize", field), args)
 
 
 def center_crop(field: str, size: int | Sequence[int]) -> OpSpec:
@@ -43,6 +47,7 @@ def random_resized_crop(
     *,
     scale: Sequence[float] = (0.08, 1.0),
     ratio: Sequence[float] = (0.75, 1.3333),
+    filter: Filter = "antialias",
 ) -> OpSpec:
     """A random part (`scale`: its share of the area; `ratio`: width over height), resized to `size`.
 
@@ -53,7 +58,7 @@ def random_resized_crop(
     if high > 1:
         raise ConfigurationError(f"{name}: scale={list(scale)} is a share of the area, at most 1")
     args = {"size": _size(name, size), "scale": [low, high], "ratio": list(_pair(name, "ratio", ratio))}
-    return OpSpec(name, _field(name, field), args)
+    return OpSpec(name, _field(name, field), args | _filter(name, filter))
 
 
 def hflip(field: str, p: float = 0.5) -> OpSpec:
@@ -279,14 +284,53 @@ def raw(field: str) -> OpSpec:
     return OpSpec("raw", _field("raw", field))
 
 
-def user(name: str, field: str, *, version: str = "", **args: Any) -> OpSpec:
+def over(
+    fields: Sequence[str],
+    op: Callable[..., OpSpec],
+    *args: Any,
+    each: Mapping[str, Mapping[str, Any]] | None = None,
+    **named: Any,
+) -> OpSpec:
+    """One op done to several fields alike, so that a mask stays over its image: `over(("image", "mask"),
+    ops.random_resized_crop, 224, each={"mask": {"filter": "nearest"}})`.
+
+    It draws once for all of them. `each`: arguments that one field has otherwise. Images that an op draws a
+    window from have one size in a sample: one that has not is bad.
+    """
+    names = _fields("over", fields)
+    made = op(names[0], *args, **named)
+    own = {name: dict(changed) for name, changed in (each or {}).items()}
+    unknown = [name for name in own if name not in names]
+    if unknown:
+        raise ConfigurationError(f"over: each={unknown[0]!r} is none of {', '.join(names)}")
+    return replace(made, fields=names, each=own)
+
+
+def user(name: str, field: str | Sequence[str], *, version: str = "", **args: Any) -> OpSpec:
     """An op of one's own, pushed with `mesh op push`: `user("augment/brighten", "image", gain=1.5)`.
 
-    Without `version` the plan pins the latest build that the node has when it is made.
+    Several fields, `user("augment/crop", ("image", "mask"))`, are the inputs of one that takes several, in
+    its order; what takes one value is done to each, with the same draws. Without `version` the plan pins the
+    latest build that the node has when it is made.
     """
     if not _USER_OP.fullmatch(name):
         raise ConfigurationError(f"user({name!r}): expected MODULE/FUNCTION, as augment/brighten")
-    return OpSpec(name, _field(name, field), args, version)
+    if isinstance(field, str):
+        return OpSpec(name, _field(name, field), args, version)
+    names = _fields(name, field)
+    return OpSpec(name, names[0], args, version, names)
+
+
+def _fields(op: str, fields: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(fields, str) or len(set(fields)) != len(fields) or len(fields) < 2:
+        raise ConfigurationError(f'{op}: name two fields or more, as ("image", "mask"); got {fields!r}')
+    return tuple(_field(op, name) for name in fields)
+
+
+def _filter(op: str, given: str) -> dict[str, str]:
+    if given not in ("antialias", "nearest"):
+        raise ConfigurationError(f"{op}: filter is 'antialias' or 'nearest', not {given!r}")
+    return {} if given == "antialias" else {"filter": given}  # left out, a plan keeps the hash it always had
 
 
 def _field(op: str, field: object) -> str:

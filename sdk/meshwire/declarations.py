@@ -37,6 +37,8 @@ MAX_SOURCE: Final = 1 << 20
 """Bytes of a module's file."""
 MAX_OPS: Final = 64
 MAX_AXES: Final = 16
+MAX_VALUES: Final = 16
+"""Of one op."""
 MAX_EXTENT: Final = 1 << 31
 SECONDS: Final = 10.0
 MEMORY: Final = 1 << 30
@@ -82,7 +84,9 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """One op of a module. `seconds`: of one sample; `memory`: bytes, beyond what its imports take."""
+    """One op of a module. `seconds`: of one sample; `memory`: bytes, beyond what its imports take. `inputs`:
+    where it takes several values, their names and types, in order, and `outputs` those of them it makes anew;
+    `input` and `output` are then the first."""
 
     name: str
     input: ValueType
@@ -92,18 +96,37 @@ class Declaration:
     seconds: float = SECONDS
     memory: int = MEMORY
     summary: str = ""
+    inputs: tuple[tuple[str, ValueType], ...] = ()
+    outputs: tuple[tuple[str, ValueType], ...] = ()
+
+    @property
+    def takes(self) -> str:
+        return _told(self.inputs) if self.inputs else str(self.input)
+
+    @property
+    def gives(self) -> str:
+        return _told(self.outputs) if self.outputs else str(self.output)
 
     def document(self) -> dict[str, Any]:
+        values: dict[str, Any] = {"input": self.input.document(), "output": self.output.document()}
+        if self.inputs:  # lists: their order counts
+            values = {
+                "inputs": [[name, value.document()] for name, value in self.inputs],
+                "outputs": [[name, value.document()] for name, value in self.outputs],
+            }
         return {
             "name": self.name,
-            "input": self.input.document(),
-            "output": self.output.document(),
+            **values,
             "arguments": [argument.document() for argument in self.arguments],
             "random": self.random,
             "seconds": self.seconds,
             "memory": self.memory,
             "summary": self.summary,
         }
+
+
+def _told(values: Sequence[tuple[str, ValueType]]) -> str:
+    return ", ".join(f"{name}: {value}" for name, value in values)
 
 
 BYTES: Final = ValueType("bytes", "uint8", (None,))
@@ -127,7 +150,8 @@ def parse_declarations(value: Any, path: str = "ops") -> dict[str, Declaration]:
 
 def parse_declaration(value: Any, path: str = "") -> Declaration:
     """Raises PlanError."""
-    known = ("name", "input", "output", "arguments", "random", "seconds", "memory", "summary")
+    values = ("input", "output", "inputs", "outputs")
+    known = ("name", *values, "arguments", "random", "seconds", "memory", "summary")
     document = checked_object(checked_json(value, path), path, known)
     name = checked_text(required(document, "name", path), join(path, "name"), at_most=50)
     if not _FUNCTION.fullmatch(name):
@@ -136,19 +160,63 @@ def parse_declaration(value: Any, path: str = "") -> Declaration:
     random = document.get("random", False)
     if not isinstance(random, bool):
         raise PlanError(join(path, "random"), "expected true or false")
-    taken = _value_type(required(document, "input", path), join(path, "input"))
-    made = _value_type(required(document, "output", path), join(path, "output"))
-    _check_output(taken, made, arguments, join(path, "output"))
+    inputs, outputs = _parsed_values(document, arguments, path)
+    several = "inputs" in document
     return Declaration(
         name,
-        taken,
-        made,
+        inputs[0][1],
+        outputs[0][1],
         arguments,
         random,
         checked_number(document.get("seconds", SECONDS), join(path, "seconds"), 0.001, 3600.0),
         checked_integer(document.get("memory", MEMORY), join(path, "memory"), 1 << 20, 1 << 44),
         checked_text(document.get("summary", ""), join(path, "summary"), at_most=200),
+        inputs if several else (),
+        outputs if several else (),
     )
+
+
+_Named = tuple[tuple[str, ValueType], ...]
+
+
+def _parsed_values(
+    document: Mapping[str, Any], arguments: Sequence[Argument], path: str
+) -> tuple[_Named, _Named]:
+    """What is taken and what is made, by name: "" for the only one."""
+    if "inputs" not in document:
+        taken = _value_type(required(document, "input", path), join(path, "input"))
+        made = _value_type(required(document, "output", path), join(path, "output"))
+        _check_output([taken], made, arguments, join(path, "output"))
+        return (("", taken),), (("", made),)
+    inputs = _named_values(document["inputs"], 2, join(path, "inputs"))
+    outputs = _named_values(required(document, "outputs", path), 1, join(path, "outputs"))
+    names = [name for name, _ in inputs]
+    for name, made in outputs:
+        where = join(join(path, "outputs"), name)
+        if name not in names:
+            raise PlanError(where, f"each output takes the place of an input: name one of {', '.join(names)}")
+        _check_output([value for _, value in inputs], made, arguments, where)
+    clash = {argument.name for argument in arguments} & set(names)
+    if clash:
+        raise PlanError(join(path, "inputs"), f"{min(clash)!r} is an argument, too")
+    return inputs, outputs
+
+
+def _named_values(value: Any, least: int, path: str) -> _Named:
+    if not isinstance(value, list) or not least <= len(value) <= MAX_VALUES:
+        raise PlanError(path, f"expected {least}…{MAX_VALUES} values with their names and types")
+    found = []
+    for number, item in enumerate(value):
+        where = f"{path}[{number}]"
+        if not isinstance(item, list) or len(item) != 2:
+            raise PlanError(where, f"expected a name and a type, got {shown(item)}")
+        name = checked_text(item[0], where, at_most=50)
+        if not _FUNCTION.fullmatch(name):
+            raise PlanError(where, f"{shown(name)} is no name of a value; use letters, digits and _")
+        found.append((name, _value_type(item[1], where)))
+    if len({name for name, _ in found}) != len(found):
+        raise PlanError(path, "two values have one name")
+    return tuple(found)
 
 
 def _value_type(value: Any, path: str) -> ValueType:
@@ -185,13 +253,15 @@ def _extent(value: Any, path: str) -> Extent:
     return checked_integer(value, path, 0, MAX_EXTENT)
 
 
-def _check_output(taken: ValueType, made: ValueType, arguments: Sequence[Argument], path: str) -> None:
+def _check_output(
+    taken: Sequence[ValueType], made: ValueType, arguments: Sequence[Argument], path: str
+) -> None:
     """What is made must be known from what is taken and the arguments."""
     if made.kind == "bytes":
         return
     if not made.dtype or made.shape is None:
         raise PlanError(path, 'an output has a dtype and a shape; write array("float32", (3, None))')
-    named = {item for item in taken.shape or () if isinstance(item, str)}
+    named = {item for value in taken for item in value.shape or () if isinstance(item, str)}
     named |= {argument.name for argument in arguments if argument.type == "int"}
     if made.kind == "image" and made.shape[0 if made.layout == "chw" else 2] is None:
         raise PlanError(path, "an image's number of channels is known: give it")
@@ -252,7 +322,27 @@ def extents(
     taken = declared.input.shape
     if taken is not None:
         _bind(taken, shape, bound)
-    return tuple(bound[item] if isinstance(item, str) else item for item in declared.output.shape or ())
+    return _filled(declared.output, bound)
+
+
+def all_extents(
+    declared: Declaration, shapes: Sequence[Sequence[int | None]], args: Mapping[str, Any]
+) -> tuple[tuple[int | None, ...], ...]:
+    """The shapes of all outputs of an op over several values. Raises ValueError, naming the value."""
+    bound: dict[str, int | None] = {
+        argument.name: args[argument.name] for argument in declared.arguments if argument.type == "int"
+    }
+    for (name, value), shape in zip(declared.inputs, shapes, strict=True):
+        if value.shape is not None:
+            try:
+                _bind(value.shape, shape, bound)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+    return tuple(_filled(value, bound) for _, value in declared.outputs)
+
+
+def _filled(made: ValueType, bound: Mapping[str, int | None]) -> tuple[int | None, ...]:
+    return tuple(bound[item] if isinstance(item, str) else item for item in made.shape or ())
 
 
 def _bind(taken: Sequence[Extent], shape: Sequence[int | None], bound: dict[str, int | None]) -> None:

@@ -26,6 +26,7 @@ from meshwire.documents import (
     read_json,
     required,
     shown,
+    suggestion,
 )
 from meshwire.loaderstate import LoaderState, StateMismatchError, checked_hash
 from meshwire.packing import pack_document, parse_pack
@@ -56,6 +57,7 @@ __all__ = [
 
 SPEC_VERSION = 1
 MAX_OPS = 256
+MAX_FIELDS = 16  # of one op
 MAX_WINDOW = 1 << 31
 Shuffle = Literal["global", "blocks", "none"]
 OnBad = Literal["substitute", "raise", "mask", "drop"]
@@ -67,13 +69,25 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-/]{0,99}")
 @dataclass(frozen=True, slots=True)
 class OpSpec:
     """One op on one field. `args`: plain JSON values by name; `version` "" until a server has chosen the
-    build.
+    build. `fields`: when it is over several, all of them, `field` being the first; `each`: arguments that one
+    of them has otherwise.
     """
 
     op: str
     field: str
     args: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     version: str = ""
+    fields: tuple[str, ...] = ()
+    each: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, hash=False)
+
+    @property
+    def every(self) -> tuple[str, ...]:
+        """All fields it is over."""
+        return self.fields or (self.field,)
+
+    def of(self, field: str) -> OpSpec:
+        """What an op over several fields does to one of them, as an op on that field alone."""
+        return OpSpec(self.op, field, {**self.args, **self.each.get(field, {})}, self.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,16 +143,44 @@ def _parse_ops(value: Any) -> tuple[OpSpec, ...]:
 
 
 def _parse_op(value: Any, path: str) -> OpSpec:
-    document = checked_object(value, path, ("op", "field", "args", "version"))
-    args = document.get("args", {})
-    if not isinstance(args, dict):
-        raise PlanError(join(path, "args"), f"expected an object, got {shown(args)}")
-    return OpSpec(
-        op=_checked_name(required(document, "op", path), join(path, "op")),
-        field=_checked_name(required(document, "field", path), join(path, "field")),
-        args=args,
-        version=checked_text(document.get("version", ""), join(path, "version"), at_most=100),
-    )
+    document = checked_object(value, path, ("op", "field", "fields", "args", "each", "version"))
+    args = _checked_args(document.get("args", {}), join(path, "args"))
+    name = _checked_name(required(document, "op", path), join(path, "op"))
+    version = checked_text(document.get("version", ""), join(path, "version"), at_most=100)
+    if "fields" in document:
+        if "field" in document:
+            raise PlanError(join(path, "fields"), "an op has `field` or `fields`, not both")
+        fields = _checked_fields(document["fields"], join(path, "fields"))
+        each = _checked_each(document.get("each", {}), fields, join(path, "each"))
+        return OpSpec(name, fields[0], args, version, fields, each)
+    if "each" in document:
+        raise PlanError(join(path, "each"), "only an op over several `fields` has arguments for each")
+    field = _checked_name(required(document, "field", path), join(path, "field"))
+    return OpSpec(name, field, args, version)
+
+
+def _checked_args(value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise PlanError(path, f"expected an object, got {shown(value)}")
+    return value
+
+
+def _checked_fields(value: Any, path: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not 2 <= len(value) <= MAX_FIELDS:
+        raise PlanError(path, f"expected a list of 2…{MAX_FIELDS} fields, got {shown(value)}")
+    fields = tuple(_checked_name(item, f"{path}[{number}]") for number, item in enumerate(value))
+    if len(set(fields)) != len(fields):
+        raise PlanError(path, "a field stands twice")
+    return fields
+
+
+def _checked_each(value: Any, fields: tuple[str, ...], path: str) -> dict[str, dict[str, Any]]:
+    if not isinstance(value, dict):
+        raise PlanError(path, f"expected an object of arguments by field, got {shown(value)}")
+    for name in value:
+        if name not in fields:
+            raise PlanError(join(path, name), f"the op is not over {shown(name)}{suggestion(name, fields)}")
+    return {name: _checked_args(args, join(path, name)) for name, args in value.items() if args != {}}
 
 
 def _checked_name(value: Any, path: str) -> str:
@@ -166,7 +208,7 @@ def spec_document(spec: PlanSpec) -> dict[str, Any]:
         shuffle["shards"] = spec.shuffle.shards
     document: dict[str, Any] = {
         "version": SPEC_VERSION,
-        "ops": [_op_document(op) for op in spec.ops],
+        "ops": [op_document(op) for op in spec.ops],
         "seed": spec.seed,
         "shuffle": shuffle,
         "tail": spec.tail,
@@ -176,8 +218,12 @@ def spec_document(spec: PlanSpec) -> dict[str, Any]:
     return document if spec.pack is None else document | {"pack": pack_document(spec.pack)}
 
 
-def _op_document(op: OpSpec) -> dict[str, Any]:
-    document: dict[str, Any] = {"op": op.op, "field": op.field, "args": dict(op.args)}
+def op_document(op: OpSpec) -> dict[str, Any]:
+    """The op as plain JSON values."""
+    document: dict[str, Any] = {"op": op.op, "args": dict(op.args)}
+    document |= {"fields": list(op.fields)} if op.fields else {"field": op.field}
+    if op.each:
+        document["each"] = {name: dict(args) for name, args in op.each.items()}
     if op.version:
         document["version"] = op.version
     return document

@@ -107,6 +107,11 @@ def _parse_ops(value: Any) -> tuple[OpSpec, ...]:
     if not isinstance(value, list) or not value:
         raise PlanError("ops", "a transform view has at least one op")
     for number, item in enumerate(value):
+        if isinstance(item, dict) and "fields" in item:
+            raise PlanError(
+                f"ops[{number}].fields",
+                "a view of objects has one field: put this into a plan",
+            )
         if isinstance(item, dict) and item.get("field", FIELD) != FIELD:
             raise PlanError(f"ops[{number}].field", "a view's ops work on the object; leave the field out")
     filled = [{"field": FIELD, **item} if isinstance(item, dict) else item for item in value]

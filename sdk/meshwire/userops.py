@@ -24,11 +24,12 @@ from meshwire.declarations import (
 from meshwire.documents import checked_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from meshwire.declarations import Extent
 
 MARK: Final = "__mesh_op__"
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -55,9 +56,19 @@ def image(
 
 
 def op(
-    *, input: ValueType, output: ValueType, seconds: float = SECONDS, memory: int = MEMORY
+    *,
+    input: ValueType | None = None,
+    output: ValueType | None = None,
+    inputs: Mapping[str, ValueType] | None = None,
+    outputs: Mapping[str, ValueType] | None = None,
+    seconds: float = SECONDS,
+    memory: int = MEMORY,
 ) -> Callable[[_F], _F]:
     """Makes a function an op: `f(value, *, arguments…)` → the value of type `output`.
+
+    Or one over several fields: `f(image, mask, *, arguments…)` with `inputs` of those names → a dict of what
+    `outputs` declares, each in the place of the input of its name; inputs that are no outputs stay as they
+    are.
 
     Its arguments are its keyword-only parameters. An annotation of int, float, str, bool, list or dict is
     checked when a plan is made; one of bytes is the content of an object, given as `s3://BUCKET/KEY`. One
@@ -65,11 +76,27 @@ def op(
     called. `value` may be written to; it is gone when the function returns.
     """
 
+    if inputs and outputs and input is None and output is None:
+        first, made = next(iter(inputs.values())), next(iter(outputs.values()))
+    elif input is not None and output is not None and inputs is None and outputs is None:
+        first, made = input, output
+    else:
+        raise TypeError("declare input= and output=, or for several fields inputs={…} and outputs={…}")
+
     def mark(function: _F) -> _F:
         summary = (function.__doc__ or "").strip().split("\n")[0]
-        arguments, random = _arguments(function)
+        arguments, random = _arguments(function, tuple(inputs or ()))
         declared = Declaration(
-            function.__name__, input, output, arguments, random, float(seconds), int(memory), summary[:200]
+            function.__name__,
+            first,
+            made,
+            arguments,
+            random,
+            float(seconds),
+            int(memory),
+            summary[:200],
+            tuple((inputs or {}).items()),
+            tuple((outputs or {}).items()),
         )
         setattr(function, MARK, parse_declaration(declared.document()))
         return function
@@ -77,11 +104,14 @@ def op(
     return mark
 
 
-def _arguments(function: Callable[..., Any]) -> tuple[tuple[Argument, ...], bool]:
+def _arguments(function: Callable[..., Any], inputs: tuple[str, ...]) -> tuple[tuple[Argument, ...], bool]:
     """The keyword-only parameters, and whether one of them is `random`."""
-    value, *rest = inspect.signature(function).parameters.values()
-    if value.kind not in (value.POSITIONAL_ONLY, value.POSITIONAL_OR_KEYWORD):
+    parameters = list(inspect.signature(function).parameters.values())
+    values, rest = parameters[: len(inputs) or 1], parameters[len(inputs) or 1 :]
+    if not values or any(value.kind not in _POSITIONAL for value in values):
         raise TypeError(f"{function.__name__}: the first parameter is the sample's value")
+    if inputs and tuple(value.name for value in values) != inputs:
+        raise TypeError(f"{function.__name__}: its first parameters are its inputs: {', '.join(inputs)}")
     wrong = [parameter.name for parameter in rest if parameter.kind is not parameter.KEYWORD_ONLY]
     if wrong:
         raise TypeError(f"{function.__name__}: write `*` before {wrong[0]!r}: arguments are given by name")

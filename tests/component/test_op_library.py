@@ -31,8 +31,8 @@ def test_the_node_lists_what_its_registry_has() -> None:
         lines = library.list_ops(client.transport)
         assert {line.op for line in lines} >= {op.name for op in registry.latest()} - {"test_broken"}
         found = library.show_op(client.transport, "random_resized_crop")
-    assert [item.name for item in found.arguments] == ["size", "scale", "ratio"]
-    assert [item.required for item in found.arguments] == [True, False, False]
+    assert [item.name for item in found.arguments] == ["size", "scale", "ratio", "filter"]
+    assert [item.required for item in found.arguments] == [True, False, False, False]
     assert found.random
     assert found.gives == "uint8 [height, width, c]"
 

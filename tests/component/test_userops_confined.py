@@ -18,6 +18,7 @@ from meshd.transform.userops.calling import (
     DiedError,
     UnusableModuleError,
 )
+from meshd.transform.userops.messages import ARENA_BYTES, OUT
 from meshd.transform.userops.modules import document, parse_module
 from meshd.transform.userops.processes import ConfinedProcesses
 from meshwire.declarations import Declaration, parse_declarations
@@ -225,8 +226,20 @@ def test_each_way_to_die_is_named(what: str, kind: str, reason: str) -> None:
         {"kind": "array", "dtype": "float32", "shape": [0] * 17},
         {"kind": "array", "dtype": ["float32"], "shape": [1]},
         {"kind": "array", "dtype": {}, "shape": [1]},
+        {"kind": "bytes", "bytes": 1, "at": 0},
+        {"kind": "bytes", "bytes": 1, "at": -1},
+        {"kind": "bytes", "bytes": 1, "at": True},
+        {"kind": "bytes", "bytes": 1, "at": "0"},
+        {"kind": "bytes", "bytes": 2, "at": ARENA_BYTES - 1},
+        {"kind": "bytes", "bytes": 0, "at": 1 << 62},
+        {"kind": "array", "dtype": "uint8", "shape": [2], "at": ARENA_BYTES - 1},
         {"ready": True},
         {"kept": True},
+        {"made": []},
+        {"made": {}},
+        {"made": [1]},
+        {"made": [{"kind": "bytes", "bytes": 0, "at": OUT}] * 17},
+        {"made": [{"kind": "bytes", "bytes": 0, "at": OUT}] * 2},
         [1],
         None,
         "memory",
@@ -235,7 +248,10 @@ def test_each_way_to_die_is_named(what: str, kind: str, reason: str) -> None:
 )
 def test_an_answer_that_is_none_is_nonsense(answer: Any) -> None:
     with confined() as process:
-        said = {"number": 1, **answer} if isinstance(answer, dict) else answer
+        said = answer
+        if isinstance(answer, dict):
+            made = {"made": [{"at": OUT, **answer}]} if "kind" in answer else answer
+            said = {"number": 1, **made}
         what = f"each(os.write, {json.dumps(said).encode()!r}); time.sleep(60)"
         with pytest.raises(DiedError) as caught:
             call(process, "do", what=what)
@@ -245,7 +261,8 @@ def test_an_answer_that_is_none_is_nonsense(answer: Any) -> None:
 def test_what_it_said_before_it_was_asked_is_nonsense() -> None:
     with confined() as process:
         call(process, "do", what="pass")
-        more = json.dumps({"number": 2, "kind": "bytes", "bytes": 0}).encode()
+        empty = {"kind": "bytes", "bytes": 0, "at": OUT}
+        more = json.dumps({"number": 2, "made": [empty]}).encode()
         assert call(process, "do", what=f"each(os.write, {more!r})") == b""  # a lie about itself
         with pytest.raises(DiedError, match="no answer"):
             call(process, "do", what="pass")

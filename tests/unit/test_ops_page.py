@@ -58,5 +58,11 @@ def test_an_op_is_described_with_all_its_versions() -> None:
     found = describing.describe(registry.find("resize", "", ""))
     assert found["version"] in found["versions"]
     assert found["arguments"] == [
-        {"name": "size", "kind": "the shorter side in pixels, or [height, width]", "required": True}
+        {"name": "size", "kind": "the shorter side in pixels, or [height, width]", "required": True},
+        {
+            "name": "filter",
+            "kind": 'one of "antialias", "nearest"',
+            "required": False,
+            "default": "antialias",
+        },
     ]

@@ -46,7 +46,7 @@ class FieldWork:
 
     @classmethod
     def of(cls, whole: Plan, name: str) -> FieldWork:
-        ops = tuple(op for op in whole.spec.ops if op.field == name)
+        ops = tuple(op.of(name) if op.fields else op for op in whole.spec.ops if name in op.every)
         spec = replace(whole.spec, ops=ops)
         output = whole.outputs[name]
         said = {"version": _VERSION, "shape": output.shape, "dtype": output.dtype}
@@ -142,6 +142,14 @@ def lay_out_zarr(view: ZarrView, snapshot: Snapshot, plan: Plan, modified: int) 
         raise PlanError("ops", "mixing is of the rows of a batch; an array's rows are samples")
     if set(bytes_columns(snapshot)) != set(plan.outputs):
         raise PlanError("ops", "the ops make other fields than the source has; use ops of one field each")
+    for index, op in enumerate(plan.spec.ops):
+        found = registry.find(op.op, op.version, f"ops[{index}]")
+        if op.fields and (found.random or found.joins):
+            raise PlanError(
+                f"ops[{index}].fields",
+                f"each array is made on its own, and {op.op} is over several fields at once; make batches of "
+                "them, or a plan",
+            )
     arrays: dict[str, ZarrArray] = {}
     works: dict[str, FieldWork] = {}
     for name, column in snapshot.fields.items():

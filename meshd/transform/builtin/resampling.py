@@ -30,7 +30,8 @@ cv2.ipp.setUseIPP(False)  # its results differ between CPUs
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A rectangle of the full-size image, in pixels, and the size it is resampled to."""
+    """A rectangle of the full-size image, in pixels, and the size it is resampled to. `nearest`: each pixel
+    is one of the image's own, for masks."""
 
     top: int
     left: int
@@ -38,10 +39,11 @@ class Window:
     width: int
     out_height: int
     out_width: int
+    nearest: bool = False
 
     def shrink(self) -> int:
         """The largest of 8, 4, 2 by which the image may be shrunk before cutting, or 1."""
-        for factor in SHRINKS:
+        for factor in () if self.nearest else SHRINKS:
             if self.height >= factor * self.out_height and self.width >= factor * self.out_width:
                 return factor
         return 1
@@ -58,7 +60,16 @@ def cut(image: Image, window: Window, shrink: int = 1) -> Image:
     top, left = (window.top + half) // shrink, (window.left + half) // shrink
     bottom = (window.top + window.height + half) // shrink
     right = (window.left + window.width + half) // shrink
-    return resample(image[top:bottom, left:right], window.out_height, window.out_width)
+    kept = image[top:bottom, left:right]
+    if window.nearest:
+        return _picked(kept, window.out_height, window.out_width)
+    return resample(kept, window.out_height, window.out_width)
+
+
+def _picked(image: Image, height: int, width: int) -> Image:
+    if image.shape[:2] == (height, width):
+        return image
+    return pixels(cv2.resize(image, (width, height), interpolation=cv2.INTER_NEAREST_EXACT))
 
 
 def resample(image: Image, height: int, width: int) -> Image:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from meshd.transform.builtin.resampling import Window, cut
 from meshd.transform.errors import BadSampleError
 from meshd.transform.fieldtypes import channels_of, image
-from meshd.transform.parameters import MAX_SIDE, Parameter, interval, side_or_size, size
+from meshd.transform.parameters import MAX_SIDE, Parameter, choice, interval, side_or_size, size
 from meshd.transform.registry import operation
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from meshwire.randomness import KeyedRandom
 
 _ATTEMPTS = 10
+Filter = Literal["antialias", "nearest"]
+FILTER = choice("antialias", "nearest")
 
 
 @runtime_checkable
@@ -43,15 +45,18 @@ def _check_image(field: FieldType) -> None:
 @operation(
     "resize",
     Parameter("size", side_or_size),
+    Parameter("filter", FILTER, "antialias"),
     takes="uint8 [h, w, c]",
     gives="uint8 [height, width, c]",
     refuses="a side would exceed 16,384 pixels",
 )
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """To [height, width]; or the shorter side to `size` pixels, the shape kept."""
+    """To [height, width]; or the shorter side to `size` pixels, the shape kept. With `filter` "nearest" no
+    new values come about: for masks."""
 
     size: int | tuple[int, int]
+    filter: Filter = "antialias"
 
     def infer(self, field: FieldType) -> FieldType:
         _check_image(field)
@@ -66,7 +71,7 @@ class Resize:
         out = self.size if isinstance(self.size, tuple) else _shorter_to(self.size, height, width)
         if max(out) > MAX_SIDE:
             raise BadSampleError(f"an image of {width}×{height} would become {out[1]}×{out[0]} pixels")
-        return Window(0, 0, height, width, *out)
+        return Window(0, 0, height, width, *out, self.filter == "nearest")
 
     def apply(self, value: npt.NDArray[Any], random: KeyedRandom) -> npt.NDArray[Any]:
         return cut(value, self.window(value.shape[0], value.shape[1], random))
@@ -116,17 +121,20 @@ class CenterCrop:
     Parameter("size", size),
     Parameter("scale", interval(0.0, 1.0), (0.08, 1.0)),
     Parameter("ratio", interval(0.0, 100.0), (0.75, 1.3333333333333333)),
+    Parameter("filter", FILTER, "antialias"),
     random=True,
     takes="uint8 [h, w, c]",
     gives="uint8 [height, width, c]",
 )
 @dataclass(frozen=True, slots=True)
 class RandomResizedCrop:
-    """A random part of the area in `scale` and of width:height in `ratio`, resampled to `size`."""
+    """A random part of the area in `scale` and of width:height in `ratio`, resampled to `size`; for masks
+    with `filter` "nearest"."""
 
     size: tuple[int, int]
     scale: tuple[float, float]
     ratio: tuple[float, float]
+    filter: Filter = "antialias"
 
     def infer(self, field: FieldType) -> FieldType:
         _check_image(field)
@@ -140,7 +148,7 @@ class RandomResizedCrop:
             columns, rows = _rounded_root(wanted * ratio), _rounded_root(wanted / ratio)
             if 0 < columns <= width and 0 < rows <= height:
                 top, left = random.integer(height - rows + 1), random.integer(width - columns + 1)
-                return Window(top, left, rows, columns, *self.size)
+                return Window(top, left, rows, columns, *self.size, self.filter == "nearest")
         return self._middle(height, width)
 
     def _middle(self, height: int, width: int) -> Window:
@@ -150,7 +158,8 @@ class RandomResizedCrop:
             rows = max(1, min(height, math.floor(width / self.ratio[0] + 0.5)))
         elif width > self.ratio[1] * height:
             columns = max(1, min(width, math.floor(height * self.ratio[1] + 0.5)))
-        return Window((height - rows) // 2, (width - columns) // 2, rows, columns, *self.size)
+        top, left = (height - rows) // 2, (width - columns) // 2
+        return Window(top, left, rows, columns, *self.size, self.filter == "nearest")
 
     def apply(self, value: npt.NDArray[Any], random: KeyedRandom) -> npt.NDArray[Any]:
         return cut(value, self.window(value.shape[0], value.shape[1], random))

@@ -28,6 +28,7 @@ import meshd
 import meshwire
 from meshd.telemetry import metrics
 from meshd.transform.assets import Asset
+from meshd.transform.counting import size_of
 from meshd.transform.errors import BadSampleError, WrongOutputError
 from meshd.transform.userops.messages import (
     ARENA_BYTES,
@@ -37,12 +38,13 @@ from meshd.transform.userops.messages import (
     MAX_TEXT,
     MAX_VALUE,
     OUT,
+    aligned,
 )
-from meshwire.declarations import parse_declarations
+from meshwire.declarations import MAX_VALUES, parse_declarations
 from meshwire.documents import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from meshwire.declarations import Declaration
 
@@ -154,7 +156,8 @@ class ConfinedProcess:
     def apply(
         self, op: str, args: Mapping[str, Any], value: Any, *, key: int, random: bool, seconds: float
     ) -> Any:
-        """What the op makes of `value`: bytes, or an array of its own memory. `key` starts its draws.
+        """What the op makes of `value`: bytes, or an array of its own memory; of a tuple of values a tuple.
+        `key` starts its draws.
 
         Raises DiedError, BadSampleError, WrongOutputError.
         """
@@ -163,16 +166,22 @@ class ConfinedProcess:
             self._give(content)
         plain = {name: item for name, item in args.items() if name not in contents}
         assets = {name: content.digest for name, content in contents.items()}
-        asked = self._placed(value)
-        self._send({"op": op, "args": plain, "assets": assets, "key": key, "random": random, **asked})
+        several = isinstance(value, tuple)
+        asked = self._placed(value if several else (value,))
+        question = {"op": op, "args": plain, "assets": assets, "key": key, "random": random}
+        self._send({**question, "values": asked, "several": several})
         said = self._receive(seconds, "sample")
         if "bad" in said or "error" in said:
             raise BadSampleError(str(said.get("bad", said.get("error"))))
         if "wrong" in said:
             raise WrongOutputError(str(said["wrong"])[:300])
-        made = self._taken(said)
-        self._trim(max(asked["bytes"], len(made) if isinstance(made, bytes) else made.nbytes))
-        return made
+        made = self._taken(said.get("made"))
+        self._trim(max(_ends(asked), sum(map(size_of, made))))
+        if several:
+            return made
+        if len(made) != 1:
+            raise self._nonsense()
+        return made[0]
 
     def _give(self, content: Asset) -> None:
         """Hand over what an argument names, once."""
@@ -188,29 +197,47 @@ class ConfinedProcess:
             raise self._nonsense()
         self._given[content.digest] = len(content.data)
 
-    def _placed(self, value: Any) -> dict[str, Any]:
-        size = len(value) if isinstance(value, bytes) else value.nbytes
-        if size > MAX_VALUE:
-            raise BadSampleError(f"{size} bytes; an op of one's own takes at most {MAX_VALUE}")
-        if isinstance(value, bytes):
-            self._arena[IN : IN + size] = value
-            return {"kind": "bytes", "bytes": size}
-        array = np.asarray(value)
-        np.copyto(np.frombuffer(self._arena, array.dtype, array.size, IN).reshape(array.shape), array)
-        return {"kind": "array", "bytes": size, "dtype": array.dtype.name, "shape": array.shape}
+    def _placed(self, values: Sequence[Any]) -> list[dict[str, Any]]:
+        """Where in the arena the values are now."""
+        at, places = IN, []
+        for value in values:
+            data = value if isinstance(value, bytes) else np.asarray(value)
+            size = size_of(data)
+            if at + size > IN + MAX_VALUE:
+                raise BadSampleError(f"{size} bytes; an op of one's own takes at most {MAX_VALUE}")
+            if isinstance(data, bytes):
+                self._arena[at : at + size] = data
+                places.append({"kind": "bytes", "bytes": size, "at": at})
+            else:
+                target = np.frombuffer(self._arena, data.dtype, data.size, at).reshape(data.shape)
+                np.copyto(target, data)
+                shape = {"dtype": data.dtype.name, "shape": data.shape}
+                places.append({"kind": "array", "bytes": size, "at": at, **shape})
+            at = aligned(at + size)
+        return places
 
-    def _taken(self, said: dict[str, Any]) -> Any:
-        size = said.get("bytes")
-        if said.get("kind") == "bytes" and type(size) is int and 0 <= size <= MAX_VALUE:
-            return self._arena[OUT : OUT + size]
+    def _taken(self, said: Any) -> tuple[Any, ...]:
+        if not isinstance(said, list) or not 1 <= len(said) <= MAX_VALUES:
+            raise self._nonsense()
+        return tuple(map(self._taken_one, said))
+
+    def _taken_one(self, said: Any) -> Any:
+        if not isinstance(said, dict):
+            raise self._nonsense()
+        at, size = said.get("at"), said.get("bytes")
+        if type(at) is not int or not OUT <= at <= OUT + MAX_VALUE:
+            raise self._nonsense()
+        room = OUT + MAX_VALUE - at
+        if said.get("kind") == "bytes" and type(size) is int and 0 <= size <= room:
+            return self._arena[at : at + size]
         dtype, shape = said.get("dtype"), said.get("shape")
         if said.get("kind") != "array" or dtype not in _NUMBERS or not _is_shape(shape):
             raise self._nonsense()
         assert isinstance(shape, list)
         count = math.prod(shape)
-        if count * np.dtype(dtype).itemsize > MAX_VALUE:
+        if count * np.dtype(dtype).itemsize > room:
             raise self._nonsense()
-        return np.frombuffer(self._arena, dtype, count, OUT).reshape(shape).copy()
+        return np.frombuffer(self._arena, dtype, count, at).reshape(shape).copy()
 
     def _trim(self, size: int) -> None:
         """Give the pages of large values back: the arena is memory."""
@@ -303,6 +330,10 @@ def declarations(
         return process.declared, process.held
     finally:
         process.close()
+
+
+def _ends(places: Sequence[Mapping[str, Any]]) -> int:
+    return int(places[-1]["at"]) + int(places[-1]["bytes"]) - IN
 
 
 def _is_shape(shape: Any) -> bool:

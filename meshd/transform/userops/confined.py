@@ -28,11 +28,12 @@ from meshd.transform.userops.messages import (
     MAX_TEXT,
     MAX_VALUE,
     OUT,
+    aligned,
 )
 from meshd.transform.userops.preloading import preload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 _SYSTEM = (
     "/lib",
@@ -95,6 +96,7 @@ class _Confined:
         self._name = f"{settings['name']}.py"
         self._source = self._arena[IN : IN + settings["source"]].decode(errors="replace")
         self._functions: dict[str, Callable[..., Any]] = {}
+        self._outputs: dict[str, tuple[str, ...]] = {}
         self._assets: dict[str, bytes] = {}
         self._memory = settings["memory"]
         statm = os.open("/proc/self/statm", os.O_RDONLY)
@@ -151,6 +153,9 @@ class _Confined:
 
         found = {id(item): item for item in names.values() if hasattr(item, MARK)}
         self._functions = {getattr(item, MARK).name: item for item in found.values()}
+        self._outputs = {
+            getattr(item, MARK).name: tuple(dict(getattr(item, MARK).outputs)) for item in found.values()
+        }
         return [getattr(item, MARK).document() for item in found.values()]
 
     def _out_of_memory(self) -> NoReturn:
@@ -184,38 +189,55 @@ class _Confined:
 
         _seed(asked["key"])
         draws = {"random": KeyedRandom(asked["key"], 0, 0)} if asked["random"] else {}
-        value = self._value(asked)
+        values = [self._value(place) for place in asked["values"]]
         contents = {name: self._assets[digest] for name, digest in asked["assets"].items()}
-        made = self._functions[asked["op"]](value, **asked["args"], **contents, **draws)
-        return self._placed(made)
+        made = self._functions[asked["op"]](*values, **asked["args"], **contents, **draws)
+        outputs = self._outputs[asked["op"]]
+        if not outputs:
+            return self._placed((made,))
+        if not isinstance(made, dict) or set(made) != set(outputs):
+            return {"wrong": f"made {_keys(made)}, promised a dict of {', '.join(outputs)}"}
+        return self._placed([made[name] for name in outputs])
 
-    def _value(self, asked: dict[str, Any]) -> Any:
-        if asked["kind"] == "bytes":
-            return self._arena[IN : IN + asked["bytes"]]
+    def _value(self, place: dict[str, Any]) -> Any:
+        if place["kind"] == "bytes":
+            return self._arena[place["at"] : place["at"] + place["bytes"]]
         import numpy as np
 
-        count = asked["bytes"] // np.dtype(asked["dtype"]).itemsize
-        return np.frombuffer(self._arena, asked["dtype"], count, IN).reshape(asked["shape"])
+        count = place["bytes"] // np.dtype(place["dtype"]).itemsize
+        return np.frombuffer(self._arena, place["dtype"], count, place["at"]).reshape(place["shape"])
 
-    def _placed(self, made: Any) -> dict[str, Any]:
-        """Put the result into the arena."""
+    def _placed(self, made: Sequence[Any]) -> dict[str, Any]:
+        """Put the results into the arena."""
+        at, places = OUT, list[dict[str, Any]]()
+        for value in made:
+            place = self._put(value, at)
+            if "wrong" in place:
+                return place
+            places.append(place)
+            at = aligned(at + place["bytes"])
+        return {"made": places}
+
+    def _put(self, made: Any, at: int) -> dict[str, Any]:
+        room = OUT + MAX_VALUE - at
         if isinstance(made, bytes | bytearray | memoryview):
             data = bytes(made)
-            if len(data) > MAX_VALUE:
+            if len(data) > room:
                 return {"wrong": f"made {len(data)} bytes; at most {MAX_VALUE} are taken"}
-            self._arena[OUT : OUT + len(data)] = data
-            return {"kind": "bytes", "bytes": len(data)}
+            self._arena[at : at + len(data)] = data
+            return {"kind": "bytes", "bytes": len(data), "at": at}
         import numpy as np
 
         array = np.asarray(made)
-        if array.dtype.kind not in "buif" or array.nbytes > MAX_VALUE:
+        if array.dtype.kind not in "buif" or array.nbytes > room:
             return {
                 "wrong": f"made {_named(made, array)}, which is no array of numbers up to {MAX_VALUE} bytes"
             }
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
-        target = np.frombuffer(self._arena, array.dtype, array.size, OUT).reshape(array.shape)
+        target = np.frombuffer(self._arena, array.dtype, array.size, at).reshape(array.shape)
         np.copyto(target, array)
-        return {"kind": "array", "dtype": array.dtype.name, "shape": array.shape, "bytes": array.nbytes}
+        shape = {"dtype": array.dtype.name, "shape": array.shape}
+        return {"kind": "array", "bytes": array.nbytes, "at": at, **shape}
 
     def _told(self, error: BaseException, *, whole: bool = False) -> str:
         """What went wrong and on which line of the module; `whole`: as Python would print it."""
@@ -231,6 +253,10 @@ class _Confined:
     def _is_late(self, error: BaseException) -> bool:
         """Whether a library wanted a part of itself that was not loaded before files were sealed."""
         return self._sealed and isinstance(error, ImportError | PermissionError)
+
+
+def _keys(made: Any) -> str:
+    return f"a dict of {', '.join(map(str, made))}"[:200] if isinstance(made, dict) else type(made).__name__
 
 
 def _named(made: Any, array: Any) -> str:

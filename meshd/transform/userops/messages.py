@@ -17,3 +17,8 @@ ASSET_ROOM: Final = 128 << 20
 """Of assets' content a confined process keeps at a time, beyond the memory it declares."""
 MAX_MESSAGE: Final = 128 << 10
 MAX_TEXT: Final = 2000
+
+
+def aligned(at: int) -> int:
+    """Where the next value begins, behind one that ends at `at`."""
+    return -(-at // 64) * 64

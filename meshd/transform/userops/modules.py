@@ -22,6 +22,7 @@ from meshd.transform.parameters import Parameter, told
 from meshwire.declarations import (
     BYTES,
     VERSION_PREFIX,
+    all_extents,
     checked_argument,
     extents,
     parse_declarations,
@@ -30,11 +31,11 @@ from meshwire.declarations import (
 from meshwire.documents import canonical_json, checked_object, join, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from meshd.transform.assets import Load
     from meshd.transform.userops.processes import ConfinedProcesses
-    from meshwire.declarations import Argument, Declaration
+    from meshwire.declarations import Argument, Declaration, ValueType
     from meshwire.randomness import KeyedRandom
 
 FORMAT: Final = 1
@@ -84,23 +85,57 @@ class UserOperation:
 
     def infer(self, field: FieldType) -> FieldType:
         taken, made = self.declared.input, self.declared.output
-        fits = field.kind == taken.kind or (taken.kind == "array" and field.kind in ("image", "label"))
-        if not fits or (taken.dtype and taken.dtype != field.dtype) or taken.layout not in ("", field.layout):
+        if not _fits(taken, field):
             raise ValueError(f"needs {taken}, not {field}")
         try:
             shape = extents(self.declared, field.shape, self.args)
         except ValueError as error:
             raise ValueError(f"needs {taken}, not {field}: {error}") from None
-        if made == BYTES:
-            return FieldType("bytes", "uint8", (None,))
-        layout: Any = made.layout
-        return FieldType(made.kind, made.dtype, shape, layout)
+        return _field_type(made, shape)
 
     def apply(self, value: Any, random: KeyedRandom) -> Any:
         if self.processes is None:
             raise RuntimeError("this process runs no user ops")
         key = random.bits() if self.declared.random else 0
         return self.processes.apply(self.module, self.declared, self.args, key, value)
+
+    def infer_all(self, fields: Sequence[FieldType]) -> tuple[FieldType, ...]:
+        """As `joining.Joining` has it."""
+        inputs = self.declared.inputs
+        if len(inputs) != len(fields):
+            raise ValueError(f"takes {len(inputs)} fields ({', '.join(dict(inputs))}), not {len(fields)}")
+        for (name, taken), field in zip(inputs, fields, strict=True):
+            if not _fits(taken, field):
+                raise ValueError(f"needs {taken} as {name}, not {field}")
+        shapes = all_extents(self.declared, [field.shape for field in fields], self.args)
+        made = {
+            name: _field_type(value, shape)
+            for (name, value), shape in zip(self.declared.outputs, shapes, strict=True)
+        }
+        return tuple(made.get(name, field) for (name, _), field in zip(inputs, fields, strict=True))
+
+    def apply_all(self, values: Sequence[Any], random: KeyedRandom) -> tuple[Any, ...]:
+        """As `joining.Joining` has it."""
+        if self.processes is None:
+            raise RuntimeError("this process runs no user ops")
+        key = random.bits() if self.declared.random else 0
+        made = self.processes.apply(self.module, self.declared, self.args, key, tuple(values))
+        new = dict(zip(dict(self.declared.outputs), made, strict=True))
+        return tuple(
+            new.get(name, value) for (name, _), value in zip(self.declared.inputs, values, strict=True)
+        )
+
+
+def _fits(taken: ValueType, field: FieldType) -> bool:
+    kind = field.kind == taken.kind or (taken.kind == "array" and field.kind in ("image", "label"))
+    return kind and taken.dtype in ("", field.dtype) and taken.layout in ("", field.layout)
+
+
+def _field_type(made: ValueType, shape: tuple[int | None, ...]) -> FieldType:
+    if made == BYTES:
+        return FieldType("bytes", "uint8", (None,))
+    layout: Any = made.layout
+    return FieldType(made.kind, made.dtype, shape, layout)
 
 
 class Modules:
@@ -184,9 +219,10 @@ def definition(
         build,
         declared.random,
         declared.summary,
-        takes=str(declared.input),
-        gives=str(declared.output),
+        takes=declared.takes,
+        gives=declared.gives,
         subject=module.name,
+        inputs=tuple(dict(declared.inputs)),
     )
 
 

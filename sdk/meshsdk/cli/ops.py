@@ -77,6 +77,7 @@ def show(session: Session, name: str) -> None:
         refuses=found.refuses,
         random=found.random,
         mixes=found.mixes,
+        inputs=list(found.inputs),
         arguments=[
             {"name": item.name, "kind": item.kind, "required": item.required, "default": item.default}
             for item in found.arguments
@@ -98,7 +99,10 @@ def _page(found: OpInfo) -> str:
     lines.append("")
     if found.op.isidentifier():
         lines.append(f"  in a plan: ds.map(ops.{found.op}({', '.join(['FIELD', *given])}))")
-    if not found.mixes:
+    else:
+        fields = f"({', '.join(map(repr, found.inputs))})" if found.inputs else "FIELD"
+        lines.append(f"  in a plan: ds.map(ops.user({', '.join([repr(found.op), fields, *given])}))")
+    if not found.mixes and not found.inputs:
         lines.append(f"  in a view: --op '{' '.join([found.op, *given])}'")
     return "\n".join(lines)
 

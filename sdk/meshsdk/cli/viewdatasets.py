@@ -17,12 +17,13 @@ from meshsdk.errors import ConfigurationError
 from meshsdk.guessing import guess_fields
 from meshsdk.native import pin_snapshot, register_plan
 from meshsdk.selecting import check_source, select_fields
-from meshwire.plans import OpSpec
+from meshwire.plans import PlanError, parse_spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from meshsdk.client import Client
+    from meshwire.plans import OpSpec
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -115,13 +116,20 @@ def sample_view(
         )
     assert choices.batches is not None
     dataset = Dataset(client, pin_snapshot(client.transport, source, "auto", fields, None))
-    dataset = dataset.map(*(OpSpec(op["op"], op["field"], op["args"]) for op in placed))
+    dataset = dataset.map(*_specs(placed))
     seed = choices.seed if choices.seed is not None else shuffle or 0
     ordered = shuffle is None
     on_bad = choices.on_bad or ("raise" if ordered else "substitute")
     spec = dataset.spec(seed=seed, shuffle=not ordered, on_bad=on_bad)
     plan = register_plan(client.transport, dataset.snapshot.hash, spec)
     return views.batches_view(plan.hash, choices.batches, world=choices.world, epochs=choices.epochs)
+
+
+def _specs(placed: Sequence[Mapping[str, Any]]) -> tuple[OpSpec, ...]:
+    try:
+        return parse_spec({"ops": list(placed)}).ops
+    except PlanError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def _field(text: str) -> tuple[str, str]:
@@ -132,7 +140,8 @@ def _field(text: str) -> tuple[str, str]:
 
 
 def _placed(op: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """An op with its field: `field=NAME` among its arguments, or the only one that has bytes."""
+    """An op with its field: `field=NAME` among its arguments (`field=image,mask` for several), or the only
+    one that has bytes."""
     args = dict(op.get("args", {}))
     field = args.pop("field", None)
     if field is None:
@@ -143,4 +152,7 @@ def _placed(op: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
                 f"there are {', '.join(held)}"
             )
         field = held[0]
-    return {"op": op["op"], "field": field, "args": args}
+    several = [name.strip() for name in str(field).split(",")]
+    where = {"field": field} if len(several) == 1 else {"fields": several}
+    version = {"version": op["version"]} if op.get("version") else {}
+    return {"op": op["op"], **where, "args": args, **version}
