@@ -61,7 +61,9 @@ def process_chores(node: Node, reporter: Reporter) -> list[Chore]:
 def node_chores(node: Node) -> list[Chore]:
     """What is done once a node: the steward's."""
     settings = node.settings
-    lifecycle = Lifecycle(node.shared, node.buckets, node.control, node.clock, settings.stale_upload_days)
+    lifecycle = Lifecycle(
+        node.shared, node.buckets, node.control, node.clock, settings.stale_upload_days, node.mesh
+    )
     results = ResultKeeper(node.store, node.uses, settings.view_cache_bytes)
     indexer = Indexer(node.store, node.archives, lambda: _bucket_names(node), results.room, node.clock)
     return [

@@ -65,10 +65,10 @@ def data_services(node: Node, access: Access, frames: FrameSource) -> DataServic
 
 def view_kinds(node: Node, data: DataServices) -> dict[type, ViewKind[Any]]:
     """Who reads which kind of view."""
-    layouts = ZarrLayouts(node.store, node.clock, data.catalog, data.datasets, data.batches)
+    layouts = ZarrLayouts(node.store, node.clock, data.catalog, data.datasets, data.batches, node.objects)
     return {
-        TransformView: TransformReader(node.store, data.frames, node.uses),
-        ShardsView: ShardReader(node.store, node.clock, node.archives),
+        TransformView: TransformReader(node.store, data.frames, node.uses, node.objects),
+        ShardsView: ShardReader(node.store, node.clock, node.archives, node.objects),
         ZarrView: ZarrReader(node.store, layouts, data.frames, node.uses),
         BatchesView: BatchReader(node.store, data.catalog, data.batches, data.frames, node.uses),
     }

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 def job_desk(node: Node, access: Access) -> JobDesk:
     """What a worker needs."""
-    return JobDesk(JobTable(node.control), node.control, node.buckets, access, node.clock)
+    table = JobTable(node.control)
+    return JobDesk(table, node.control, node.buckets, access, node.clock, lambda: node.mesh.alone)
 
 
 def job_runner(node: Node, access: Access, views: ViewReader, backed: BackedService) -> JobRunner:

@@ -31,6 +31,7 @@ from meshwire.conditions import Conditions
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
+    from meshd.cluster.mesh import Mesh
     from meshd.control.buckets import Bucket, BucketTable
     from meshd.control.interface import ControlStore
     from meshd.kit.clock import Clock
@@ -65,8 +66,10 @@ class Lifecycle:
         control: ControlStore,
         clock: Clock,
         stale_upload_days: int,
+        mesh: Mesh | None = None,
     ) -> None:
         self._store, self._buckets, self._clock = store, buckets, clock
+        self._mesh = mesh
         self._stale_upload_days = stale_upload_days
         self._progress = Documents(control, "lifecycle", Progress)
         self._swept: dict[str, str] = {}  # bucket → mark: what needs no look into the control store
@@ -98,8 +101,9 @@ class Lifecycle:
         """What is kept about buckets that are gone."""
         for name in self._swept.keys() - present:
             del self._swept[name]
-        for name in set(self._progress.current()) - present:
-            await self._progress.delete(name)
+        for name in self._progress.current():
+            if name.partition("/")[0] not in present:
+                await self._progress.delete(name)
 
     # --- one bucket -----------------------------------------------------------------------------------
 
@@ -108,7 +112,7 @@ class Lifecycle:
         mark = self._mark(bucket, now)
         if self._swept.get(bucket.name) == mark:
             return
-        progress = self._progress.current().get(bucket.name) if bucket.lifecycle else None
+        progress = self._progress.current().get(self._noted(bucket)) if bucket.lifecycle else None
         if progress is None or progress.mark != mark:
             progress = Progress(mark)
         if not progress.done:
@@ -117,13 +121,24 @@ class Lifecycle:
             if not self._rules_hold(bucket):
                 return
             if bucket.lifecycle:
-                await self._progress.put(bucket.name, Progress(mark, done=True))
+                await self._progress.put(self._noted(bucket), Progress(mark, done=True))
         self._swept[bucket.name] = mark
 
     def _mark(self, bucket: Bucket, now: int) -> str:
         """Days end at midnight: a second look on one day would find only what came with new rules."""
         rules = msgspec.json.encode((bucket.created_ms, bucket.lifecycle, self._stale_upload_days))
-        return f"{now // expiry.DAY_MS}-{zlib.crc32(rules):08x}"
+        mark = f"{now // expiry.DAY_MS}-{zlib.crc32(rules):08x}"
+        # What this node decides about changes with the map.
+        return mark if self._mesh is None or self._mesh.alone else f"{mark}-{self._mesh.map().version}"
+
+    def _noted(self, bucket: Bucket) -> str:
+        """The name of this node's progress: each sweeps what it decides about."""
+        if self._mesh is None or self._mesh.alone:
+            return bucket.name
+        return f"{bucket.name}/{self._mesh.node_id}"
+
+    def _decides(self, bucket: str, key: str) -> bool:
+        return self._mesh is None or self._mesh.is_decider(bucket, key)
 
     async def _sweep_uploads(self, bucket: Bucket, now: int, removed: Counter[str]) -> None:
         key = upload_id = ""
@@ -167,7 +182,7 @@ class Lifecycle:
                 if self._clock.monotonic() - noted > _NOTE_SECONDS:
                     noted = self._clock.monotonic()
                     after = planner.behind or progress.after
-                    await self._progress.put(bucket.name, Progress(progress.mark, after))
+                    await self._progress.put(self._noted(bucket), Progress(progress.mark, after))
 
     async def _rest(self, began: float) -> None:
         """As long as was worked: the clients keep at least half of the disk and of this process."""
@@ -192,6 +207,8 @@ class Lifecycle:
                     raise outcome
 
     async def _abort(self, upload: Upload) -> str:
+        if not self._decides(upload.bucket, upload.key):
+            return ""
         try:
             await self._store.abort_upload(upload)
         except NoSuchUploadError:  # completed or aborted meanwhile
@@ -202,6 +219,8 @@ class Lifecycle:
         """The action, or nothing when the world has changed since it was listed: new rules, a new version on
         top, other tags."""
         name, version = bucket.name, doomed.version
+        if not self._decides(name, version.key):
+            return ""
         if not self._rules_hold(bucket) or not self._is_still(name, version):
             return ""
         unchanged = version.modified // 1000

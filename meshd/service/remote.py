@@ -24,7 +24,8 @@ from meshd.kit.clock import ManualClock
 from meshd.kit.tasks import Tasks
 from meshd.net.peers import PeerRefusedError, Peers, PeerUnreachableError, StaleMapError
 from meshd.service import remotewire as wire
-from meshd.store.records import Location
+from meshd.service.waiting import Waiting
+from meshd.store.records import Location, Page
 from meshd.telemetry import metrics
 from meshwire import percents
 from meshwire.cluster import routes, slot_of
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from meshd.assembly.addressing import Frame, FrameAddress, FrameResult
     from meshd.net.peers import PeerAnswer
+    from meshd.service.waiting import Names
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
     from meshwire.cluster import ClusterMap, Node
@@ -93,6 +95,10 @@ class RemoteObjects:
             await self._find_far(names, far, found)
         return found
 
+    def own(self, names: Sequence[tuple[str, str]]) -> list[Record | None]:
+        """The same by this node's own store alone (may be called in a thread)."""
+        return [self._store.get(bucket, key) for bucket, key in names]
+
     async def _find_far(
         self, names: Sequence[tuple[str, str]], far: Sequence[int], found: list[Record | None]
     ) -> None:
@@ -131,6 +137,29 @@ class RemoteObjects:
             return found
         raise busy(f"{bucket} cannot be listed now: the nodes do not agree on the map yet")
 
+    async def page(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
+        """A page of them: those after `after`, at most `limit`. Raises BatchError Busy."""
+        for _ in range(_ATTEMPTS):
+            cluster = self._mesh.map()
+            ask = wire.ListAsk(bucket, prefix, after, cluster.version, limit)
+            asked = [self._one_page(node, ask) for node in self._deciders(cluster, bucket)]
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            wrong = [answer for answer in answers if isinstance(answer, BaseException)]
+            if any(isinstance(error, StaleMapError) for error in wrong):
+                await self._mesh.newer_than(cluster.version, _PATIENCE)
+                continue
+            if wrong and isinstance(wrong[0], MeshdError):
+                raise busy(f"{bucket} cannot be listed now: {wrong[0]}") from wrong[0]
+            if wrong:
+                raise wrong[0]
+            return _page_of([page for page in answers if not isinstance(page, BaseException)], limit)
+        raise busy(f"{bucket} cannot be listed now: the nodes do not agree on the map yet")
+
+    async def _one_page(self, node: Node, ask: wire.ListAsk) -> wire.ListAnswer:
+        if node.node_id == self._mesh.node_id:
+            return decided_page(self._store, self._mesh, ask)
+        return wire.decode_listed(await self._post(node, wire.LIST, wire.encode(ask)))
+
     def _deciders(self, cluster: ClusterMap, bucket: str) -> list[Node]:
         """Raises BatchError Busy while there are names nobody decides about."""
         table = routes(cluster, self._mesh.copies(bucket))  # of this map, whatever comes meanwhile
@@ -144,17 +173,24 @@ class RemoteObjects:
         after, here = "", node.node_id == self._mesh.node_id
         while True:
             ask = wire.ListAsk(bucket, prefix, after, version)
+            page = await self._one_page(node, ask)
             if here:
-                page = decided_page(self._store, self._mesh, ask)
                 await asyncio.sleep(0)  # other requests get their turn between pages
-            else:
-                page = wire.decode_listed(await self._post(node, wire.LIST, wire.encode(ask)))
             found += page.entries
             if not page.after:
                 return found
             after = page.after
 
     # --- bytes by ETag ----------------------------------------------------------------------------------
+
+    def names(self) -> Names:
+        """What threads may ask: this node's store, or all nodes by way of this loop."""
+        return self._store if self._mesh.alone else Waiting(self)
+
+    def revision(self) -> object:
+        """Equal to an earlier one only if every name still stands for the same bytes: never, where other
+        nodes write, too."""
+        return self._store.revision() if self._mesh.alone else object()
 
     def holds(self, bucket: str, key: str) -> bool:
         """Whether this node's own store says what there is under a name."""
@@ -175,7 +211,7 @@ class RemoteObjects:
         far = []
         for number, part in enumerate(parts):
             record = self.here(part.bucket, part.key, part.etag)
-            if record is None:
+            if record is None or part.size not in (-1, record.size):
                 far.append(number)
             else:
                 found[number] = await asyncio.to_thread(self._store.read, record, part.offset, part.length)
@@ -472,6 +508,18 @@ def decided_page(store: ObjectStore, mesh: Mesh, ask: wire.ListAsk) -> wire.List
         if decided[slot_of(ask.bucket, key, cluster.slots)] and (record := wire.far(found)) is not None
     ]
     return wire.ListAnswer(entries, page.next_after if page.truncated else "")
+
+
+def _page_of(pages: Sequence[wire.ListAnswer], limit: int) -> Page:
+    """One page of those of all deciders: as far as all of them reach."""
+    ends = [page.after.encode() for page in pages if page.after]
+    found = sorted((entry for page in pages for entry in page.entries), key=lambda entry: entry[0].encode())
+    if ends:
+        found = [entry for entry in found if entry[0].encode() <= min(ends)]
+    kept = tuple(found[:limit])
+    if len(found) > limit:
+        return Page(kept, (), truncated=True, next_after=kept[-1][0])
+    return Page(kept, (), truncated=bool(ends), next_after=min(ends).decode() if ends else "")
 
 
 def lost_error(name: str, lost: Lost) -> BatchError:

@@ -22,6 +22,8 @@ from meshwire.jobspecs import parse_job
 from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from meshd.control.buckets import BucketTable
     from meshd.control.interface import ControlStore
     from meshd.control.jobs import JobTable
@@ -40,8 +42,15 @@ class JobDesk:
     """One a worker."""
 
     def __init__(
-        self, table: JobTable, control: ControlStore, buckets: BucketTable, access: Access, clock: Clock
+        self,
+        table: JobTable,
+        control: ControlStore,
+        buckets: BucketTable,
+        access: Access,
+        clock: Clock,
+        alone: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._alone = alone
         self._table, self._control, self._buckets = table, control, buckets
         self._access, self._clock = access, clock
 
@@ -49,7 +58,15 @@ class JobDesk:
         return "<JobDesk>"
 
     async def start(self, caller: Caller, body: bytes) -> dict[str, Any]:
-        """What `POST /-/jobs` answers. Raises BatchError: InvalidPlan, NoSuchBucket, AccessDenied, Busy."""
+        """What `POST /-/jobs` answers. Raises BatchError: InvalidPlan, NoSuchBucket, AccessDenied, Busy,
+        NotImplemented (there are several nodes)."""
+        if not self._alone():
+            raise BatchError(
+                "NotImplemented",
+                "jobs run on a lone node only, as yet: this one is of a mesh of several",
+                help="read views and datasets instead, which work on every node; or run the job on a node of "
+                "its own and copy what it makes with `mesh sync`",
+            )
         try:
             spec = parse_job(body)
             self._check(caller, spec)

@@ -5,12 +5,14 @@ Law: a bad source is never retried by a client, a busy node always; the message 
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from meshd.assembly.errors import BatchError
 from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
-    from meshd.assembly.errors import BatchError
+    from collections.abc import Iterator
 
 _REFUSED = frozenset({"BadSample", "TooLarge", "OpFailed", "InvalidPlan"})
 _GONE = frozenset({"UnknownOpBuild", "UnknownOp", "NoSuchAsset", "NoSuchPlan", "NoSuchSnapshot"})
@@ -36,6 +38,15 @@ def pinned_refusal(error: BatchError) -> S3Error:
     if error.code in _GONE:
         return S3Error("ViewOutdated", error.message)
     return S3Error("InternalError", error.message)
+
+
+@contextmanager
+def unreachable() -> Iterator[None]:
+    """What other nodes refuse or do not answer, in S3's words."""
+    try:
+        yield
+    except BatchError as error:
+        raise refusal(error) from error
 
 
 def _later(error: BatchError) -> S3Error:

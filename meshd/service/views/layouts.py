@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from meshd.service.translation import store_errors
+from meshd.service.views.failing import unreachable
 from meshd.service.views.pieces import Source, unprocessable
 from meshd.service.views.scanning import Scans
 from meshd.telemetry import metrics
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from meshd.kit.clock import Clock
     from meshd.service.archives.reading import Archives
+    from meshd.service.remote import RemoteObjects
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
     from meshwire.expressions import Value
@@ -45,16 +47,16 @@ class Laid:
     objects: list[SourceObject]
     layout: ShardLayout
     answered: Mapping[Answered, Value]
-    revision: int
-    checked: dict[str, int] = field(default_factory=dict)
+    revision: object
+    checked: dict[str, object] = field(default_factory=dict)
 
 
 class Layouts:
     """One a worker."""
 
-    def __init__(self, store: ObjectStore, clock: Clock, archives: Archives) -> None:
-        self._store, self._clock, self._archives = store, clock, archives
-        self._scans: Scans[ShardsView, Laid] = Scans(store, clock, self._scan)
+    def __init__(self, store: ObjectStore, clock: Clock, archives: Archives, mesh: RemoteObjects) -> None:
+        self._store, self._clock, self._archives, self._mesh = store, clock, archives, mesh
+        self._scans: Scans[ShardsView, Laid] = Scans(mesh.revision, clock, self._scan)
         self._last: OrderedDict[ShardsView, Laid] = OrderedDict()
 
     def __repr__(self) -> str:
@@ -70,9 +72,9 @@ class Layouts:
         return await self._scans.current(view)
 
     async def _scan(self, view: ShardsView) -> Laid:
-        began, revision, last = self._clock.monotonic(), self._store.revision(), self._last.get(view)
+        began, revision, last = self._clock.monotonic(), self._mesh.revision(), self._last.get(view)
         with store_errors():
-            objects = await asyncio.to_thread(self._objects, view)
+            objects = await self._found(view)
             same = last is not None and await asyncio.to_thread(objects.__eq__, last.objects)
             if last is not None and same:  # what was written is elsewhere
                 laid = Laid(last.objects, last.layout, last.answered, revision)
@@ -87,15 +89,28 @@ class Layouts:
         return laid
 
     async def _laid_out(
-        self, view: ShardsView, objects: list[SourceObject], revision: int, known: Mapping[Answered, Value]
+        self, view: ShardsView, objects: list[SourceObject], revision: object, known: Mapping[Answered, Value]
     ) -> Laid:
-        contents = _Contents(Source(self._store, self._archives, view.source))
+        contents = _Contents(Source(self._store, self._archives, view.source, self._mesh))
         evaluation = Evaluation(contents.read, known)
         files = objects
         if view.samples == "archives":
             files = await self._members(view, objects, contents)
+        if view.reads_files:
+            await contents.source.look_up({file.key for file in files})
         layout = await asyncio.to_thread(lay_out, view, files, evaluation)
         return Laid(objects, layout, evaluation.answered, revision)
+
+    async def _found(self, view: ShardsView) -> list[SourceObject]:
+        if self._mesh.alone:
+            return await asyncio.to_thread(self._objects, view)
+        with unreachable():
+            entries = await self._mesh.entries(view.source, view.prefix)
+        return [
+            SourceObject(key, record.etag, record.size, record.modified)
+            for key, record in entries
+            if view.takes(key)
+        ]
 
     def _objects(self, view: ShardsView) -> list[SourceObject]:
         """What the view takes of the bucket (blocking)."""
@@ -116,6 +131,8 @@ class Layouts:
     ) -> list[SourceObject]:
         """The files of these archives, in their order. Raises S3Error UnprocessableSource."""
         found: list[SourceObject] = []
+        archives = list(archives)
+        await contents.source.look_up({archive.key for archive in archives})
         for archive in archives:
             record = contents.source.present(archive)
             if record is None:  # went meanwhile
@@ -145,4 +162,4 @@ class _Contents:
         if item.size > _CONTENT:
             return None
         record = self.holders.get(item.key) if item.name else self.source.present(item)
-        return None if record is None else self.source.store.read(record, item.offset, item.size)
+        return None if record is None else self.source.read(item, record)

@@ -14,8 +14,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from awscrt.checksums import combine_crc32c, crc32c
 
+from meshd.assembly.elsewhere import Lost, Part
 from meshd.assembly.errors import BatchError
+from meshd.assembly.memory import Memory
+from meshd.service.remote import local_objects
+from meshd.service.remotewire import FarRecord
 from meshd.service.translation import store_errors
+from meshd.service.views.failing import refusal, unreachable
+from meshd.service.waiting import Waiting
 from meshd.store.errors import CorruptExtentError, ExtentGoneError
 from meshd.store.proving import Passing
 from meshd.store.records import Span
@@ -24,8 +30,9 @@ from meshwire.s3.errors import S3Error
 from meshwire.tfrecords import MAX_NUMBER, NumberError, converted, masked
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 
+    from meshd.service.remote import RemoteObjects
     from meshd.store.interface import ObjectStore
     from meshd.store.proving import Proofs
     from meshd.store.records import Extent, Record
@@ -46,16 +53,43 @@ class Plain(Protocol):
 
 
 class Source:
-    """The objects of a bucket, as they were when a layout was made of them."""
+    """The objects of a bucket, as they were when a layout was made of them. Of those that other nodes hold
+    `record` knows what was looked up before."""
 
-    def __init__(self, store: ObjectStore, archives: Plain, bucket: str) -> None:
+    def __init__(
+        self, store: ObjectStore, archives: Plain, bucket: str, objects: RemoteObjects | None = None
+    ) -> None:
         self.store, self._archives, self.bucket = store, archives, bucket
+        self.objects = objects or local_objects(store)
+        self._looked_up: dict[str, Record | None] = {}
+        self._waiting = None if self.objects.alone else Waiting(self.objects)
 
     def __repr__(self) -> str:
         return f"<Source {self.bucket}>"
 
+    async def look_up(self, keys: Collection[str]) -> None:
+        """Ask other nodes for the objects of these keys. Raises S3Error SlowDown."""
+        if self.objects.alone:
+            return
+        wanted = [key for key in keys if key not in self._looked_up]
+        with unreachable():
+            found = await self.objects.many([(self.bucket, key) for key in wanted])
+        self._looked_up.update(zip(wanted, found, strict=True))
+
+    def read(self, item: SourceObject, record: Record) -> bytes:
+        """A member's bytes, of the object that holds them (blocking). Raises StoreError."""
+        if isinstance(record, FarRecord) and self._waiting is not None:
+            return self._waiting.read(self.bucket, item.key, record, item.offset, item.size)
+        return self.store.read(record, item.offset, item.size)
+
+    def part(self, item: SourceObject, record: Record, offset: int, length: int) -> Part:
+        """How other nodes are asked for bytes of the object that holds a member."""
+        return Part(self.bucket, item.key, record.etag, record.size, offset, length)
+
     def record(self, key: str) -> Record | None:
         """What a key names now."""
+        if key in self._looked_up:
+            return self._looked_up[key]
         with store_errors():
             return self.store.get(self.bucket, key)
 
@@ -66,6 +100,7 @@ class Source:
 
     async def holder(self, member: SourceObject) -> Record:
         """The object with a member's bytes. Raises S3Error SlowDown, UnprocessableSource."""
+        await self.look_up({member.key})
         record = self.present(member)
         if record is None:
             raise S3Error("SlowDown", f"{member.key} was replaced meanwhile; ask again.")
@@ -81,6 +116,8 @@ def unprocessable() -> Iterator[None]:
     try:
         yield
     except BatchError as error:
+        if error.code == "Busy":
+            raise refusal(error) from error
         raise S3Error("UnprocessableSource", error.message) from error
 
 
@@ -109,13 +146,38 @@ class _Opening:
 
     def __init__(self, source: Source, stack: ExitStack, proofs: Proofs | None) -> None:
         self._source, self._stack, self._proofs = source, stack, proofs
+        self._fetched: dict[Part, Span] = {}
         self._parts: dict[int, _Part] = {}  # by the identity of pieces that the group holds
 
     async def spans(self, group: Sequence[Piece]) -> Sequence[Span]:
         """Large members as they lie, all that is between them copied together by a thread."""
+        await self._fetch(group)
         parts = [await self._part(piece) for piece in group]
         scratch = self._stack.enter_context(_Scratch())
         return await asyncio.to_thread(scratch.assemble, parts)
+
+    async def _fetch(self, group: Sequence[Piece]) -> None:
+        """What other nodes hold of a group's pieces, all at once. Raises S3Error SlowDown."""
+        source = self._source
+        if source.objects.alone:
+            return
+        pieces = [piece for piece in _all_of(group) if piece.object is not None and not piece.told]
+        await source.look_up({piece.object.key for piece in pieces if piece.object is not None})
+        parts: dict[Part, None] = {}
+        for piece in pieces:
+            assert piece.object is not None
+            record = await source.holder(piece.object)
+            if isinstance(record, FarRecord):
+                parts[source.part(piece.object, record, piece.offset, piece.length)] = None
+        if not parts:
+            return
+        with unreachable():
+            fetched = await source.objects.fetch(list(parts), Memory())
+        self._stack.callback(fetched.close)
+        for part, place in zip(parts, fetched.places, strict=True):
+            if isinstance(place, Lost):
+                raise S3Error("SlowDown", f"{part.key} cannot be read now: {place.message or place.code}")
+            self._fetched[part] = Span(fetched.fd, place.offset, place.length)
 
     async def _part(self, piece: Piece) -> _Part:
         """A piece that is sent and summed is opened once."""
@@ -153,6 +215,10 @@ class _Opening:
 
     async def _text(self, item: SourceObject) -> bytes:
         record, store = await self._source.holder(item), self._source.store
+        if isinstance(record, FarRecord):
+            with unreachable():
+                part = self._source.part(item, record, item.offset, item.size)
+                return (await self._source.objects.read_many([part]))[0]
         if self._proofs is not None:
             with store.reading(record, item.offset, item.size) as spans:
                 await self._proofs.require(self._named(spans, item))
@@ -160,6 +226,9 @@ class _Opening:
         return await asyncio.to_thread(store.read, record, item.offset, item.size) if text is None else text
 
     def _open(self, piece: Piece, item: SourceObject, record: Record) -> _Part:
+        if isinstance(record, FarRecord):
+            span = self._fetched[self._source.part(item, record, piece.offset, piece.length)]
+            return _Part(self._named([span], item), piece.length)
         opened = self._stack.enter_context(self._source.store.reading(record, piece.offset, piece.length))
         spans, whole = self._named(opened, item), piece.length == record.size
         return _Part(spans, piece.length, extents=record.extents if whole else ())
@@ -167,6 +236,12 @@ class _Opening:
     def _named(self, spans: Sequence[Span], item: SourceObject) -> Sequence[Span]:
         name = f"s3://{self._source.bucket}/{item.key}"
         return [span.named(name) for span in spans]
+
+
+def _all_of(group: Sequence[Piece]) -> Iterator[Piece]:
+    for piece in group:
+        yield piece
+        yield from _all_of(piece.summed)
 
 
 @dataclass(frozen=True, slots=True)

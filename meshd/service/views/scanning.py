@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable
 
     from meshd.kit.clock import Clock
-    from meshd.store.interface import ObjectStore
 
 V = TypeVar("V", bound="Hashable")
 L = TypeVar("L")
@@ -27,7 +26,7 @@ _SHARE: Final = 10
 @dataclass(frozen=True, slots=True)
 class _Scan(Generic[L]):
     found: L
-    revision: int  # of the store, before the scan
+    revision: object  # of the store, before the scan
     done: float
     seconds: float
 
@@ -35,8 +34,10 @@ class _Scan(Generic[L]):
 class Scans(Generic[V, L]):
     """The last scans by view. One a worker and kind."""
 
-    def __init__(self, store: ObjectStore, clock: Clock, scan: Callable[[V], Awaitable[L]]) -> None:
-        self._store, self._clock, self._scan = store, clock, scan
+    def __init__(
+        self, revision: Callable[[], object], clock: Clock, scan: Callable[[V], Awaitable[L]]
+    ) -> None:
+        self._revision, self._clock, self._scan = revision, clock, scan
         self._scans: OrderedDict[V, _Scan[L]] = OrderedDict()
         self._scanning: SingleFlight[V, _Scan[L]] = SingleFlight()
 
@@ -57,17 +58,17 @@ class Scans(Generic[V, L]):
     def forget(self, view: V) -> bool:
         """The scan may be out of date; whether anything was written since it was made."""
         scan = self._scans.get(view)
-        if scan is None or scan.revision == self._store.revision():
+        if scan is None or scan.revision == self._revision():
             return False
         del self._scans[view]
         return True
 
     def _stale(self, scan: _Scan[L]) -> bool:
         age = self._clock.monotonic() - scan.done
-        return age > _SHARE * scan.seconds and self._store.revision() != scan.revision
+        return age > _SHARE * scan.seconds and self._revision() != scan.revision
 
     async def _timed(self, view: V) -> _Scan[L]:
-        began, revision = self._clock.monotonic(), self._store.revision()
+        began, revision = self._clock.monotonic(), self._revision()
         found = await self._scan(view)
         now = self._clock.monotonic()
         return _Scan(found, revision, now, now - began)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from meshd.service.remote import local_objects
 from meshd.service.views.kinds import Made
 from meshd.service.views.layouts import Layouts
 from meshd.service.views.pieces import Source, shard_groups
@@ -19,6 +20,7 @@ from meshwire.s3.results import ObjectEntry, ObjectListing
 if TYPE_CHECKING:
     from meshd.kit.clock import Clock
     from meshd.service.archives.reading import Archives
+    from meshd.service.remote import RemoteObjects
     from meshd.service.views.layouts import Laid
     from meshd.store.interface import ObjectStore
     from meshwire.s3.operations import ListObjects
@@ -33,9 +35,12 @@ _BEYOND: Final = "\U0010ffff"
 class ShardReader:
     """One a worker."""
 
-    def __init__(self, store: ObjectStore, clock: Clock, archives: Archives) -> None:
+    def __init__(
+        self, store: ObjectStore, clock: Clock, archives: Archives, objects: RemoteObjects | None = None
+    ) -> None:
         self._store, self._archives = store, archives
-        self._layouts = Layouts(store, clock, archives)
+        self._objects = objects or local_objects(store)
+        self._layouts = Layouts(store, clock, archives, self._objects)
 
     def __repr__(self) -> str:
         return f"<ShardReader, {self._layouts}>"
@@ -51,7 +56,7 @@ class ShardReader:
         )
 
     def _source(self, view: ShardsView) -> Source:
-        return Source(self._store, self._archives, view.source)
+        return Source(self._store, self._archives, view.source, self._objects)
 
     async def shard(self, view: ShardsView, key: str) -> Shard:
         """Raises S3Error NoSuchKey, UnprocessableSource."""
@@ -68,10 +73,12 @@ class ShardReader:
     async def _current(self, view: ShardsView, laid: Laid, shard: Shard) -> Shard | None:
         """The shard of objects as they are now; None when the layout must be made anew for that. They are
         looked up once while the store does not change."""
-        revision = self._store.revision()
+        revision = self._objects.revision()
         if laid.checked.get(shard.key, laid.revision) == revision:
             return shard
-        now = await asyncio.to_thread(_looked_up, self._source(view), shard, view.keeps_places)
+        source = self._source(view)
+        await source.look_up({member.key for member in shard.members})
+        now = await asyncio.to_thread(_looked_up, source, shard, view.keeps_places)
         if now is None:
             return None
         if now is not shard:

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 from meshd.assembly.addressing import DerivedAddress
 from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.assembly.errors import BatchError
+from meshd.service.remote import local_objects
 from meshd.service.translation import store_errors
 from meshd.service.views.definitions import draws
-from meshd.service.views.failing import refusal
+from meshd.service.views.failing import refusal, unreachable
 from meshd.service.views.kinds import Kept
 from meshd.store.errors import ConditionFailedError
 from meshd.store.records import Meta
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from meshd.assembly.addressing import Frame, FrameSource
+    from meshd.service.remote import RemoteObjects
     from meshd.service.views.uses import Uses
+    from meshd.service.waiting import Names
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
     from meshwire.s3.operations import ListObjects
@@ -60,8 +63,11 @@ def _program(view: TransformView) -> str:
 class TransformReader:
     """One a worker."""
 
-    def __init__(self, store: ObjectStore, frames: FrameSource, uses: Uses) -> None:
+    def __init__(
+        self, store: ObjectStore, frames: FrameSource, uses: Uses, objects: RemoteObjects | None = None
+    ) -> None:
         self._store, self._frames, self._uses = store, frames, uses
+        self._objects = objects or local_objects(store)
 
     def __repr__(self) -> str:
         return "<TransformReader>"
@@ -72,8 +78,8 @@ class TransformReader:
         """The result of a view's key; made if need be. Raises S3Error NoSuchKey, UnprocessableSource,
         SlowDown."""
         for origin in view.origins(key):
-            with store_errors():
-                source = self._store.get(view.source, origin)
+            with store_errors(), unreachable():
+                source = await self._objects.find(view.source, origin)
             if source is not None:
                 place = await self._made(view, origin, source)
                 self._uses.note(place)
@@ -130,8 +136,9 @@ class TransformReader:
         limit = min(operation.max_keys, PAGE_LIMIT)
         if limit <= 0:
             return ObjectListing()
-        with store_errors():
-            page = await asyncio.to_thread(_Gathering(self._store, view, operation, limit).run)
+        gathering = _Gathering(self._store, self._objects.names(), view, operation, limit)
+        with store_errors(), unreachable():
+            page = await asyncio.to_thread(gathering.run)
         made = await asyncio.gather(*[self._entry(view, pair) for pair in page.pairs])
         entries = tuple(entry for entry in made if entry is not None)
         return ObjectListing(entries, tuple(page.prefixes), page.truncated, page.last)
@@ -160,8 +167,11 @@ class TransformReader:
 class _Gathering:
     """The keys of one page, found in the index (blocking: run it in a thread)."""
 
-    def __init__(self, store: ObjectStore, view: TransformView, operation: ListObjects, limit: int) -> None:
+    def __init__(
+        self, store: ObjectStore, names: Names, view: TransformView, operation: ListObjects, limit: int
+    ) -> None:
         self._store, self._view, self._operation, self._limit = store, view, operation, limit
+        self._names = names
         self.pairs: list[Pair[Record]] = []
         self.prefixes: list[str] = []
         self.truncated, self.last = False, ""
@@ -202,12 +212,12 @@ class _Gathering:
         return walk_view(self._view, source, self._look, prefix=prefix, after=after)
 
     def _look(self, key: str) -> Record | None:
-        return self._store.get(self._view.source, key)
+        return self._names.get(self._view.source, key)
 
     def _source(self, prefix: str, after: str) -> Iterator[tuple[str, Record]]:
         more = True
         while more:
-            page = self._store.list(self._view.source, prefix=prefix, after=after, limit=_SOURCE_PAGE)
+            page = self._names.list(self._view.source, prefix=prefix, after=after, limit=_SOURCE_PAGE)
             yield from page.entries
             after, more = page.next_after, page.truncated
 

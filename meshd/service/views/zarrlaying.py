@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.assembly.errors import BatchError
 from meshd.service.translation import store_errors
-from meshd.service.views.failing import pinned_refusal
+from meshd.service.views.failing import pinned_refusal, unreachable
 from meshd.service.views.scanning import Scans
 from meshd.service.views.zarrlayouts import lay_out_zarr
 from meshwire.documents import PlanError
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from meshd.service.access import Caller
     from meshd.service.batches import BatchService
     from meshd.service.datasets import DatasetService
+    from meshd.service.remote import RemoteObjects
     from meshd.service.views.zarrlayouts import ZarrLayout
     from meshd.store.interface import ObjectStore
     from meshwire.snapshots import Snapshot
@@ -47,9 +48,11 @@ class ZarrLayouts:
         catalog: Catalog,
         datasets: DatasetService,
         batches: BatchService,
+        objects: RemoteObjects,
     ) -> None:
         self._store, self._catalog, self._datasets, self._batches = store, catalog, datasets, batches
-        self._scans: Scans[ZarrView, ZarrLayout] = Scans(store, clock, self._scan)
+        self._objects = objects
+        self._scans: Scans[ZarrView, ZarrLayout] = Scans(objects.revision, clock, self._scan)
         self._pinned: OrderedDict[ZarrView, ZarrLayout] = OrderedDict()
 
     def __repr__(self) -> str:
@@ -75,22 +78,25 @@ class ZarrLayouts:
 
     async def changed(self, laid: ZarrLayout, array: ZarrArray, number: int) -> str:
         """The first of the objects behind a stored one that is not what was laid out any more, or nothing."""
-        revision, name = self._store.revision(), (array.name, number)
+        revision, name = self._objects.revision(), (array.name, number)
         if laid.verified.get(name) == revision:
             return ""
-        found = await asyncio.to_thread(self._first_changed, laid, array, number)
+        found = await self._first_changed(laid, array, number)
         if not found:
             laid.verified[name] = revision
         return found
 
-    def _first_changed(self, laid: ZarrLayout, array: ZarrArray, number: int) -> str:
-        objects = laid.snapshot.objects
-        with store_errors():
-            for item in laid.objects(array, number):
-                bucket, key = objects.bucket_of(item), objects.keys[item]
-                record = self._store.get(bucket, key)
-                if record is None or record.etag != objects.etags[item]:
-                    return f"s3://{bucket}/{key}"
+    async def _first_changed(self, laid: ZarrLayout, array: ZarrArray, number: int) -> str:
+        objects, items = laid.snapshot.objects, list(laid.objects(array, number))
+        names = [(objects.bucket_of(item), objects.keys[item]) for item in items]
+        with store_errors(), unreachable():
+            if self._objects.alone:
+                records = await asyncio.to_thread(self._objects.own, names)
+            else:
+                records = await self._objects.many(names)
+        for item, (bucket, key), record in zip(items, names, records, strict=True):
+            if record is None or record.etag != objects.etags[item]:
+                return f"s3://{bucket}/{key}"
         return ""
 
     async def _of_snapshot(self, view: ZarrView) -> ZarrLayout:

@@ -88,7 +88,7 @@ class ZarrLayout:
         return {}
 
     @cached_property
-    def verified(self) -> dict[tuple[str, int], int]:
+    def verified(self) -> dict[tuple[str, int], object]:
         """The store's revision at which a stored object (array, number) last had all it is made of."""
         return {}
 

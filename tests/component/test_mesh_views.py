@@ -1,0 +1,135 @@
+"""Views on a mesh: every node lists and gives what a lone node that has everything lists and gives."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import pytest
+
+from meshsdk.views import batches_view, shards_view, transform_view, zarr_view
+from tests.component.mesh_crew import ROOT, MeshCrew
+from tests.component.test_batches_native import CROP, Mesh, error, png
+from tests.component.test_mesh_batches import fill
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DECODED = [{"op": "decode", "args": {}}, {"op": "resize", "args": {"size": 8}}, {"op": "to_npy", "args": {}}]
+ROWS = [
+    {"op": "decode", "field": "image", "args": {}},
+    {"op": "center_crop", "field": "image", "args": {"size": 12}},
+]
+FIELDS = {"image": {"ext": ["png"]}}
+VIEWS: dict[str, dict[str, Any]] = {
+    "small": transform_view(DECODED, match=[".png"], suffix=".npy", prefix="train/"),
+    "tars": shards_view(count=7, prefix="train/", match=[".png"]),
+    "again": shards_view(count=9, prefix="shards/", samples="archives", where="number(stem) < 40"),
+    "records": shards_view(count=10, prefix="train/", match=[".png"], format="tfrecord"),
+    "arrays": zarr_view(FIELDS, ROWS, prefix="train/", chunk=8, on_bad="mask"),
+    "now": zarr_view(FIELDS, ROWS, prefix="train/", chunk=8, on_bad="mask", follow=True),
+}
+
+
+@pytest.fixture(scope="module")
+def crews() -> Iterator[list[MeshCrew]]:
+    with ExitStack() as stack:
+        crews = [stack.enter_context(MeshCrew(number)) for number in (1, 3)]
+        for crew in crews:
+            fill(crew)
+        yield crews
+
+
+@pytest.fixture
+def wires(crews: list[MeshCrew]) -> Iterator[list[Mesh]]:
+    found = [Mesh(one.endpoint, *ROOT) for crew in crews for one in crew.nodes]
+    yield found
+    for wire in found:
+        wire.close()
+
+
+def listed(wire: Mesh, bucket: str) -> list[tuple[str, ...]]:
+    """(key, size, ETag) of everything, over pages."""
+    found: list[tuple[str, ...]] = []
+    query = "list-type=2&max-keys=5"
+    while True:
+        answer = wire.call("GET", f"/{bucket}?{query}")
+        assert answer.status == 200, answer.body
+        page = ElementTree.fromstring(answer.body)
+        space = page.tag.removesuffix("ListBucketResult")
+        for entry in page.iter(f"{space}Contents"):
+            found.append(tuple(entry.findtext(space + name, "") for name in ("Key", "Size", "ETag")))
+        token = page.findtext(f"{space}NextContinuationToken")
+        if token is None:
+            return found
+        query = f"continuation-token={token}&list-type=2&max-keys=5"
+
+
+def first_of(wire: Mesh, bucket: str) -> bytes:
+    answer = wire.call("GET", f"/{bucket}/{listed(wire, bucket)[0][0]}")
+    assert answer.status == 200
+    return answer.body
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_are_the_same_on_every_node(wires: list[Mesh], name: str) -> None:
+    document = {"bucket": "pictures", "name": name, "view": VIEWS[name]}
+    lone, *others = wires
+    for wire in (lone, others[0]):
+        made = wire.post("/-/views", document)
+        assert made.status == 200, made.body
+    bucket = f"pictures--{name}"
+    expected = listed(lone, bucket)
+    assert len(expected) >= 4
+    bodies = {key: lone.call("GET", f"/{bucket}/{key}").body for key, *_ in expected}
+    for wire in others:
+        assert listed(wire, bucket) == expected
+        for key, size, *_ in expected:
+            answer = wire.call("GET", f"/{bucket}/{key}")
+            assert (answer.status, answer.body) == (200, bodies[key]), (key, answer.body[:200])
+            assert len(answer.body) == int(size)
+
+
+def test_views_of_batches_are_the_same_on_every_node(wires: list[Mesh]) -> None:
+    lone, *others = wires
+    for wire in (lone, others[0]):
+        snapshot = wire.snapshot("s3://pictures/train/", FIELDS)["snapshot"]
+        plan = wire.plan(snapshot, CROP, on_bad="mask", max_bad=0.5)["plan"]
+        view = batches_view(plan, 16)
+        assert wire.post("/-/views", {"bucket": "pictures", "name": "b", "view": view}).status == 200
+    expected = listed(lone, "pictures--b")
+    for wire in others:
+        assert listed(wire, "pictures--b") == expected
+        for key, *_ in expected:
+            one, other = (each.call("GET", f"/pictures--b/{key}").body for each in (lone, wire))
+            assert one == other
+
+
+def test_a_view_follows_what_other_nodes_write(crews: list[MeshCrew]) -> None:
+    crew = crews[1]
+    wires = [Mesh(one.endpoint, *ROOT) for one in crew.nodes]
+    crew.put("pictures", "late/a.png", png(1))
+    view = shards_view(count=2, prefix="late/", match=[".png"])
+    assert wires[0].post("/-/views", {"bucket": "pictures", "name": "late", "view": view}).status == 200
+    before = {
+        wire.call("GET", f"/pictures--late/{listed(wire, 'pictures--late')[0][0]}").body for wire in wires
+    }
+    assert len(before) == 1
+    crew.put("pictures", "late/a.png", png(2))
+    after = {
+        wire.call("GET", f"/pictures--late/{listed(wire, 'pictures--late')[0][0]}").body for wire in wires
+    }
+    assert len(after) == 1
+    assert before != after
+    for wire in wires:
+        wire.close()
+
+
+def test_jobs_say_that_they_run_on_a_lone_node(crews: list[MeshCrew]) -> None:
+    wire = Mesh(crews[1].nodes[0].endpoint, *ROOT)
+    answer = wire.post(
+        "/-/jobs", {"kind": "extract", "source": "s3://pictures/a/", "target": "s3://pictures/b/"}
+    )
+    wire.close()
+    assert (answer.status, error(answer)["code"]) == (501, "NotImplemented")
