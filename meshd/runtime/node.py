@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from meshd.assembly.catalog import Catalog
 from meshd.cluster.replicating import replicated
 from meshd.control.buckets import BucketTable
+from meshd.control.clustermaps import ClusterMaps
 from meshd.control.identities import IdentityTable
 from meshd.control.keyuse import KeyUse
 from meshd.control.nodesecret import NodeSecret
@@ -33,6 +34,7 @@ from meshd.service.backed.administering import BackedAdmin
 from meshd.service.backed.freshness import FreshTable
 from meshd.service.backed.origins import Origins
 from meshd.service.backed.shelf import Shelf
+from meshd.service.clusters import ClusterAdmin
 from meshd.service.deleting import Deleter
 from meshd.service.facts import finder
 from meshd.service.gathers import GatherService
@@ -227,10 +229,11 @@ def admin_routes(node: Node, sessions: Sessions) -> list[NativeRoute]:
     """The admin API, temporary credentials, whoami."""
     identities = IdentityAdmin(node.identities, node.use, node.buckets, node.clock)
     admin = AdminEndpoint(identities, PolicyAdmin(node.identities, node.clock), node.clock)
+    cluster = ClusterAdmin(node.mesh, ClusterMaps(node.control), node.control, node.buckets)
     return [
         *admin.routes(),
         *SessionEndpoint(sessions, node.clock).routes(),
-        *ClusterEndpoint(node.mesh, node.clock).routes(),
+        *ClusterEndpoint(node.mesh, cluster, node.clock).routes(),
     ]
 
 

@@ -25,6 +25,8 @@ Code = Literal[
     "UserOwnsBuckets",
     "PolicyInUse",
     "NotChangeableHere",
+    "NoSuchNode",
+    "NotNow",
     "Unavailable",
 ]
 _NAME = re.compile(r"[A-Za-z0-9][\w.@+-]{0,63}", re.ASCII)

@@ -46,6 +46,8 @@ STATUS: Mapping[Code, int] = {
     "UserOwnsBuckets": 409,
     "PolicyInUse": 409,
     "NotChangeableHere": 409,
+    "NoSuchNode": 404,
+    "NotNow": 409,
     "Unavailable": 503,
 }
 _PREFIX = "/-/admin/"
@@ -94,7 +96,7 @@ class AdminEndpoint:
 
     async def _administer(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         try:
-            _check_root(identity)
+            check_root(identity)
             check_signed_whole(request)
             action, names, query = self._find(request)
             status, document = await action(request, names, query)
@@ -192,7 +194,7 @@ class AdminEndpoint:
         return self._clock.now_ms() // 1000
 
 
-def _check_root(identity: Identity) -> None:
+def check_root(identity: Identity) -> None:
     if not identity.root or identity.session is not None:
         what = "temporary credentials cannot" if identity.session else "only root may"
         raise AdminError("AccessDenied", f"{what} administer", help="sign with the node's root keys")

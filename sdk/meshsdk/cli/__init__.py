@@ -16,6 +16,7 @@ from meshsdk.cli.archives import archive
 from meshsdk.cli.benching import bench
 from meshsdk.cli.buckets import bucket
 from meshsdk.cli.cache import cache
+from meshsdk.cli.cluster import cluster
 from meshsdk.cli.copying import cp
 from meshsdk.cli.jobs import extract, job, reshard, shard
 from meshsdk.cli.listing import ls, mb, rb, stat
@@ -47,6 +48,7 @@ Examples:
   mesh op push augment.py                  ops of your own, run on the nodes
   mesh shard s3://photos/train/ s3://photos-shards/v1/ --count 1000
   mesh job ls                              what the node works on
+  mesh cluster status                      the nodes of a mesh, and what moves between them
   mesh bad ls PLAN                         what a plan could not prepare
   mesh replay PLAN 1093 --epoch 2          one position of it again
   mesh cache simulate --epochs 20 --capacity 0.3   which reads a cache would serve
@@ -83,6 +85,7 @@ for command in (
     reshard,
     extract,
     job,
+    cluster,
     bench,
     cache,
     bad,

