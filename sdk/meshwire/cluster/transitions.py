@@ -199,8 +199,9 @@ def _arrived(cluster: ClusterMap) -> ClusterMap:
     """The future is the present where everybody of it has what it should, and who joined is up by that."""
     complete = {node.node_id for node in cluster.nodes if node.complete >= cluster.goal > 0}
     present: tuple[Share, ...] = cluster.present
-    if not present or all(share.node_id in complete for share in cluster.future):
-        present = cluster.future
+    future = cluster.future
+    if not present or (future and all(share.node_id in complete for share in future)):
+        present = future
     nodes = cluster.nodes
     if present == cluster.future:
         nodes = tuple(

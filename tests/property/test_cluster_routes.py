@@ -1,0 +1,191 @@
+"""What routes promise over every history of a mesh that its transitions allow: nothing acknowledged is lost.
+
+The world here is a few slots: who has which write, who goes by which map, who is cut off. A write is
+acknowledged by the rule of `meshwire.cluster.routes`; nodes compare as movers do.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from meshwire.cluster import Node, place, routes
+from meshwire.cluster import transitions as turn
+
+if TYPE_CHECKING:
+    from meshwire.cluster import ClusterMap
+
+SLOTS = 8
+IDS = ("a", "b", "c", "d")
+
+
+def member(node_id: str) -> Node:
+    return Node(node_id, f"http://{node_id}:1", zone=node_id if node_id < "c" else "z")
+
+
+class Histories(RuleBasedStateMachine):
+    """Maps are numbered; a node knows some version, and learns of newer ones when it is not cut off."""
+
+    @initialize(copies=st.integers(1, 3))
+    def found(self, copies: int) -> None:
+        self.copies = copies
+        self.maps = {1: turn.founded(member("a"), SLOTS)}
+        self.version = 1
+        self.known = {node_id: 1 for node_id in IDS}
+        self.cut: set[str] = set()  # from the control store and from everybody
+        self.has: dict[str, dict[int, set[int]]] = {n: {s: set() for s in range(SLOTS)} for n in IDS}
+        self.acknowledged: dict[int, set[int]] = {s: set() for s in range(SLOTS)}
+        self.began: dict[str, int] = {}
+        self.writes = 0
+
+    @property
+    def map(self) -> ClusterMap:
+        return self.maps[self.version]
+
+    def state(self, node_id: str) -> str:
+        node = self.map.node(node_id)
+        return "absent" if node is None else node.state
+
+    def change(self, after: ClusterMap) -> None:
+        if after.version != self.version:
+            assert after.version == self.version + 1
+            self.maps[after.version], self.version = after, after.version
+
+    # --- the map changes ----------------------------------------------------------------------------
+
+    @rule(node_id=st.sampled_from(IDS))
+    def come(self, node_id: str) -> None:
+        if node_id in self.cut or self.state(node_id) not in ("absent", "away", "down"):
+            return
+        self.known[node_id] = self.version
+        self.change(turn.joined(self.map, member(node_id)))
+        self.began.pop(node_id, None)
+
+    @rule(node_id=st.sampled_from(IDS))
+    def be_missed(self, node_id: str) -> None:
+        if self.state(node_id) != "absent":
+            self.change(turn.missed(self.map, node_id))
+
+    @rule(node_id=st.sampled_from(IDS))
+    def be_given_up(self, node_id: str) -> None:
+        if self.state(node_id) == "away" and turn.covered(self.map, node_id, self.copies):
+            self.change(turn.lost(self.map, node_id))
+
+    @rule(node_id=st.sampled_from(IDS))
+    def be_drained(self, node_id: str) -> None:
+        with suppress(turn.TransitionError):
+            self.change(turn.drained(self.map, node_id))
+
+    @rule(node_id=st.sampled_from(IDS))
+    def stay(self, node_id: str) -> None:
+        with suppress(turn.TransitionError):
+            self.change(turn.stayed(self.map, node_id))
+
+    @rule(node_id=st.sampled_from(IDS), weight=st.integers(1, 5))
+    def be_reweighed(self, node_id: str, weight: int) -> None:
+        with suppress(turn.TransitionError):
+            self.change(turn.reweighed(self.map, node_id, weight))
+
+    @rule(node_id=st.sampled_from(IDS))
+    def leave(self, node_id: str) -> None:
+        with suppress(turn.TransitionError):
+            self.change(turn.left(self.map, node_id))
+            self.has[node_id] = {s: set() for s in range(SLOTS)}  # its disk is used for something else
+
+    # --- who knows what -----------------------------------------------------------------------------
+
+    @rule(node_id=st.sampled_from(IDS))
+    def learn(self, node_id: str) -> None:
+        if node_id not in self.cut:
+            self.known[node_id] = self.version
+
+    @rule(node_id=st.sampled_from(IDS))
+    def be_cut_off(self, node_id: str) -> None:
+        self.cut ^= {node_id}
+
+    # --- comparing ----------------------------------------------------------------------------------
+
+    @rule(node_id=st.sampled_from(IDS))
+    def begin_comparing(self, node_id: str) -> None:
+        if node_id not in self.cut and self.map.owes(node_id):
+            self.known[node_id] = self.version
+            self.began[node_id] = self.version
+
+    @precondition(lambda self: self.began)
+    @rule(data=st.data())
+    def compare(self, data: st.DataObject) -> None:
+        """Take what the readers have, of every slot: from those who go by this map, or a newer one."""
+        node_id = data.draw(st.sampled_from(sorted(self.began)))
+        version = self.began.pop(node_id)
+        if node_id in self.cut:
+            return
+        cluster = self.maps[version]
+        for slot in range(SLOTS):
+            route = routes(cluster, self.copies).of_slot(slot)
+            if node_id not in {node.node_id for node in route.writers}:
+                continue
+            sources = [node.node_id for node in route.readers if node.node_id != node_id]
+            if not sources and route.readers:
+                continue  # it is the only one that is sure to have everything
+            if not route.readers and self._anybody(cluster, slot):
+                return  # who has it does not answer
+            able = [source for source in sources if source not in self.cut]
+            if sources and not able:
+                return
+            if able:
+                self.known[able[0]] = max(self.known[able[0]], version)
+                self.has[node_id][slot] |= self.has[able[0]][slot]
+        with suppress(turn.TransitionError):
+            self.change(turn.settled(self.map, node_id, version))
+
+    def _anybody(self, cluster: ClusterMap, slot: int) -> bool:
+        """Whether some owner that is not given up may have it."""
+        owners = place(cluster, self.copies, "present").of_slot(slot)
+        return any(node.state not in ("down", "joining") for node in owners)
+
+    # --- writing ------------------------------------------------------------------------------------
+
+    @rule(node_id=st.sampled_from(IDS), slot=st.integers(0, SLOTS - 1))
+    def write(self, node_id: str, slot: int) -> None:
+        """A decider by the map it knows: it commits, tells the writers, and answers when all have it."""
+        cluster = self.maps[self.known[node_id]]
+        route = routes(cluster, self.copies).of_slot(slot)
+        if route.decider is None or route.decider.node_id != node_id:
+            return
+        self.writes += 1
+        self.has[node_id][slot].add(self.writes)
+        for writer in route.writers:
+            if writer.node_id == node_id:
+                continue
+            reached = not ({node_id, writer.node_id} & self.cut)
+            if not reached or self.known[writer.node_id] > cluster.version:
+                return  # never acknowledged
+            self.known[writer.node_id] = max(self.known[writer.node_id], cluster.version)
+            self.has[writer.node_id][slot].add(self.writes)
+        self.acknowledged[slot].add(self.writes)
+
+    # --- the promises -------------------------------------------------------------------------------
+
+    @invariant()
+    def one_decider_and_it_reads_and_writes(self) -> None:
+        for slot in range(SLOTS):
+            route = routes(self.map, self.copies).of_slot(slot)
+            if route.decider is not None:
+                assert route.decider == route.readers[0]
+                assert route.decider in route.writers
+            assert len(set(route.writers)) == len(route.writers)
+
+    @invariant()
+    def what_was_acknowledged_is_at_every_reader(self) -> None:
+        for slot in range(SLOTS):
+            for reader in routes(self.map, self.copies).of_slot(slot).readers:
+                missing = self.acknowledged[slot] - self.has[reader.node_id][slot]
+                assert not missing, f"{reader.node_id} lacks {missing} of slot {slot} by {self.map.nodes}"
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(deadline=None, max_examples=150, stateful_step_count=60)
