@@ -78,11 +78,6 @@ class Mesh:
         return found
 
     @property
-    def lone(self) -> bool:
-        """Whether this is a node that has its control store to itself."""
-        return self._lone is not None
-
-    @property
     def me(self) -> Node | None:
         """This node as the map has it."""
         return self.map().node(self.node_id)
