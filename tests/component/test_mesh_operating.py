@@ -126,5 +126,5 @@ def test_others_than_root_learn_the_map_and_change_nothing(mesh: Mesh) -> None:
 
 
 def test_a_lone_node_says_how_to_have_several(daemon: Daemon) -> None:
-    assert "1 nodes" in command(daemon, "status").stdout
+    assert "1 node, 1 copy: all data is where it belongs" in command(daemon, "status").stdout
     assert "--control etcd" in command(daemon, "drain", "n1").stderr

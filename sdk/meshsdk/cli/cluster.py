@@ -108,7 +108,8 @@ def _change(session: Session, node: str, action: str, **rest: Any) -> None:
 
 def _lines(found: dict[str, Any]) -> Iterator[str]:
     moving = "data is on the move" if found["moving"] else "all data is where it belongs"
-    yield f"map {found['version']}, {len(found['nodes'])} nodes, {found['copies']} copies: {moving}"
+    nodes, copies = _count(len(found["nodes"]), "node"), _count(found["copies"], "copy", "copies")
+    yield f"map {found['version']}, {nodes}, {copies}: {moving}"
     if found["control"] != "reached":
         yield f"the control store is out of reach: {found['control']}"
     rows: list[tuple[str, ...]] = [("node", "state", "zone", "roles", "share", "endpoint", "")]
@@ -116,6 +117,10 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def _row(node: dict[str, Any], slots: int) -> tuple[str, ...]:
