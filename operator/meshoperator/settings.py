@@ -6,6 +6,10 @@ Law: validated once, at construction; passed down as a value.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +18,20 @@ class OperatorSettings:
 
     namespaces: tuple[str, ...] = ()
     """Namespaces to watch; empty: the whole cluster."""
+    reads_nodes: bool = True
+    """Whether Kubernetes nodes may be read: not where the operator has rights in its namespaces only."""
+    daemon_account: str = "shardmesh-daemon"
+    """ServiceAccount of the daemons."""
+    daemon_role: str = ""
+    """ClusterRole the account is bound to in every namespace with a mesh; empty: somebody else does that."""
+    service_monitors: bool = False
+    """Whether the API of ServiceMonitors is there."""
+    webhook: tuple[str, int] | None = None
+    """Where the webhook listens; None: there is none."""
+    webhook_certificates: str = ""
+    """Folder with its `tls.crt` and `tls.key`."""
+    metrics_port: int = 0
+    """Port of `/metrics`; 0: none."""
     resync_seconds: float = 60.0
     """Every object is looked at again after this long, whatever events said."""
     move_bytes_per_second: int = 200 << 20
@@ -31,6 +49,31 @@ class OperatorSettings:
     copy_gpus: float = 4.0
     """One more copy than asked for is made for this many GPUs that come near it (on its host: 1 each, in its
     rack 0.6, in its zone 0.3); it goes again when it serves less than half as many."""
+
+    @classmethod
+    def of_environment(cls, environ: Mapping[str, str]) -> OperatorSettings:
+        """As the chart says it (MESH_OPERATOR_…). Raises ValueError."""
+
+        def said(name: str) -> str:
+            return environ.get(f"MESH_OPERATOR_{name}", "")
+
+        host, _, port = said("WEBHOOK").rpartition(":")
+        found: dict[str, Any] = {
+            "namespaces": tuple(filter(None, said("NAMESPACES").split(","))),
+            "reads_nodes": said("SCOPE") != "namespaced",
+            "daemon_role": said("DAEMON_ROLE"),
+            "webhook": (host, int(port)) if port else None,
+            "webhook_certificates": said("WEBHOOK_CERTIFICATES"),
+            "metrics_port": int(said("METRICS_PORT") or 0),
+            "service_monitors": said("SERVICE_MONITORS") == "true",
+        }
+        if said("DAEMON_ACCOUNT"):
+            found["daemon_account"] = said("DAEMON_ACCOUNT")
+        if said("PLAN_SECONDS"):
+            found["plan_seconds"] = float(said("PLAN_SECONDS"))
+        if said("MOVE_BYTES_PER_SECOND"):
+            found["move_bytes_per_second"] = int(said("MOVE_BYTES_PER_SECOND"))
+        return cls(**found)
 
     @property
     def move_bytes(self) -> int:

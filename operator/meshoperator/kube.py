@@ -1,0 +1,183 @@
+"""The Kubernetes API as the operator uses it: documents in and out; server-side apply for what it makes.
+
+Law: whatever is not in `permissions` is refused here. Errors of the API are ApiError, as lightkube has them;
+what is not there is None.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from lightkube import ApiError
+from lightkube.core.exceptions import LoadResourceError
+from lightkube.generic_resource import create_global_resource, create_namespaced_resource
+from lightkube.types import CascadeType, PatchType
+
+from meshoperator.permissions import allowed
+from meshoperator.resources import GROUP, KINDS, VERSION
+
+if TYPE_CHECKING:
+    from lightkube import AsyncClient
+
+    from meshoperator.children import Manifest
+
+MANAGER: Final = "shardmesh-operator"
+_BUILT_IN: Final[dict[str, tuple[str, str, str, bool]]] = {
+    "ConfigMap": ("", "v1", "configmaps", True),
+    "Secret": ("", "v1", "secrets", True),
+    "Service": ("", "v1", "services", True),
+    "ServiceAccount": ("", "v1", "serviceaccounts", True),
+    "Pod": ("", "v1", "pods", True),
+    "PersistentVolumeClaim": ("", "v1", "persistentvolumeclaims", True),
+    "Node": ("", "v1", "nodes", False),
+    "StatefulSet": ("apps", "v1", "statefulsets", True),
+    "PodDisruptionBudget": ("policy", "v1", "poddisruptionbudgets", True),
+    "NetworkPolicy": ("networking.k8s.io", "v1", "networkpolicies", True),
+    "RoleBinding": ("rbac.authorization.k8s.io", "v1", "rolebindings", True),
+    "ServiceMonitor": ("monitoring.coreos.com", "v1", "servicemonitors", True),
+}
+_ALL: Final = _BUILT_IN | {kind.name: (GROUP, VERSION, kind.plural, True) for kind in KINDS}
+
+
+class ForbiddenError(PermissionError):
+    """The operator's own tables do not allow it: a mistake in the operator, or in the tables."""
+
+
+class Kube:
+    """`used`: what was done so far, as (verb, (group, resource))."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client: Any = client  # classes of resources are made here, which types cannot follow
+        self.used: set[tuple[str, tuple[str, str]]] = set()
+        self._versions: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<Kube {len(self.used)} kinds of calls>"
+
+    async def get(self, kind: str, name: str, namespace: str | None = None) -> Manifest | None:
+        """One object, None if it is not there."""
+        self._note("get", kind)
+        try:
+            return _plain(await self._client.get(self._class(kind), name, namespace=namespace))
+        except ApiError as error:
+            _none_if_missing(error)
+            return None
+
+    async def list_all(
+        self, kind: str, namespace: str | None = None, labels: dict[str, str] | None = None
+    ) -> list[Manifest]:
+        """Every object; without a namespace in all of them."""
+        self._note("list", kind)
+        where = {} if not _ALL[kind][3] else {"namespace": namespace or "*"}
+        found = self._client.list(self._class(kind), labels=labels, **where)
+        return [_plain(each) async for each in found]
+
+    async def apply(self, manifest: Manifest) -> Manifest:
+        """Make it so (server-side apply); fields of others stay theirs."""
+        kind = manifest["kind"]
+        self._note("patch", kind)
+        self._note("create", kind)
+        document = manifest | {"apiVersion": self._api_version(kind)}
+        name, namespace = document["metadata"]["name"], document["metadata"].get("namespace")
+        try:
+            found = await self._client.patch(
+                self._class(kind),
+                name,
+                document,
+                namespace=namespace,
+                patch_type=PatchType.APPLY,
+                field_manager=MANAGER,
+                force=True,
+            )
+        except ApiError as error:
+            if error.status.code == 404 and kind == "PodDisruptionBudget" and kind not in self._versions:
+                self._versions[kind] = "v1beta1"  # before Kubernetes 1.21
+                return await self.apply(manifest)
+            raise
+        return _plain(found)
+
+    async def create(self, manifest: Manifest) -> bool:
+        """Make it unless it is there; whether it was made."""
+        self._note("create", manifest["kind"])
+        made = self._class(manifest["kind"]).from_dict(manifest)
+        try:
+            await self._client.create(made, namespace=manifest["metadata"].get("namespace"))
+        except ApiError as error:
+            if error.status.code == 409:
+                return False
+            raise
+        return True
+
+    async def replace(self, manifest: Manifest) -> bool:
+        """Write the very version that was read; False when somebody was quicker."""
+        self._note("update", manifest["kind"])
+        try:
+            await self._client.replace(self._class(manifest["kind"]).from_dict(manifest))
+        except ApiError as error:
+            if error.status.code in (404, 409):
+                return False
+            raise
+        return True
+
+    async def patch(self, kind: str, name: str, namespace: str | None, change: dict[str, Any]) -> None:
+        """Merge a change into it; one that is gone is none."""
+        self._note("patch", kind)
+        await self._merge(self._class(kind), name, namespace, change)
+
+    async def set_status(self, kind: str, name: str, namespace: str, status: dict[str, Any]) -> None:
+        """Replace the fields of its status; one that is gone is none."""
+        self._note("patch", kind, "/status")
+        await self._merge(self._class(kind).Status, name, namespace, {"status": status})
+
+    async def delete(self, kind: str, name: str, namespace: str | None = None) -> bool:
+        """Whether it was there."""
+        self._note("delete", kind)
+        try:
+            await self._client.delete(
+                self._class(kind), name, namespace=namespace, cascade=CascadeType.BACKGROUND
+            )
+        except ApiError as error:
+            _none_if_missing(error)
+            return False
+        return True
+
+    async def _merge(self, resource: Any, name: str, namespace: str | None, change: dict[str, Any]) -> None:
+        try:
+            await self._client.patch(resource, name, change, namespace=namespace, patch_type=PatchType.MERGE)
+        except ApiError as error:
+            _none_if_missing(error)
+
+    def _note(self, verb: str, kind: str, sub: str = "") -> None:
+        group, _, plural, _ = _ALL[kind]
+        resource = (group, plural + sub)
+        if not allowed(verb, resource):
+            raise ForbiddenError(f"the operator has no right to {verb} {resource}; see permissions.py")
+        self.used.add((verb, resource))
+
+    def _api_version(self, kind: str) -> str:
+        group, version, _, _ = _ALL[kind]
+        version = self._versions.get(kind, version)
+        return f"{group}/{version}" if group else version
+
+    def _class(self, kind: str) -> Any:
+        group, version, plural, namespaced = _ALL[kind]
+        return _resource(group, self._versions.get(kind, version), kind, plural, namespaced=namespaced)
+
+
+@cache
+def _resource(group: str, version: str, kind: str, plural: str, *, namespaced: bool) -> Any:
+    make = create_namespaced_resource if namespaced else create_global_resource
+    try:
+        return make(group, version, kind, plural)
+    except LoadResourceError as error:  # lightkube keeps one class a kind
+        raise ForbiddenError(str(error)) from error
+
+
+def _plain(found: Any) -> Manifest:
+    return cast("Manifest", found.to_dict())
+
+
+def _none_if_missing(error: ApiError) -> None:
+    if error.status.code != 404:
+        raise error

@@ -1,0 +1,153 @@
+"""What is said of how things are: statuses and their conditions. Pure.
+
+Law: a condition's time is that of its last change, so that saying the same again changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from meshoperator.children import Cluster, Manifest
+    from meshoperator.steering import Pod, Sight, Steps
+    from meshwire.cluster import ClusterMap
+
+Condition = tuple[str, bool | None, str, str]  # type, whether, reason, message
+
+
+def conditions(document: Manifest, found: list[Condition], now: str) -> list[dict[str, Any]]:
+    """As metav1.Condition, with the times of those that have not changed."""
+    before = {each["type"]: each for each in (document.get("status") or {}).get("conditions") or ()}
+    generation = document["metadata"].get("generation")
+    result = []
+    for kind, whether, reason, message in found:
+        status = {True: "True", False: "False", None: "Unknown"}[whether]
+        old = before.get(kind) or {}
+        since = old["lastTransitionTime"] if old.get("status") == status else now
+        result.append(
+            {
+                "type": kind,
+                "status": status,
+                "reason": reason,
+                "message": message,
+                "lastTransitionTime": since,
+            }
+            | ({"observedGeneration": generation} if generation else {})
+        )
+    return result
+
+
+def cluster_status(
+    cluster: Cluster, told: tuple[Sight, Steps], document: Manifest, now: str
+) -> dict[str, Any]:
+    """Of a MeshCluster."""
+    sight, steps = told
+    ready = sum(pod.ready for pod in sight.pods)
+    desired = sum(sight.wanted.values())
+    outdated = [pod for pod in sight.pods if pod.template != sight.templates.get(pod.pool)]
+    progressing = bool(
+        steps.waiting or steps.changes or steps.delete or outdated or len(sight.pods) != desired
+    )
+    degraded = _degraded(sight)
+    waiting = "; ".join(steps.waiting)[:1000]
+    found: list[Condition] = [
+        (
+            "Available",
+            ready > 0,
+            "Answers" if ready else "NobodyAnswers",
+            f"{ready} of {desired} daemons are ready",
+        ),
+        (
+            "Progressing",
+            progressing,
+            "Working" if progressing else "Done",
+            waiting or "nothing is to be done",
+        ),
+        (
+            "Degraded",
+            bool(degraded),
+            "NodesMissing" if degraded else "AllWell",
+            degraded or "every node is well",
+        ),
+        (
+            "Settled",
+            steps.settled,
+            "Settled" if steps.settled else "Moving",
+            "all data is where it should be"
+            if steps.settled
+            else waiting or "data is on its way, or a node is not well",
+        ),
+    ]
+    status: dict[str, Any] = {
+        "observedGeneration": document["metadata"].get("generation"),
+        "phase": _phase(sight, degraded, ready, outdated),
+        "conditions": conditions(document, found, now),
+        "pools": _pools(sight),
+        "desired": desired,
+        "ready": ready,
+        "endpoint": cluster.endpoint,
+    }
+    return status | ({"mapVersion": sight.map.version} if sight.map else {})
+
+
+def _degraded(sight: Sight) -> str:
+    states = Counter(node.state for node in sight.map.nodes) if sight.map else Counter[str]()
+    bad = [f"{states[state]} {state}" for state in ("away", "returning", "down") if states[state]]
+    return f"of the nodes in the map are {', '.join(bad)}" if bad else ""
+
+
+def _phase(sight: Sight, degraded: str, ready: int, outdated: list[Pod]) -> str:
+    if sight.map is None or not ready:
+        return "Creating"
+    if degraded:
+        return "Degraded"
+    return "Updating" if outdated else "Running"
+
+
+def _pools(sight: Sight) -> list[dict[str, Any]]:
+    leaving = {node.node_id for node in sight.map.nodes if node.leaving} if sight.map else set[str]()
+    found = []
+    for pool, wanted in sight.wanted.items():
+        pods = [pod for pod in sight.pods if pod.pool == pool]
+        found.append(
+            {
+                "name": pool,
+                "desired": wanted,
+                "ready": sum(pod.ready for pod in pods),
+                "updated": sum(pod.template == sight.templates.get(pool) for pod in pods),
+                "draining": sum(pod.name in leaving for pod in pods),
+            }
+        )
+    return found
+
+
+def node_status(document: Manifest, pod: Pod | None, cluster: ClusterMap | None, now: str) -> dict[str, Any]:
+    """Of a MeshNode."""
+    known = cluster.node(document["spec"]["nodeId"]) if cluster else None
+    holds = bool(cluster and known and any(share.node_id == known.node_id for share in cluster.present))
+    ready = bool(pod and pod.ready)
+    found: list[Condition] = [
+        (
+            "Ready",
+            ready,
+            "Answers" if ready else "NoAnswer",
+            "its pod is ready" if ready else "its pod is not ready",
+        )
+    ]
+    if known and known.leaving:
+        message = (
+            "its share is not all elsewhere yet"
+            if holds
+            else "its share is elsewhere; it holds nothing needed"
+        )
+        found.append(("Drained", not holds, "Moving" if holds else "Empty", message))
+    status: dict[str, Any] = {
+        "observedGeneration": document["metadata"].get("generation"),
+        "conditions": conditions(document, found, now),
+    }
+    if pod:
+        status |= {"pod": pod.name} | ({"node": pod.node} if pod.node else {})
+    if known:
+        status |= {"state": known.state, "zone": known.zone, "rack": known.rack}
+    return status

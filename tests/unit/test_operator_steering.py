@@ -1,0 +1,130 @@
+"""What the operator does next about a cluster: scale, drain and roll out, one look at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from meshoperator.resources import MeshClusterSpec, parse
+from meshoperator.steering import Pod, Sight, applied, steer
+from meshwire.cluster import Node
+from meshwire.cluster.transitions import founded, joined, missed, settled
+
+if TYPE_CHECKING:
+    from meshwire.cluster import ClusterMap
+
+TIER = {"name": "a", "class": "nvme", "hostPath": "/mnt/a"}
+
+
+def spec(replicas: int = 3, **changes: Any) -> MeshClusterSpec:
+    pool = {"name": "s", "replicas": replicas, "tiers": [TIER]}
+    return parse(MeshClusterSpec, {"image": "i", "nodePools": [pool], **changes})
+
+
+def nodes(count: int) -> ClusterMap:
+    cluster = founded(Node("m-s-0", "http://0:1"))
+    for number in range(1, count):
+        cluster = joined(cluster, Node(f"m-s-{number}", f"http://{number}:1"))
+    return all_settled(cluster)
+
+
+def all_settled(cluster: ClusterMap) -> ClusterMap:
+    for _ in range(3):
+        for node in cluster.nodes:
+            if cluster.owes(node.node_id):
+                cluster = settled(cluster, node.node_id)
+    return cluster
+
+
+def pods(count: int, template: str = "new") -> tuple[Pod, ...]:
+    return tuple(Pod(f"m-s-{n}", "s", template, ready=True, node=f"k{n}") for n in range(count))
+
+
+def sight(count: int = 3, wanted: int = 3, **changes: Any) -> Sight:
+    base = Sight("m", spec(), {"s": wanted}, {"s": "new"}, {"s": count}, pods(count), nodes(count))
+    return replace(base, **changes)
+
+
+def test_a_settled_cluster_is_left_alone() -> None:
+    steps = steer(sight())
+    assert (steps.scale, steps.changes, steps.delete, steps.waiting) == ({"s": 3}, (), (), ())
+    assert steps.settled
+
+
+def test_it_grows_at_once() -> None:
+    assert steer(sight(wanted=5)).scale == {"s": 5}
+    assert steer(sight(0, 3, map=None)).scale == {"s": 3}
+
+
+def test_it_shrinks_when_the_map_proves_that_nodes_are_empty() -> None:
+    """The whole way from five to three, look by look."""
+    now = sight(5)
+    steps = steer(now)
+    assert (steps.scale, steps.changes) == ({"s": 5}, (("drain", "m-s-4"), ("drain", "m-s-3")))
+    assert now.map is not None
+    draining = applied(applied(now.map, steps.changes[0]), steps.changes[1])
+    steps = steer(replace(now, map=draining))
+    assert (steps.scale, steps.changes) == ({"s": 5}, ())
+    assert steps.waiting[0].startswith("m-s-4 gives its data away")
+    empty = all_settled(draining)
+    steps = steer(replace(now, map=empty))
+    assert (steps.scale, steps.changes) == ({"s": 3}, (("leave", "m-s-4"), ("leave", "m-s-3")))
+    gone = applied(applied(empty, steps.changes[0]), steps.changes[1])
+    after = steer(replace(now, map=gone, replicas={"s": 3}, pods=pods(3)))
+    assert (after.scale, after.changes, after.settled) == ({"s": 3}, (), True)
+
+
+def test_retained_disks_and_an_unknown_map() -> None:
+    assert steer(sight(5, spec=spec(scaleDown="Retain"))).scale == {"s": 3}
+    blind = steer(sight(5, map=None))
+    assert blind.scale == {"s": 5}
+    assert "the cluster map is not known" in blind.waiting[0]
+
+
+def test_a_node_is_drained_for_people_and_for_cordoned_hosts_and_stays_afterwards() -> None:
+    for changes in ({"desired": {"m-s-1": "Drained"}}, {"cordoned": frozenset({"k1"})}):
+        steps = steer(sight(**changes))
+        assert steps.changes == (("drain", "m-s-1"),)
+    now = sight()
+    assert now.map is not None
+    draining = applied(now.map, ("drain", "m-s-1"))
+    assert steer(replace(now, map=draining)).changes == (("stay", "m-s-1"),)
+
+
+def test_one_outdated_pod_at_a_time_and_only_of_a_settled_cluster() -> None:
+    old = pods(3, "old")
+    assert steer(sight(pods=old)).delete == (("m-s-0", "it is outdated"),)
+    restarting = (replace(old[0], ready=False, template="new"), *old[1:])
+    steps = steer(sight(pods=restarting))
+    assert steps.delete == ()
+    assert "waits for 1 others" in steps.waiting[0]
+    assert steer(sight(pods=(pods(1)[0], *old[1:]))).delete == (("m-s-1", "it is outdated"),)
+    away = missed(nodes(3), "m-s-2")
+    steps = steer(sight(pods=old, map=away))
+    assert (steps.delete, steps.settled) == ((), False)
+    assert steer(sight(pods=old, spec=spec(update={"paused": True}))).delete == ()
+
+
+def test_an_outdated_pod_that_does_not_work_blocks_nothing() -> None:
+    stuck = Pod("m-s-1", "s", "old", ready=False, scheduled=False)
+    steps = steer(sight(pods=(pods(1)[0], stuck, pods(3)[2])))
+    assert steps.delete == (("m-s-1", "it is outdated, and does not work"),)
+
+
+def test_an_update_by_drain_waits_for_the_proof() -> None:
+    now = sight(pods=pods(3, "old"), spec=spec(update={"mode": "Drain"}))
+    steps = steer(now)
+    assert (steps.delete, steps.changes) == ((), (("drain", "m-s-0"),))
+    assert now.map is not None
+    draining = applied(now.map, ("drain", "m-s-0"))
+    assert steer(replace(now, map=draining)).delete == ()
+    empty = all_settled(draining)
+    assert steer(replace(now, map=empty)).delete == (("m-s-0", "it is outdated"),)
+    updated = (pods(1)[0], *pods(3, "old")[1:])
+    assert ("stay", "m-s-0") in steer(replace(now, map=empty, pods=updated)).changes
+
+
+def test_the_last_node_is_not_drained() -> None:
+    steps = steer(sight(1, 0))
+    assert (steps.scale, steps.changes) == ({"s": 1}, ())
+    assert "the last node that stores" in steps.waiting[0]
