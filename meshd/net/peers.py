@@ -170,9 +170,9 @@ class PeerAnswer:
         return await self._go
 
     @property
-    def decided(self) -> bool:
-        """Whether the answer has begun, or will not."""
-        return self._head.done()
+    def beginning(self) -> asyncio.Future[AnswerHead]:
+        """Done when the answer has begun, or will not."""
+        return self._head
 
 
 class Peers:
@@ -219,16 +219,27 @@ class Peers:
         """`async with peers.call(node, "POST", "/-/peer/…", body=…) as answer`: the answer's head is here,
         its body still to be read. `target` is path and query, encoded. `timeout`: seconds of silence.
 
-        A body that is an iterable is sent when the peer asks for it: one that refuses costs no bytes. Raises
-        PeerUnreachableError, PeerRefusedError (any status from 400 on), StaleMapError (421).
+        A body that is an iterable is sent when the peer asks for it: one that refuses costs no bytes. An
+        answer may begin before the body's end, which is sent while the answer is read. Raises
+        PeerUnreachableError, PeerRefusedError (any status from 400 on), StaleMapError (421), and whatever
+        making the body raises.
         """
         answer = PeerAnswer()
+        sending: asyncio.Future[None] | None = None
         try:
-            await self._ask(answer, node, method, target, body, timeout)
+            whole = framing.whole(body) if isinstance(body, bytes) else None
+            wire = await self._ask(answer, node, method, target, whole, timeout)
+            if not isinstance(body, bytes) and await answer.wanted():
+                sending = asyncio.ensure_future(_send(answer, wire, body))
+                await _either(sending, answer)
+            await answer.head()
             if answer.status >= 400:
                 raise await _refusal(answer)
             yield answer
         finally:
+            if sending is not None:
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
             answer.close()
 
     async def wire(self, node: Node, patience: float = _CONNECT) -> Wire:
@@ -285,18 +296,16 @@ class Peers:
         node: Node,
         method: str,
         target: str,
-        body: bytes | AsyncIterable[bytes],
+        whole: bytes | None,
         patience: float,
-    ) -> None:
-        whole = framing.whole(body) if isinstance(body, bytes) else None
+    ) -> Wire:
+        """Send all but a body that is still to be made."""
         head = self._head(node, method, target, None if whole is None else len(whole))
         wire = answer.wire = await self.wire(node, min(patience, _CONNECT))
         if whole is not None and method not in ("GET", "HEAD"):
             head += whole
-        wire.start(answer, head, patience=patience, head_only=method == "HEAD")
-        if not isinstance(body, bytes) and await answer.wanted():
-            await _send(answer, wire, body)
-        await answer.head()
+        wire.start(answer, head, patience=patience, head_only=method == "HEAD", more=whole is None)
+        return wire
 
     def _head(self, node: Node, method: str, target: str, length: int | None) -> bytes:
         path, _, query = target.partition("?")
@@ -325,9 +334,28 @@ class Peers:
         return self._tls
 
 
+async def _either(sending: asyncio.Future[None], answer: PeerAnswer) -> None:
+    """Until the answer begins, or all is sent. Raises what making the body raised."""
+    await asyncio.wait((sending, answer.beginning), return_when=asyncio.FIRST_COMPLETED)
+    if sending.done():
+        sending.result()
+
+
 async def _send(answer: PeerAnswer, wire: Wire, body: AsyncIterable[bytes]) -> None:
-    """The body in pieces, each a chunk of HTTP; an answer that comes in between ends it."""
+    """The body in pieces, each a chunk of HTTP. One that cannot be made ends the connection."""
     wire.sending = True
+    try:
+        await _send_pieces(wire, body)
+    except PeerUnreachableError:
+        if not answer.beginning.done():
+            raise
+    except Exception as error:
+        answer.broke(PeerUnreachableError(f"the body of a call could not be made: {error}", begun=True))
+        wire.abort()
+        raise
+
+
+async def _send_pieces(wire: Wire, body: AsyncIterable[bytes]) -> None:
     async for data in body:
         with memoryview(data) as view:
             for start in range(0, len(view), framing.LARGEST):
@@ -337,10 +365,8 @@ async def _send(answer: PeerAnswer, wire: Wire, body: AsyncIterable[bytes]) -> N
                 wire.send(bytes(piece))
                 wire.send(b"\r\n")
         await wire.drained()
-        if answer.decided:
-            return
-    wire.sending = False
     wire.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(framing.END), framing.END))
+    wire.sent_all()
 
 
 async def _refusal(answer: PeerAnswer) -> MeshdError:

@@ -82,6 +82,7 @@ class Wire(asyncio.Protocol):
         self.patience = 0.0
         self.sending = False
         """Whether more of the request's body is to come from this side: then the peer is not silent."""
+        self._owes = False  # a body was announced whose end did not go out
         self.touched = self._loop.time()
         """When something last came or was sent, on the loop's clock."""
         self.uses = 0
@@ -131,12 +132,16 @@ class Wire(asyncio.Protocol):
 
     # --- asking -------------------------------------------------------------------------------------
 
-    def start(self, exchange: Exchange, head: bytes, *, patience: float, head_only: bool = False) -> None:
-        """Send a request's head, and its body if it is in `head`. `patience`: seconds of silence until the
-        peer is given up; `head_only`: a HEAD, whose answer has no body."""
+    def start(
+        self, exchange: Exchange, head: bytes, *, patience: float, head_only: bool = False, more: bool = False
+    ) -> None:
+        """Send a request's head, and its body if it is in `head`; if there is `more` of it, `send` and
+        `sent_all` follow. `patience`: seconds of silence until the peer is given up; `head_only`: a HEAD,
+        whose answer has no body."""
         assert self._exchange is None, "one exchange at a time"
         self._exchange, self._head_only = exchange, head_only
         self._left, self._held, self._keep, self.sending = -2, b"", True, False
+        self._owes = more
         self.uses += 1
         self.touched = self._loop.time()
         self.patience = patience
@@ -152,6 +157,11 @@ class Wire(asyncio.Protocol):
             raise PeerUnreachableError(f"{self._name} closed the connection", begun=True)
         self.touched = self._loop.time()
         self._transport.write(data)
+
+    def sent_all(self) -> None:
+        """The request's body went out to its end. Without this the connection serves no other request: the
+        peer would take it for the rest."""
+        self._owes = self.sending = False
 
     async def drained(self) -> None:
         """Wait until the peer has taken most of what was sent. Returns also when the connection is lost."""
@@ -184,10 +194,6 @@ class Wire(asyncio.Protocol):
             self.touched = self._loop.time()
             if self._transport is not None and not self._transport.is_closing():
                 self._transport.resume_reading()
-
-    def spoil(self) -> None:
-        """Use this connection for nothing after the present answer: its request was not sent to the end."""
-        self._keep = False
 
     def passed(self, count: int) -> None:
         """`count` bytes of the body were taken from the socket past this object, all that were left when it
@@ -323,7 +329,7 @@ class Wire(asyncio.Protocol):
         exchange, self._exchange = self._exchange, None
         self._left = -2
         self._unwatch()
-        if not self._keep or self._held or self._paused:
+        if not self._keep or self._held or self._paused or self._owes:
             self.abort()
         if exchange is not None:
             exchange.ended()

@@ -253,7 +253,8 @@ class Forwarder:
         protocol.when_lost = relay.cancel
         try:
             head = sending.head(self.stamp(request, aim))
-            wire.start(relay, head, patience=_SILENCE, head_only=request.method == "HEAD")
+            head_only = request.method == "HEAD"
+            wire.start(relay, head, patience=_SILENCE, head_only=head_only, more=sending.streams)
             return await self._follow(node, wire, relay, sending)
         except asyncio.CancelledError:
             if relay.outcome.cancelled():
@@ -387,20 +388,25 @@ class _Sending:
         assert self._body is not None
         if not await relay.wanted:
             self.refused = True
-            wire.spoil()
             return
-        chunked = self._request.content_length is None
+        left = self._request.content_length
         wire.sending = self.gone = True
         try:
             async for data in self._pieces():
                 self.received += len(data)
-                wire.send(b"%x\r\n%b\r\n" % (len(data), data) if chunked else data)
+                if left is None:
+                    wire.send(b"%x\r\n%b\r\n" % (len(data), data))
+                else:
+                    wire.send(data)
+                    left -= len(data)
+                    if not left:
+                        wire.sent_all()
                 await wire.drained()
                 if relay.outcome.done() or relay.head is not None:
-                    wire.spoil()
                     return
-            if chunked:
+            if left is None:
                 wire.send(b"0\r\n\r\n")
+                wire.sent_all()
         except PeerUnreachableError:
             return  # the relay hears of it, too
         finally:

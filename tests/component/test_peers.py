@@ -31,6 +31,16 @@ async def _echo(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
     return await stream_reply(request, call.pieces(request), 0)
 
 
+async def _early(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    async for piece in call.pieces(request):
+        return peer_reply(piece, 0)
+    raise AssertionError("a body")
+
+
+async def _whole(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+    return peer_reply(await call.read(request, 1 << 20), 0)
+
+
 async def _who(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
     return peer_reply(f"{call.node_id} {call.map_version} {request.raw_path}".encode(), 0)
 
@@ -53,6 +63,8 @@ async def _cut(request: MeshRequest, call: PeerCall) -> web.StreamResponse:
 
 _ROUTES = [
     peer_route("POST", "/-/peer/test/echo", _echo),
+    peer_route("POST", "/-/peer/test/early", _early),
+    peer_route("POST", "/-/peer/test/whole", _whole),
     peer_route("GET", "/-/peer/test/who/", _who),
     peer_route("POST", "/-/peer/test/stale", _stale),
     peer_route("POST", "/-/peer/test/refuse", _refuse),
@@ -93,19 +105,57 @@ def test_bodies_come_back_as_they_went(size: int) -> None:
             for start in range(0, size, 70_001):
                 yield body[start : start + 70_001]
 
-        async with one.peers.call(
-            two.member, "POST", "/-/peer/test/echo", body=_gathered(pieces())
-        ) as answer:
-            assert await answer.read() == body
+        for _ in range(2):
+            async with one.peers.call(two.member, "POST", "/-/peer/test/echo", body=pieces()) as answer:
+                assert await answer.read() == body
+        assert "1 connections" in repr(one.peers)
 
     _among(2, test)
 
 
-async def _gathered(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """As one: the echo answers while it is sent, which ends the sending."""
-    whole = b"".join([piece async for piece in pieces])
-    if whole:
-        yield whole
+def test_a_body_that_goes_on_when_the_answer_is_whole_ends_the_connection() -> None:
+    async def test(nodes: list[Running]) -> None:
+        one, two = nodes
+        ends = asyncio.Event()
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield b"one"
+            await ends.wait()
+            yield b"two"
+
+        for _ in range(2):
+            async with one.peers.call(two.member, "POST", "/-/peer/test/early", body=pieces()) as answer:
+                assert await answer.read() == b"one"
+        ends.set()
+        async with one.peers.call(two.member, "GET", "/-/peer/test/who/x") as answer:
+            assert (await answer.read()).startswith(b"n1 ")
+
+    _among(2, test)
+
+
+def test_a_body_that_cannot_be_made() -> None:
+    async def test(nodes: list[Running]) -> None:
+        one, two = nodes
+
+        async def pieces(first: bytes, goes_on: asyncio.Event) -> AsyncIterator[bytes]:
+            yield first
+            await goes_on.wait()
+            raise ValueError("no more")
+
+        now = asyncio.Event()
+        now.set()
+        with pytest.raises(ValueError, match="no more"):
+            async with one.peers.call(two.member, "POST", "/-/peer/test/whole", body=pieces(b"one", now)):
+                pass
+        then = asyncio.Event()
+        async with one.peers.call(
+            two.member, "POST", "/-/peer/test/echo", body=pieces(b"one", then)
+        ) as answer:
+            then.set()
+            with pytest.raises(PeerUnreachableError, match="no more"):
+                await answer.read()
+
+    _among(2, test)
 
 
 def test_refusals_can_be_told_apart() -> None:
