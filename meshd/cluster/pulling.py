@@ -133,6 +133,14 @@ class Own:
         self._ahead: list[Held] = []
         self._after, self._end = b"", False
 
+    async def any(self) -> bool:
+        """Whether there is at least one left."""
+        while not self._ahead and not self._end:
+            page = await self._offers.inventory(InventoryWanted(self._scope, self._after, _PAGE))
+            self._ahead += page.names
+            self._after, self._end = page.after, not page.after
+        return bool(self._ahead)
+
     async def up_to(self, last: bytes) -> dict[bytes, Held]:
         """The next ones, `last` included; b"" means all that are left."""
         while not self._end and (not last or self._after < last):
@@ -146,8 +154,9 @@ class Own:
 
 class Pull:
     """One comparison with one holder. `rest` is awaited after each piece of work with the bytes it was, and
-    gives way to clients. `drop`: given when this store's own word counts for nothing, because removals that
-    it missed may be forgotten by now; it is told what the holder has not."""
+    gives way to clients. `standing`: the stamp up to which this store is known to have learnt of everything;
+    where the holder has forgotten removals since, this store's own word counts for nothing, and `drop` is
+    told what of it the holder has not."""
 
     def __init__(
         self,
@@ -158,10 +167,11 @@ class Pull:
         *,
         rest: Callable[[int], Awaitable[None]],
         tally: Tally,
+        standing: int = 1 << 64,
         drop: Callable[[list[Held]], Awaitable[None]] | None = None,
     ) -> None:
         self._store, self._mine, self._holder, self._scope = store, mine, holder, scope
-        self._rest, self._drop = rest, drop
+        self._rest, self._standing, self._drop = rest, standing, drop
         self.tally = tally
         self._batches: asyncio.Queue[tuple[Item, ...] | None] = asyncio.Queue(2 * _STREAMS)
         self._entering = asyncio.Semaphore(_ENTERING)
@@ -186,6 +196,8 @@ class Pull:
     async def _differing(self) -> Scope:
         forgotten = self._store.graves_since()
         theirs, since = await self._sums(self._holder, forgotten)
+        if since <= self._standing:
+            self._drop = None
         if since > forgotten:
             theirs, forgotten = (await self._sums(self._holder, since))[0], since
         mine, _ = await self._sums(self._mine, forgotten)

@@ -46,3 +46,15 @@ class DropHeld(Intent):
                 release_upload(work, txn, upload)
                 dropped += 1
         return dropped
+
+
+class Stand(Intent):
+    """Remembers up to which stamp this store has learnt of everything. A rebuilt index knows of none."""
+
+    exclusive = True
+
+    def __init__(self, stamp: int) -> None:
+        self.stamp = stamp
+
+    def apply(self, work: Work, txn: Any) -> None:
+        work.index.put_meta(txn, "standing", self.stamp)

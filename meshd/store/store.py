@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from meshd.store.changes import Amended, Applied, Marked
 from meshd.store.committer import Committer
 from meshd.store.compaction import Compactor
-from meshd.store.dropping import DropHeld
+from meshd.store.dropping import DropHeld, Stand
 from meshd.store.graves import Graves, forgettable, graves_since
 from meshd.store.index import Index, object_key
 from meshd.store.intents import LinkObject, judge_conditions
@@ -457,6 +457,14 @@ class Store:
         does. How many were there. See `dropping`."""
         dropped: int = await self._submit(DropHeld(names))
         return dropped
+
+    def standing(self) -> int:
+        """The stamp up to which this store has learnt of everything that concerns it; 0: nobody knows."""
+        return int(self._index.get_meta("standing") or 0)
+
+    async def stand(self, stamp: int) -> None:
+        """Remembers that it has, up to `stamp`."""
+        await self._submit(Stand(stamp))
 
     def graves_since(self) -> int:
         """Every removal with a higher stamp is still remembered (see `graves`); zero on a new store."""

@@ -171,9 +171,9 @@ def test_a_store_whose_word_counts_for_nothing_becomes_as_the_other(
             async def drop(names: list[Held]) -> None:
                 dropped.append(await one.drop(names))
 
-            await pull(one, offers(other), drop=drop)
+            await pull(one, offers(other), drop=drop, standing=0)
             await one.forget_graves()
-            await pull(one, offers(other), drop=drop)
+            await pull(one, offers(other), drop=drop, standing=0)
             theirs_now = contents(other)
             assert {name: found for name, found in contents(one).items() if name in theirs_now} == theirs_now
             # what it removed itself and the other kept comes back only once its own graves are forgotten
