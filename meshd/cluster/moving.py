@@ -1,8 +1,8 @@
 """The mover of a node: whenever the map says so it compares what it has with what it should have.
 
 Joining, returning, a share that grew because another node left or died, repair: all one comparison
-(`pulling`), which ends when a whole round finds nothing lacking; then the map is told under which version that
-was (`transitions.settled`). What others own by now is let go of, once they have it.
+(`pulling`), which ends when a whole round finds nothing lacking; then the map is told under which version
+that was (`transitions.settled`). What others own by now is let go of, once they have it.
 
 Law: one a node, in its steward. Restartable at any point. Nothing is dropped that its owners do not hold.
 """

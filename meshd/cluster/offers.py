@@ -21,7 +21,7 @@ from meshd.store.proving import Passing
 from meshd.store.records import NULL, Record, Upload, UploadedPart  # noqa: TC001  likewise
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from meshd.store.records import Span
     from meshd.store.store import Store
@@ -82,16 +82,22 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
 encode: Final = msgspec.msgpack.Encoder().encode
 
 
+async def _turn() -> None:
+    await asyncio.sleep(0)
+
+
 class Offers:
-    """One a process. `damaged` is told of versions whose bytes fail their checksum: name and stamp."""
+    """One a process. `damaged` is told of versions whose bytes fail their checksum: name and stamp; `rest` is
+    awaited between two pieces of work."""
 
     def __init__(
         self,
         store: Store,
         copies_of: Callable[[str], int],
         damaged: Callable[[bytes, int], None] = lambda name, stamp: None,
+        rest: Callable[[], Awaitable[None]] = _turn,
     ) -> None:
-        self._store, self._copies_of, self._damaged = store, copies_of, damaged
+        self._store, self._copies_of, self._damaged, self._rest = store, copies_of, damaged, rest
 
     def __repr__(self) -> str:
         return f"<Offers of {self._store!r}>"
@@ -106,7 +112,7 @@ class Offers:
             after = page.after
             if not after:
                 break
-            await asyncio.sleep(0)
+            await self._rest()
         sums = found.sums().astype("<u8").tobytes()
         return DigestsGiven(sums, found.names, self._store.graves_since(), after)
 
@@ -121,7 +127,7 @@ class Offers:
             after = page.after
             if not after or len(names) >= wanted.limit:
                 break
-            await asyncio.sleep(0)
+            await self._rest()
         return InventoryPage(tuple(names), after)
 
     async def frames(self, wanted: FetchWanted) -> AsyncIterator[bytes]:
@@ -136,11 +142,13 @@ class Offers:
                     small = []
                 async for piece in self._large(frame, source, item):
                     yield piece
+                    await self._rest()
                 continue
             small.append((item, frame, source or _EMPTY))
             if len(small) == _TOGETHER or sum(each.size for *_, each in small) > _SMALL:
                 yield await self._all_of(small)
                 small = []
+                await self._rest()
         if small:
             yield await self._all_of(small)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from meshd.config import ConfigError
+from meshd.kit import pulse as pulse  # it shares memory: to be there before the first fork
 from meshd.kit.clock import SystemClock
 from meshd.net.unixmessages import listen
 from meshd.web.accepting import Tally

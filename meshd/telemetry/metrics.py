@@ -178,9 +178,7 @@ store_disk_errors = _counter("meshd_store_disk_errors_total", "Errors of disks a
 moves_entered = _counter("meshd_moves_entered_total", "Versions, parts and facts fetched from other nodes.")
 moves_bytes = _counter("meshd_moves_bytes_total", "Bytes fetched from other nodes to be kept here.")
 moves_lacking = _gauge("meshd_moves_lacking", "What this node is known to lack.", mode="mostrecent")
-moves_repaired = _counter(
-    "meshd_moves_repaired_total", "What regular comparisons found lacking."
-)
+moves_repaired = _counter("meshd_moves_repaired_total", "What regular comparisons found lacking.")
 
 # lifecycle; action is expire (a current object), noncurrent, marker or upload
 lifecycle_expired = _counter("meshd_lifecycle_expired_total", "What lifecycle rules removed.", "action")

@@ -11,6 +11,7 @@ from collections import Counter
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from meshd.kit import pulse
 from meshd.service.access import ANYONE
 from meshd.telemetry import logs, metrics
 from meshd.telemetry.audit import AuditEntry, audit_time
@@ -33,6 +34,7 @@ CLIENT_GONE = 499
 # An unread body up to here is read and dropped to keep the connection; a larger one costs the connection.
 _DRAINABLE = 64 << 10
 _LATER = 0.01  # seconds
+_BACKGROUND = ("/-/peer/moves/", "/-/healthy", "/-/ready", "/-/map", "/metrics")  # nobody waits for these
 
 _received = metrics.http_bytes.labels("in")
 _sent = metrics.http_bytes.labels("out")
@@ -137,7 +139,10 @@ class Trace:
     def finish(self, status: int, *, later: bool = False) -> None:
         """Count the request (`later`: within some milliseconds, on a running loop) and write its audit line,
         once; CLIENT_GONE when nobody was there to read."""
-        seconds = self._clock.monotonic() - self._started
+        now = self._clock.monotonic()
+        seconds = now - self._started
+        if type(self.target) is not str or not self.target.startswith(_BACKGROUND):
+            pulse.heard(now)
         if later:
             _later.add(self.operation, status, seconds, self.sent)
         else:

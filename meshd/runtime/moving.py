@@ -1,0 +1,38 @@
+"""Movement of data between nodes, put together: the doors of a worker, the mover of the steward."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from meshd.cluster.moving import Mover, Sources
+from meshd.cluster.offers import Offers
+from meshd.cluster.pulling import RemoteHolder
+from meshd.control.clustermaps import ClusterMaps
+from meshd.kit.pulse import Courtesy
+from meshd.web.movements import MovementDoors
+
+if TYPE_CHECKING:
+    from meshd.runtime.node import Node
+    from meshd.web.server import NativeRoute
+
+
+def offers(node: Node) -> Offers:
+    """What this node gives to others that compare."""
+    return Offers(node.store, node.mesh.copies, rest=Courtesy(node.clock).rest)
+
+
+def movement_routes(node: Node) -> list[NativeRoute]:
+    """The doors for others that compare themselves with this node."""
+    return MovementDoors(offers(node), node.mesh, node.clock).routes()
+
+
+def mover(node: Node) -> Mover:
+    """The one of this node, to be run in its steward."""
+    sources = Sources(
+        partial(RemoteHolder, node.peers),
+        lambda: {bucket.copies for bucket in node.buckets.list_all()},
+        Courtesy(node.clock).rest,
+    )
+    maps = ClusterMaps(node.control)
+    return Mover(node.store, offers(node), node.mesh, maps, node.control, sources, node.clock)

@@ -1,0 +1,235 @@
+"""Movers of several nodes over real connections: joins, returns, drains, deaths, repair."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+import uvloop
+
+from meshd.cluster.moving import Mover, Progress
+from meshd.cluster.offers import InventoryWanted, Offers
+from meshd.cluster.pulling import HolderLostError
+from meshd.control.clustermaps import ClusterMaps
+from meshd.runtime.moving import mover, movement_routes
+from meshd.store.records import Meta
+from meshd.testing.store_writing import put, put_part
+from meshwire.cluster import routes, transitions
+from tests.component.mesh_nodes import running_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+
+    from meshd.store.inventory import Held
+    from meshwire.cluster import ClusterMap
+    from tests.component.mesh_nodes import Running
+
+NAMES = 60
+
+
+class World:
+    """Nodes, their movers, and the map they share."""
+
+    def __init__(self, nodes: list[Running]) -> None:
+        self.nodes = {one.node.settings.node_id: one for one in nodes}
+        self.movers: dict[str, Mover] = {name: mover(one.node) for name, one in self.nodes.items()}
+        self.maps = ClusterMaps(nodes[0].node.control)
+
+    def store(self, node_id: str) -> Any:
+        return self.nodes[node_id].node.store
+
+    def map(self) -> ClusterMap:
+        cluster = self.maps.current()
+        assert cluster is not None
+        return cluster
+
+    async def change(self, how: Callable[..., ClusterMap], *about: Any) -> None:
+        def changed(present: ClusterMap | None) -> ClusterMap:
+            assert present is not None
+            return how(present, *about)
+
+        await self.maps.change(changed)
+
+    async def write(self, key: str, data: bytes, **about: Any) -> None:
+        """As the decider does, and nobody else yet."""
+        decider = routes(self.map(), 2).of("b", key).decider
+        assert decider is not None
+        await put(self.store(decider.node_id), key, data, **about)
+
+    async def move(self, rounds: int = 8, without: tuple[str, ...] = ()) -> None:
+        """Every mover in turn, until nobody owes anything."""
+        for _ in range(rounds):
+            for name, one in self.movers.items():
+                if name not in without:
+                    await one.turn()
+
+    async def held(self, node_id: str) -> dict[bytes, Held]:
+        """What a node holds that is not only a memory of removals."""
+        cluster, own = self.map(), Offers(self.store(node_id), lambda bucket: 2)
+        from meshd.cluster.comparing import scope_of
+
+        import numpy as np
+
+        every = scope_of({2: np.ones(cluster.slots, np.bool_)}, cluster.slots)
+        page = await own.inventory(InventoryWanted(every, limit=100_000))
+        return {held.name: held for held in page.names if held.versions or held.uploads}
+
+    async def check(self, names: int) -> None:
+        """Every name is at its two owners and nowhere else, and they agree."""
+        cluster, table = self.map(), routes(self.map(), 2)
+        assert not cluster.moving
+        holding = {name: await self.held(name) for name in self.nodes}
+        every = {name for held in holding.values() for name in held}
+        assert len(every) == names
+        for name in every:
+            route = table.of(*name.decode().split("\0"))
+            owners = {node.node_id for node in route.writers}
+            assert {node for node, held in holding.items() if name in held} == owners
+            assert len({msgspec.json.encode(holding[node][name]) for node in owners}) == 1
+
+
+@asynccontextmanager
+async def world(number: int) -> AsyncIterator[World]:
+    loop = asyncio.get_running_loop()
+    async with running_nodes(loop, number, movement_routes, copies=2) as nodes:
+        found = World(nodes)
+        yield found
+
+
+def run(doing: Callable[[World], Coroutine[Any, Any, None]], number: int = 3) -> None:
+    async def main() -> None:
+        async with world(number) as found:
+            for each in range(NAMES):
+                await found.write(f"k{each}", bytes([each]) * (each * 50))
+            for one in found.movers.values():
+                await one.repair()
+            await found.check(NAMES)
+            await doing(found)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def test_what_replicas_missed_is_repaired() -> None:
+    async def doing(found: World) -> None:
+        await found.write("k1", b"again")
+        await found.write("versioned", b"v", versioning="Enabled")
+        decider = routes(found.map(), 2).of("b", "up").decider
+        assert decider is not None
+        upload = await found.store(decider.node_id).create_upload("b", "up")
+        await put_part(found.store(decider.node_id), upload, 3, b"part" * 1000)
+        for one in found.movers.values():
+            await one.repair()
+        await found.check(NAMES + 2)
+
+    run(doing)
+
+
+def test_a_large_object_and_its_parts_come_over() -> None:
+    async def doing(found: World) -> None:
+        decider = routes(found.map(), 2).of("b", "big").decider
+        assert decider is not None
+        store = found.store(decider.node_id)
+        upload = await store.create_upload("b", "big")
+        for number in (1, 2):
+            await put_part(store, upload, number, bytes([number]) * (5 << 20))
+        record = await store.complete_upload(upload, [1, 2], Meta("whole"))
+        for one in found.movers.values():
+            await one.repair()
+        for name in await owners(found, "big"):
+            copy = found.store(name).get("b", "big")
+            assert (copy.stamp, copy.etag, copy.parts) == (record.stamp, "whole", record.parts)
+            assert found.store(name).read(copy, (5 << 20) - 1, 2) == b"\x01\x02"
+
+    run(doing)
+
+
+async def owners(found: World, key: str) -> list[str]:
+    return [node.node_id for node in routes(found.map(), 2).of("b", key).writers]
+
+
+def test_a_dead_nodes_copies_are_made_again() -> None:
+    async def doing(found: World) -> None:
+        await found.change(transitions.missed, "n3")
+        await found.change(transitions.lost, "n3")
+        assert found.map().moving
+        await found.move(without=("n3",))
+        one, other = await found.held("n1"), await found.held("n2")
+        assert one == other
+        assert len(one) == NAMES
+        assert not found.map().moving
+
+    run(doing)
+
+
+def test_a_drained_node_is_empty() -> None:
+    async def doing(found: World) -> None:
+        await found.change(transitions.drained, "n1")
+        await found.move()
+        assert await found.held("n1") == {}
+        await found.check(NAMES)
+        await found.change(transitions.left, "n1")
+
+    run(doing, 4)
+
+
+def test_a_node_that_returns_learns_what_it_missed() -> None:
+    async def doing(found: World) -> None:
+        await found.change(transitions.missed, "n2")
+        for each in range(0, NAMES, 2):
+            await found.write(f"k{each}", b"newer")
+        for each in range(1, NAMES, 3):
+            key = f"k{each}"
+            decider = routes(found.map(), 2).of("b", key).decider
+            assert decider is not None
+            await found.store(decider.node_id).delete("b", key)
+        for name in ("n1", "n3"):
+            await found.movers[name].repair()
+        back = found.nodes["n2"].member
+        await found.change(transitions.joined, back)
+        assert found.map().node("n2").state == "returning"  # type: ignore[union-attr]  # it is there
+        await found.movers["n2"].turn()
+        assert found.map().node("n2").state == "up"  # type: ignore[union-attr]  # it is there
+        await found.check(NAMES - len([each for each in range(1, NAMES, 3) if each % 2]) - 0 - len(
+            [each for each in range(1, NAMES, 3) if not each % 2]))
+
+    run(doing)
+
+
+def test_a_node_joins_empty_after_it_was_given_up() -> None:
+    async def doing(found: World) -> None:
+        await found.change(transitions.missed, "n2")
+        await found.change(transitions.lost, "n2")
+        await found.move(without=("n2",))
+        await found.store("n2").drop(list((await found.held("n2")).values()))
+        await found.change(transitions.joined, found.nodes["n2"].member)
+        await found.write("while joining", b"x")
+        await found.move()
+        await found.check(NAMES + 1)
+        progress = [
+            msgspec.json.decode(entry.value, type=Progress)
+            for entry in found.nodes["n1"].node.control.peek("moves").values()
+        ]
+        assert {each.doing for each in progress} == {"idle"}
+        assert sum(each.bytes for each in progress) > 0
+
+    run(doing)
+
+
+def test_an_owner_that_cannot_be_asked_is_told_and_waited_for() -> None:
+    async def doing(found: World) -> None:
+        await found.change(transitions.missed, "n2")
+        await found.change(transitions.joined, found.nodes["n2"].member)
+        found.nodes["n1"].listener.close()
+        await found.nodes["n1"].server.shutdown(0)
+        with pytest.raises(HolderLostError):
+            await found.movers["n2"].turn()
+        assert found.map().node("n2").state == "returning"  # type: ignore[union-attr]  # it is there
+        await found.change(transitions.missed, "n1")
+        await found.movers["n2"].turn()
+        assert found.map().node("n2").state == "returning"  # type: ignore[union-attr]  # it is there
+
+    run(doing, 2)
