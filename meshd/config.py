@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Durability = Literal["commit", "relaxed"]
 LogFormat = Literal["text", "json"]
 
+_TOMBSTONES = 10 * 86_400.0  # a node of a mesh that is away for longer comes back as an empty one
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {f"{unit}i": 1 << (10 * power) for power, unit in enumerate("kmgt", start=1)}
 
@@ -594,6 +595,7 @@ def _assemble(values: Mapping[str, object]) -> NodeSettings:
         small_object_bytes=value["small-object"],
         segment_bytes=value["segment-size"],
         index_map_bytes=value["index-map"],
+        tombstone_seconds=_TOMBSTONES if value["control"] is not None else 0.0,
     )
     http = HttpSettings(
         host=host,

@@ -73,6 +73,7 @@ def node_chores(node: Node) -> list[Chore]:
         Chore("lifecycle", settings.lifecycle_interval, lifecycle.sweep),
         Chore("measure", 15.0, lambda: asyncio.to_thread(measure, node)),
         Chore("compact", 60.0, lambda: compact(node.store, node.clock)),
+        Chore("removals", 3600.0, node.store.forget_graves),
     ]
 
 

@@ -11,6 +11,7 @@ from meshd.cluster.membership import Membership
 from meshd.cluster.mesh import Mesh, lone_map
 from meshd.control.clustermaps import ClusterMaps
 from meshd.errors import StartupError
+from meshd.runtime.moving import mover
 from meshwire.cluster import Node as Member
 from meshwire.cluster.maps import MAX_WEIGHT
 
@@ -76,3 +77,4 @@ async def join(node: Node, tasks: Tasks) -> None:
     )
     tasks.spawn(membership.keep(), "membership")
     tasks.spawn(guardian.run(), "guardian")
+    tasks.spawn(mover(node).run(), "mover")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meshd.control.nodesecret import NodeSecret
+from meshd.runtime.moving import movement_routes
 from meshd.service.buckets import BucketService, Everywhere
 from meshd.service.merged import LocalLister, MergedListings
 from meshd.service.news import News
@@ -60,4 +61,5 @@ class Meshing:
             *bucket_routes(self.buckets, self.news, node.clock),
             *SourceDoors(self.sources, node.mesh, node.clock).routes(),
             *ReplicaDoors(node.store, node.mesh, node.clock).routes(),
+            *movement_routes(node),
         ]

@@ -24,7 +24,6 @@ from meshd.runtime.cluster import open_mesh
 from meshd.runtime.data import view_kinds, view_makers
 from meshd.runtime.jobs import job_desk
 from meshd.runtime.meshing import Meshing
-from meshd.runtime.moving import movement_routes
 from meshd.service.access import Access
 from meshd.service.acls import AclService
 from meshd.service.archives.ingesting import Ingest
@@ -258,5 +257,4 @@ def native_routes(node: Node, access: Access, data: DataServices) -> list[Native
     return [
         *build_native(data.datasets, data.batches, gathers, definitions, node.clock, also, node.mesh),
         *holding_routes(holdings, data.frames, node.clock),
-        *movement_routes(node),
     ]
