@@ -197,7 +197,11 @@ class Digests:
     def add(self, names: Iterable[Held]) -> None:
         """In any order, each once."""
         for held in names:
-            graves = tuple(grave for grave in held.graves if grave[1] > self._forgotten)
+            graves = tuple(
+                (what, 0 if what else stamp)  # an id is gone, whoever said so first
+                for what, stamp in held.graves
+                if stamp > self._forgotten
+            )
             if held.versions or held.uploads or graves:
                 self.names += 1
                 seen = self._encode((held.name, held.versions, held.uploads, graves))
