@@ -1,8 +1,9 @@
-"""What the webhook does to a training pod: affinity to copies of its datasets, endpoint and keys in its
+"""What the webhook does to a training pod: drawn to copies of its datasets; endpoint and keys in its
 environment. Pure.
 
 Law: what the user set stays; done twice is done once. Several datasets are ANDed where they are required, and
 each draws with full weight where they are preferred. Nothing fails a pod: what is not known is left out.
+No secret passes here: keys come by a Secret that is made for the pod once it exists (`credentials`).
 """
 
 from __future__ import annotations
@@ -13,33 +14,56 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from meshoperator.resources import GROUP
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 LABEL: Final = f"{GROUP}/dataset"  # one, or several with dots between (labels take no commas)
 ANNOTATION: Final = f"{GROUP}/datasets"  # or a list with commas; wins over the label
 REQUIRE: Final = f"{GROUP}/require-local"  # "true": only where a copy is
+INJECT: Final = f"{GROUP}/inject"  # all, mesh (no AWS_ variables), none (affinity only)
+KEYS: Final = f"{GROUP}/keys"  # "environment": as variables, too, which do not change
 DONE: Final = f"{GROUP}/admitted"
+SECRET: Final = f"{GROUP}/credentials"  # the name of the pod's Secret
 HOST, RACK, ZONE = 100, 60, 30
+LEVELS: Final = (("host", HOST), ("rack", RACK), ("zone", ZONE))
+MOUNT: Final = "/var/run/shardmesh"
+VOLUME: Final = "shardmesh-credentials"
+_OWN_KEYS: Final = frozenset(
+    {
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_PROFILE",
+        "AWS_CONFIG_FILE",
+        "AWS_SHARED_CREDENTIALS_FILE",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    }
+)
+"""With one of these a container has keys of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the webhook knows of a dataset. Labels are of Kubernetes nodes: they have a copy on them, or in
-    their rack, or in their zone."""
+    """What the webhook knows of a dataset. `mark`: what its labels on Kubernetes nodes end in: `host.…` (a
+    copy is there), `rack.…` and `zone.…` (one is near). `tls`: clients need the authority in `ca.crt`."""
 
     name: str
+    mark: str
     endpoint: str
     bucket: str
-    secret: str
+    prefix: str = ""
     near: Literal["Off", "Preferred", "Required"] = "Preferred"
+    tls: bool = False
 
     @property
-    def labels(self) -> tuple[tuple[str, int], ...]:
-        """Label and weight, the nearest first."""
-        return tuple(
-            (f"{level}.{GROUP}/{self.name}", weight)
-            for level, weight in (("host", HOST), ("rack", RACK), ("zone", ZONE))
-        )
+    def uri(self) -> str:
+        """Where a client finds it."""
+        return f"s3://{self.bucket}/{self.prefix}"
+
+
+def label(level: str, mark: str) -> str:
+    """A label of Kubernetes nodes."""
+    return f"{level}.{GROUP}/{mark}"
 
 
 def wanted(pod: Mapping[str, Any]) -> tuple[str, ...]:
@@ -52,88 +76,154 @@ def wanted(pod: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
 
 
-def patch(pod: Mapping[str, Any], known: Mapping[str, Known]) -> list[dict[str, Any]]:
-    """A JSON patch (RFC 6902); empty where nothing is to be done."""
-    metadata = pod.get("metadata") or {}
-    annotations = metadata.get("annotations") or {}
-    datasets = [known[name] for name in wanted(pod) if name in known]
-    if not datasets or DONE in annotations:
-        return []
-    operations = [
-        _put(metadata, "annotations", "/metadata/annotations", DONE, ",".join(each.name for each in datasets))
-    ]
-    affinity = _affinity(
-        (pod.get("spec") or {}).get("affinity") or {}, datasets, force=annotations.get(REQUIRE) == "true"
-    )
-    if affinity is not None:
-        operations.append({"op": "add", "path": "/spec/affinity", "value": affinity})
-    for kind in ("initContainers", "containers"):
-        for place, container in enumerate((pod.get("spec") or {}).get(kind) or ()):
-            added = _environment(container.get("env") or [], datasets)
-            if added:
-                value = [*(container.get("env") or []), *added]
-                operations.append({"op": "add", "path": f"/spec/{kind}/{place}/env", "value": value})
-    return operations
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A JSON patch (RFC 6902), empty where nothing is to be done; and what its user should be told."""
+
+    operations: tuple[dict[str, Any], ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
-def _affinity(
-    affinity: Mapping[str, Any], datasets: Iterable[Known], *, force: bool
-) -> dict[str, Any] | None:
-    """The pod's affinity and ours; None where ours is nothing."""
-    node = dict(affinity.get("nodeAffinity") or {})
-    drawn = [each for each in datasets if each.near != "Off"]
-    if not drawn:
-        return None
-    needed = [_has(each.labels[0][0]) for each in drawn if force or each.near == "Required"]
-    if needed:
-        # terms are ORed, expressions within one ANDed: so ours go into every term there is
-        key = "requiredDuringSchedulingIgnoredDuringExecution"
-        terms = (node.get(key) or {}).get("nodeSelectorTerms") or [{}]
-        node[key] = {
-            "nodeSelectorTerms": [
-                {**term, "matchExpressions": [*(term.get("matchExpressions") or []), *needed]}
-                for term in terms
-            ]
-        }
-    preferred = [
-        {"weight": weight, "preference": {"matchExpressions": [_has(label)]}}
-        for each in drawn
-        for label, weight in each.labels
-    ]
-    key = "preferredDuringSchedulingIgnoredDuringExecution"
-    node[key] = [*(node.get(key) or []), *preferred]
-    return {**affinity, "nodeAffinity": node}
+def admit(pod: Mapping[str, Any], known: Mapping[str, Known], token: str) -> Admitted:
+    """What is done to a pod. `token`: of this admission; the name of the pod's Secret is made of it."""
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    if DONE in annotations:
+        return Admitted()
+    names = wanted(pod)
+    warnings = [f"shardmesh: there is no MeshDataset {name!r} here" for name in names if name not in known]
+    datasets = [known[name] for name in names if name in known]
+    if not datasets:
+        return Admitted((), tuple(warnings))
+    if len({each.endpoint for each in datasets}) > 1:
+        warnings.append("shardmesh: the datasets are of several meshes; the pod gets no endpoint and no keys")
+    patching = _Patching(pod, datasets, token)
+    return Admitted(patching.run(one_mesh=len({each.endpoint for each in datasets}) == 1), tuple(warnings))
 
 
-def _has(label: str) -> dict[str, Any]:
-    return {"key": label, "operator": "Exists"}
+class _Patching:
+    def __init__(self, pod: Mapping[str, Any], datasets: Sequence[Known], token: str) -> None:
+        self._spec: Mapping[str, Any] = pod.get("spec") or {}
+        self._metadata: Mapping[str, Any] = pod.get("metadata") or {}
+        self._annotations: Mapping[str, str] = self._metadata.get("annotations") or {}
+        self._datasets, self._secret = datasets, f"shardmesh-{token}"
 
+    def run(self, *, one_mesh: bool) -> tuple[dict[str, Any], ...]:
+        added = {DONE: ",".join(each.name for each in self._datasets)}
+        operations: list[dict[str, Any]] = []
+        affinity = self._affinity()
+        if affinity is not None:
+            operations.append({"op": "add", "path": "/spec/affinity", "value": affinity})
+        if one_mesh and self._annotations.get(INJECT, "all") in ("all", "mesh"):
+            added[SECRET] = self._secret
+            operations += self._volume()
+            for kind in ("initContainers", "containers"):
+                for place, container in enumerate(self._spec.get(kind) or ()):
+                    operations += self._container(f"/spec/{kind}/{place}", container)
+        annotations = {**self._annotations, **added}
+        return ({"op": "add", "path": "/metadata/annotations", "value": annotations}, *operations)
 
-def _environment(present: list[Mapping[str, Any]], datasets: list[Known]) -> list[dict[str, Any]]:
-    """Variables that the container has not set itself. Keys by reference: no secret passes through here."""
-    first = datasets[0]
-    one_mesh = all(each.endpoint == first.endpoint for each in datasets)
-    values: list[dict[str, Any]] = [
-        {"name": "MESH_DATASETS", "value": ",".join(each.name for each in datasets)}
-    ]
-    if one_mesh:
-        values += [
-            {"name": "MESH_ENDPOINT", "value": first.endpoint},
-            {"name": "AWS_ENDPOINT_URL", "value": first.endpoint},
-            {"name": "MESH_BUCKETS", "value": ",".join(each.bucket for each in datasets)},
+    # --- where it runs ------------------------------------------------------------------------------------
+
+    def _affinity(self) -> dict[str, Any] | None:
+        """The pod's affinity and ours; None where ours is nothing."""
+        drawn = [each for each in self._datasets if each.near != "Off"]
+        if not drawn:
+            return None
+        affinity: Mapping[str, Any] = self._spec.get("affinity") or {}
+        node = dict(affinity.get("nodeAffinity") or {})
+        force = self._annotations.get(REQUIRE) == "true"
+        needed = [_has(label("host", each.mark)) for each in drawn if force or each.near == "Required"]
+        if needed:
+            # terms are ORed, expressions within one ANDed: so ours go into every term there is
+            key = "requiredDuringSchedulingIgnoredDuringExecution"
+            terms = (node.get(key) or {}).get("nodeSelectorTerms") or [{}]
+            node[key] = {
+                "nodeSelectorTerms": [
+                    {**term, "matchExpressions": [*(term.get("matchExpressions") or []), *needed]}
+                    for term in terms
+                ]
+            }
+        preferred = [
+            {"weight": weight, "preference": {"matchExpressions": [_has(label(level, each.mark))]}}
+            for each in drawn
+            for level, weight in LEVELS
         ]
-        if first.secret:
-            values += [_from(key, first.secret) for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")]
-    names = {each.get("name") for each in present}
-    return [each for each in values if each["name"] not in names]
+        key = "preferredDuringSchedulingIgnoredDuringExecution"
+        node[key] = [*(node.get(key) or []), *preferred]
+        return {**affinity, "nodeAffinity": node}
+
+    # --- what it gets -------------------------------------------------------------------------------------
+
+    def _volume(self) -> list[dict[str, Any]]:
+        volumes = [each for each in self._spec.get("volumes") or () if each.get("name") != VOLUME]
+        own = {"name": VOLUME, "secret": {"secretName": self._secret, "defaultMode": 0o444}}
+        return [{"op": "add", "path": "/spec/volumes", "value": [*volumes, own]}]
+
+    def _container(self, path: str, container: Mapping[str, Any]) -> list[dict[str, Any]]:
+        mounts = list(container.get("volumeMounts") or ())
+        found = []
+        if not any(each.get("mountPath", "").rstrip("/") == MOUNT for each in mounts):
+            mount = {"name": VOLUME, "mountPath": MOUNT, "readOnly": True}
+            found.append({"op": "add", "path": f"{path}/volumeMounts", "value": [*mounts, mount]})
+        added = self._environment(container)
+        if added:
+            value = [*(container.get("env") or ()), *added]
+            found.append({"op": "add", "path": f"{path}/env", "value": value})
+        return found
+
+    def _environment(self, container: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Variables that the container has not set itself."""
+        present = {each.get("name") for each in container.get("env") or ()}
+        first = self._datasets[0]
+        values: dict[str, Any] = {
+            "MESH_DATASETS": ",".join(each.name for each in self._datasets),
+            "MESH_DATASET_URIS": ",".join(each.uri for each in self._datasets),
+            "MESH_ENDPOINT": first.endpoint,
+        }
+        # `env` wins over `envFrom`, of which nothing is known here: keys that may come from there stay
+        foreign = bool(container.get("envFrom")) or self._annotations.get(INJECT) == "mesh"
+        own_keys = bool(present & _OWN_KEYS)
+        if not own_keys:
+            values["MESH_CREDENTIALS_FILE"] = f"{MOUNT}/credentials.json"
+        if first.tls:
+            values["MESH_CA_BUNDLE"] = f"{MOUNT}/ca.crt"
+        if not foreign:
+            values["AWS_ENDPOINT_URL_S3"] = first.endpoint
+            if not own_keys:
+                values["AWS_CONFIG_FILE"] = f"{MOUNT}/config"
+            if first.tls:
+                values["AWS_CA_BUNDLE"] = f"{MOUNT}/ca.crt"
+        found = [{"name": name, "value": value} for name, value in values.items() if name not in present]
+        if not foreign and not own_keys and self._annotations.get(KEYS) == "environment":
+            found += [_from(key, self._secret) for key in KEY_NAMES if key not in present]
+        return found
+
+
+KEY_NAMES: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+
+
+def policy(datasets: Iterable[Known]) -> dict[str, Any]:
+    """What a pod's credentials may do: read its datasets, and views of their buckets where they are whole."""
+    statements: list[dict[str, Any]] = []
+    for each in datasets:
+        objects = [f"arn:aws:s3:::{each.bucket}/{each.prefix}*"]
+        listing: dict[str, Any] = {
+            "Effect": "Allow",
+            "Action": "s3:ListBucket",
+            "Resource": [f"arn:aws:s3:::{each.bucket}"],
+        }
+        if each.prefix:
+            listing["Condition"] = {"StringLike": {"s3:prefix": f"{each.prefix}*"}}
+        else:
+            objects.append(f"arn:aws:s3:::{each.bucket}--*/*")
+            listing["Resource"].append(f"arn:aws:s3:::{each.bucket}--*")
+        statements += [{"Effect": "Allow", "Action": "s3:GetObject", "Resource": objects}, listing]
+    return {"Version": "2012-10-17", "Statement": statements}
+
+
+def _has(key: str) -> dict[str, Any]:
+    return {"key": key, "operator": "Exists"}
 
 
 def _from(key: str, secret: str) -> dict[str, Any]:
-    # optional: a pod of another namespace starts without keys instead of never
-    return {"name": key, "valueFrom": {"secretKeyRef": {"name": secret, "key": key, "optional": True}}}
-
-
-def _put(parent: Mapping[str, Any], name: str, path: str, key: str, value: str) -> dict[str, Any]:
-    if parent.get(name):
-        return {"op": "add", "path": f"{path}/{key.replace('~', '~0').replace('/', '~1')}", "value": value}
-    return {"op": "add", "path": path, "value": {key: value}}
+    return {"name": key, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}

@@ -18,6 +18,8 @@ from meshoperator.permissions import allowed
 from meshoperator.resources import GROUP, KINDS, VERSION
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from lightkube import AsyncClient
 
     from meshoperator.children import Manifest
@@ -65,12 +67,12 @@ class Kube:
             return None
 
     async def list_all(
-        self, kind: str, namespace: str | None = None, labels: dict[str, str] | None = None
+        self, kind: str, namespace: str | None = None, labels: Mapping[str, str | None] | None = None
     ) -> list[Manifest]:
-        """Every object; without a namespace in all of them."""
+        """Every object; without a namespace in all of them. A label of None: with any value."""
         self._note("list", kind)
         where = {} if not _ALL[kind][3] else {"namespace": namespace or "*"}
-        found = self._client.list(self._class(kind), labels=labels, **where)
+        found = self._client.list(self._class(kind), labels=dict(labels or {}), **where)
         return [_plain(each) async for each in found]
 
     async def apply(self, manifest: Manifest) -> Manifest:

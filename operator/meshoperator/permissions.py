@@ -14,15 +14,16 @@ Resource = tuple[str, str]  # API group, plural (with its subresource)
 NAMESPACED: Final[dict[Resource, frozenset[str]]] = {
     **{
         (GROUP, kind): frozenset({"get", "list", "watch", "patch"})
-        for kind in ("meshclusters", "meshdatasets", "meshloads", "meshviews")
+        for kind in ("meshclusters", "meshdatasets", "meshviews")
     },
+    (GROUP, "meshloads"): frozenset({"get", "list", "watch", "patch", "delete"}),  # they go by themselves
     (GROUP, "meshnodes"): frozenset({"get", "list", "watch", "create", "patch", "delete"}),
     **{
         (GROUP, f"{kind}/status"): frozenset({"patch"})
         for kind in ("meshclusters", "meshnodes", "meshdatasets", "meshloads", "meshviews")
     },
     ("", "configmaps"): frozenset({"list", "update", "create", "patch", "delete"}),
-    ("", "secrets"): frozenset({"get", "create", "delete"}),
+    ("", "secrets"): frozenset({"get", "create", "patch", "delete"}),
     ("", "services"): frozenset({"create", "patch", "delete"}),
     ("", "pods"): frozenset({"list", "delete"}),
     ("", "persistentvolumeclaims"): frozenset({"list", "delete"}),

@@ -18,7 +18,8 @@ def connect(
     ca_cert: str | None = None,
 ) -> Client:
     """A client of an endpoint. What is left out comes from MESH_ENDPOINT (or AWS_ENDPOINT_URL_S3,
-    AWS_ENDPOINT_URL), AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and AWS_REGION.
+    AWS_ENDPOINT_URL), MESH_CREDENTIALS_FILE (read again when it changes) or AWS_ACCESS_KEY_ID,
+    AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, and AWS_REGION.
 
     `ca_cert` is a PEM file of the authorities to believe over https, else MESH_CA_BUNDLE or AWS_CA_BUNDLE,
     else the system's.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from meshsdk.errors import ConfigurationError
+from meshsdk.keyfiles import VARIABLE, read_keys
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,6 +73,7 @@ class Settings:
     deadline: float = 60.0
     connect_timeout: float = 5.0
     others: tuple[Endpoint, ...] = ()
+    credentials_file: str = ""
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -98,12 +100,16 @@ def load_settings(
         raise ConfigurationError("no endpoint: set MESH_ENDPOINT=http://host:9000, or pass endpoint=")
     if (access_key is None) != (secret_key is None):
         raise ConfigurationError("access_key and secret_key belong together: pass both, or neither")
-    if access_key is None or secret_key is None:
+    file = env.get(VARIABLE, "") if access_key is None else ""
+    if file:
+        keys = read_keys(file)
+        access_key, secret_key, session_token = keys.access_key, keys.secret_key, keys.session_token
+    elif access_key is None or secret_key is None:
         access_key, secret_key = env.get("AWS_ACCESS_KEY_ID"), env.get("AWS_SECRET_ACCESS_KEY")
         session_token = session_token or env.get("AWS_SESSION_TOKEN") or None
     if not access_key or not secret_key:
         raise ConfigurationError(
-            "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+            "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or MESH_CREDENTIALS_FILE, "
             "or pass access_key= and secret_key="
         )
     region = region or env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or "us-east-1"
@@ -118,4 +124,5 @@ def load_settings(
         timeout,
         deadline,
         others=tuple(dict.fromkeys(others)),
+        credentials_file=file,
     )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from meshsdk.connections import Pool
 from meshsdk.errors import ConnectError, MeshError, server_error
+from meshsdk.keyfiles import RenewedKeys
 from meshsdk.maps import MAP_HEADER, Directory
 from meshsdk.retrying import BackOff, Patience
 from meshsdk.routing import Router
@@ -74,7 +75,8 @@ class Signer:
     ) -> None:
         self._authority = (endpoint or settings.endpoint).authority
         self._region = settings.region
-        self._credential = Credential(settings.access_key, settings.secret_key, settings.session_token)
+        credential = Credential(settings.access_key, settings.secret_key, settings.session_token)
+        self._keys = RenewedKeys(settings.credentials_file, credential, clock)
         self._clock = clock
 
     def head(self, request: Request) -> bytes:
@@ -85,7 +87,7 @@ class Signer:
         unsigned = RequestHead(request.method, request.path, request.query, headers)
         headers |= sign(
             unsigned,
-            self._credential,
+            self._keys.now(),
             region=self._region,
             timestamp=int(self._clock()),
             payload_hash=request.sha256 or UNSIGNED,

@@ -75,8 +75,11 @@ seccompProfile:
 {{/* What the operator does with what lies in a namespace; operator/meshoperator/permissions.py has the same. */}}
 {{- define "shardmesh.operatorRules" -}}
 - apiGroups: [shardmesh.io]
-  resources: [meshclusters, meshdatasets, meshloads, meshviews]
+  resources: [meshclusters, meshdatasets, meshviews]
   verbs: [get, list, watch, patch]
+- apiGroups: [shardmesh.io]
+  resources: [meshloads]
+  verbs: [get, list, watch, patch, delete]
 - apiGroups: [shardmesh.io]
   resources: [meshnodes]
   verbs: [get, list, watch, create, patch, delete]

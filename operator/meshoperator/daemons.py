@@ -1,0 +1,160 @@
+"""The daemons of a mesh over HTTP, as root: signed JSON in and out.
+
+Law: whoever asks twice does no harm; nothing is repeated here. No secret is in an error or a log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import ssl
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from meshoperator.children import Cluster
+from meshoperator.resources import MeshClusterSpec, parse
+from meshwire.s3.parsing import RequestHead
+from meshwire.sigv4 import Credential, sign
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from meshoperator.kube import Kube
+
+_PATIENCE: Final = aiohttp.ClientTimeout(total=30, sock_connect=4)
+_REGION: Final = "us-east-1"
+_LONGEST: Final = 300
+
+
+class DaemonError(Exception):
+    """The daemon refuses: `code` is for programs, the text a sentence of its."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message[:_LONGEST] or code)
+        self.status, self.code = status, code
+
+
+class UnreachableError(Exception):
+    """No daemon answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How a mesh is reached. `authority`: PEM of who vouches for its certificate; empty: the system's."""
+
+    endpoint: str
+    access_key: str
+    secret_key: str
+    authority: str = ""
+
+    def __repr__(self) -> str:
+        return f"<Access {self.endpoint}>"
+
+
+class Daemons:
+    """Finds meshes by their MeshCluster and speaks with them. `endpoint` says where a cluster answers (its
+    Service, unless told otherwise)."""
+
+    def __init__(
+        self, kube: Kube, now: Callable[[], float], endpoint: Callable[[Cluster], str] | None = None
+    ) -> None:
+        self._kube, self._now = kube, now
+        self._endpoint = endpoint or (lambda cluster: cluster.endpoint)
+        self._session: aiohttp.ClientSession | None = None
+        self._contexts: dict[str, ssl.SSLContext] = {}
+
+    def __repr__(self) -> str:
+        return f"<Daemons {'open' if self._session else 'closed'}>"
+
+    async def aclose(self) -> None:
+        """Close what is open."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def of(self, namespace: str, name: str) -> tuple[Cluster, Access]:
+        """A MeshCluster and the way to it. Raises UnreachableError while there is none."""
+        document = await self._kube.get("MeshCluster", name, namespace)
+        if document is None:
+            raise UnreachableError(f"there is no MeshCluster {name!r} in {namespace}")
+        spec = parse(MeshClusterSpec, document["spec"])
+        cluster = Cluster(name, namespace, document["metadata"]["uid"], spec)
+        keys = await self._secret(cluster.root_secret, namespace)
+        if not {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= keys.keys():
+            raise UnreachableError(f"the Secret {cluster.root_secret!r} with root's keys is not there yet")
+        authority = ""
+        if spec.s3.tls is not None:
+            authority = (await self._secret(spec.s3.tls.secret_ref.name, namespace)).get("ca.crt", "")
+        pair = keys["AWS_ACCESS_KEY_ID"], keys["AWS_SECRET_ACCESS_KEY"]
+        return cluster, Access(self._endpoint(cluster), *pair, authority)
+
+    async def _secret(self, name: str, namespace: str) -> dict[str, str]:
+        found = await self._kube.get("Secret", name, namespace)
+        data = (found or {}).get("data") or {}
+        return {key: base64.b64decode(value).decode("utf-8", "replace") for key, value in data.items()}
+
+    async def ask(
+        self, access: Access, method: str, target: str, document: Mapping[str, Any] | bytes | None = None
+    ) -> Any:
+        """One signed request; the answer's JSON (None: no JSON). Raises DaemonError, UnreachableError."""
+        body = b""
+        if document is not None:
+            body = document if isinstance(document, bytes) else json.dumps(document).encode()
+        path, _, query = target.partition("?")
+        headers = {"host": urlsplit(access.endpoint).netloc}
+        headers |= sign(
+            RequestHead(method, path, query, headers),
+            Credential(access.access_key, access.secret_key),
+            region=_REGION,
+            timestamp=int(self._now()),
+            payload_hash=hashlib.sha256(body).hexdigest(),
+        )
+        try:
+            return await self._send(access, method, target, headers, body)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            why = f"{access.endpoint} does not answer: {type(error).__name__}"
+            raise UnreachableError(why) from error
+
+    async def _send(
+        self, access: Access, method: str, target: str, headers: dict[str, str], body: bytes
+    ) -> Any:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=_PATIENCE, auto_decompress=False)
+        where = _encoded(access.endpoint + target)
+        async with self._session.request(
+            method, where, data=body, headers=headers, ssl=await self._context(access), allow_redirects=False
+        ) as answer:
+            data = await answer.read()
+        found = _json(data)
+        if answer.status < 300:
+            return found
+        told = found.get("error", {}) if isinstance(found, dict) else {}
+        message = f"{told.get('message', '')} {told.get('help') or ''}".strip()
+        raise DaemonError(answer.status, told.get("code", str(answer.status)), message)
+
+    async def _context(self, access: Access) -> ssl.SSLContext | bool:
+        if not access.authority:
+            return True
+        known = self._contexts.get(access.authority)
+        if known is None:
+            known = await asyncio.to_thread(ssl.create_default_context, cadata=access.authority)
+            self._contexts = {access.authority: known}
+        return known
+
+
+def _encoded(url: str) -> Any:
+    from yarl import URL  # aiohttp's own; as it is signed, so it is sent
+
+    return URL(url, encoded=True)
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return json.loads(data) if data else None
+    except ValueError:
+        return None

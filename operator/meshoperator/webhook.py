@@ -1,0 +1,134 @@
+"""The mutating webhook for training pods: an HTTPS server that answers AdmissionReviews (v1).
+
+Law: always answers "allowed": what goes wrong here fails no pod, it is a warning to its user. Makes nothing:
+no side effects. Invariant: `admission` decides, alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import logging
+import ssl
+from typing import TYPE_CHECKING, Any, Final
+
+from aiohttp import web
+from prometheus_client import Counter, Histogram
+
+from meshoperator.admission import Admitted, admit, wanted
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from meshoperator.credentials import Catalogue
+
+_log = logging.getLogger(__name__)
+_LARGEST: Final = 4 << 20
+_LOOK: Final = 5.0  # seconds from one look at the certificate's files to the next
+_PATIENCE: Final = 3.0  # seconds for the API server; then the pod goes as it is
+admissions = Counter(
+    "mesh_operator_admissions_total",
+    "Training pods seen by the webhook; result is patched, same or failed.",
+    ["result"],
+)
+admission_seconds = Histogram("mesh_operator_admission_seconds", "Time to answer the API server.")
+
+
+class Webhook:
+    """`async with Webhook(…) as hook: hook.port`."""
+
+    def __init__(self, catalogue: Catalogue, folder: Path, host: str, port: int, look: float = _LOOK) -> None:
+        self._catalogue, self._folder, self._look = catalogue, folder, look
+        self._host, self._port = host, port
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._loaded: tuple[float, float] = (0.0, 0.0)
+        self._runner: web.AppRunner | None = None
+        self._reloading: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Webhook {self._host}:{self.port}>"
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        addresses = self._runner.addresses if self._runner else ()
+        return int(addresses[0][1]) if addresses else self._port
+
+    async def __aenter__(self) -> Webhook:
+        self._load()
+        app = web.Application(client_max_size=_LARGEST)
+        app.router.add_post("/pods", self._review)
+        app.router.add_get("/healthz", self._healthy)
+        app.router.add_get("/ready", self._healthy)
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self._host, self._port, ssl_context=self._context).start()
+        self._reloading = asyncio.create_task(self._keep_loaded(), name="webhook certificate")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._reloading is not None:
+            self._reloading.cancel()
+            await asyncio.gather(self._reloading, return_exceptions=True)
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    # --- its certificate ----------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        """The pair, if it is another than before. Raises OSError, ssl.SSLError."""
+        pair = self._folder / "tls.crt", self._folder / "tls.key"
+        seen = pair[0].stat().st_mtime, pair[1].stat().st_mtime
+        if seen != self._loaded:
+            self._context.load_cert_chain(*pair)  # for connections from now on
+            self._loaded = seen
+
+    async def _keep_loaded(self) -> None:
+        while True:
+            await asyncio.sleep(self._look)
+            try:
+                self._load()
+            except (OSError, ssl.SSLError) as error:
+                _log.warning("the webhook's certificate cannot be read anew; the old one stays: %s", error)
+
+    # --- answering ----------------------------------------------------------------------------------------
+
+    async def _healthy(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _review(self, request: web.Request) -> web.Response:
+        with admission_seconds.time():
+            try:
+                review = await request.json()
+                asked = review["request"]
+                uid = str(asked["uid"])
+            except (ValueError, KeyError, TypeError):
+                raise web.HTTPBadRequest(text="expected an AdmissionReview\n") from None
+            admitted = await self._judge(asked)
+        answer: dict[str, Any] = {"uid": uid, "allowed": True}
+        if admitted.operations:
+            patch = json.dumps(admitted.operations).encode()
+            answer |= {"patchType": "JSONPatch", "patch": base64.b64encode(patch).decode()}
+        if admitted.warnings:
+            answer["warnings"] = [each[:250] for each in admitted.warnings[:5]]
+        return web.json_response(
+            {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": answer}
+        )
+
+    async def _judge(self, asked: dict[str, Any]) -> Admitted:
+        try:
+            pod, namespace = asked["object"], asked["namespace"]
+            names = wanted(pod)
+            async with asyncio.timeout(_PATIENCE):
+                found = await self._catalogue.of(namespace, names) if names else {}
+            token = hashlib.sha256(str(asked["uid"]).encode()).hexdigest()[:12]
+            admitted = admit(pod, {name: each.known for name, each in found.items()}, token)
+        except Exception as error:  # whatever it is, it must not keep a pod from running
+            _log.warning("a pod goes as it is: %s", error, exc_info=True)
+            admissions.labels("failed").inc()
+            return Admitted((), ("shardmesh: the pod goes as it is, its datasets cannot be looked up now",))
+        admissions.labels("patched" if admitted.operations else "same").inc()
+        return admitted
