@@ -12,13 +12,13 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
 from meshd.control.clustermaps import TOPIC, ClusterMaps
-from meshwire.cluster import ClusterMap, Node, routes
+from meshwire.cluster import ClusterMap, Node, Route, routes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from meshd.control.interface import ControlStore
-    from meshwire.cluster import Route, Routes
+    from meshwire.cluster import Routes
 
 _LONE_SLOTS: Final = 1 << 14
 
@@ -29,8 +29,9 @@ def lone_map(node_id: str, endpoint: str) -> ClusterMap:
 
 
 class Mesh:
-    """One a process. `copies_of` says how many copies a bucket asks for, 0 for the map's; `look` is what
-    `suspect` does. `lone`: the map of a node that is one for ever."""
+    """One a process. `copies_of` says how many copies a bucket asks for, 0 for the map's; `writes_of` how
+    writes come to its origin, "" where it has none; `look` is what `suspect` does. `lone`: the map of a node
+    that is one for ever."""
 
     def __init__(
         self,
@@ -40,9 +41,11 @@ class Mesh:
         *,
         lone: ClusterMap | None = None,
         look: Callable[[Mesh, str, int], Awaitable[None]] | None = None,
+        writes_of: Callable[[str], str] | None = None,
     ) -> None:
         self.node_id = node_id
         self._control, self._copies_of, self._look = control, copies_of, look
+        self._writes_of = writes_of
         self._lone = lone
         self._maps = None if lone is not None else ClusterMaps(control)
         self._of: ClusterMap | None = None
@@ -88,16 +91,27 @@ class Mesh:
 
     def routes(self, bucket: str) -> Routes:
         """The routes of a bucket's names by the present map."""
-        cluster = self.map()
-        copies = self._copies_of(bucket) or cluster.copies
+        return self._routes_of(self.map(), self._copies_of(bucket) or self.map().copies)
+
+    def _routes_of(self, cluster: ClusterMap, copies: int) -> Routes:
         found = self._routes.get(copies)
         if found is None:
             found = self._routes[copies] = routes(cluster, copies)
         return found
 
     def route(self, bucket: str, key: str) -> Route:
-        """Who answers for a name."""
-        return self.routes(bucket).of(bucket, key)
+        """Who answers for a name. Of a bucket with an origin only the decider reads: what comes from there
+        is asked for once, and kept once. Where nobody decides, any node may read of an origin that has
+        everything that was acknowledged."""
+        found = self.routes(bucket).of(bucket, key)
+        writes = "" if self._writes_of is None else self._writes_of(bucket)
+        if not writes:
+            return found
+        readers = found.readers[:1]
+        if not readers and writes != "back":
+            cluster = self.map()
+            readers = self._routes_of(cluster, len(cluster.nodes)).of(bucket, key).readers[:1]
+        return Route(found.decider, readers, found.writers)
 
     def is_reader(self, bucket: str, key: str) -> bool:
         """Whether this node may answer reads of a name."""

@@ -71,11 +71,14 @@ class BucketTable:
         return self._documents.current().get(name)
 
     def copies(self, name: str) -> int:
-        """How many copies a bucket asks for; 0: as many as the mesh says; one of what an origin has."""
+        """How many copies a bucket asks for; 0: as many as the mesh says."""
         found = self._documents.current().get(name)
-        if found is not None and found.origin is not None:
-            return 1
         return 0 if found is None else found.copies
+
+    def writes(self, name: str) -> str:
+        """How what is written to a bucket comes to its origin: "through", "back" or "off"; "" without one."""
+        found = self._documents.current().get(name)
+        return "" if found is None or found.origin is None else found.origin.write
 
     def fewest_copies(self, default: int) -> int:
         """Of all buckets; `default`: what the mesh says."""

@@ -18,6 +18,7 @@ from meshd.service.backed.reading import BackedReader
 from meshd.service.backed.service import BackedService
 from meshd.service.backed.sharing import Crew, OwnDoer, serve_fetches
 from meshd.service.backed.writing import OriginWriter
+from meshd.service.merged import LocalLister, MergedListings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -32,18 +33,21 @@ async def backing(node: Node, index: int | None) -> AsyncIterator[BackedService]
     keeper = RemoteKeeper(settings.keeper_socket)
     origins = Origins(settings.origin_credentials, node.clock)
     fetcher = Fetcher(origins, shelf, keeper)
-    own = OwnDoer(fetcher, OriginWriter(origins, node.store, fetcher))
+    own = OwnDoer(fetcher, OriginWriter(origins, node.store, node.shared, node.mesh, fetcher))
     crew = Crew([settings.fetch_socket(each) for each in range(settings.workers)], index, own)
     tasks = Tasks("backing")
     if index is not None:
         tasks.spawn(serve_fetches(settings.fetch_socket(index), own, shelf), "fetches")
     tasks.spawn(keeper.run(), "notes")
+    lister = LocalLister(node.store, node.mesh, node.store.own_entries)
+    merged = MergedListings(lister, node.mesh, node.peers, node.clock)
     service = BackedService(
         node.store,
+        node.shared,
         shelf,
         crew,
         BackedReader(node.store, shelf, crew, keeper),
-        BackedListings(origins, node.store, shelf, node.clock),
+        BackedListings(origins, node.store, shelf, node.clock, node.mesh, merged),
         node.mesh,
     )
     try:

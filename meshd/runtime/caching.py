@@ -94,9 +94,8 @@ async def push_dirty(node: Node, backed: BackedService) -> int:
         after = ""
         while True:
             page = node.store.own_entries(bucket.name, "", after, _PAGE)
-            left += sum(
-                await asyncio.gather(*[_push(backed, bucket, entry.key, slots) for entry in page.entries])
-            )
+            own = [entry.key for entry in page.entries if node.mesh.is_decider(bucket.name, entry.key)]
+            left += sum(await asyncio.gather(*[_push(backed, bucket, key, slots) for key in own]))
             if not page.truncated:
                 break
             after = page.next_after

@@ -31,10 +31,10 @@ def open_mesh(settings: NodeSettings, control: ControlStore, buckets: BucketTabl
     """This process's view."""
     if settings.cluster.control is None:
         lone = lone_map(settings.node_id, settings.endpoint)
-        return Mesh(settings.node_id, control, buckets.copies, lone=lone)
+        return Mesh(settings.node_id, control, buckets.copies, lone=lone, writes_of=buckets.writes)
     marking = Marking(control, ClusterMaps(control))
     look = Looking(marking, clock, settings.cluster.lease)
-    return Mesh(settings.node_id, control, buckets.copies, look=look)
+    return Mesh(settings.node_id, control, buckets.copies, look=look, writes_of=buckets.writes)
 
 
 def member(settings: NodeSettings) -> Member:

@@ -24,6 +24,7 @@ from meshd.web.sourcedoors import SourceDoors
 if TYPE_CHECKING:
     from meshd.runtime.node import Node
     from meshd.service.archives.members import MemberService
+    from meshd.service.backed.service import BackedService
     from meshd.service.versions import Versions
     from meshd.web.server import NativeRoute
 
@@ -31,14 +32,16 @@ if TYPE_CHECKING:
 class Meshing:
     """The parts, each one a process."""
 
-    def __init__(self, node: Node, versions: Versions, members: MemberService) -> None:
+    def __init__(
+        self, node: Node, versions: Versions, members: MemberService, backed: BackedService | None
+    ) -> None:
         self._node = node
-        self.lister = LocalLister(node.store, node.mesh)
+        self.lister = LocalLister(node.store, node.mesh, node.store.own_entries)
         self.merged = MergedListings(self.lister, node.mesh, node.peers, node.clock)
         self.news = News(node.control, node.mesh, node.peers, node.settings.workers)
         everywhere = Everywhere(node.mesh, node.peers, self.merged, self.news)
         self.buckets = BucketService(node.buckets, node.store, node.clock, node.settings.region, everywhere)
-        self.sources = LocalSources(node.store, versions, members)
+        self.sources = LocalSources(node.store, versions, members, backed)
         self.far = FarSources(node.mesh, node.peers, versions, self.sources)
         self.forwarder = Forwarder(
             node.mesh,

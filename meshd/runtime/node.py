@@ -106,7 +106,7 @@ class Node:
 
 
 def _open_shelf(
-    settings: NodeSettings, writer: str, buckets: BucketTable, store: Store, stack: ExitStack
+    settings: NodeSettings, writer: str, buckets: BucketTable, store: Store, mesh: Mesh, stack: ExitStack
 ) -> Shelf:
     """The cache beside the store."""
     clock = SystemClock()
@@ -114,7 +114,7 @@ def _open_shelf(
     stack.callback(cache.close)
     fresh = FreshTable(settings.fresh_path, clock)
     stack.callback(fresh.close)
-    shelf = Shelf(cache, buckets, fresh)
+    shelf = Shelf(cache, buckets, fresh, mesh)
     store.attach(cache, shelf)
     return shelf
 
@@ -132,8 +132,8 @@ def open_node(settings: NodeSettings, writer: str) -> Iterator[Node]:
         stack.callback(uses.close)
         MODULES.read_from(partial(load_asset, Catalog(store)))
         buckets, identities = BucketTable(control), IdentityTable(control)
-        shelf = _open_shelf(settings, writer, buckets, store, stack)
         mesh = open_mesh(settings, control, buckets, clock)
+        shelf = _open_shelf(settings, writer, buckets, store, mesh, stack)
         use = KeyUse(control)
         peers = Peers(settings.node_id, NodeSecret(control).derive, clock, lambda: mesh.map().version)
         objects = RemoteObjects(store, mesh, peers)
@@ -173,14 +173,14 @@ def view_reader(node: Node, access: Access, data: DataServices) -> ViewReader:
     return ViewReader(node.store, ViewDefinitions(node.buckets, node.clock, access), view_kinds(node, data))
 
 
-def meshing(node: Node) -> Meshing:
+def meshing(node: Node, backed: BackedService | None = None) -> Meshing:
     """What answers for the whole mesh, for `web_deps` and for other nodes."""
     versions = Versions(node.store, node.buckets)
     definitions = ViewDefinitions(node.buckets, node.clock, node_access(node))
     members = MemberService(
         node.store, versions, node.archives, lambda bucket: definitions.find(bucket) is not None
     )
-    return Meshing(node, versions, members)
+    return Meshing(node, versions, members, backed)
 
 
 def web_deps(
@@ -195,7 +195,7 @@ def web_deps(
     objects = ObjectService(node.shared, versions, Ingest(node.shared).note, backed)
     acls = AclService(node.buckets, node.identities)
     views = view_reader(node, access, data)
-    secret, mesh = NodeSecret(node.control), meshing(node)
+    secret, mesh = NodeSecret(node.control), meshing(node, backed)
     return WebDeps(
         access=access,
         sessions=Sessions(node.identities, secret, node.use, node.clock),

@@ -71,7 +71,7 @@ async def _work(node: Node, index: int, doors: Doors, trouble: Callable[[], str]
             [*process_chores(node, reporter), Chore("keyuse", 60.0, lambda: _save_use(node))], chores
         )
         routes = [*ops_routes(trouble, lambda: node.mesh.map().version), *native_routes(node, access, data)]
-        routes += admin_routes(node, deps.sessions) + meshing(node).routes()
+        routes += admin_routes(node, deps.sessions) + meshing(node, backed).routes()
         if doors.tls is not None:
             start_chores([_tls_chore(doors.tls)], chores)
         _heed_hangups(audit, doors.tls)

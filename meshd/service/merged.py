@@ -7,6 +7,7 @@ of one version of the map, under which every slot has exactly one decider.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
@@ -19,7 +20,7 @@ from meshd.store.records import EntryPage, UploadPage, VersionPage
 from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from meshd.cluster.mesh import Mesh
     from meshd.kit.clock import Clock
@@ -34,11 +35,13 @@ _SILENCE: Final = 20.0
 _LIMIT: Final = 1000
 
 P = TypeVar("P", EntryPage, VersionPage, UploadPage)
+OwnEntries = Callable[[str, str, str, int, bytes | None], EntryPage]
+"""`Store.own_entries`."""
 
 
 class Listing(msgspec.Struct, frozen=True, array_like=True):
-    """What a node is asked for: a page of `kind` (`entries`, `versions`, `uploads`) of the names that it
-    decides about."""
+    """What a node is asked for: a page of `kind` (`entries`, `versions`, `uploads`; `own`: of a bucket with an
+    origin, what is not there yet) of the names that it decides about."""
 
     kind: str
     bucket: str
@@ -51,8 +54,8 @@ class Listing(msgspec.Struct, frozen=True, array_like=True):
 class LocalLister:
     """What this node has of a listing: its own part."""
 
-    def __init__(self, store: ObjectStore, mesh: Mesh) -> None:
-        self._store, self._mesh = store, mesh
+    def __init__(self, store: ObjectStore, mesh: Mesh, own: OwnEntries) -> None:
+        self._store, self._mesh, self._own = store, mesh, own
         self._masks: dict[tuple[int, int], bytes] = {}
 
     def __repr__(self) -> str:
@@ -65,6 +68,8 @@ class LocalLister:
             raise StaleMapError(cluster.version)
         slots = self._mask(self._mesh.routes(asked.bucket), self._mesh.copies(asked.bucket))
         store, (key, mark) = self._store, asked.marker
+        if asked.kind == "own":
+            return self._own(asked.bucket, asked.prefix, key, asked.limit, slots)
         if asked.kind == "entries":
             return store.list_entries(
                 asked.bucket,
@@ -118,6 +123,12 @@ class MergedListings:
     ) -> EntryPage:
         """As `ObjectStore.list_entries`, of all nodes. Raises S3Error SlowDown."""
         asked = Listing("entries", bucket, prefix, delimiter, (after, ""), limit)
+        items, truncated = await self._merged(asked, EntryPage, pages.read_entries)
+        return pages.entry_page(items, truncated=truncated)
+
+    async def own(self, bucket: str, prefix: str, after: str, limit: int = _LIMIT) -> EntryPage:
+        """As `Store.own_entries`, of all nodes. Raises S3Error SlowDown."""
+        asked = Listing("own", bucket, prefix, "", (after, ""), limit)
         items, truncated = await self._merged(asked, EntryPage, pages.read_entries)
         return pages.entry_page(items, truncated=truncated)
 

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from meshd.cluster.mesh import Mesh
     from meshd.net.peers import Peers
     from meshd.service.archives.members import MemberService
+    from meshd.service.backed.service import BackedService
     from meshd.service.versions import Versions
+    from meshd.service.views.kinds import Made
     from meshd.store.interface import ObjectStore
     from meshwire.checksums import BodyDigest
     from meshwire.cluster import Node
@@ -59,8 +61,14 @@ class SourceAsk(msgspec.Struct, frozen=True, array_like=True):
 class LocalSources:
     """What this node gives others to copy. One a process."""
 
-    def __init__(self, store: ObjectStore, versions: Versions, members: MemberService) -> None:
-        self._store, self._versions, self._members = store, versions, members
+    def __init__(
+        self,
+        store: ObjectStore,
+        versions: Versions,
+        members: MemberService,
+        backed: BackedService | None = None,
+    ) -> None:
+        self._store, self._versions, self._members, self._backed = store, versions, members, backed
 
     def __repr__(self) -> str:
         return "<LocalSources>"
@@ -81,6 +89,12 @@ class LocalSources:
             async for piece in body.pieces(ops.BodyDigests()):
                 yield piece
             return
+        made = await self._made(ask)
+        if made is not None:
+            body = MadeBody(made, ask.offset, ask.length)
+            async for piece in body.pieces(ops.BodyDigests()):
+                yield piece
+            return
         record = self._versions.source(ops.CopySource(ask.bucket, ask.key, ask.version))
         if record.etag != ask.etag:
             raise S3Error("PreconditionFailed", "The source was replaced while it was copied.")
@@ -91,7 +105,15 @@ class LocalSources:
     async def _find(self, ask: SourceAsk) -> Record:
         if ask.member is not None:
             return (await self._members.source(_source(ask))).record
-        return self._versions.source(_source(ask))
+        made = await self._made(ask)
+        return self._versions.source(_source(ask)) if made is None else made.record
+
+    async def _made(self, ask: SourceAsk) -> Made | None:
+        """What lies at an origin; None for the rest. Raises S3Error."""
+        made = None if self._backed is None else await self._backed.made(ask.bucket, ask.key)
+        if made is not None and ask.etag and made.record.etag != ask.etag:
+            raise S3Error("PreconditionFailed", "The source was replaced while it was copied.")
+        return made
 
     async def _member(self, ask: SourceAsk) -> MadeBody:
         made = await self._members.source(_source(ask))

@@ -141,9 +141,11 @@ class Store:
         """As `get`, of what is kept here for good."""
         return self._index.get(bucket, key)
 
-    def own_entries(self, bucket: str, prefix: str, after: str, limit: int) -> EntryPage:
+    def own_entries(
+        self, bucket: str, prefix: str, after: str, limit: int, slots: bytes | None = None
+    ) -> EntryPage:
         """As `list_entries`, of what is kept here for good."""
-        return self._index.list_entries(bucket, prefix, "", after, limit)
+        return self._index.list_entries(bucket, prefix, "", after, limit, slots)
 
     def get_version(self, bucket: str, key: str, version: str) -> Record | None:
         with self._index.reading() as txn:

@@ -1,7 +1,8 @@
 """Listings of backed buckets: the origin's pages, with what is dirty here put among them.
 
-Law: a page is kept for the origin's TTL, unless the bucket is written to through this node; one question for
-all who ask for the same page. Where both have a key, this store's is newer.
+Law: a page is kept for the origin's TTL, unless the bucket is written to; of one that may be written to
+through other nodes none is kept. One question for all who ask for the same page. Where both have a key, this
+store's is newer.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from meshd.service.backed.shelf import shelf_name
 from meshwire.s3.results import ObjectEntry, ObjectListing, Owner
 
 if TYPE_CHECKING:
+    from meshd.cluster.mesh import Mesh
     from meshd.control.buckets import Bucket
     from meshd.kit.clock import Clock
     from meshd.service.backed.origins import Origins
     from meshd.service.backed.shelf import Shelf
+    from meshd.service.merged import MergedListings
+    from meshd.store.records import EntryPage
     from meshd.store.store import Store
     from meshwire.s3.operations import ListObjects
 
@@ -41,8 +45,17 @@ class _Kept:
 class BackedListings:
     """One a process."""
 
-    def __init__(self, origins: Origins, store: Store, shelf: Shelf, clock: Clock) -> None:
+    def __init__(
+        self,
+        origins: Origins,
+        store: Store,
+        shelf: Shelf,
+        clock: Clock,
+        mesh: Mesh,
+        merged: MergedListings,
+    ) -> None:
         self._origins, self._store, self._shelf, self._clock = origins, store, shelf, clock
+        self._mesh, self._merged = mesh, merged
         self._pages: OrderedDict[Question, _Kept] = OrderedDict()
         self._asking: SingleFlight[tuple[Question, int], Listing] = SingleFlight()
 
@@ -69,8 +82,8 @@ class BackedListings:
 
     async def page(self, bucket: Bucket, prefix: str, delimiter: str, after: str, limit: int) -> Listing:
         """A page in order of UTF-8 bytes, dirty objects among it. Raises OriginError."""
+        dirty = await self._dirty(bucket, prefix, delimiter, after, limit)  # before it may go to the origin
         page = await self._remote(bucket, prefix, delimiter, after, limit)
-        dirty = self._dirty(bucket.name, prefix, delimiter, after, limit, page.after)
         return _merged(page, dirty, limit) if dirty else page
 
     async def _remote(self, bucket: Bucket, prefix: str, delimiter: str, after: str, limit: int) -> Listing:
@@ -84,23 +97,23 @@ class BackedListings:
         page, _ = await self._asking.run(
             (question, generation), lambda: origin.list(prefix, delimiter, after, limit)
         )
+        if not self._mesh.alone and bucket.origin.write != "off":
+            return page
         self._pages[question] = _Kept(page, generation, now + bucket.origin.ttl)
         self._pages.move_to_end(question)
         while len(self._pages) > _KEPT:
             self._pages.popitem(last=False)
         return page
 
-    def _dirty(
-        self, bucket: str, prefix: str, delimiter: str, after: str, limit: int, until: str
+    async def _dirty(
+        self, bucket: Bucket, prefix: str, delimiter: str, after: str, limit: int
     ) -> list[Entry | str]:
-        """What lies in this store alone, up to the end of the page."""
+        """What is not at the origin yet, as much as fits in a page. Raises S3Error SlowDown."""
         found: dict[str, Entry | str] = {}
         at = after
         while len(found) <= limit:
-            page = self._store.own_entries(bucket, prefix, at, PAGE)
+            page = await self._own(bucket, prefix, at)
             for entry in page.entries:
-                if until and entry.key.encode() > until.encode() and not until.endswith(delimiter or "\0"):
-                    return list(found.values())
                 cut = entry.key.find(delimiter, len(prefix)) if delimiter else -1
                 name = entry.key if cut < 0 else entry.key[: cut + len(delimiter)]
                 if name.encode() > after.encode():
@@ -109,6 +122,13 @@ class BackedListings:
                 break
             at = page.next_after
         return list(found.values())
+
+    async def _own(self, bucket: Bucket, prefix: str, after: str) -> EntryPage:
+        """Of all nodes, where something may have been acknowledged that the origin does not have."""
+        assert bucket.origin is not None
+        if self._mesh.alone or bucket.origin.write != "back":
+            return self._store.own_entries(bucket.name, prefix, after, PAGE)
+        return await self._merged.own(bucket.name, prefix, after, PAGE)
 
 
 def _merged(page: Listing, dirty: list[Entry | str], limit: int) -> Listing:

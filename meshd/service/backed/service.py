@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from meshd.service.backed.sharing import Crew
     from meshd.service.backed.shelf import Shelf
     from meshd.service.views.dispatch import Assembled
+    from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
     from meshd.store.store import Store
     from meshwire.s3.results import ObjectListing
@@ -75,13 +76,15 @@ class BackedService:
     def __init__(
         self,
         store: Store,
+        shared: ObjectStore,
         shelf: Shelf,
         crew: Crew,
         reader: BackedReader,
         listings: BackedListings,
         mesh: Mesh,
     ) -> None:
-        self._store, self._shelf, self._crew, self._mesh = store, shelf, crew, mesh
+        self._store, self._shared, self._shelf, self._crew = store, shared, shelf, crew
+        self._mesh = mesh
         self.reader, self.listings = reader, listings
         self._tasks = Tasks("write-back")
 
@@ -216,18 +219,22 @@ class BackedService:
         if backed is None:
             return False
         assert backed.origin is not None
-        if backed.origin.write == "back" and self._mesh.alone:  # else one node's death could lose it
+        if backed.origin.write == "back" and self._survives(bucket, key):
             await self._crew.of(bucket, key).forget(backed, key)
             self._tasks.spawn(self._behind(backed, key), "push")
             return True
-        try:
-            await self._crew.of(bucket, key).push(backed, key)
-        except OriginError as error:
-            with store_errors():
+        with store_errors():
+            try:
+                await self._crew.of(bucket, key).push(backed, key)
+            except OriginError as error:
                 same = Conditions(if_match=(record.etag,))
-                await self._store.delete_version(bucket, key, NULL, conditions=same)
-            raise told(error, key) from error
+                await self._shared.delete_version(bucket, key, NULL, conditions=same)
+                raise told(error, key) from error
         return True
+
+    def _survives(self, bucket: str, key: str) -> bool:
+        """Whether no single node's death loses what is only here: else it is written through."""
+        return self._mesh.alone or len(self._mesh.route(bucket, key).writers) > 1
 
     async def push(self, bucket: Bucket, key: str) -> None:
         """Bring what is dirty under a key to its origin. Raises OriginError, StoreError."""
@@ -246,7 +253,8 @@ class BackedService:
             return False
         try:
             checked(key)
-            await self._crew.of(bucket, key).remove(backed, key)
+            with store_errors():
+                await self._crew.of(bucket, key).remove(backed, key)
         except OriginError as error:
             raise told(error, key) from error
         return True

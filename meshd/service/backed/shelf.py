@@ -19,6 +19,7 @@ from meshd.store.records import Meta
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from meshd.cluster.mesh import Mesh
     from meshd.control.buckets import Bucket, BucketTable
     from meshd.service.backed.freshness import FreshTable
     from meshd.store.interface import Buffer
@@ -42,10 +43,11 @@ class Piece:
 
 
 class Shelf:
-    """One a process."""
+    """One a process. What was known before the cluster map changed is asked about again: another node may
+    have written meanwhile."""
 
-    def __init__(self, cache: Store, buckets: BucketTable, fresh: FreshTable) -> None:
-        self.cache, self._buckets, self._fresh = cache, buckets, fresh
+    def __init__(self, cache: Store, buckets: BucketTable, fresh: FreshTable, mesh: Mesh) -> None:
+        self.cache, self._buckets, self._fresh, self._mesh = cache, buckets, fresh, mesh
 
     def __repr__(self) -> str:
         return f"<Shelf {self.cache!r}>"
@@ -122,26 +124,31 @@ class Shelf:
         """Whether what is cached need not be asked about."""
         origin = bucket.origin
         assert origin is not None
-        return origin.immutable or self._fresh.holds(origin.ttl, shelf_name(bucket), key, etag)
+        return origin.immutable or self._fresh.holds(origin.ttl, self._known(bucket), key, etag)
 
     def is_absent(self, bucket: Bucket, key: str) -> bool:
         """Whether the origin said a moment ago that there is no such object."""
         origin = bucket.origin
         assert origin is not None
-        return self._fresh.holds(origin.ttl, shelf_name(bucket), key, "")
+        return self._fresh.holds(origin.ttl, self._known(bucket), key, "")
+
+    def _known(self, bucket: Bucket) -> str:
+        shelf = shelf_name(bucket)
+        return shelf if self._mesh.alone else f"{shelf}@{self._mesh.map().version}"
 
     def note(self, bucket: Bucket, key: str, etag: str) -> None:
         """The origin has said so. An empty ETag: there is none."""
-        self._fresh.note(shelf_name(bucket), key, etag)
+        known = self._known(bucket)
+        self._fresh.note(known, key, etag)
         if etag:
-            self._fresh.forget(shelf_name(bucket), key, "")
+            self._fresh.forget(known, key, "")
 
     def generation(self, bucket: Bucket) -> int:
         return self._fresh.generation(shelf_name(bucket))
 
     def written(self, bucket: Bucket, key: str) -> None:
         """The object was written through this node: nothing that was known of it counts."""
-        self._fresh.forget(shelf_name(bucket), key, "")
+        self._fresh.forget(self._known(bucket), key, "")
         self._fresh.rise(shelf_name(bucket))
 
     # --- keeping and letting go

@@ -1,8 +1,8 @@
 """What is written to a backed bucket, brought to its origin.
 
-Law: a write lies in the durable store from its commit until the origin has it, so a crash loses nothing; one
-worker brings a key's writes there, one after the other. Invariant: the last write of a key is the last to
-arrive.
+Law: a write lies in the durable store (in a mesh: of every owner) from its commit until the origin has it, so
+a crash loses nothing; one worker of the node that decides brings a key's writes there, one after the other.
+Invariant: the last write of a key is the last to arrive, as long as one node decides about it.
 """
 
 from __future__ import annotations
@@ -13,25 +13,31 @@ from typing import TYPE_CHECKING
 
 from meshd.origin.interface import Facts
 from meshd.service.copying import read_pieces
-from meshd.store.errors import ExtentGoneError
+from meshd.store.errors import ExtentGoneError, NotReplicatedError
 from meshd.store.records import NULL
 from meshwire.conditions import Conditions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from meshd.cluster.mesh import Mesh
     from meshd.control.buckets import Bucket
     from meshd.service.backed.fetching import Fetcher
     from meshd.service.backed.origins import Origins
+    from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
     from meshd.store.store import Store
 
 
 class OriginWriter:
-    """Writes what belongs to this process. One a worker."""
+    """Writes what belongs to this process. One a worker. `shared`: where all owners have it, `store` where
+    this node has."""
 
-    def __init__(self, origins: Origins, store: Store, fetcher: Fetcher) -> None:
+    def __init__(
+        self, origins: Origins, store: Store, shared: ObjectStore, mesh: Mesh, fetcher: Fetcher
+    ) -> None:
         self._origins, self._store, self._fetcher = origins, store, fetcher
+        self._shared, self._mesh = shared, mesh
         self._locks: dict[tuple[str, str], tuple[asyncio.Lock, int]] = {}
 
     def __repr__(self) -> str:
@@ -46,6 +52,7 @@ class OriginWriter:
 
     async def _push(self, bucket: Bucket, key: str, record: Record) -> str:
         while True:
+            self._require_decider(bucket, key)
             await self._fetcher.forget(bucket, key)
             facts = Facts(record.size, record.etag, record.modified, record.headers, record.metadata)
             try:
@@ -60,10 +67,15 @@ class OriginWriter:
             if same.stamp != record.stamp:
                 record = same
                 continue
-            await self._store.delete_version(
+            await self._shared.delete_version(
                 bucket.name, key, NULL, conditions=Conditions(if_match=(record.etag,))
             )
             return etag
+
+    def _require_decider(self, bucket: Bucket, key: str) -> None:
+        """Another node may have taken over, and bring newer writes there."""
+        if not self._mesh.is_decider(bucket.name, key):
+            raise NotReplicatedError("another node decides about this name now; it brings it to its origin")
 
     async def _bytes(self, record: Record) -> AsyncIterator[bytes]:
         async for piece in read_pieces(self._store, record, 0, record.size):
@@ -72,9 +84,10 @@ class OriginWriter:
     async def remove(self, bucket: Bucket, key: str) -> None:
         """Delete an object at its origin, and what is dirty of it. Raises OriginError, StoreError."""
         async with self._alone(bucket.name, key):
+            self._require_decider(bucket, key)
             await self._fetcher.forget(bucket, key)
             await self._origins.of(bucket).delete([key])
-            await self._store.delete(bucket.name, key)
+            await self._shared.delete(bucket.name, key)
             await self._fetcher.forget(bucket, key)
 
     @asynccontextmanager
