@@ -17,6 +17,7 @@ from meshd.assembly.memory import MemoryFrame
 from meshd.assembly.rendering import UNREAD, RowWork
 from meshd.assembly.sources import cut_pieces
 from meshd.kit.accounts import account
+from meshd.store.errors import NotCachedError
 
 if TYPE_CHECKING:
     from meshd.assembly.addressing import DerivedAddress
@@ -75,7 +76,10 @@ async def _render_once(kitchen: Kitchen, address: DerivedAddress, made: MemoryFr
 
 async def _source(kitchen: Kitchen, address: DerivedAddress) -> tuple[Pieces, Fetched | None]:
     """Where the object's bytes lie, and what must stay until they were read."""
-    record = kitchen.store.get(address.bucket, address.key)
+    try:
+        record = kitchen.store.get(address.bucket, address.key)
+    except NotCachedError:  # its bytes are at an origin
+        record = None
     if record is not None and record.etag == address.etag:
         return cut_pieces(kitchen.store.locate(record), 0, record.size), None
     name, lost = f"s3://{address.bucket}/{address.key}", Lost("NoSuchKey" if record is None else "")

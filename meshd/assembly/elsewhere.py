@@ -59,6 +59,10 @@ class Elsewhere(Protocol):
         """Whether there are none: nothing below is called then. As quick as a look at a dictionary."""
         ...
 
+    def used(self, bucket: str, key: str) -> None:
+        """This node's own copy of an object is about to be read."""
+        ...
+
     async def fetch(self, parts: Sequence[Part], memory: Memory) -> Fetched:
         """These bytes, by one call a node; another holder is asked where one cannot give them."""
         ...
@@ -78,6 +82,9 @@ class _Alone:
 
     def __repr__(self) -> str:
         return "<no other nodes>"
+
+    def used(self, bucket: str, key: str) -> None:
+        return
 
     async def fetch(self, parts: Sequence[Part], memory: Memory) -> Fetched:
         raise AssertionError("there are no other nodes")

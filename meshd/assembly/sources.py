@@ -15,6 +15,7 @@ from awscrt.checksums import crc32c
 from meshd.assembly.elsewhere import ALONE, Lost, Part
 from meshd.assembly.errors import BatchError, busy, damaged
 from meshd.assembly.memory import Memory
+from meshd.store.errors import NotCachedError
 from meshwire.snapshots import BytesColumn
 
 if TYPE_CHECKING:
@@ -115,8 +116,14 @@ class PinnedObjects:
     def _here(self, number: int) -> Record | None:
         """None: another node may have it. Raises BatchError SnapshotChanged where there is none."""
         objects = self._snapshot.objects
-        record = self._store.get(objects.bucket_of(number), objects.keys[number])
+        bucket, key = objects.bucket_of(number), objects.keys[number]
+        try:
+            record = self._store.get(bucket, key)
+        except NotCachedError:  # its bytes are at an origin
+            return None
         if record is not None and record.etag == objects.etags[number]:
+            if not self._elsewhere.alone:
+                self._elsewhere.used(bucket, key)
             return record
         if self._elsewhere.alone:
             raise self.changed(number, "was deleted" if record is None else "was replaced")

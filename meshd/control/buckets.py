@@ -21,7 +21,7 @@ from meshwire.s3.settings import (  # noqa: TC001  msgspec reads the annotations
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from meshd.control.interface import ControlStore
 
@@ -65,6 +65,8 @@ class BucketTable:
 
     def __init__(self, control: ControlStore) -> None:
         self._documents = Documents(control, "buckets", Bucket)
+        self._seen: Mapping[str, Bucket] | None = None
+        self._backed = False
 
     def get(self, name: str) -> Bucket | None:
         """The bucket, or None. About a microsecond; sees every process's finished writes."""
@@ -79,6 +81,14 @@ class BucketTable:
         """How what is written to a bucket comes to its origin: "through", "back" or "off"; "" without one."""
         found = self._documents.current().get(name)
         return "" if found is None or found.origin is None else found.origin.write
+
+    def any_backed(self) -> bool:
+        """Whether any bucket has an origin. Microseconds."""
+        every = self._documents.current()
+        if every is not self._seen:
+            self._seen = every
+            self._backed = any(bucket.origin is not None for bucket in every.values())
+        return self._backed
 
     def fewest_copies(self, default: int) -> int:
         """Of all buckets; `default`: what the mesh says."""

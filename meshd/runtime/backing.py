@@ -15,6 +15,7 @@ from meshd.service.backed.keeping import RemoteKeeper
 from meshd.service.backed.listing import BackedListings
 from meshd.service.backed.origins import Origins
 from meshd.service.backed.reading import BackedReader
+from meshd.service.backed.samples import OriginSamples
 from meshd.service.backed.service import BackedService
 from meshd.service.backed.sharing import Crew, OwnDoer, serve_fetches
 from meshd.service.backed.writing import OriginWriter
@@ -50,9 +51,11 @@ async def backing(node: Node, index: int | None) -> AsyncIterator[BackedService]
         BackedListings(origins, node.store, shelf, node.clock, node.mesh, merged),
         node.mesh,
     )
+    node.objects.origins = OriginSamples(node.store, service, node.archives)
     try:
         yield service
     finally:
+        node.objects.origins = None
         await tasks.aclose()
         await service.aclose()
         await crew.aclose()

@@ -95,7 +95,13 @@ async def push_dirty(node: Node, backed: BackedService) -> int:
         while True:
             page = node.store.own_entries(bucket.name, "", after, _PAGE)
             own = [entry.key for entry in page.entries if node.mesh.is_decider(bucket.name, entry.key)]
-            left += sum(await asyncio.gather(*[_push(backed, bucket, key, slots) for key in own]))
+            wrong = [
+                why for why in await asyncio.gather(*[_push(backed, bucket, k, slots) for k in own]) if why
+            ]
+            if wrong:
+                told = {"bucket": bucket.name, "objects": len(wrong), "why": wrong[0]}
+                _log.warning("not at their origin", extra=told)
+            left += len(wrong)
             if not page.truncated:
                 break
             after = page.next_after
@@ -103,11 +109,11 @@ async def push_dirty(node: Node, backed: BackedService) -> int:
     return left
 
 
-async def _push(backed: BackedService, bucket: Bucket, key: str, slots: asyncio.Semaphore) -> int:
+async def _push(backed: BackedService, bucket: Bucket, key: str, slots: asyncio.Semaphore) -> str:
+    """Why it is not there; "" when it is."""
     async with slots:
         try:
             await backed.push(bucket, key)
         except (OriginError, StoreError) as error:
-            _log.warning("not at its origin", extra={"bucket": bucket.name, "why": str(error)})
-            return 1
-    return 0
+            return str(error)
+    return ""

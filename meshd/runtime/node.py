@@ -136,7 +136,7 @@ def open_node(settings: NodeSettings, writer: str) -> Iterator[Node]:
         shelf = _open_shelf(settings, writer, buckets, store, mesh, stack)
         use = KeyUse(control)
         peers = Peers(settings.node_id, NodeSecret(control).derive, clock, lambda: mesh.map().version)
-        objects = RemoteObjects(store, mesh, peers)
+        objects = RemoteObjects(store, mesh, peers, buckets)
         archives = Archives(store, uses.note, settings.view_cache_bytes, objects)
         yield Node(
             settings,
@@ -253,7 +253,7 @@ def native_routes(node: Node, access: Access, data: DataServices) -> list[Native
         module_routes(data.user_ops, tests),
         origin_routes(_backed_admin(node)),
     ]
-    holdings = Holdings(node.store, node.mesh, node.archives, data.catalog, data.datasets.lines)
+    holdings = Holdings(node.store, node.mesh, node.archives, data.catalog, data.datasets.lines, node.objects)
     return [
         *build_native(data.datasets, data.batches, gathers, definitions, node.clock, also, node.mesh),
         *holding_routes(holdings, data.frames, node.clock),

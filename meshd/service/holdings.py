@@ -11,6 +11,7 @@ import json
 from typing import TYPE_CHECKING
 
 from meshd.assembly.catalog import RESERVED_BUCKET, SHARED
+from meshd.assembly.elsewhere import Part
 from meshd.assembly.errors import BatchError
 from meshd.service import remotewire as wire
 from meshd.service.blobs import Blob, as_samples
@@ -19,10 +20,12 @@ from meshwire.frames import FRAME_VERSION
 
 if TYPE_CHECKING:
     from meshd.assembly.catalog import Catalog
+    from meshd.assembly.errors import Code
     from meshd.cluster.mesh import Mesh
     from meshd.service.archives.reading import Archives
     from meshd.service.blobs import Outgoing
     from meshd.service.lines import Lines
+    from meshd.service.remote import RemoteObjects
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
 
@@ -36,9 +39,15 @@ class Holdings:
     """One a worker."""
 
     def __init__(
-        self, store: ObjectStore, mesh: Mesh, archives: Archives, catalog: Catalog, lines: Lines
+        self,
+        store: ObjectStore,
+        mesh: Mesh,
+        archives: Archives,
+        catalog: Catalog,
+        lines: Lines,
+        objects: RemoteObjects,
     ) -> None:
-        self._store, self._mesh = store, mesh
+        self._store, self._mesh, self._objects = store, mesh, objects
         self._archives, self._catalog, self._lines = archives, catalog, lines
 
     def __repr__(self) -> str:
@@ -64,6 +73,10 @@ class Holdings:
         return as_samples(self._store, blobs, metadata, len(blobs), names=False)
 
     async def _blob(self, bucket: str, key: str, etag: str, size: int, offset: int, length: int) -> Blob:
+        if self._objects.backs(bucket):
+            self._require_reader(bucket, key)
+            data = await self._objects.own_part(Part(bucket, key, etag, size, offset, length))
+            return Blob(f"{bucket}/{key}", len(data), data=data)
         record = self._held(bucket, key, etag)
         if size not in (-1, record.size):
             record = await self._archives.plain(bucket, key, record)
@@ -71,13 +84,17 @@ class Holdings:
             raise BatchError("SnapshotChanged", f"s3://{bucket}/{key} has no {length} bytes at {offset}")
         return Blob(f"{bucket}/{key}", record.size - offset if length < 0 else length, record, offset)
 
+    def _require_reader(self, bucket: str, key: str) -> None:
+        """Raises NotHereError."""
+        if not self._speaks_for(bucket, key):
+            raise NotHereError(f"{self._mesh.node_id} does not hold s3://{bucket}/{key}")
+
     def _held(self, bucket: str, key: str, etag: str) -> Record:
         """The record of exactly this content. Raises BatchError NoSuchKey, SnapshotChanged, NotHereError."""
         record = self._store.get(bucket, key)
         if record is not None and record.etag == etag:
             return record
-        if not self._speaks_for(bucket, key):
-            raise NotHereError(f"{self._mesh.node_id} does not hold s3://{bucket}/{key}")
+        self._require_reader(bucket, key)
         if record is None:
             raise BatchError("NoSuchKey", f"s3://{bucket}/{key} is not there")
         raise BatchError("SnapshotChanged", f"s3://{bucket}/{key} was replaced")
@@ -87,16 +104,20 @@ class Holdings:
         readers = self._mesh.route(bucket, key).readers
         return any(node.node_id == self._mesh.node_id for node in readers)
 
-    def find(self, body: bytes) -> bytes:
+    async def find(self, body: bytes) -> bytes:
         """The answer to `wire.FindAsk`. Raises msgspec.ValidationError."""
         records: list[wire.FarRecord | None] = []
         unknown: list[int] = []
-        for number, (bucket, key) in enumerate(wire.decode_find(body).names):
+        names = wire.decode_find(body).names
+        theirs = [name for name in names if self._objects.backs(name[0]) and self._speaks_for(*name)]
+        backed = dict(zip(theirs, await self._objects.many(theirs), strict=True)) if theirs else {}
+        for number, (bucket, key) in enumerate(names):
             if not self._speaks_for(bucket, key):
                 unknown.append(number)
                 records.append(None)
                 continue
-            records.append(wire.far(self._store.get(bucket, key)))
+            known = (bucket, key) in backed
+            records.append(wire.far(backed[bucket, key] if known else self._store.get(bucket, key)))
         return wire.encode(wire.FindAnswer(records, unknown))
 
     def page(self, body: bytes) -> bytes:
@@ -107,12 +128,23 @@ class Holdings:
         """The answer to `wire.IndexAsk`. Raises BatchError BadSample, NoSuchKey, SnapshotChanged, Busy, and
         NotHere's."""
         asked = wire.decode_index(body)
-        record = self._held(asked.bucket, asked.key, asked.etag)
+        record = await self._indexable(asked.bucket, asked.key, asked.etag)
         if asked.lines:
             lines = await self._lines.index(asked.bucket, asked.key, record)
             return await asyncio.to_thread(lines.to_bytes)
         index = await self._archives.index(asked.bucket, asked.key, record)
         return await asyncio.to_thread(index.to_bytes)
+
+    async def _indexable(self, bucket: str, key: str, etag: str) -> Record:
+        """As `_held`; of a bucket with an origin, all of the object is brought here."""
+        if not self._objects.backs(bucket):
+            return self._held(bucket, key, etag)
+        self._require_reader(bucket, key)
+        record = await self._objects.find(bucket, key)
+        if record is None or record.etag != etag:
+            code: Code = "NoSuchKey" if record is None else "SnapshotChanged"
+            raise BatchError(code, f"s3://{bucket}/{key} is not there, or was replaced")
+        return record
 
     def document(self, key: str) -> bytes | None:
         """A document of the reserved bucket that other nodes may read, None when it is not here."""

@@ -51,6 +51,7 @@ class Lines:
     async def _made(self, name: str, bucket: str, key: str, record: Record) -> LineIndex:
         if not isinstance(record, FarRecord):
             return await self._index(name, f"s3://{bucket}/{key}", record)
+        await self._objects.bring(bucket, key, record)
         here = self._objects.here(bucket, key, record.etag)
         if here is not None:
             return await self._index(name, f"s3://{bucket}/{key}", here)

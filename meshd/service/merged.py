@@ -40,8 +40,8 @@ OwnEntries = Callable[[str, str, str, int, bytes | None], EntryPage]
 
 
 class Listing(msgspec.Struct, frozen=True, array_like=True):
-    """What a node is asked for: a page of `kind` (`entries`, `versions`, `uploads`; `own`: of a bucket with an
-    origin, what is not there yet) of the names that it decides about."""
+    """What a node is asked for: a page of `kind` (`entries`, `versions`, `uploads`; `own`: of a bucket
+    with an origin, what is not there yet) of the names that it decides about."""
 
     kind: str
     bucket: str

@@ -10,9 +10,10 @@ import asyncio
 import json
 import os
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Final, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast, get_args
 
 import numpy as np
+from awscrt.checksums import crc32c
 
 from meshd.assembly.elsewhere import Lost, Part
 from meshd.assembly.errors import BatchError, Code, busy, damaged
@@ -37,29 +38,64 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from meshd.assembly.addressing import Frame, FrameAddress, FrameResult
+    from meshd.control.buckets import BucketTable
     from meshd.net.peers import PeerAnswer
     from meshd.service.waiting import Names
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
     from meshwire.cluster import ClusterMap, Node
 
+_T = TypeVar("_T")
 _SPREAD: Final = 2
 """Nodes that have a document before it counts as written, where there are so many."""
 _ATTEMPTS: Final = 5
 _PATIENCE: Final = 2.0
 """Seconds a newer map is waited for when another node has one."""
 _AWAY: Final = ("away", "down")
+_ORIGINS: Final = 64
+"""Objects of buckets with origins that one request reads at a time."""
 _AT_ONCE: Final = 4
 """Nodes asked for a document at a time."""
 _ASK_NEXT: Final = frozenset({"NotHere", "NoSuchKey", "SnapshotChanged", "Unreadable", "Busy"})
 """What another holder may know better."""
 
 
-class RemoteObjects:
-    """One a process. `store` is this node's own: what it holds it is asked for first."""
+class FromOrigins(Protocol):
+    """What is read of buckets with origins; see `meshd.service.backed.samples`."""
 
-    def __init__(self, store: ObjectStore, mesh: Mesh, peers: Peers) -> None:
-        self._store, self._mesh, self._peers = store, mesh, peers
+    async def entries(self, name: str, prefix: str) -> list[tuple[str, Record]]: ...
+
+    async def find(self, name: str, key: str) -> Record | None: ...
+
+    def here(self, name: str, key: str, etag: str) -> Record | None: ...
+
+    def used(self, name: str, key: str) -> None: ...
+
+    async def read(self, part: Part) -> bytes | Lost: ...
+
+    async def bring(self, name: str, key: str, etag: str, size: int) -> None: ...
+
+
+async def _some(most: int, doing: Sequence[Awaitable[_T]]) -> list[_T]:
+    """The results in order, at most so many under way."""
+    slots = asyncio.Semaphore(most)
+
+    async def one(each: Awaitable[_T]) -> _T:
+        async with slots:
+            return await each
+
+    return await asyncio.gather(*[one(each) for each in doing])
+
+
+class RemoteObjects:
+    """One a process. `store` is this node's own: what it holds it is asked for first. `buckets` knows which
+    have origins; `origins` reads those, while this process can."""
+
+    def __init__(
+        self, store: ObjectStore, mesh: Mesh, peers: Peers, buckets: BucketTable | None = None
+    ) -> None:
+        self._store, self._mesh, self._peers, self._buckets = store, mesh, peers, buckets
+        self.origins: FromOrigins | None = None
         self._memory = Memory()
         self._tasks = Tasks("remote-objects")
         self._suspected: set[str] = set()
@@ -70,7 +106,20 @@ class RemoteObjects:
     @property
     def alone(self) -> bool:
         """Whether this node holds everything."""
-        return self._mesh.alone
+        return self._mesh.alone and (self._buckets is None or not self._buckets.any_backed())
+
+    def backs(self, bucket: str) -> bool:
+        """Whether what is in a bucket lies at an origin."""
+        return self._buckets is not None and bool(self._buckets.writes(bucket))
+
+    def _from_origins(self) -> FromOrigins:
+        if self.origins is None:
+            raise busy("buckets with origins cannot be read by this process")
+        return self.origins
+
+    def _is_mine(self, bucket: str, key: str) -> bool:
+        """Whether this node is the one that reads a name of a bucket with an origin."""
+        return self.backs(bucket) and self._mesh.is_reader(bucket, key)
 
     async def aclose(self) -> None:
         """End what runs in the background."""
@@ -85,12 +134,16 @@ class RemoteObjects:
     async def many(self, names: Sequence[tuple[str, str]]) -> list[Record | None]:
         """The same of many, in their order, by one call a node. Raises BatchError Busy."""
         found: list[Record | None] = [None] * len(names)
-        far = []
+        far, mine = list[int](), list[int]()
         for number, (bucket, key) in enumerate(names):
             if self.holds(bucket, key):
                 found[number] = self._store.get(bucket, key)
             else:
-                far.append(number)
+                (mine if self._is_mine(bucket, key) else far).append(number)
+        if mine:
+            records = await _some(_ORIGINS, [self._from_origins().find(*names[n]) for n in mine])
+            for number, record in zip(mine, records, strict=True):
+                found[number] = record
         if far:
             await self._find_far(names, far, found)
         return found
@@ -118,7 +171,9 @@ class RemoteObjects:
 
     async def entries(self, bucket: str, prefix: str) -> list[tuple[str, Record]]:
         """Every object under a prefix, in order of UTF-8 bytes, as the nodes that decide have it, under one
-        map. Raises BatchError Busy: never a shorter list."""
+        map, or its origin. Raises BatchError Busy: never a shorter list."""
+        if self.backs(bucket):
+            return await self._from_origins().entries(bucket, prefix)
         for _ in range(_ATTEMPTS):
             cluster = self._mesh.map()
             deciders = self._deciders(cluster, bucket)
@@ -194,10 +249,12 @@ class RemoteObjects:
 
     def holds(self, bucket: str, key: str) -> bool:
         """Whether this node's own store says what there is under a name."""
-        return self._mesh.is_reader(bucket, key)
+        return not self.backs(bucket) and self._mesh.is_reader(bucket, key)
 
     def here(self, bucket: str, key: str, etag: str) -> Record | None:
         """The record of exactly this content, where this node has it."""
+        if self.backs(bucket):
+            return None if self.origins is None else self.origins.here(bucket, key, etag)
         record = self._store.get(bucket, key)
         return record if record is not None and record.etag == etag else None
 
@@ -215,7 +272,7 @@ class RemoteObjects:
                 far.append(number)
             else:
                 found[number] = await asyncio.to_thread(self._store.read, record, part.offset, part.length)
-        if far and self._mesh.alone:
+        if far and self.alone:
             raise lost_error(f"s3://{parts[far[0]].bucket}/{parts[far[0]].key}", Lost("SnapshotChanged"))
         if far:
             fetched = await self.fetch([parts[number] for number in far], self._memory)
@@ -248,6 +305,13 @@ class RemoteObjects:
 
         try:
             named = {number: (part.bucket, part.key) for number, part in enumerate(parts)}
+            mine = [number for number, name in named.items() if self._is_mine(*name)]
+            lone = [number for number in named if self._mesh.alone and not self.backs(parts[number].bucket)]
+            for number in (*mine, *lone):
+                del named[number]
+            for number in lone:
+                places[number] = self._gone(parts[number])
+            await _some(_ORIGINS, [self._read_origin(parts, number, room, places) for number in mine])
             left = await self._ask_holders(named, ask)
         except BaseException:
             room.close()
@@ -257,6 +321,40 @@ class RemoteObjects:
             if not isinstance(lost, Lost) or lost.code == "NotHere":
                 places[number] = Lost("Busy", why)
         return Gathered(room, [place or Lost("Busy") for place in places])
+
+    def _gone(self, part: Part) -> Lost:
+        """Why a lone node does not have what it was asked for."""
+        return Lost("NoSuchKey" if self._store.get(part.bucket, part.key) is None else "SnapshotChanged")
+
+    async def _read_origin(
+        self, parts: Sequence[Part], number: int, room: MemoryFrame, places: list[Location | Lost | None]
+    ) -> None:
+        data = await self._from_origins().read(parts[number])
+        if isinstance(data, Lost):
+            places[number] = data
+            return
+        start = room.size
+        room.grow(start + len(data))
+        os.pwrite(room.fd, data, start)
+        places[number] = Location(f"/proc/{os.getpid()}/fd/{room.fd}", start, len(data), crc32c(data))
+
+    async def own_part(self, part: Part) -> bytes:
+        """A part of a bucket with an origin, for another node. Raises BatchError."""
+        data = await self._from_origins().read(part)
+        if isinstance(data, Lost):
+            raise lost_error(f"s3://{part.bucket}/{part.key}", data)
+        return data
+
+    async def bring(self, bucket: str, key: str, record: Record) -> None:
+        """Have all of an object of a bucket with an origin here, where this node is to have it. Raises
+        BatchError."""
+        if self._is_mine(bucket, key):
+            await self._from_origins().bring(bucket, key, record.etag, record.size)
+
+    def used(self, bucket: str, key: str) -> None:
+        """See Elsewhere.used."""
+        if self.origins is not None and self.backs(bucket):
+            self.origins.used(bucket, key)
 
     async def _ask_holders(
         self,

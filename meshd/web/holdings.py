@@ -78,7 +78,7 @@ class _Doors:
         return await send_stream(request, outgoing, self._now())
 
     async def find(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
-        return self._reply(self._holdings.find(await call.read(request, wire.MAX_ASK_BYTES)))
+        return self._reply(await self._holdings.find(await call.read(request, wire.MAX_ASK_BYTES)))
 
     async def page(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
         return self._reply(self._holdings.page(await call.read(request, wire.MAX_ASK_BYTES)))

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
+import threading
+import urllib.request
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from botocore.exceptions import ClientError
 
 import meshsdk
+from meshd.testing.daemons import Daemon
 from meshsdk import buckets
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from meshd.testing.daemons import Daemon
     from tests.component.origin_places import Place
 
 
@@ -61,3 +66,32 @@ def until_kept(client: Any, name: str, key: str, origin: Place) -> None:
         if len(origin.faults.gets(key)) == before:
             return
     raise AssertionError("never cached")
+
+
+def metric(daemon: Daemon, name: str) -> float:
+    """The sum of a metric over its labels."""
+    with urllib.request.urlopen(daemon.endpoint + "/metrics") as answer:
+        text = str(answer.read().decode())
+    found = re.findall(rf"^{name}(?:{{[^}}]*}})? ([0-9.e+]+)$", text, re.MULTILINE)
+    return sum(float(each) for each in found)
+
+
+def eventually(true: Any, seconds: float = 60.0) -> None:
+    """Wait until it is so."""
+    for _ in range(int(seconds / 0.1)):
+        if true():
+            return
+        threading.Event().wait(0.1)
+    raise AssertionError("never")
+
+
+@contextmanager
+def small_daemon(origin: Place, scratch: Path, cache: str = "16MiB", workers: int = 2) -> Iterator[Daemon]:
+    """A daemon whose cache is small."""
+    credentials = scratch / "credentials"
+    credentials.mkdir()
+    write_credentials(credentials, origin)
+    flags = ["--origin-credentials", str(credentials), "--cache", cache]
+    with Daemon.start(workers=workers, args=flags) as daemon:
+        yield daemon
+        assert "Traceback" not in daemon.output()

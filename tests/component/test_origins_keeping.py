@@ -4,58 +4,39 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.testing.daemons import Daemon
 from meshsdk import buckets, jobs
 from meshsdk.cli import run
-from tests.component.origin_working import bucket, put, read, sdk, until_kept, write_credentials
+from tests.component.origin_working import (
+    bucket,
+    eventually,
+    metric,
+    put,
+    read,
+    sdk,
+    small_daemon,
+    until_kept,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from meshd.testing.daemons import Daemon
     from tests.component.origin_places import Place
 
 MIB = 1 << 20
 KIB = 1 << 10
 
 
-def metric(daemon: Daemon, name: str) -> float:
-    text = daemon.get("/metrics").body.decode() if hasattr(daemon, "get") else _metrics(daemon)
-    found = re.findall(rf"^{name}(?:{{[^}}]*}})? ([0-9.e+]+)$", text, re.MULTILINE)
-    return sum(float(each) for each in found)
-
-
-def _metrics(daemon: Daemon) -> str:
-    import urllib.request
-
-    with urllib.request.urlopen(daemon.endpoint + "/metrics") as answer:
-        return str(answer.read().decode())
-
-
-def eventually(true: Any, seconds: float = 30.0) -> None:
-    for _ in range(int(seconds / 0.1)):
-        if true():
-            return
-        threading.Event().wait(0.1)
-    raise AssertionError("never")
-
-
 @pytest.fixture
 def small(origin: Place, tmp_path: Path) -> Iterator[Daemon]:
-    """A daemon whose cache holds 16 MiB."""
-    credentials = tmp_path / "credentials"
-    credentials.mkdir()
-    write_credentials(credentials, origin)
-    flags = ["--origin-credentials", str(credentials), "--cache", "16MiB"]
-    with Daemon.start(workers=2, args=flags) as daemon:
+    with small_daemon(origin, tmp_path) as daemon:
         yield daemon
-        assert "Traceback" not in daemon.output()
 
 
 def test_the_cache_is_bounded_and_a_part_of_an_epoch_stays(small: Daemon, origin: Place) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +10,7 @@ from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError
 
 from meshd.testing.daemons import Daemon
-from tests.component.origin_working import bucket, code, put, read, until_kept, write_credentials
+from tests.component.origin_working import bucket, code, eventually, put, read, until_kept, write_credentials
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,14 +31,6 @@ def is_at_origin(origin: Place, name: str, key: str) -> bool:
     except ClientError:
         return False
     return True
-
-
-def eventually(true: Any, seconds: float = 30.0) -> None:
-    for _ in range(int(seconds / 0.1)):
-        if true():
-            return
-        threading.Event().wait(0.1)
-    raise AssertionError("never")
 
 
 def test_what_is_put_is_at_the_origin(backed: Daemon, origin: Place) -> None:

@@ -52,6 +52,9 @@ class Others:
         self.asked.append(len(parts))
         return Room(self, parts, memory)
 
+    def used(self, bucket: str, key: str) -> None:
+        return
+
     async def document(self, key: str) -> bytes | None:
         return self.kept.get(key)
 

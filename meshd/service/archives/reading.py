@@ -114,6 +114,8 @@ class Archives:
         url = _url(bucket, key)
         found = await self._stored(name, url, record)
         if isinstance(record, FarRecord):
+            if found is None:
+                await self._objects.bring(bucket, key, record)
             here = self._objects.here(bucket, key, record.etag)
             if here is None and found is None:
                 found, _ = await self._indexing.run(name, lambda: self._asked(name, bucket, key, record))
@@ -131,6 +133,7 @@ class Archives:
         if not index.inflated:
             return record
         if isinstance(record, FarRecord):
+            await self._objects.bring(bucket, key, record)
             here = self._objects.here(bucket, key, record.etag)
             if here is None:
                 return msgspec.structs.replace(record, size=index.size)

@@ -50,7 +50,7 @@ class BackedReader:
     """One a process."""
 
     def __init__(self, store: Store, shelf: Shelf, crew: Crew, keeper: Keeper) -> None:
-        self._store, self._shelf, self._crew, self._keeper = store, shelf, crew, keeper
+        self._store, self._shelf, self._crew, self.keeper = store, shelf, crew, keeper
 
     def __repr__(self) -> str:
         return f"<BackedReader of {self._shelf!r}>"
@@ -65,7 +65,7 @@ class BackedReader:
         if held is None or not self._shelf.is_fresh(backed, key, held.etag):
             return self._store.own(bucket, key) is not None
         if held.size <= CHUNK:
-            self._keeper.noted(Piece(shelf_name(backed), key, -1, held.size))
+            self.keeper.noted(Piece(shelf_name(backed), key, -1, held.size))
             metrics.cache_reads.labels("hit").inc()
             return True
         return False
@@ -176,10 +176,10 @@ class BackedReader:
         shelf = shelf_name(bucket)
         metrics.cache_reads.labels("hit").inc()
         if facts.size <= CHUNK:
-            self._keeper.noted(Piece(shelf, key, -1, facts.size))
+            self.keeper.noted(Piece(shelf, key, -1, facts.size))
             return
         for number in range(offset // CHUNK, (offset + length - 1) // CHUNK + 1):
-            self._keeper.noted(Piece(shelf, key, number, _length(facts, number)))
+            self.keeper.noted(Piece(shelf, key, number, _length(facts, number)))
 
     async def _groups(
         self,
@@ -245,8 +245,12 @@ class BackedReader:
 
     async def fetch(self, bucket: Bucket, key: str, facts: Facts, number: int) -> Flight:
         """A chunk on its way."""
+        return await self.begun(bucket, key, number, facts.etag)
+
+    async def begun(self, bucket: Bucket, key: str, number: int, etag: str) -> Flight:
+        """The same, of exactly this ETag."""
         metrics.cache_reads.labels("miss").inc()
-        return await self._crew.of(bucket.name, key).fetch(bucket, key, number, facts.etag)
+        return await self._crew.of(bucket.name, key).fetch(bucket, key, number, etag)
 
 
 class _Ahead:

