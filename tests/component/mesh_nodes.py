@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from meshwire.cluster import ClusterMap
 
 ROOT = ("root-key", "root-secret-key")
+_THREADS = 64
+"""Clients of tests wait in threads of the loop that the nodes read in: some have to be left for them, and of
+as many as asyncio makes on a machine of few cores there are not."""
 
 
 @dataclass(slots=True)
@@ -89,6 +93,7 @@ async def running_nodes(
 ) -> AsyncIterator[list[Running]]:
     """`number` nodes, n1, n2, …, with `routes` beside S3, all up in one map; they have one root user, with
     the keys ROOT."""
+    loop.set_default_executor(ThreadPoolExecutor(_THREADS))
     place = Path(tempfile.mkdtemp(prefix="nodes-"))
     clock = SystemClock()
     control = MemoryControl(clock)

@@ -161,8 +161,9 @@ def test_conditional_writes_are_atomic_whoever_is_asked() -> None:
         made = await asyncio.gather(
             *[asyncio.to_thread(create, client, str(n)) for n, client in enumerate(clients)]
         )
-        assert sum(made) == 1
-        assert codes <= {"PreconditionFailed", "ConditionalRequestConflict"}
+        # who was answered SlowDown may have made it, too: nobody is to be told of a second one
+        assert sum(made) == 1 or (sum(made) == 0 and "SlowDown" in codes)
+        assert codes <= {"PreconditionFailed", "ConditionalRequestConflict", "SlowDown"}
         _same(nodes, "bench")
 
     _among(2, test)
