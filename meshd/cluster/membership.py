@@ -52,6 +52,7 @@ class Membership:
         self._clock, self._ttl, self._copies = clock, settings.lease, settings.copies
         self._weighed = settings.weight > 0
         self._lease: Lease | None = None
+        self._lost = False
         self._returned, self._rest = -_LONGEST_REST, 0.0
 
     def __repr__(self) -> str:
@@ -82,12 +83,20 @@ class Membership:
             await asyncio.sleep(self._ttl / 4)
             try:
                 await self._once()
-                metrics.cluster_lease_held.set(self._lease is not None)
+                self._reached(None)
             except ControlError as error:
                 metrics.cluster_control_failures.inc()
-                _log.warning("the control store is out of reach: %s", error)
+                self._reached(error)
             except turn.TransitionError as error:
                 _log.warning("the map refuses: %s", error)
+
+    def _reached(self, error: ControlError | None) -> None:
+        metrics.cluster_lease_held.set(error is None and self._lease is not None)
+        if error is not None and not self._lost:
+            _log.warning("the lease is not renewed: %s", error)
+        elif error is None and self._lost:
+            _log.warning("the control store answers again", extra={"node": self._me.node_id})
+        self._lost = error is not None
 
     async def _once(self) -> None:
         if not await self._hold():

@@ -1,6 +1,6 @@
 """The table of jobs: what was asked for, by whom, how far it has come.
 
-Law: workers create jobs and ask for their end; all else is written by the one who runs them (a steward).
+Law: workers create jobs and ask for their end; all else is written by the one who runs them (the steward).
 Every write is conditional, so that neither overwrites what the other said.
 """
 
@@ -64,7 +64,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     """One job; times in ms since 1970. `run` counts how often it was started; `cancel`: its end was asked
-    for; `error`: why it failed; `node`: who runs it."""
+    for; `error`: why it failed."""
 
     job_id: str
     kind: str
@@ -80,7 +80,6 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     failed: int = 0
     failures: tuple[Failure, ...] = ()
     error: str = ""
-    node: str = ""
 
     @property
     def ended(self) -> bool:

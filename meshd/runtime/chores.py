@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from meshd.control.interface import ControlError
 from meshd.service.archives.ingesting import Indexer
 from meshd.service.lifecycle import Lifecycle
 from meshd.service.views.keeping import ResultKeeper
@@ -85,6 +86,8 @@ async def _repeat(chore: Chore) -> None:
     while True:
         try:
             await chore.run()
+        except ControlError as error:
+            _log.warning("chore has to wait", extra={"chore": chore.name, "why": str(error)})
         except Exception:
             _log.exception("chore failed; it is tried again", extra={"chore": chore.name})
         await asyncio.sleep(chore.every)

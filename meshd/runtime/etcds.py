@@ -87,6 +87,11 @@ class EtcdCluster:
         for number in list(self._running):
             self.kill(number)
 
+    @property
+    def pids(self) -> set[int]:
+        """Process ids of the members that run."""
+        return {process.pid for process in self._running.values()}
+
     def start(self, number: int) -> None:
         """Start a member on what it has on disk."""
         client, peer = f"{self._scheme}://{self.members[number]}", f"http://127.0.0.1:{self._peers[number]}"

@@ -22,7 +22,7 @@ from meshd.kit.clock import SystemClock
 from meshd.net.peers import Peers
 from meshd.runtime.cluster import open_mesh
 from meshd.runtime.data import view_kinds, view_makers
-from meshd.runtime.jobs import job_desk, output_routes
+from meshd.runtime.jobs import job_desk
 from meshd.runtime.meshing import Meshing
 from meshd.service.access import Access
 from meshd.service.acls import AclService
@@ -192,7 +192,7 @@ def web_deps(
 ) -> WebDeps:
     """The services of the S3 endpoint."""
     versions = Versions(node.shared, node.buckets)
-    objects = ObjectService(node.shared, versions, Ingest(node.store).note, backed)
+    objects = ObjectService(node.shared, versions, Ingest(node.shared).note, backed)
     acls = AclService(node.buckets, node.identities)
     views = view_reader(node, access, data)
     secret, mesh = NodeSecret(node.control), meshing(node, backed)
@@ -257,5 +257,4 @@ def native_routes(node: Node, access: Access, data: DataServices) -> list[Native
     return [
         *build_native(data.datasets, data.batches, gathers, definitions, node.clock, also, node.mesh),
         *holding_routes(holdings, data.frames, node.clock),
-        *output_routes(node),
     ]

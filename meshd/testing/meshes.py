@@ -13,12 +13,14 @@ the root key pair of the mesh.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import shutil
 import sys
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
@@ -41,8 +43,9 @@ _open: WeakSet[Mesh] = WeakSet()
 
 
 def running_nodes() -> set[int]:
-    """Process ids of the daemons of all meshes that are not closed."""
-    return {node.pid for mesh in _open for node in mesh.nodes.values()}
+    """Process ids of the daemons and etcds of all meshes that are not closed."""
+    nodes = {node.pid for mesh in _open for node in mesh.nodes.values()}
+    return nodes.union(*[mesh.etcd.pids for mesh in _open])
 
 
 class Mesh:
@@ -191,6 +194,21 @@ class Mesh:
             return node is not None and node.state in states
 
         return self.await_map(wanted, patience)
+
+    def metric(self, node_id: str, name: str) -> float:
+        """The sum of a node's samples of a metric, of all label sets."""
+        with closing(self.nodes[node_id].connect()) as connection:
+            connection.request("GET", "/metrics")
+            lines = connection.getresponse().read().decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{name}[ {{]", line))
+
+    def await_metric(self, node_id: str, name: str, least: float, patience: float = PATIENCE) -> None:
+        """Wait until a metric of a node is at least so much."""
+        deadline = _clock.monotonic() + patience
+        while self.metric(node_id, name) < least:
+            if _clock.monotonic() > deadline:
+                raise AssertionError(f"{name} of {node_id} stays below {least}\n{self.output()}")
+            threading.Event().wait(_STEP)
 
     def output(self) -> str:
         """What all of them printed and logged."""

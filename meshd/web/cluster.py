@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from meshd.web.incoming import MeshRequest
 
 _NODES = "/-/cluster/nodes/"
+_UNAVAILABLE = "nodes are changed in the control store alone; data is read and written without it meanwhile"
 
 
 class ClusterEndpoint:
@@ -77,7 +78,8 @@ class ClusterEndpoint:
         except AdminError as error:
             return refusal(request, error, now)
         except ControlError as error:
-            return refusal(request, AdminError("Unavailable", str(error)), now)
+            unavailable = AdminError("Unavailable", str(error), help=_UNAVAILABLE)
+            return refusal(request, unavailable, now)
         return json_reply(200, document, now)
 
 

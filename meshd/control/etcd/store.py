@@ -50,7 +50,7 @@ class EtcdControl:
     def __init__(self, gateway: Gateway, prefix: str = "/shardmesh/") -> None:
         self._gateway, self._prefix = gateway, prefix.encode()
         self._end = self._prefix[:-1] + bytes([self._prefix[-1] + 1])
-        self._closed = False
+        self._closed = self._lost = False
         self._moved = threading.Condition()
         self._waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
         self._leases = EtcdLeases(gateway, self._prefix)
@@ -95,8 +95,11 @@ class EtcdControl:
         while not self._closed:
             try:
                 self._watch()
+                self._lost = False
             except EtcdError as error:
-                _log.warning("the control store is out of reach: %s", error)
+                level = logging.DEBUG if self._lost else logging.WARNING
+                _log.log(level, "the control store is out of reach: %s; data is served all the same", error)
+                self._lost = True
             except Exception:
                 _log.exception("the watch of the control store failed; it begins again")
             if not self._closed:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from meshd.service.jobs.kinds import Running, Tools
     from meshd.service.jobs.packing import Group
     from meshd.service.jobs.plans import PlanShelf
-    from meshd.service.jobs.reading import Readable
+    from meshd.service.jobs.reading import Opened
     from meshwire.jobplans import FileList, JobPlan
     from meshwire.jobspecs import JobSpec
 
@@ -71,7 +71,7 @@ class Sharding:
         numbers: Iterator[int],
         proofs: Proofs,
     ) -> None:
-        with closing(SourceReader(self._tools, running, plan, proofs)) as reader:
+        with closing(SourceReader(self._tools.store, running, plan, proofs)) as reader:
             await _Lane(running, plan, reader, writer).run(numbers)
 
     async def _plan(self, running: Running) -> JobPlan:
@@ -109,7 +109,7 @@ class _Lane:
             files = await asyncio.to_thread(plan.of, number)
             size = None if form in COMPRESSORS else tar_size(files)
             output = Output(key, size, made_of, FORMATS[form])
-            there = await self._writer.is_there(output)
+            there = self._writer.is_there(output)
             if not there:
                 sums = Sums(f"{made_of}-{max(1, len(files))}")
                 body = self._body if form not in COMPRESSORS else self._compressed
@@ -140,13 +140,13 @@ class _Lane:
         yield data
         sums.checksums = {"crc32c": _spelled(crc)}
 
-    async def _opened(self, group: Group) -> dict[int, Readable]:
-        opened = await self._reader.opened(group.pieces)
+    async def _opened(self, group: Group) -> dict[int, Opened]:
+        opened = self._reader.opened({piece.source for piece in group.pieces})
         if not self._whole:
             await self._reader.prove(group.pieces, opened)
         return opened
 
-    def _fill(self, buffer: memoryview, group: Group, opened: dict[int, Readable], crc: int) -> int:
+    def _fill(self, buffer: memoryview, group: Group, opened: dict[int, Opened], crc: int) -> int:
         """Put a group's bytes into the buffer; the checksum so far (blocking). Raises CorruptExtentError."""
         for at, data in group.made:
             buffer[at : at + len(data)] = data

@@ -1,0 +1,96 @@
+"""A TCP connection that can be cut: between a node and its control store, or between nodes.
+
+Law: cut as a network does it: nothing is refused and nothing is lost, all falls silent; `heal` delivers what
+was under way. Runs in a thread of its own; `close` ends it and every connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import suppress
+from typing import Self
+
+_PIECE = 65536
+
+
+class Relay:
+    """Listens on loopback; `str()` is HOST:PORT. `target`: the port it leads to, which may change."""
+
+    def __init__(self, target: int = 0) -> None:
+        self.target, self.port = target, 0
+        self._loop = asyncio.new_event_loop()
+        self._whole = asyncio.Event()
+        self._whole.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        started = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(started,), name="relay", daemon=True)
+        self._thread.start()
+        started.wait()
+
+    def __str__(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def __repr__(self) -> str:
+        return f"<Relay {self} to {self.target}{'' if self._whole.is_set() else ', cut'}>"
+
+    def cut(self) -> None:
+        """From now on nothing passes, either way."""
+        self._loop.call_soon_threadsafe(self._whole.clear)
+
+    def heal(self) -> None:
+        """All passes again, also what was sent meanwhile."""
+        self._loop.call_soon_threadsafe(self._whole.set)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self, started: threading.Event) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(asyncio.start_server(self._accepted, "127.0.0.1", 0))
+        self.port = int(server.sockets[0].getsockname()[1])
+        started.set()
+        self._loop.run_forever()
+        server.close()
+        for task in self._tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
+        self._loop.close()
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        with suppress(asyncio.CancelledError):
+            await self._relay(reader, writer)
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._whole.wait()
+            with suppress(OSError):
+                upstream, to = await asyncio.open_connection("127.0.0.1", self.target)
+                try:
+                    await asyncio.gather(self._pump(reader, to), self._pump(upstream, writer))
+                finally:
+                    to.transport.abort()
+        finally:
+            writer.transport.abort()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(_PIECE):
+                await self._whole.wait()
+                writer.write(data)
+                await writer.drain()
+            await self._whole.wait()
+            writer.write_eof()

