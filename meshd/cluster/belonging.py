@@ -73,6 +73,11 @@ async def belong(control: ControlStore, maps: ClusterMaps, settings: NodeSetting
     mesh, cluster = await _mesh_id(control), maps.current()
     found = read_belonging(data_dir)
     if found is None:
+        if cluster is not None and cluster.nodes and was_used(settings):
+            raise StartupError(
+                f"{data_dir} holds objects of a node without a mesh, and this mesh exists already; give the "
+                "node an empty directory and copy the objects over S3"
+            )
         await _admit(maps, settings, copies)
         found = Belonging(mesh, node_id, secrets.token_hex(8))
         _write(data_dir, found)
@@ -87,6 +92,8 @@ async def belong(control: ControlStore, maps: ClusterMaps, settings: NodeSetting
             f"{data_dir} belongs to mesh {found.mesh}, and the control store speaks for {mesh}: {what}. "
             "Check --control; objects of another mesh are copied over S3"
         )
+    elif not _has_index(settings):  # its disks were emptied, and the file that says whose it is was not
+        await _admit(maps, settings, copies)
     return found
 
 
@@ -101,15 +108,10 @@ async def _mesh_id(control: ControlStore) -> str:
 
 
 async def _admit(maps: ClusterMaps, settings: NodeSettings, copies: int) -> None:
-    """A directory without a place: empty, or the first of the mesh."""
+    """A node that has nothing: whatever the map says that it has is lost, or, of the last copy, refused."""
     cluster, node_id = maps.current(), settings.node_id
     if cluster is None or not cluster.nodes:
         return
-    if was_used(settings):
-        raise StartupError(
-            f"{settings.store.data_dir} holds objects of a node without a mesh, and this mesh exists "
-            "already; give the node an empty directory and copy the objects over S3"
-        )
 
     def replace(present: ClusterMap | None) -> ClusterMap:
         assert present is not None
@@ -129,8 +131,12 @@ async def _admit(maps: ClusterMaps, settings: NodeSettings, copies: int) -> None
 
 def was_used(settings: NodeSettings) -> bool:
     """Whether a node has run on these directories before."""
+    return settings.control_dir.exists() or _has_index(settings)
+
+
+def _has_index(settings: NodeSettings) -> bool:
     index = settings.store.index_dir
-    return settings.control_dir.exists() or (index.is_dir() and any(index.iterdir()))
+    return index.is_dir() and any(index.iterdir())
 
 
 def _write(data_dir: Path, belonging: Belonging) -> None:

@@ -190,7 +190,7 @@ class Digests:
     side may have forgotten them."""
 
     def __init__(self, slots: int, forgotten: int) -> None:
-        self._forgotten, self._sums = forgotten, [0] * slots
+        self._forgotten, self._sums, self._sizes = forgotten, [0] * slots, [0] * slots
         self._encode = msgspec.msgpack.Encoder().encode
         self.names = 0
 
@@ -208,7 +208,12 @@ class Digests:
                 slot = slot_of_name(held.name, len(self._sums))
                 digest = hashlib.blake2b(seen, digest_size=8).digest()
                 self._sums[slot] = (self._sums[slot] + int.from_bytes(digest, "big")) & 0xFFFF_FFFF_FFFF_FFFF
+                self._sizes[slot] += held.size
 
     def sums(self) -> npt.NDArray[np.uint64]:
         """uint64[slots]."""
         return np.array(self._sums, dtype=np.uint64)
+
+    def sizes(self) -> npt.NDArray[np.uint64]:
+        """uint64[slots]: bytes of versions and parts."""
+        return np.array(self._sizes, dtype=np.uint64)

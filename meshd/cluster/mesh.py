@@ -30,8 +30,8 @@ def lone_map(node_id: str, endpoint: str) -> ClusterMap:
 
 class Mesh:
     """One a process. `copies_of` says how many copies a bucket asks for, 0 for the map's; `writes_of` how
-    writes come to its origin, "" where it has none; `look` is what `suspect` does. `lone`: the map of a node
-    that is one for ever."""
+    writes come to its origin, "" where it has none; `look` is what `suspect` does; `goes_by` is told each
+    version of the map that this process goes by. `lone`: the map of a node that is one for ever."""
 
     def __init__(
         self,
@@ -42,10 +42,11 @@ class Mesh:
         lone: ClusterMap | None = None,
         look: Callable[[Mesh, str, int], Awaitable[None]] | None = None,
         writes_of: Callable[[str], str] | None = None,
+        goes_by: Callable[[int], None] = lambda version: None,
     ) -> None:
         self.node_id = node_id
         self._control, self._copies_of, self._look = control, copies_of, look
-        self._writes_of = writes_of
+        self._writes_of, self._goes_by = writes_of, goes_by
         self._lone = lone
         self._maps = None if lone is not None else ClusterMaps(control)
         self._of: ClusterMap | None = None
@@ -77,6 +78,7 @@ class Mesh:
         found = self._maps.current() or _NO_MAP
         if found is not self._of:
             self._of, self._routes = found, {}
+            self._goes_by(found.version)
             self._alone = len(found.nodes) == 1 and found.nodes[0].node_id == self.node_id
         return found
 

@@ -1,8 +1,9 @@
 """The mover of a node: whenever the map says so it compares what it has with what it should have.
 
 Joining, returning, a share that grew because another node left or died, repair: all one comparison
-(`pulling`), which ends when a whole round finds nothing lacking; then the map is told under which version
-that was (`transitions.settled`). What others own by now is let go of, once they have it.
+(`pulling`), which ends when a whole round with every holder has brought all that was lacking; then the map is
+told under which version that began (`transitions.settled`): whatever is decided since, this node gets as it
+happens. What others own by now is let go of, once they have it.
 
 Law: one a node, in its steward. Restartable at any point. Nothing is dropped that its owners do not hold.
 """
@@ -12,14 +13,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
-import msgspec
-
-from meshd.cluster.comparing import lacking
 from meshd.cluster.offers import InventoryWanted
-from meshd.cluster.planning import errand, unowned
-from meshd.cluster.pulling import HolderLostError, Own, Pull, Tally
+from meshd.cluster.planning import errand, everything, unowned
+from meshd.cluster.progress import Reporter
+from meshd.cluster.pulling import HolderLostError, Pull
+from meshd.cluster.releasing import SKEW, Releasing, older
 from meshd.control.interface import ControlError
 from meshd.store.errors import StoreError
 from meshd.telemetry import metrics
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from meshd.cluster.comparing import Scope
     from meshd.cluster.mesh import Mesh
     from meshd.cluster.offers import Offers
-    from meshd.cluster.planning import Errand
-    from meshd.cluster.pulling import Holder
+    from meshd.cluster.pulling import Holder, Tally
     from meshd.control.clustermaps import ClusterMaps
     from meshd.control.interface import ControlStore
     from meshd.kit.clock import Clock
@@ -41,48 +40,28 @@ if TYPE_CHECKING:
     from meshwire.cluster import ClusterMap, Node
 
 _log = logging.getLogger("meshd.moving")
-TOPIC: Final = "moves"
-_TELL: Final = 1.0  # seconds between two words about progress
 _STANDING: Final = 60.0
 _PATIENCE: Final = 5.0
+_AGAIN: Final = 0.5
 _ROUNDS: Final = 20
-_PAGE: Final = 500
-_SKEW: Final = 600 * 10**9
-"""Ns. What was written this shortly before a comparison, nobody drops for being unknown to others."""
-Doing = Literal["idle", "comparing", "repairing", "dropping", "waiting"]
-
-
-class Progress(msgspec.Struct, frozen=True):
-    """What a node's mover is doing: the document `moves/NODE` of the control store. `slots`: of the present
-    errand; `blocked`: of those, nobody can be asked. Times in ms."""
-
-    doing: Doing = "idle"
-    version: int = 0
-    slots: int = 0
-    blocked: int = 0
-    names: int = 0
-    lacked: int = 0
-    entered: int = 0
-    bytes: int = 0
-    failed: int = 0
-    dropped: int = 0
-    kept: int = 0
-    why: str = ""
-    began: int = 0
-    updated: int = 0
+_STUBBORN: Final = 3
+"""Rounds after which what a holder no longer has, or has damaged, is not waited for."""
+_TROUBLE: Final = "what this node lacks cannot be stored: "
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What a mover asks: `holder` of a node, `copies` of every bucket there is, `rest` between two pieces."""
+    """What a mover asks: `holder` of a node, `copies` of every bucket there is, `rest` between two pieces,
+    `known`: the version of the map that every process of this node has gone by for a while."""
 
     holder: Callable[[Node], Holder]
     copies: Callable[[], Iterable[int]]
     rest: Callable[[int], Awaitable[None]]
+    known: Callable[[], int] = lambda: 1 << 62
 
 
 class Mover:
-    """See the module."""
+    """See the module. `repair_every`: seconds between two comparisons that the map does not ask for."""
 
     def __init__(
         self,
@@ -98,16 +77,15 @@ class Mover:
     ) -> None:
         self._store, self._offers, self._mesh, self._maps = store, offers, mesh, maps
         self._control, self._sources, self._clock = control, sources, clock
-        self._repair_every = repair_every
-        self._repaired = clock.monotonic()
+        self._releasing = Releasing(store, offers, self._rest)
+        self._repair_every, self._repaired = repair_every, clock.monotonic()
         self._stood = -_STANDING
-        self._told = -_TELL
-        self._progress = Progress()
-        self._tally = Tally()
         self._let_go_at = 0
+        self._soon = False
+        self.reporter = Reporter(mesh.node_id, control, clock)
 
     def __repr__(self) -> str:
-        return f"<Mover of {self._mesh.node_id}: {self._progress.doing}>"
+        return f"<Mover of {self._mesh.node_id}: {self.reporter.now.doing}>"
 
     async def run(self) -> None:
         """For ever."""
@@ -116,24 +94,27 @@ class Mover:
             try:
                 await self.turn()
             except HolderLostError as error:
-                await self._wait(f"a holder does not answer: {error}")
+                await self.reporter.wait(f"a holder does not answer: {error}")
             except (ControlError, transitions.TransitionError) as error:
-                await self._wait(str(error))
+                await self.reporter.wait(str(error))
             except StoreError as error:
                 _log.exception("what is missing here cannot be stored")
-                await self._wait(str(error))
-            patience = 0.5 if self._progress.doing == "waiting" else _PATIENCE
-            await self._mesh.newer_than(version, patience)
+                await self.reporter.wait(_TROUBLE + str(error))
+            soon = self._soon or self.reporter.now.doing == "waiting"
+            await self._mesh.newer_than(version, _AGAIN if soon else _PATIENCE)
 
     async def turn(self) -> None:
         """One look at the map, and what it asks for. Raises HolderLostError, ControlError, StoreError."""
+        self._soon = False
         cluster = self._mesh.map()
         me = cluster.node(self._mesh.node_id)
         if self._mesh.alone or me is None or me.state in ("away", "down"):
             return
         if cluster.owes(me.node_id):
-            await self._settle(cluster)
+            await self._settle(cluster, me)
             return
+        if self.reporter.now.doing == "waiting":
+            await self.reporter.end()
         await self._stand(me)
         if not cluster.moving and self._let_go_at != cluster.version:
             await self._let_go(cluster)
@@ -142,42 +123,51 @@ class Mover:
 
     # comparing --------------------------------------------------------------------------------------------
 
-    async def _settle(self, cluster: ClusterMap) -> None:
+    async def _settle(self, cluster: ClusterMap, me: Node) -> None:
         """Compare until nothing is lacking, and say so."""
-        node_id, version = self._mesh.node_id, cluster.version
-        await self._begin("comparing", cluster)
-        for number in range(_ROUNDS):
-            task = errand(cluster, node_id, self._copies(cluster))
-            if task.blocked:
-                await self._wait(f"of {task.blocked} slots no node that has everything answers", task.blocked)
-                return
-            await self._show(slots=sum(scope.count() for scope in task.holders.values()))
-            before = Tally()
-            before.add(self._tally)
-            if number == 0:
-                await self._compare_at_once(cluster, task.first)
-                if task.first == task.holders and self._same(before):
-                    break
-                continue
-            for holder, scope in task.holders.items():
-                await self._compare(cluster, holder, scope)
-            if self._same(before):
-                break
-        else:
-            await self._wait("something is still lacking after many rounds")
+        await self.reporter.begin("comparing", cluster.version)
+        if not await self._complete(cluster, me):
             return
 
         def settle(present: ClusterMap | None) -> ClusterMap:
             assert present is not None
-            return transitions.settled(present, node_id, version)
+            return transitions.settled(present, me.node_id, cluster.version)
 
         await self._maps.change(settle)
-        _log.info("has all it should have", extra={"map": version, "bytes": self._tally.bytes})
-        await self._end()
+        _log.info(
+            "has all it should have", extra={"map": cluster.version, "bytes": self.reporter.tally.bytes}
+        )
+        await self.reporter.end()
 
-    def _same(self, before: Tally) -> bool:
-        now = self._tally
-        return (now.lacked, now.lost, now.failed) == (before.lacked, before.lost, before.failed)
+    async def _complete(self, cluster: ClusterMap, me: Node) -> bool:
+        """Whether nothing is lacking any more; the reporter says why not."""
+        tally, distrusted = self.reporter.tally, me.state == "joining"
+        for number in range(_ROUNDS):
+            task = await asyncio.to_thread(errand, cluster, me.node_id, self._copies(cluster))
+            metrics.moves_blocked.set(task.blocked)
+            if task.blocked:
+                why = f"of {task.blocked} slots no node that has everything answers"
+                await self.reporter.wait(why, task.blocked)
+                return False
+            slots = sum(scope.count() for scope in task.first.values())
+            await self.reporter.begin("comparing", cluster.version, slots)
+            if distrusted:
+                await self._distrust(cluster, task.holders)
+                distrusted = False
+            failed, lost = tally.failed, tally.lost
+            tally.total = tally.bytes
+            if number == 0:
+                await self._compare_at_once(cluster, task.first)
+                if task.first != task.holders:
+                    continue
+            else:
+                for holder, scope in task.holders.items():
+                    await self._compare(cluster, holder, scope)
+            metrics.moves_rounds.inc()
+            if tally.failed == failed and (tally.lost == lost or number >= _STUBBORN):
+                return True
+        await self.reporter.wait("something is still lacking after many rounds")
+        return False
 
     async def _compare_at_once(self, cluster: ClusterMap, first: Mapping[str, Scope]) -> None:
         """Every slot with one holder, all holders at the same time: the bulk."""
@@ -189,86 +179,88 @@ class Mover:
             raise errors.exceptions[0] from errors
 
     async def _compare(self, cluster: ClusterMap, holder: str, scope: Scope) -> None:
-        node = cluster.node(holder)
-        assert node is not None
-        cut = self._clock.now_ms() * 10**6 - _SKEW
+        cut = self._clock.now_ms() * 10**6 - SKEW
 
         async def drop(names: list[Held]) -> None:
-            await self._store.drop([_older(held, cut) for held in names])
+            await self._store.drop([older(held, cut) for held in names])
 
         pull = Pull(
             self._store,
             self._offers,
-            self._sources.holder(node),
+            self._holder(cluster, holder),
             scope,
             rest=self._rest,
-            tally=self._tally,
+            tally=self.reporter.tally,
             standing=self._store.standing(),
             drop=drop,
         )
         await pull.run()
 
+    async def _distrust(self, cluster: ClusterMap, holders: Mapping[str, Scope]) -> None:
+        """A node that was given up for longer than removals are remembered comes back as an empty one: what
+        it holds, of whatever slot, may have been removed meanwhile."""
+        scope, standing = everything(cluster, self._copies(cluster)), self._store.standing()
+        if not await self._releasing.anything(scope):
+            return
+        for holder, asked in holders.items():
+            page = await self._holder(cluster, holder).inventory(InventoryWanted(asked, limit=1))
+            if page.since > standing:
+                names = await self._releasing.forget(scope, self._clock.now_ms() * 10**6)
+                _log.warning("was away for too long: begins anew", extra={"names": names})
+                return
+
     async def repair(self) -> Tally:
         """One round with all other owners, though the map asks for none; what was lacking is here after."""
         cluster = self._mesh.map()
-        task: Errand = errand(cluster, self._mesh.node_id, self._copies(cluster))
-        await self._begin("repairing", cluster, slots=sum(scope.count() for scope in task.holders.values()))
+        task = await asyncio.to_thread(errand, cluster, self._mesh.node_id, self._copies(cluster))
+        slots = sum(scope.count() for scope in task.first.values())
+        await self.reporter.begin("repairing", cluster.version, slots)
+        tally = self.reporter.tally
+        entered = tally.entered
         for holder, scope in task.holders.items():
             await self._compare(cluster, holder, scope)
         self._repaired = self._clock.monotonic()
-        metrics.moves_repaired.inc(self._tally.entered)
-        if self._tally.entered:
-            _log.warning("repaired", extra={"entered": self._tally.entered, "bytes": self._tally.bytes})
-        await self._end()
-        return self._tally
+        metrics.moves_repaired.inc(tally.entered - entered)
+        if tally.entered > entered:
+            _log.warning("repaired", extra={"entered": tally.entered - entered, "bytes": tally.bytes})
+        await self.reporter.end()
+        return tally
 
     def _copies(self, cluster: ClusterMap) -> set[int]:
         return {cluster.copies, *(number or cluster.copies for number in self._sources.copies())}
 
+    def _holder(self, cluster: ClusterMap, node_id: str) -> Holder:
+        node = cluster.node(node_id)
+        assert node is not None
+        return self._sources.holder(node)
+
     # letting go -------------------------------------------------------------------------------------------
 
     async def _let_go(self, cluster: ClusterMap) -> None:
-        """Drop what others own, and have. What they lack of it stays."""
-        shares = unowned(cluster, self._mesh.node_id, self._copies(cluster))
+        """Drop what others own, and have. What they lack of it stays. Not while a process of this node may
+        still answer by an earlier map."""
+        if self._sources.known() < cluster.version:
+            self._soon = True
+            return
+        shares = await asyncio.to_thread(unowned, cluster, self._mesh.node_id, self._copies(cluster))
         kept = dropped = 0
         for holder, scope in shares.items():
-            own = Own(self._offers, scope)
-            if not await own.any():
+            if not await self._releasing.anything(scope):
                 continue
-            if self._progress.doing != "dropping":
-                await self._begin("dropping", cluster, slots=sum(each.count() for each in shares.values()))
-            node = cluster.node(holder)
-            assert node is not None
-            more = await self._let_go_to(self._sources.holder(node), scope, own)
+            if self.reporter.now.doing != "dropping":
+                slots = sum(each.count() for each in shares.values())
+                await self.reporter.begin("dropping", cluster.version, slots)
+            more = await self._releasing.to(self._holder(cluster, holder), scope)
             kept, dropped = kept + more[0], dropped + more[1]
-            await self._show(kept=kept, dropped=dropped)
+            await self.reporter.show(kept=kept, dropped=dropped)
+        metrics.moves_kept.set(kept)
         if kept:
             _log.warning("not all that others own is theirs yet", extra={"kept": kept})
         else:
             self._let_go_at = cluster.version
-        if self._progress.doing == "dropping":
-            await self._end()
-
-    async def _let_go_to(self, holder: Holder, scope: Scope, own: Own) -> tuple[int, int]:
-        """How many names stay, and how many went."""
-        kept = dropped = 0
-        after = b""
-        while True:
-            page = await holder.inventory(InventoryWanted(scope, after, _PAGE))
-            theirs = {held.name: held for held in page.names}
-            gone = []
-            for name, held in (await own.up_to(page.after)).items():
-                if lacking(theirs.get(name), held).items:
-                    kept += 1
-                elif held.versions or held.uploads:
-                    gone.append(held)
-            for start in range(0, len(gone), _PAGE):
-                await self._store.drop(gone[start : start + _PAGE])
-                await self._rest(0)
-            dropped += len(gone)
-            after = page.after
-            if not after:
-                return kept, dropped
+            await self.reporter.clear(cluster.version)
+        if self.reporter.now.doing == "dropping":
+            await self.reporter.end()
 
     # standing ---------------------------------------------------------------------------------------------
 
@@ -284,58 +276,6 @@ class Mover:
             await self._store.stand(stamp)
             self._stood = now
 
-    # progress ---------------------------------------------------------------------------------------------
-
     async def _rest(self, size: int) -> None:
         await self._sources.rest(size)
-        if self._clock.monotonic() - self._told > _TELL:
-            await self._show()
-
-    async def _begin(self, doing: Doing, cluster: ClusterMap, *, slots: int = 0) -> None:
-        if self._progress.doing != doing or self._progress.version != cluster.version:
-            self._tally = Tally()
-            self._progress = Progress(doing, cluster.version, slots, began=self._clock.now_ms())
-        self._progress = msgspec.structs.replace(self._progress, why="", blocked=0)
-        await self._show()
-
-    async def _show(self, *, slots: int | None = None, kept: int = 0, dropped: int = 0) -> None:
-        tally = self._tally
-        self._progress = msgspec.structs.replace(
-            self._progress,
-            slots=self._progress.slots if slots is None else slots,
-            names=tally.names,
-            lacked=tally.lacked,
-            entered=tally.entered,
-            bytes=tally.bytes,
-            failed=tally.failed,
-            dropped=dropped or tally.dropped,
-            kept=kept,
-        )
-        await self._tell()
-
-    async def _end(self) -> None:
-        self._progress = msgspec.structs.replace(self._progress, doing="idle", why="", blocked=0)
-        await self._tell()
-
-    async def _wait(self, why: str, blocked: int = 0) -> None:
-        if (self._progress.doing, self._progress.why) != ("waiting", why):
-            _log.warning("movement waits", extra={"why": why})
-        self._progress = msgspec.structs.replace(self._progress, doing="waiting", why=why, blocked=blocked)
-        await self._tell()
-
-    async def _tell(self) -> None:
-        self._told = self._clock.monotonic()
-        self._progress = msgspec.structs.replace(self._progress, updated=self._clock.now_ms())
-        metrics.moves_lacking.set(max(0, self._tally.lacked - self._tally.entered))
-        try:
-            key = f"{TOPIC}/{self._mesh.node_id}"
-            await self._control.put(key, msgspec.json.encode(self._progress))
-        except ControlError as error:
-            _log.debug("progress is not told: %s", error)
-
-
-def _older(held: Held, cut: int) -> Held:
-    """Without what is new: it may not have come to everybody yet."""
-    versions = tuple(each for each in held.versions if each.stamp < cut)
-    uploads = tuple(each for each in held.uploads if int(each.upload_id[:16], 16) < cut)
-    return msgspec.structs.replace(held, versions=versions, uploads=uploads)
+        await self.reporter.refresh()

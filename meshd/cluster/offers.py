@@ -31,6 +31,7 @@ _LOOKS: Final = 40_000  # in one call: an answer comes before anybody loses pati
 _SMALL: Final = 1 << 20
 _TOGETHER: Final = 64
 _PIECE: Final = 1 << 20
+_U64: Final = np.dtype("<u8")
 
 
 class DigestsWanted(msgspec.Struct, frozen=True, array_like=True):
@@ -42,16 +43,20 @@ class DigestsWanted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DigestsGiven(msgspec.Struct, frozen=True, array_like=True):
-    """`sums`: uint64[slots], to be added up over all answers; `since`: removals with a higher stamp are
-    remembered; `after`: b"" when there are no more names."""
+    """`sums` and `sizes` (bytes held): uint64[slots], to be added up over all answers; `since`: removals with
+    a higher stamp are remembered; `after`: b"" when there are no more names."""
 
     sums: bytes
     names: int
     since: int
     after: bytes = b""
+    sizes: bytes = b""
 
     def array(self) -> Any:
-        return np.frombuffer(self.sums, np.dtype("<u8"))
+        return np.frombuffer(self.sums, _U64)
+
+    def weights(self) -> Any:
+        return np.frombuffer(self.sizes, _U64)
 
 
 class InventoryWanted(msgspec.Struct, frozen=True, array_like=True):
@@ -113,8 +118,12 @@ class Offers:
             if not after:
                 break
             await self._rest()
-        sums = found.sums().astype("<u8").tobytes()
-        return DigestsGiven(sums, found.names, self._store.graves_since(), after)
+        sums, sizes = (each.astype(_U64).tobytes() for each in (found.sums(), found.sizes()))
+        return DigestsGiven(sums, found.names, self._store.graves_since(), after, sizes)
+
+    async def fence(self, version: int) -> None:
+        """What maps before `version` decided here is in the answers from now on, or never happens."""
+        await self._store.fence(version)
 
     async def inventory(self, wanted: InventoryWanted) -> InventoryPage:
         """The next names; perhaps none yet, but where to go on."""
@@ -128,7 +137,7 @@ class Offers:
             if not after or len(names) >= wanted.limit:
                 break
             await self._rest()
-        return InventoryPage(tuple(names), after)
+        return InventoryPage(tuple(names), after, self._store.graves_since())
 
     async def frames(self, wanted: FetchWanted) -> AsyncIterator[bytes]:
         """For each item four bytes of length, the Frame, and the bytes. What fails in the middle of a large

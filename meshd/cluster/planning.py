@@ -60,6 +60,11 @@ def errand(cluster: ClusterMap, node_id: str, copies: Iterable[int]) -> Errand:
     return Errand(_scopes(every, cluster.slots), _scopes(first, cluster.slots), blocked)
 
 
+def everything(cluster: ClusterMap, copies: Iterable[int]) -> Scope:
+    """Every name there can be."""
+    return scope_of({number: np.ones(cluster.slots, np.bool_) for number in copies}, cluster.slots)
+
+
 def unowned(cluster: ClusterMap, node_id: str, copies: Iterable[int]) -> Mapping[str, Scope]:
     """Slots that `node_id` has no share of, now or soon, and whose owners are all there: by the id of the one
     that decides. Nothing while data is on the move."""

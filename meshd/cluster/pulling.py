@@ -104,9 +104,12 @@ class RemoteHolder:
 
 @dataclass(slots=True)
 class Tally:
-    """What a comparison did. `lost`: what the holder no longer had when it was asked; `failed`: what could
-    not be fetched or entered."""
+    """What a comparison did. `differing`: slots; `total`: bytes that will have come, as far as is known;
+    `lost`: what the holder no longer had when it was asked; `failed`: what could not be fetched or
+    entered."""
 
+    differing: int = 0
+    total: int = 0
     names: int = 0
     lacked: int = 0
     entered: int = 0
@@ -120,9 +123,14 @@ class Tally:
         """Nothing was lacking, or is now."""
         return not (self.lacked or self.failed or self.lost)
 
-    def add(self, other: Tally) -> None:
-        for name in ("names", "lacked", "entered", "bytes", "lost", "failed", "dropped"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+@dataclass(frozen=True, slots=True)
+class _Summed:
+    """Of all slots of a scope, what one side has of them."""
+
+    sums: npt.NDArray[np.uint64]
+    sizes: npt.NDArray[np.uint64]
+    since: int
 
 
 class Own:
@@ -140,6 +148,11 @@ class Own:
             self._ahead += page.names
             self._after, self._end = page.after, not page.after
         return bool(self._ahead)
+
+    def ahead(self) -> list[Held]:
+        """Those that `any` has looked up; they are gone past."""
+        taken, self._ahead = self._ahead, []
+        return taken
 
     async def up_to(self, last: bytes) -> dict[bytes, Held]:
         """The next ones, `last` included; b"" means all that are left."""
@@ -195,22 +208,28 @@ class Pull:
 
     async def _differing(self) -> Scope:
         forgotten = self._store.graves_since()
-        theirs, since = await self._sums(self._holder, forgotten)
-        if since <= self._standing:
+        theirs = await self._summed(self._holder, forgotten)
+        if theirs.since <= self._standing:
             self._drop = None
-        if since > forgotten:
-            theirs, forgotten = (await self._sums(self._holder, since))[0], since
-        mine, _ = await self._sums(self._mine, forgotten)
-        return self._scope.within(theirs != mine)
+        if theirs.since > forgotten:
+            forgotten = theirs.since
+            theirs = await self._summed(self._holder, forgotten)
+        mine = await self._summed(self._mine, forgotten)
+        differing = theirs.sums != mine.sums
+        more = theirs.sizes.astype(np.int64) - mine.sizes.astype(np.int64)
+        self.tally.differing += int(differing.sum())
+        self.tally.total += int(more[differing & (more > 0)].sum())
+        return self._scope.within(differing)
 
-    async def _sums(self, holder: Holder, forgotten: int) -> tuple[npt.NDArray[np.uint64], int]:
-        sums, after = np.zeros(self._scope.slots, np.uint64), b""
+    async def _summed(self, holder: Holder, forgotten: int) -> _Summed:
+        slots, after = self._scope.slots, b""
+        sums, sizes = np.zeros(slots, np.uint64), np.zeros(slots, np.uint64)
         while True:
             given = await holder.digests(DigestsWanted(self._scope, forgotten, after))
-            sums = sums + given.array()
+            sums, sizes = sums + given.array(), sizes + given.weights()
             after = given.after
             if not after:
-                return sums, given.since
+                return _Summed(sums, sizes, given.since)
             await self._rest(0)
 
     # which names ------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
-"""When clients were last served by any process of this node: background work gives way to them.
+"""What the processes of a node tell each other without asking: when clients were last served (background work
+gives way to them), and which version of the cluster map each goes by.
 
-Law: one number in memory that all processes share, so this module is to be loaded before the first fork. A
+Law: numbers in memory that all processes share, so this module is to be loaded before the first fork. A
 number is written whole; who writes last is right.
 """
 
@@ -13,7 +14,10 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from meshd.kit.clock import Clock
 
+_MOST: Final = 1024  # processes
 _cell: Final = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
+_versions: Final = memoryview(mmap.mmap(-1, 8 * _MOST)).cast("q")
+_times: Final = memoryview(mmap.mmap(-1, 8 * _MOST)).cast("d")
 _BUSY: Final = 0.25  # seconds for which a request says that there are clients
 _SLOT: Final = 0.02
 
@@ -21,6 +25,24 @@ _SLOT: Final = 0.02
 def heard(now: float) -> None:
     """A client was answered at `now` (monotonic)."""
     _cell[0] = now
+
+
+def goes_by(process: int, version: int, now: float) -> None:
+    """Process `process` (counted from 0) answers by this version of the map, from `now` (monotonic) on."""
+    if process < _MOST:
+        _times[process] = now
+        _versions[process] = version
+
+
+def gone_by(now: float, grace: float) -> int:
+    """The lowest version that some process went by `grace` seconds before `now`; a very high one when nobody
+    says anything."""
+    known = [
+        version if _times[process] <= now - grace else version - 1
+        for process, version in enumerate(_versions)
+        if version
+    ]
+    return min(known, default=1 << 62)
 
 
 class Courtesy:

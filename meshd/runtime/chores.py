@@ -56,7 +56,14 @@ def process_chores(node: Node, reporter: Reporter) -> list[Chore]:
     async def beat() -> None:
         reporter.alive()
 
-    return [Chore("tidy", 10.0, tidy), Chore("heartbeat", node.settings.hang_timeout / 10, beat)]
+    async def look() -> None:
+        node.mesh.map()  # the node waits for the slowest of its processes to go by a new map
+
+    return [
+        Chore("tidy", 10.0, tidy),
+        Chore("heartbeat", node.settings.hang_timeout / 10, beat),
+        Chore("map", 0.5, look),
+    ]
 
 
 def node_chores(node: Node) -> list[Chore]:

@@ -11,6 +11,7 @@ from meshd.cluster.membership import Membership
 from meshd.cluster.mesh import Mesh, lone_map
 from meshd.control.clustermaps import ClusterMaps
 from meshd.errors import StartupError
+from meshd.kit import pulse
 from meshd.runtime.moving import mover
 from meshwire.cluster import Node as Member
 from meshwire.cluster.maps import MAX_WEIGHT
@@ -27,14 +28,22 @@ if TYPE_CHECKING:
 _GIB: Final = 1 << 30
 
 
-def open_mesh(settings: NodeSettings, control: ControlStore, buckets: BucketTable, clock: Clock) -> Mesh:
-    """This process's view."""
+def open_mesh(
+    settings: NodeSettings, control: ControlStore, buckets: BucketTable, clock: Clock, process: int
+) -> Mesh:
+    """The view of one process of a node, which is number `process` of them."""
     if settings.cluster.control is None:
         lone = lone_map(settings.node_id, settings.endpoint)
         return Mesh(settings.node_id, control, buckets.copies, lone=lone, writes_of=buckets.writes)
     marking = Marking(control, ClusterMaps(control))
     look = Looking(marking, clock, settings.cluster.lease)
-    return Mesh(settings.node_id, control, buckets.copies, look=look, writes_of=buckets.writes)
+
+    def goes_by(version: int) -> None:
+        pulse.goes_by(process, version, clock.monotonic())
+
+    return Mesh(
+        settings.node_id, control, buckets.copies, look=look, writes_of=buckets.writes, goes_by=goes_by
+    )
 
 
 def member(settings: NodeSettings) -> Member:

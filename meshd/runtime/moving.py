@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from meshd.cluster.moving import Mover, Sources
 from meshd.cluster.offers import Offers
 from meshd.cluster.pulling import RemoteHolder
 from meshd.control.clustermaps import ClusterMaps
+from meshd.kit import pulse
 from meshd.kit.pulse import Courtesy
 from meshd.web.movements import MovementDoors
 
 if TYPE_CHECKING:
     from meshd.runtime.node import Node
     from meshd.web.server import NativeRoute
+
+_GRACE: Final = 2.0  # seconds for what a process began to answer by an earlier map
 
 
 def offers(node: Node) -> Offers:
@@ -33,6 +36,7 @@ def mover(node: Node) -> Mover:
         partial(RemoteHolder, node.peers),
         lambda: {bucket.copies for bucket in node.buckets.list_all()},
         Courtesy(node.clock).rest,
+        lambda: pulse.gone_by(node.clock.monotonic(), _GRACE),
     )
     maps = ClusterMaps(node.control)
     return Mover(node.store, offers(node), node.mesh, maps, node.control, sources, node.clock)

@@ -132,7 +132,8 @@ def open_node(settings: NodeSettings, writer: str) -> Iterator[Node]:
         stack.callback(uses.close)
         MODULES.read_from(partial(load_asset, Catalog(store)))
         buckets, identities = BucketTable(control), IdentityTable(control)
-        mesh = open_mesh(settings, control, buckets, clock)
+        process = int(writer.removeprefix("w")) + 1 if writer.startswith("w") else 0
+        mesh = open_mesh(settings, control, buckets, clock, process)
         shelf = _open_shelf(settings, writer, buckets, store, mesh, stack)
         use = KeyUse(control)
         peers = Peers(settings.node_id, NodeSecret(control).derive, clock, lambda: mesh.map().version)

@@ -13,8 +13,10 @@ import msgspec
 
 from meshd.cluster.membership import lease_name
 from meshd.cluster.probing import answers
+from meshd.cluster.progress import TOPIC
 from meshd.control.interface import ControlError
 from meshd.service.adminerrors import AdminError
+from meshd.service.movements import drains, movement, read_works
 from meshwire.cluster import place
 from meshwire.cluster import transitions as turn
 
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from meshd.control.interface import ControlStore
     from meshwire.cluster import ClusterMap, Node
 
-MOVES = "moves"
 Action = Literal["drain", "undrain", "replace", "lost", "remove", "reweigh"]
 
 
@@ -59,19 +60,23 @@ class ClusterAdmin:
                 trouble = str(error)
         copies = self._fewest(cluster)
         present, future = place(cluster, copies, "present").loads(), place(cluster, copies).loads()
-        moves = {key.partition("/")[2]: entry.value for key, entry in self._control.peek(MOVES).items()}
+        moves = {key.partition("/")[2]: entry.value for key, entry in self._control.peek(TOPIC).items()}
+        works = read_works(moves)
+        leaving = drains(cluster, works)
         return {
             "node": self._mesh.node_id,
             "version": cluster.version,
             "copies": cluster.copies,
             "slots": cluster.slots,
             "moving": cluster.moving,
+            "movement": msgspec.to_builtins(movement(cluster, works)),
             "control": trouble or "reached",
             "nodes": [
                 _node(node, alive, moves.get(node.node_id))
                 | {"slots": present.get(node.node_id, 0), "slots_wanted": future.get(node.node_id, 0)}
                 | {
                     "empty": _empty(cluster, node),
+                    "drain": leaving.get(node.node_id),
                     "only_copies": not turn.covered(cluster, node.node_id, copies),
                 }
                 for node in cluster.nodes

@@ -48,6 +48,12 @@ class DropHeld(Intent):
         return dropped
 
 
+class Fence(Intent):
+    """Nothing but its epoch: from now on no process of the node decides by an earlier map (`epochs`)."""
+
+    exclusive = True
+
+
 class Stand(Intent):
     """Remembers up to which stamp this store has learnt of everything. A rebuilt index knows of none."""
 

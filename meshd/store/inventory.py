@@ -70,12 +70,20 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
     def key(self) -> str:
         return self.name.partition(b"\0")[2].decode()
 
+    @property
+    def size(self) -> int:
+        """Bytes of all versions and parts."""
+        parts = sum(part.size for upload in self.uploads for part in upload.parts)
+        return parts + sum(version.size for version in self.versions)
+
 
 class InventoryPage(msgspec.Struct, frozen=True, array_like=True):
-    """`after` begins the next page; b"" after the last one."""
+    """`after` begins the next page; b"" after the last one. `since`: removals with a higher stamp are still
+    remembered (0 where nobody said)."""
 
     names: tuple[Held, ...]
     after: bytes = b""
+    since: int = 0
 
 
 class _Outline(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from meshd.store.changes import Amended, Applied, Marked
 from meshd.store.committer import Committer
 from meshd.store.compaction import Compactor
-from meshd.store.dropping import DropHeld, Stand
+from meshd.store.dropping import DropHeld, Fence, Stand
+from meshd.store.epochs import decided_by
+from meshd.store.errors import StaleEpochError
 from meshd.store.graves import Graves, forgettable, graves_since
 from meshd.store.index import Index, object_key
 from meshd.store.intents import LinkObject, judge_conditions
@@ -467,6 +470,13 @@ class Store:
     async def stand(self, stamp: int) -> None:
         """Remembers that it has, up to `stamp`."""
         await self._submit(Stand(stamp))
+
+    async def fence(self, epoch: int) -> None:
+        """No process of this node decides by a map before `epoch` any more: what such a map decided is
+        committed by now, or never. See `epochs`."""
+        if epoch > int(self._index.get_meta("epoch") or 0):
+            with suppress(StaleEpochError), decided_by(epoch):
+                await self._submit(Fence())
 
     def graves_since(self) -> int:
         """Every removal with a higher stamp is still remembered (see `graves`); zero on a new store."""

@@ -178,6 +178,17 @@ store_disk_errors = _counter("meshd_store_disk_errors_total", "Errors of disks a
 moves_entered = _counter("meshd_moves_entered_total", "Versions, parts and facts fetched from other nodes.")
 moves_bytes = _counter("meshd_moves_bytes_total", "Bytes fetched from other nodes to be kept here.")
 moves_lacking = _gauge("meshd_moves_lacking", "What this node is known to lack.", mode="mostrecent")
+moves_lacking_bytes = _gauge(
+    "meshd_moves_lacking_bytes", "Bytes this node is known to lack.", mode="mostrecent"
+)
+moves_dropped = _counter("meshd_moves_dropped_total", "Names let go of, which other nodes own.")
+moves_kept = _gauge(
+    "meshd_moves_kept", "Names of others that stay until their owners have them.", mode="mostrecent"
+)
+moves_blocked = _gauge(
+    "meshd_moves_blocked_slots", "Slots of which nobody who has all can be asked.", mode="mostrecent"
+)
+moves_rounds = _counter("meshd_moves_rounds_total", "Comparisons with all owners, each from end to end.")
 moves_repaired = _counter("meshd_moves_repaired_total", "What regular comparisons found lacking.")
 
 # lifecycle; action is expire (a current object), noncurrent, marker or upload

@@ -1,7 +1,8 @@
 """The doors through which nodes compare themselves with this one, and fetch what they lack.
 
 Law: says what `cluster.offers` says; a caller that goes by a newer map than this node waits until this one
-has it too, so that nothing is compared that this node may still change by an older one.
+has it too, and no process of this node decides by an older one from then on: what one decided before is
+compared, what one decides later the caller gets as a writer.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class MovementDoors:
 
     async def _digests(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
         wanted = await self._wanted(request, call, DigestsWanted)
+        if not wanted.after:
+            await self._offers.fence(call.map_version)
         return peer_reply(encode(await self._offers.digests(wanted)), self._now)
 
     async def _inventory(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:

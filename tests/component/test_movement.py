@@ -13,8 +13,8 @@ import pytest
 import uvloop
 
 from meshd.cluster.comparing import scope_of
-from meshd.cluster.moving import Progress
 from meshd.cluster.offers import InventoryWanted, Offers
+from meshd.cluster.progress import Progress
 from meshd.cluster.pulling import HolderLostError
 from meshd.control.clustermaps import ClusterMaps
 from meshd.runtime.moving import mover

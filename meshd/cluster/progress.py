@@ -1,0 +1,134 @@
+"""What a node's mover says of its work: the document `moves/NODE` of the control store.
+
+Law: tells, and is never asked for anything by the mover itself; when the control store is out of reach nobody
+is told. Invariant: numbers are of the present errand, which begins with each new work or map.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+from meshd.cluster.pulling import Tally
+from meshd.control.interface import ControlError
+from meshd.telemetry import metrics
+
+if TYPE_CHECKING:
+    from meshd.control.interface import ControlStore
+    from meshd.kit.clock import Clock
+
+_log = logging.getLogger("meshd.moving")
+TOPIC: Final = "moves"
+_TELL: Final = 1.0  # seconds between two words about progress
+_TELLING_RATE: Final = 1.0  # seconds of work before it says how long the rest takes
+Doing = Literal["idle", "comparing", "repairing", "dropping", "waiting"]
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """`slots`: of the present errand; `differing`: of those, slots in which something was lacking; `blocked`:
+    slots of which nobody can be asked. `total`: bytes to come in all, as far as is known, `bytes` of them are
+    here; `eta`: seconds until they all are, None when nobody knows. `names` were compared, `lacked` versions,
+    parts and facts were found lacking, `entered` of them are here. `dropped`: names that others own by now,
+    let go of; `kept`: names that stay until their owners have them; `clear`: the newest map under which
+    none were left. `why`: what it waits for. `began`, `updated`: ms since the epoch."""
+
+    doing: Doing = "idle"
+    version: int = 0
+    slots: int = 0
+    differing: int = 0
+    blocked: int = 0
+    names: int = 0
+    lacked: int = 0
+    entered: int = 0
+    bytes: int = 0
+    total: int = 0
+    eta: int | None = None
+    failed: int = 0
+    dropped: int = 0
+    kept: int = 0
+    clear: int = 0
+    why: str = ""
+    began: int = 0
+    updated: int = 0
+
+
+class Reporter:
+    """One a mover. `tally` is counted by whoever pulls."""
+
+    def __init__(self, node_id: str, control: ControlStore, clock: Clock) -> None:
+        self._key, self._control, self._clock = f"{TOPIC}/{node_id}", control, clock
+        self._told = -_TELL
+        self.tally = Tally()
+        self.now = Progress()
+
+    def __repr__(self) -> str:
+        return f"<Reporter of {self._key}: {self.now.doing}>"
+
+    async def begin(self, doing: Doing, version: int, slots: int = 0) -> None:
+        """Another errand, or the same one again."""
+        if self.now.doing not in (doing, "waiting") or self.now.version != version:
+            self.tally = Tally()
+            self.now = Progress(began=self._clock.now_ms(), clear=self.now.clear)
+        self.now = msgspec.structs.replace(self.now, doing=doing, version=version, slots=slots)
+        self.now = msgspec.structs.replace(self.now, why="", blocked=0)
+        await self.tell()
+
+    async def show(self, *, kept: int = 0, dropped: int = 0) -> None:
+        """Numbers, at once."""
+        self.now = msgspec.structs.replace(self.now, kept=kept, dropped=dropped)
+        await self.tell()
+
+    async def clear(self, version: int) -> None:
+        """Nothing that others own is left here."""
+        self.now = msgspec.structs.replace(self.now, clear=version, kept=0)
+        await self.tell()
+
+    async def refresh(self) -> None:
+        """Numbers, now and then."""
+        if self._clock.monotonic() - self._told > _TELL:
+            await self.tell()
+
+    async def end(self) -> None:
+        """Nothing more is to be done."""
+        self.now = msgspec.structs.replace(self.now, doing="idle", why="", blocked=0)
+        await self.tell()
+
+    async def wait(self, why: str, blocked: int = 0) -> None:
+        """It cannot go on; it is tried again."""
+        if (self.now.doing, self.now.why) != ("waiting", why):
+            _log.warning("movement waits", extra={"why": why})
+        self.now = msgspec.structs.replace(self.now, doing="waiting", why=why, blocked=blocked)
+        await self.tell()
+
+    async def tell(self) -> None:
+        """The document, as things are."""
+        self._told, tally, now = self._clock.monotonic(), self.tally, self._clock.now_ms()
+        total = max(tally.total, tally.bytes)
+        self.now = msgspec.structs.replace(
+            self.now,
+            differing=tally.differing,
+            names=tally.names,
+            lacked=tally.lacked,
+            entered=tally.entered,
+            bytes=tally.bytes,
+            total=total,
+            eta=_left(total - tally.bytes, tally.bytes, (now - self.now.began) / 1000),
+            failed=tally.failed,
+            dropped=self.now.dropped or tally.dropped,
+            updated=now,
+        )
+        metrics.moves_lacking.set(max(0, tally.lacked - tally.entered))
+        metrics.moves_lacking_bytes.set(total - tally.bytes)
+        try:
+            await self._control.put(self._key, msgspec.json.encode(self.now))
+        except ControlError as error:
+            _log.debug("progress is not told: %s", error)
+
+
+def _left(size: int, done: int, seconds: float) -> int | None:
+    """Seconds for `size` bytes, at the rate of those that are done."""
+    if not size:
+        return 0
+    return round(size * seconds / done) if done and seconds > _TELLING_RATE else None

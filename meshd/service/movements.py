@@ -1,0 +1,106 @@
+"""How far data has moved: what all movers say, added up.
+
+Law: pure. A mover that has not spoken under the present goal is one that is waited for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from meshd.cluster.progress import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from meshwire.cluster import ClusterMap
+
+_MOST = 1024  # characters of what is waited for
+
+
+class Movement(msgspec.Struct, frozen=True):
+    """`bytes_total`: to be carried in all, as far as is known; `eta_seconds`: None when nobody knows, or when
+    something waits; `slots` to be compared, `names` that were; `takers`: nodes that are not done;
+    `blocked_by`: what they wait for, or nothing."""
+
+    bytes_total: int
+    bytes_moved: int
+    eta_seconds: int | None
+    slots: int
+    names: int
+    takers: tuple[str, ...]
+    blocked_by: str = ""
+
+
+class Drained(msgspec.Struct, frozen=True):
+    """Of a node that is to be empty. `owns`: it still has a share; `names`: what it holds that its owners do
+    not have, None until it has looked. `empty`: it owns nothing, and holds nothing that is needed."""
+
+    owns: bool
+    names: int | None
+    empty: bool
+    bytes_total: int
+    bytes_moved: int
+    eta_seconds: int | None
+    blocked_by: str = ""
+
+
+def read_works(raw: Mapping[str, bytes]) -> dict[str, Progress]:
+    """By node, what movers last said; what another version of them says is left out."""
+    found = {}
+    for node_id, document in raw.items():
+        try:
+            found[node_id] = msgspec.json.decode(document, type=Progress)
+        except msgspec.MsgspecError:
+            continue
+    return found
+
+
+def movement(cluster: ClusterMap, works: Mapping[str, Progress], since: int | None = None) -> Movement:
+    """Of all that is carried under maps not older than `since` (default: the present goal)."""
+    since = cluster.goal if since is None else since
+    takers = tuple(node.node_id for node in cluster.nodes if cluster.owes(node.node_id))
+    current = {each: work for each, work in works.items() if work.version >= since}
+    etas = [current[each].eta for each in takers if each in current]
+    trouble = _trouble(takers, current)
+    known = not trouble and len(etas) == len(takers) and None not in etas
+    return Movement(
+        sum(work.total for work in current.values()),
+        sum(work.bytes for work in current.values()),
+        max((eta for eta in etas if eta is not None), default=0) if known else None,
+        sum(current[each].slots for each in takers if each in current),
+        sum(work.names for work in current.values()),
+        takers,
+        trouble,
+    )
+
+
+def _trouble(takers: Iterable[str], works: Mapping[str, Progress]) -> str:
+    waits = [f"{each} has not begun" for each in takers if each not in works]
+    waits += [f"{each}: {works[each].why}" for each in takers if each in works and works[each].why]
+    return "; ".join(waits)[:_MOST]
+
+
+def drains(cluster: ClusterMap, works: Mapping[str, Progress]) -> dict[str, dict[str, Any]]:
+    """By id, every node that is to be empty."""
+    found = {}
+    for node in cluster.nodes:
+        if not node.leaving:
+            continue
+        moved, own = movement(cluster, works, node.turned), works.get(node.node_id)
+        owns = any(share.node_id == node.node_id for share in cluster.present)
+        clear = own is not None and not owns and own.clear >= node.turned
+        names = 0 if clear else (own.kept or None) if own is not None else None
+        found[node.node_id] = msgspec.to_builtins(
+            Drained(
+                owns,
+                names,
+                clear,
+                moved.bytes_total,
+                moved.bytes_moved,
+                moved.eta_seconds,
+                moved.blocked_by,
+            )
+        )
+    return found

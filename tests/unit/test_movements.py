@@ -1,0 +1,123 @@
+"""What movers say of their work, added up; which map all processes of a node go by."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from meshd.cluster.progress import Progress, Reporter
+from meshd.control.memory import MemoryControl
+from meshd.kit import pulse
+from meshd.kit.clock import ManualClock
+from meshd.service.movements import drains, movement, read_works
+from meshwire.cluster import Node, transitions
+
+if TYPE_CHECKING:
+    import pytest
+
+    from meshwire.cluster import ClusterMap
+
+
+def mesh(number: int = 3) -> ClusterMap:
+    cluster = transitions.founded(Node("n1", "http://h:1"))
+    for each in range(2, number + 1):
+        cluster = transitions.joined(cluster, Node(f"n{each}", f"http://h:{each}"))
+        for node in cluster.nodes:
+            cluster = transitions.settled(cluster, node.node_id)
+    return cluster
+
+
+def test_nothing_moves_in_a_mesh_at_rest() -> None:
+    found = movement(mesh(), {})
+    assert (found.takers, found.blocked_by, found.eta_seconds) == ((), "", 0)
+
+
+def test_a_drain_is_what_the_others_take_over() -> None:
+    cluster = transitions.drained(mesh(), "n2")
+    began = cluster.version
+    works = {
+        "n1": Progress("comparing", began, 100, bytes=10, total=40, eta=3),
+        "n3": Progress("comparing", began, 50, bytes=5, total=20, eta=7),
+        "n2": Progress("idle", began - 1, total=1000),
+    }
+    found = movement(cluster, works)
+    assert (found.bytes_total, found.bytes_moved, found.eta_seconds, found.slots) == (60, 15, 7, 150)
+    assert found.takers == ("n1", "n3")
+    drain = drains(cluster, works)["n2"]
+    assert (drain["owns"], drain["empty"], drain["bytes_total"]) == (True, False, 60)
+
+
+def test_whoever_waits_or_has_not_begun_is_named() -> None:
+    cluster = transitions.drained(mesh(), "n2")
+    works = {"n1": Progress("waiting", cluster.version, why="a holder does not answer", total=5)}
+    found = movement(cluster, works)
+    assert found.blocked_by == "n3 has not begun; n1: a holder does not answer"
+    assert found.eta_seconds is None
+
+
+def test_a_drained_node_is_empty_when_it_has_let_go_of_all() -> None:
+    cluster = transitions.drained(mesh(), "n2")
+    for node_id in ("n1", "n3"):
+        cluster = transitions.settled(cluster, node_id)
+    assert not cluster.moving
+
+    def state(own: Progress) -> tuple[object, object]:
+        found = drains(cluster, {"n2": own})["n2"]
+        return found["names"], found["empty"]
+
+    assert state(Progress("idle", 1, clear=1)) == (None, False)
+    assert state(Progress("dropping", cluster.version, kept=3)) == (3, False)
+    assert state(Progress("idle", cluster.version, clear=cluster.version)) == (0, True)
+
+
+def test_what_another_version_says_is_left_out() -> None:
+    works = {"n1": msgspec.json.encode(Progress("idle", 4)), "n2": b'{"doing": "dancing"}', "n3": b"x"}
+    assert set(read_works(works)) == {"n1"}
+
+
+def test_a_reporter_says_how_long_the_rest_takes() -> None:
+    async def doing() -> None:
+        clock = ManualClock()
+        control = MemoryControl(clock)
+        reporter = Reporter("n1", control, clock)
+        await reporter.begin("comparing", 7, 12)
+        reporter.tally.total, reporter.tally.bytes = 400, 100
+        clock.advance(10)
+        await reporter.refresh()
+        told = read_works({"n1": control.peek("moves")["moves/n1"].value})["n1"]
+        assert (told.doing, told.version, told.slots, told.total, told.bytes) == (
+            "comparing",
+            7,
+            12,
+            400,
+            100,
+        )
+        assert told.eta == 30
+        await reporter.wait("nobody answers", 3)
+        await reporter.begin("comparing", 7, 12)
+        assert (reporter.now.bytes, reporter.now.why) == (100, "")
+        await reporter.clear(8)
+        await reporter.begin("comparing", 9)
+        assert (reporter.now.bytes, reporter.now.clear) == (0, 8)
+
+    asyncio.run(doing())
+
+
+def test_a_node_goes_by_the_map_of_its_slowest_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "_versions", [0] * 8)
+    monkeypatch.setattr(pulse, "_times", [0.0] * 8)
+    assert pulse.gone_by(100.0, 2.0) > 1 << 60
+    pulse.goes_by(0, 5, 90.0)
+    pulse.goes_by(3, 4, 80.0)
+    assert pulse.gone_by(100.0, 2.0) == 4
+    pulse.goes_by(3, 5, 99.0)
+    assert pulse.gone_by(100.0, 2.0) == 4
+    assert pulse.gone_by(101.5, 2.0) == 5
+
+
+def test_a_joining_node_is_waited_for() -> None:
+    cluster = transitions.joined(mesh(), Node("n4", "http://h:4"))
+    assert "n4" in movement(cluster, {}).takers
+    assert movement(cluster, {}).blocked_by.startswith("n1 has not begun")
