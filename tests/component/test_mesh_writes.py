@@ -1,0 +1,174 @@
+"""Writes to a mesh of real daemons with several workers each, while nodes die and stand still."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from botocore.exceptions import BotoCoreError, ClientError
+
+from meshd.testing.meshes import Mesh
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_REFUSED = ("PreconditionFailed", "ConditionalRequestConflict")
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Mesh]:
+    with Mesh.start(3, workers=2) as found:
+        found["n1"].client().create_bucket(Bucket="writes")
+        yield found
+
+
+def _get(client: Any, key: str) -> bytes:
+    return bytes(client.get_object(Bucket="writes", Key=key)["Body"].read())
+
+
+def test_one_of_many_creators_wins_whoever_is_asked(mesh: Mesh) -> None:
+    clients = [mesh[node].client() for node in ("n1", "n2", "n3") for _ in range(3)]
+
+    def create(key: str, number: int) -> int | None:
+        try:
+            clients[number].put_object(Bucket="writes", Key=key, Body=b"%d" % number, IfNoneMatch="*")
+        except ClientError as error:
+            if error.response["Error"]["Code"] == "PreconditionFailed":
+                return None
+            raise
+        return number
+
+    with ThreadPoolExecutor(len(clients)) as pool:
+        for turn in range(6):
+            won = [
+                n
+                for n in pool.map(create, [f"one-{turn}"] * len(clients), range(len(clients)))
+                if n is not None
+            ]
+            assert len(won) == 1
+            for client in clients[::3]:
+                assert _get(client, f"one-{turn}") == b"%d" % won[0]
+
+
+def test_counting_by_conditions_loses_nothing(mesh: Mesh) -> None:
+    """Read, add one, write if unchanged: as many as said they did."""
+    mesh["n1"].client().put_object(Bucket="writes", Key="count", Body=b"0")
+
+    def count(node: str) -> int:
+        client, done = mesh[node].client(), 0
+        for _ in range(40):
+            found = client.get_object(Bucket="writes", Key="count")
+            value = int(found["Body"].read())
+            try:
+                client.put_object(
+                    Bucket="writes", Key="count", Body=b"%d" % (value + 1), IfMatch=found["ETag"]
+                )
+                done += 1
+            except ClientError as error:
+                if error.response["Error"]["Code"] not in _REFUSED:
+                    raise
+        return done
+
+    with ThreadPoolExecutor(6) as pool:
+        counted = sum(pool.map(count, ["n1", "n2", "n3"] * 2))
+    assert int(_get(mesh["n2"].client(), "count")) == counted > 0
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_what_was_acknowledged_survives_the_decider(mesh: Mesh, how: str) -> None:
+    gone = "n1"
+    client = mesh["n2"].client()
+    client.put_bucket_versioning(Bucket="writes", VersioningConfiguration={"Status": "Suspended"})
+    acknowledged: dict[str, bytes] = {}
+    stop = threading.Event()
+    lock = threading.Lock()
+
+    def write(worker: int) -> None:
+        own, number = mesh["n2" if worker % 2 else "n3"].client(), 0
+        while not stop.is_set():
+            number += 1
+            key, body = f"{how}-{worker}-{number % 20}", b"%d" % number * (200_000 if number % 7 == 0 else 1)
+            try:
+                own.put_object(Bucket="writes", Key=key, Body=body)
+            except (ClientError, BotoCoreError):
+                with lock:
+                    acknowledged.pop(key, None)  # it may or may not have taken place
+            else:
+                with lock:
+                    acknowledged[key] = body
+
+    upload = client.create_multipart_upload(Bucket="writes", Key=mesh.key_decided_by(gone, "writes", how))
+    names = {"Bucket": "writes", "Key": upload["Key"], "UploadId": upload["UploadId"]}
+    first = client.upload_part(**names, PartNumber=1, Body=b"1" * (5 << 20))["ETag"]
+    threads = [threading.Thread(target=write, args=(worker,)) for worker in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        threading.Event().wait(1.0)
+        (mesh.kill if how == "killed" else mesh.pause)(gone)
+        threading.Event().wait(5.0)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert len(acknowledged) > 20
+    second = client.upload_part(**names, PartNumber=2, Body=b"2" * 10)["ETag"]
+    parts = [{"PartNumber": 1, "ETag": first}, {"PartNumber": 2, "ETag": second}]
+    client.complete_multipart_upload(**names, MultipartUpload={"Parts": parts})
+    assert _get(mesh["n3"].client(), upload["Key"]) == b"1" * (5 << 20) + b"2" * 10
+    for reader in (mesh["n2"].client(), mesh["n3"].client()):
+        for key, body in acknowledged.items():
+            assert _get(reader, key) == body, key
+    if how == "killed":
+        mesh.up(gone)
+    else:
+        mesh.resume(gone)
+    mesh.await_state(gone, "up")
+    back = mesh[gone].client()
+    for key, body in acknowledged.items():
+        assert _get(back, key) == body, key
+
+
+def test_a_node_that_returns_learns_of_all_kinds_of_writes(mesh: Mesh) -> None:
+    """Versions, markers, removals, tags, ACLs and parts that were written while it was away."""
+    gone = "n2"
+    client = mesh["n1"].client()
+    client.create_bucket(Bucket="kinds")
+    names = {what: mesh.key_decided_by(gone, "kinds", what) for what in ("dead", "tag", "acl", "v", "up")}
+    for what in ("dead", "tag", "acl"):
+        client.put_object(Bucket="kinds", Key=names[what], Body=what.encode())
+    upload = {"Bucket": "kinds", "Key": names["up"]}
+    upload["UploadId"] = client.create_multipart_upload(**upload)["UploadId"]
+    parts = [client.upload_part(**upload, PartNumber=1, Body=b"1" * (5 << 20))["ETag"]]
+    client.put_bucket_versioning(Bucket="kinds", VersioningConfiguration={"Status": "Enabled"})
+    first = client.put_object(Bucket="kinds", Key=names["v"], Body=b"first")["VersionId"]
+    second = client.put_object(Bucket="kinds", Key=names["v"], Body=b"second")["VersionId"]
+    mesh.kill(gone)
+    mesh.await_state(gone, "away")
+
+    client.delete_object(Bucket="kinds", Key=names["dead"], VersionId="null")
+    client.put_object_tagging(
+        Bucket="kinds", Key=names["tag"], Tagging={"TagSet": [{"Key": "a", "Value": "b"}]}
+    )
+    client.put_object_acl(Bucket="kinds", Key=names["acl"], ACL="public-read")
+    client.delete_object(Bucket="kinds", Key=names["v"], VersionId=first)
+    client.delete_object(Bucket="kinds", Key=names["v"])
+    parts.append(client.upload_part(**upload, PartNumber=2, Body=b"2" * 10)["ETag"])
+    mesh.up(gone)
+    mesh.await_state(gone, "up")
+
+    back = mesh[gone].client()
+    with pytest.raises(ClientError, match="404"):
+        back.head_object(Bucket="kinds", Key=names["dead"])
+    assert back.get_object_tagging(Bucket="kinds", Key=names["tag"])["TagSet"] == [{"Key": "a", "Value": "b"}]
+    assert len(back.get_object_acl(Bucket="kinds", Key=names["acl"])["Grants"]) == 2
+    listed = back.list_object_versions(Bucket="kinds", Prefix=names["v"])
+    assert [found["VersionId"] for found in listed["Versions"]] == [second]
+    assert [found["IsLatest"] for found in listed["DeleteMarkers"]] == [True]
+    done = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(parts, 1)]
+    back.complete_multipart_upload(**upload, MultipartUpload={"Parts": done})
+    whole = b"1" * (5 << 20) + b"2" * 10
+    for node in mesh.nodes.values():
+        assert node.client().get_object(Bucket="kinds", Key=names["up"])["Body"].read() == whole
