@@ -146,7 +146,7 @@ class Wire(asyncio.Protocol):
         self.touched = self._loop.time()
         self.patience = patience
         if self._transport is None or self._transport.is_closing():
-            self._loop.call_soon(self._break, f"{self._name} closed the connection")
+            self._loop.call_soon(self._break, f"{self._name} closed the connection", False)
             return
         self._transport.write(head)
         self._timer = self._loop.call_later(patience, self._look)
@@ -336,13 +336,13 @@ class Wire(asyncio.Protocol):
         if self._when_free is not None and not self.closed:
             self._when_free(self)
 
-    def _break(self, why: str) -> None:
+    def _break(self, why: str, begun: bool = True) -> None:
         exchange, self._exchange = self._exchange, None
         self._unwatch()
         if self._transport is not None:
             self._transport.abort()
         if exchange is not None:
-            exchange.broke(PeerUnreachableError(why, begun=True))
+            exchange.broke(PeerUnreachableError(why, begun=begun))
 
     def _look(self) -> None:
         """Whether the peer has been silent for too long; not while it is kept waiting itself."""

@@ -17,6 +17,7 @@ from aiohttp.web_protocol import RequestHandler
 from meshd.telemetry import metrics
 from meshd.web.encrypting import is_encrypted
 from meshd.web.hot import Boundary
+from meshd.web.passing import PassedOn
 from meshd.web.replies import Reply, head_bytes, new_request_id
 from meshd.web.sending import AtOnce
 from meshwire.s3.errors import S3Error
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
     from aiohttp.streams import StreamReader
 
     from meshd.kit.clock import Clock
+    from meshd.net.wires import Wire
     from meshd.store.records import Span
     from meshd.web.guarding import Guard
     from meshd.web.hot import HotPath
+    from meshd.web.settling import Trace
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +54,7 @@ class Connection(RequestHandler):
         "_half_closed",
         "_hot",
         "_latest_body",
+        "_passed",
         "_unread_then",
         "_wrote_in",
         "head_since",
@@ -77,6 +81,7 @@ class Connection(RequestHandler):
         self._half_closed = False
         self.truncated_body: StreamReader | None = None
         self._latest_body: StreamReader | None = None
+        self._passed: PassedOn | None = None
         self.when_lost: Callable[[], None] | None = None
         """Called when the client is gone, by whoever waits for another node on its behalf."""
 
@@ -105,7 +110,8 @@ class Connection(RequestHandler):
     @property
     def is_idle(self) -> bool:
         """Whether no request is being answered or waits for it."""
-        return self._waiter is not None and not self._waiter.done() and not self._messages
+        waits = self._waiter is not None and not self._waiter.done() and not self._messages
+        return waits and self._passed is None
 
     @property
     def unread(self) -> int:
@@ -189,9 +195,14 @@ class Connection(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         self.touched = self._loop.time()
-        if data:  # aiohttp calls this without any, to have its parser look again
-            if self._hot is not None and self._answered_at_once(self._hot, data):
-                return
+        if self._passed is not None:
+            self._passed.hold(data)
+        elif not (data and self._hot is not None and self._answered_at_once(self._hot, data)):
+            self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        """The ordinary way."""
+        if data:  # aiohttp calls without any, to have its parser look again
             self._boundary.feed(data)
         super().data_received(data)
         if self._messages:
@@ -226,12 +237,55 @@ class Connection(RequestHandler):
         self._next_keepalive_close_time = self.touched + self._keepalive_timeout
         return True
 
+    # --- answers of other nodes, without a task -----------------------------------------------------------
+
+    def pass_on(self, wire: Wire, data: bytes, sent: bytes, trace: Trace, *, head_only: bool) -> None:
+        """Ask another node with `sent`, and hand its answer on. If none comes, `data` takes the ordinary way,
+        as it came from the client."""
+        self._passed = PassedOn(self, wire, data, trace, self._came_back)
+        self.when_lost = self._passed.relay.cancel
+        self._passed.start(sent, head_only=head_only)
+
+    def _came_back(self, passed: PassedOn) -> None:
+        self._passed = self.when_lost = None
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        if not passed.answered:
+            self._parse(passed.data)
+        elif passed.relay.closing or (passed.last and not passed.held):
+            self.force_close()
+            return
+        self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        if passed.held:
+            self.data_received(passed.held)
+        if self._half_closed and not self.eof_received():
+            self.force_close()
+
+    def _process_keepalive(self) -> None:
+        if self._passed is not None:
+            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        super()._process_keepalive()
+
+    def let_go(self) -> None:
+        """Close it if it is idle; if it answers a request that is here in whole, have it close afterwards."""
+        request, waiter = self._current_request, self._waiter
+        if self._passed is not None:
+            self._passed.last = True
+        elif waiter is not None and not waiter.done():
+            self.force_close()
+        elif request is not None and request.content.is_eof():
+            self.close()
+
     def eof_received(self) -> bool | None:  # type: ignore[override]  # asyncio takes a bool
         """A client that ends its side still gets its answers: IncompleteBody if it ended in the middle of a
         body. For that the other side stays open until they are written (`settle` closes it). Over TLS, where
         there is no half of a connection, it is gone."""
         if self._encrypted:
             return None
+        if self._passed is not None:
+            self._half_closed = self._passed.last = True
+            return True
         body, idle = self._latest_body, self._waiter is not None and not self._waiter.done()
         if body is None or (idle and not self._messages):
             return None

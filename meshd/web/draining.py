@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from meshd.web.connections import Connection
+
 if TYPE_CHECKING:
     from aiohttp import web
-    from aiohttp.web_protocol import RequestHandler
 
     from meshd.kit.clock import Clock
 
@@ -27,19 +28,8 @@ async def drain(server: web.Server, clock: Clock, grace: float) -> None:
     deadline = clock.monotonic() + grace
     while server.connections and clock.monotonic() < deadline:
         for connection in server.connections:
-            _let_go(connection)
+            if isinstance(connection, Connection):
+                connection.let_go()
         await asyncio.sleep(_LOOK_AGAIN)
     server.pre_shutdown()
     await server.shutdown(_LAST_WORD)
-
-
-def _let_go(connection: RequestHandler) -> None:
-    """Close it if it is idle; if it answers a request that is here in whole, have it close afterwards.
-
-    aiohttp tells neither; its attributes do, and its keep-alive timer looks at the same one.
-    """
-    request, waiter = connection._current_request, connection._waiter
-    if waiter is not None and not waiter.done():
-        connection.force_close()
-    elif request is not None and request.content.is_eof():
-        connection.close()

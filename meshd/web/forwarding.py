@@ -15,7 +15,7 @@ from meshd.net.wires import PeerUnreachableError
 from meshd.telemetry import metrics
 from meshd.web.authentication import ANONYMOUS
 from meshd.web.hops import HOP_HEADER, Hop
-from meshd.web.relaying import Relay
+from meshd.web.relaying import Relay, is_stale
 from meshd.web.replies import SentReply, connection_word
 from meshd.web.settling import must_close
 from meshd.web.streaming import RequestBody
@@ -149,6 +149,41 @@ class Forwarder:
         authorization = request.headers.get("Authorization", "")
         return self._hops.read(value, request.method, request.raw_path, authorization)
 
+    def hop_at_once(self, head: RequestHead) -> Hop | None:
+        """`hop_of` of a head that was read here. Raises S3Error AccessDenied."""
+        value = head.headers.get(HOP_HEADER)
+        if value is None:
+            return None
+        return self._hops.read(value, head.method, head.raw_path, head.headers.get("authorization", ""))
+
+    def knows(self, hop: Hop) -> bool:
+        """Whether this node knows as much as the one that passed a whole request on."""
+        return not hop.aim and self._mesh.map().version >= hop.map_version and self._buckets() >= hop.buckets
+
+    def at_once(
+        self, connection: Connection, bucket: str, key: str, head: RequestHead
+    ) -> tuple[Wire, bytes] | None:
+        """A free connection to a node that answers reads of a name, and the line to be added to the head with
+        its end; None when there is none at this moment."""
+        for node in self._candidates(Name(bucket, key, reading=True)):
+            wire = self._peers.idle(node)
+            if wire is not None:
+                transport = connection.transport
+                tls = None if transport is None else transport.get_extra_info("ssl_object")
+                hop = Hop(
+                    self._mesh.node_id,
+                    self._mesh.map().version,
+                    self._buckets(),
+                    connection.remote,
+                    connection.secure,
+                    "" if tls is None else (tls.version() or "").removeprefix("TLSv"),
+                )
+                signed = self._hops.write(
+                    hop, head.method, head.raw_path, head.headers.get("authorization", "")
+                )
+                return wire, f"{HOP_HEADER}: {signed}\r\n\r\n".encode("utf-8", "surrogateescape")
+        return None
+
     async def catch_up(self, hop: Hop) -> None:
         """Know what the node knew that passed the request on: its map, and its buckets."""
         if hop.map_version > self._mesh.map().version:
@@ -173,7 +208,7 @@ class Forwarder:
         try:
             wire.start(answer, outgoing_head(request, self.stamp(request, aim)), patience=_PART_SILENCE)
             head = await answer.head()
-            if _is_stale(head):
+            if is_stale(head):
                 raise MisdirectedError(int(head.headers[MAP_HEADER]))
             return head.status, await answer.read()
         finally:
@@ -213,7 +248,7 @@ class Forwarder:
                 kept_back = await self._try(request, target, sending, trace, aim)
             except PeerUnreachableError as error:
                 metrics.forwarded.labels("unreachable").inc()
-                if sending.gone or (error.begun and not name.reading and not sending.refused):
+                if sending.gone or (error.begun and not name.reading and not sending.streams):
                     raise _unknown(target) from error
                 avoided.add(target.node_id)
                 await self._mesh.suspect(target.node_id, version)
@@ -248,7 +283,7 @@ class Forwarder:
         """Ask one node. The head of an answer that says it is not the one; None when it has answered. Raises
         PeerUnreachableError while nothing of an answer went out."""
         wire = await self._peers.wire(node)
-        relay = Relay(request.protocol, wire, sending.connection, _is_stale)
+        relay = Relay(request.protocol, wire, sending.connection, is_stale)
         protocol = cast("Connection", request.protocol)
         protocol.when_lost = relay.cancel
         try:
@@ -261,9 +296,13 @@ class Forwarder:
                 raise ConnectionResetError("the client closed the connection") from None
             relay.cancel()
             raise
-        except BaseException:
-            relay.cancel()
-            raise
+        except Exception as error:
+            relay.give_up(error)
+            if relay.head is None:
+                raise
+            if relay.broken:
+                metrics.forwarded.labels("broken").inc()
+            raise ConnectionAbortedError(f"an answer under way cannot be finished: {error}") from error
         finally:
             protocol.when_lost = None
             sending.relay = relay
@@ -297,7 +336,7 @@ class Forwarder:
         await self._mesh.suspect(node.node_id, version)
         known = self._mesh.map().node(node.node_id)
         if (known is None or known.state in ("away", "down")) and relay.head is None:
-            relay.broke(PeerUnreachableError(f"node {node.node_id} went away", begun=True))
+            relay.give_up(PeerUnreachableError(f"node {node.node_id} went away", begun=True))
 
     def stamp(self, request: MeshRequest, aim: str = "") -> str:
         """`x-mesh-hop` for a client's request."""
@@ -315,10 +354,6 @@ class Forwarder:
         return self._hops.write(
             hop, request.method, request.raw_path, request.headers.get("Authorization", "")
         )
-
-
-def _is_stale(head: AnswerHead) -> bool:
-    return head.status == 421 and head.headers.get(MAP_HEADER, "").isdigit()
 
 
 def _nobody(name: Name, nodes: Sequence[Node]) -> S3Error:
@@ -345,13 +380,12 @@ class _Sending:
         self, request: MeshRequest, head: RequestHead, body_timeout: float, begun: Begun | None
     ) -> None:
         self._request, self._begun = request, begun
-        self._body = RequestBody(request, head, ANONYMOUS, body_timeout) if request.body_exists else None
+        announced = request.body_exists or "Expect" in request.headers
+        self._body = RequestBody(request, head, ANONYMOUS, body_timeout) if announced else None
         self.streams = False
         """Whether the body goes out as it comes."""
         self.gone = False
         """Whether a part of it has: then the request cannot be begun again."""
-        self.refused = False
-        """Whether the node said that it does not want it: then nothing was carried out."""
         self.received = 0
         self.relay: Relay | None = None
 
@@ -361,7 +395,7 @@ class _Sending:
         self.streams = self._begun is not None
         if self.streams or self._body is None or self._request.held_body is not None:
             return
-        if length is None or length > most or "Expect" in self._request.headers:
+        if length is None or length > most or (length and "Expect" in self._request.headers):
             self.streams = True
             return
         self._request.held_body = b"".join([data async for data in self._body.raw()])
@@ -387,7 +421,6 @@ class _Sending:
         ConnectionError when the client is gone."""
         assert self._body is not None
         if not await relay.wanted:
-            self.refused = True
             return
         left = self._request.content_length
         wire.sending = self.gone = True

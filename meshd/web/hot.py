@@ -18,6 +18,7 @@ from meshd.web.hosts import Hosts
 from meshd.web.replies import head_bytes
 from meshd.web.s3 import SMALL_BYTES, object_answer
 from meshd.web.settling import Trace
+from meshwire.archives.kinds import MARK
 from meshwire.s3.errors import S3Error
 from meshwire.s3.operations import GetObject, operation_name
 from meshwire.s3.parsing import RequestHead, parse_request
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from meshd.service.objects import Found
     from meshd.web.authentication import Authenticator
     from meshd.web.connections import Connection
+    from meshd.web.hops import Hop
     from meshd.web.server import WebDeps
 
 log = logging.getLogger(__name__)
@@ -56,6 +58,7 @@ _HEADERS = (
     "if-unmodified-since",
     "range",
     "user-agent",
+    "x-mesh-hop",
     "x-amz-checksum-mode",
     "x-amz-content-sha256",
     "x-amz-date",
@@ -70,13 +73,13 @@ _FRAMING = re.compile(
 
 
 class HotPath:
-    """Answers what it can. One per process; `answered` counts."""
+    """Answers what it can. One per process; `answered` and `passed_on` count."""
 
     def __init__(self, deps: WebDeps, authenticator: Authenticator) -> None:
         self._deps, self._authenticator = deps, authenticator
         self._hosts = Hosts(deps.http.domains)
         self._longest = min(_MAX_HEAD, deps.http.max_header_bytes)
-        self.answered = 0
+        self.answered = self.passed_on = 0
 
     def __repr__(self) -> str:
         return f"<HotPath {self.answered} answered>"
@@ -91,7 +94,7 @@ class HotPath:
         trace = Trace(self._deps.clock, self._deps.audit, connection.remote)
         try:
             with self._deps.still():
-                answer = self._answer(connection, head, trace)
+                answer = self._answer(connection, data, head, trace)
         except (S3Error, StoreError):
             answer = None
         except Exception:
@@ -101,17 +104,43 @@ class HotPath:
             trace.drop()
         return answer
 
-    def _answer(self, connection: Connection, head: RequestHead, trace: Trace) -> bytes | None:
+    def _pass_on(
+        self, connection: Connection, data: bytes, head: RequestHead, operation: GetObject, trace: Trace
+    ) -> bool:
+        """Whether another node was asked, which answers: see `Connection.pass_on`."""
+        forwarder = self._deps.forwarder
+        if forwarder is None or MARK in operation.key:
+            return False
+        asked = forwarder.at_once(connection, operation.bucket, operation.key, head)
+        if asked is None:
+            return False
+        wire, hop = asked
+        trace.operation, trace.target = operation_name(operation), operation
+        trace.passed_on()
+        connection.pass_on(wire, data, data[:-2] + hop, trace, head_only=operation.head)
+        self.passed_on += 1
+        return True
+
+    def _answer(self, connection: Connection, data: bytes, head: RequestHead, trace: Trace) -> bytes | None:
         deps = self._deps
         trace.also = cors_headers(deps.buckets, head)
         operation = parse_request(head)
         if type(operation) is not GetObject or not deps.views.leaves(operation):
             return None
-        if not deps.mesh.alone and not deps.mesh.is_reader(operation.bucket, operation.key):
-            return None
+        hop: Hop | None = None
+        if not deps.mesh.alone and deps.forwarder is not None:
+            hop = deps.forwarder.hop_at_once(head)
+            if not deps.mesh.is_reader(operation.bucket, operation.key):
+                return (
+                    b"" if hop is None and self._pass_on(connection, data, head, operation, trace) else None
+                )
+            if hop is not None and not deps.forwarder.knows(hop):
+                return None
         trace.operation, trace.target = operation_name(operation), operation
+        asking = connection if hop is None else hop
+        trace.remote = asking.remote
         signer = self._authenticator.authenticate(head, trace)
-        deps.access.admit(signer.identity, operation, request_context(connection, head, signer))
+        deps.access.admit(signer.identity, operation, request_context(asking, head, signer))
         if deps.backed is not None and not deps.backed.leaves(operation):
             return None
         found = deps.objects.find(operation)

@@ -12,19 +12,26 @@ import asyncio
 import os
 from typing import TYPE_CHECKING, Any, Final
 
+from meshd.net.peers import MAP_HEADER, PeerUnreachableError
 from meshd.web.encrypting import is_encrypted
 from meshd.web.sending import duplicate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from meshd.net.wires import AnswerHead, PeerUnreachableError, Wire
+    from meshd.net.wires import AnswerHead, Wire
 
 _SPLICED: Final = 512 << 10  # so much must be left for it to be worth a pipe and two descriptors
 _PIPE: Final = 1 << 20
-_HIGH: Final = 1 << 20  # bytes queued for the client before the other node is made to wait
+_HIGH: Final = 256 << 10  # bytes queued for the client before the other node is made to wait
 _IDLE_SECONDS: Final = 120.0  # a client that takes nothing for so long is given up
+_SILENCE: Final = 60.0  # seconds: of a node in the middle of an answer
 _HOP_BY_HOP = (b"connection", b"keep-alive")
+
+
+def is_stale(head: AnswerHead) -> bool:
+    """Whether an answer says that another node is to be asked."""
+    return head.status == 421 and head.headers.get(MAP_HEADER, "").isdigit()
 
 
 class Relay:
@@ -51,6 +58,8 @@ class Relay:
         """Bytes of its body."""
         self.closing = False
         """Whether the client's connection is to be closed after it."""
+        self.broken = False
+        """Whether the other node broke it off when a part of it was out."""
         self._chunked = False
         self._helper: asyncio.Task[None] | None = None
         self._dropping: AnswerHead | None = None
@@ -60,11 +69,18 @@ class Relay:
 
     def cancel(self) -> None:
         """The client is gone: ask no more."""
-        if self._helper is not None:
-            self._helper.cancel()
         if not self.outcome.done():
             self.outcome.cancel()
             self._wire.abort()
+        if self._helper is not None:
+            self._helper.cancel()
+
+    def give_up(self, error: Exception) -> None:
+        """No answer is waited for any more; one of which a part is out is cut."""
+        if self.outcome.done():
+            return
+        self._wire.abort()
+        self._fail(error)
 
     # --- what the other node's connection tells -------------------------------------------------------
 
@@ -75,20 +91,24 @@ class Relay:
     def begun(self, head: AnswerHead) -> None:
         if not self.wanted.done():
             self.wanted.set_result(False)
+        if self.outcome.done():
+            self._wire.abort()
+            return
         if self._kept_back(head):
             self._dropping = head
             return
         transport = self._protocol.transport
         if transport is None or transport.is_closing():
-            self._lose_client()
+            self.give_up(_client_gone())
             return
         self.head = head
+        self._wire.patience = _SILENCE
         word = self._connection()
         self._chunked = head.length is None
         if self._chunked:  # its end is the connection's: rare, and the same for every client
             word = "close"
         self.closing = word == "close"
-        transport.write(_rewritten(head, word))
+        self._write(transport, _rewritten(head, word))
         if head.length is not None and head.length >= _SPLICED and not self._is_encrypted(transport):
             self._wire.pause()
             self._helper = self._loop.create_task(self._splice())
@@ -98,10 +118,10 @@ class Relay:
             return
         transport = self._protocol.transport
         if transport is None or transport.is_closing():
-            self._lose_client()
+            self.give_up(_client_gone())
             return
         self.sent += len(data)
-        transport.write(data)
+        self._write(transport, data)
         if self._wire.left and self._helper is None and transport.get_write_buffer_size() > _HIGH:
             self._wire.pause()
             self._helper = self._loop.create_task(self._await_client())
@@ -111,15 +131,21 @@ class Relay:
             self.outcome.set_result(self._dropping)
 
     def broke(self, error: PeerUnreachableError) -> None:
+        self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
         if not self.wanted.done():
             self.wanted.set_result(False)
-        if self._helper is not None:
+        if self.outcome.done():
+            return
+        self.outcome.set_exception(error)
+        self.outcome.exception()  # whoever waits is told; it may have left
+        if self.head is not None:
+            self.broken = isinstance(error, PeerUnreachableError)
+            if self._protocol.transport is not None:
+                self._protocol.transport.abort()
+        if self._helper is not None and self._helper is not asyncio.current_task():
             self._helper.cancel()
-        if self.head is not None and self._protocol.transport is not None:
-            self._protocol.transport.abort()
-        if not self.outcome.done():
-            self.outcome.set_exception(error)
-            self.outcome.exception()  # whoever waits is told; it may have left
 
     # --- a slow client, a large answer ------------------------------------------------------------------
 
@@ -127,19 +153,13 @@ class Relay:
         other = self._wire.transport
         return is_encrypted(transport) or other is None or is_encrypted(other)
 
-    def _lose_client(self) -> None:
-        self._wire.abort()
-        if not self.outcome.done():
-            self.outcome.set_exception(ConnectionResetError("the client closed the connection"))
-            self.outcome.exception()
-
     async def _await_client(self) -> None:
         """Until the client has taken most of what waits for it."""
         try:
             async with asyncio.timeout(_IDLE_SECONDS):
                 await self._protocol._drain_helper()
-        except (ConnectionError, TimeoutError):
-            self._give_up()
+        except (ConnectionError, TimeoutError) as error:
+            self.give_up(error)
         else:
             self._helper = None
             self._wire.resume()
@@ -150,8 +170,8 @@ class Relay:
         try:
             await self._drain()
             await self._pump()
-        except (OSError, TimeoutError):
-            self._give_up()
+        except (PeerUnreachableError, OSError, TimeoutError) as error:
+            self.give_up(error)
 
     async def _drain(self) -> None:
         """Wait until all that is queued for the client is with the kernel: the pump writes past the queue."""
@@ -186,14 +206,13 @@ class Relay:
     def _moved(self) -> None:
         self._protocol.moved += 1
 
-    def _give_up(self) -> None:
-        """The client takes nothing, or one of the two is gone in the middle."""
-        self._wire.abort()
-        if self._protocol.transport is not None:
-            self._protocol.transport.abort()
-        if not self.outcome.done():
-            self.outcome.set_exception(ConnectionResetError("an answer could not be finished"))
-            self.outcome.exception()
+    def _write(self, transport: asyncio.Transport, data: bytes) -> None:
+        transport.write(data)
+        self._protocol.wrote(len(data))
+
+
+def _client_gone() -> ConnectionResetError:
+    return ConnectionResetError("the client closed the connection")
 
 
 class _Pump:
@@ -212,7 +231,7 @@ class _Pump:
         self._turn: asyncio.Future[None] | None = None
 
     async def run(self, moved: Callable[[], None]) -> None:
-        """Raises OSError, TimeoutError (no byte moved for minutes)."""
+        """Raises PeerUnreachableError, OSError, TimeoutError (no byte moved for minutes)."""
         while self._left or self._held:
             if self._left and self._held < self._size:
                 taken = self._fill()
@@ -239,7 +258,7 @@ class _Pump:
         except BlockingIOError:
             return 0
         if not taken:
-            raise ConnectionResetError("the other node closed the connection in the middle of an answer")
+            raise PeerUnreachableError("a node closed the connection in the middle of an answer", begun=True)
         self._left -= taken
         self._held += taken
         return taken

@@ -145,6 +145,7 @@ class S3Endpoint:
         """The answer of the node that answers for the name asked about, or the request as this one carries it
         out. Raises as `_reply`."""
         deps = self._deps
+        trace.also = cors_headers(deps.buckets, head)
         operation = parse_request(head)
         trace.operation, trace.target = ops.operation_name(operation), operation
         FAR.set(None)

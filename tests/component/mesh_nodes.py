@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import shutil
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import uvloop
 
 from meshd.assembly.remote import RemoteAssembler
 from meshd.cluster.mesh import Mesh
@@ -33,14 +38,14 @@ from meshwire.cluster import Node as Member
 from meshwire.cluster.transitions import founded, joined, settled
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
     from meshd.control.interface import ControlStore
     from meshd.web.connections import MeshServer
     from meshd.web.server import NativeRoute
     from meshwire.cluster import ClusterMap
 
+T = TypeVar("T")
 ROOT = ("root-key", "root-secret-key")
 _THREADS = 64
 """Clients of tests wait in threads of the loop that the nodes read in: some have to be left for them, and of
@@ -161,3 +166,64 @@ async def _end(one: Running) -> None:
     await one.node.peers.aclose()
     one.node.store.close()
     one.node.uses.close()
+
+
+class NodesBeside:
+    """`running_nodes` on a loop in a thread of their own, for tests that wait.
+    They share a bucket `bench`; `do` and `run` have something done on their loop."""
+
+    def __init__(self, number: int, *, copies: int = 1) -> None:
+        self._number, self._copies = number, copies
+        self._started: Future[list[Running]] = Future()
+        self._thread = threading.Thread(target=self._serve)
+        self._ended: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.nodes: list[Running] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.nodes = self._started.result(60)
+        client = self.nodes[0].client()
+        client.create_bucket(Bucket="bench")
+        client.close()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._loop is not None and self._ended is not None:
+            self._loop.call_soon_threadsafe(self._ended.set)
+        self._thread.join()
+
+    def do(self, work: Callable[[], T]) -> T:
+        """What `work` returns, run between two callbacks of the nodes."""
+
+        async def run() -> T:
+            return work()
+
+        return self.run(run())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """A coroutine, on the nodes' loop."""
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    def key_of(self, number: int, prefix: str = "key") -> str:
+        """A key that node `number` alone answers for."""
+        mesh = self.nodes[0].node.mesh
+        wanted = self.nodes[number].node.mesh.node_id
+        keys = (f"{prefix}-{count}" for count in itertools.count())
+        return next(key for key in keys if mesh.route("bench", key).readers[0].node_id == wanted)
+
+    def _serve(self) -> None:
+        async def serve() -> None:
+            self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
+            async with running_nodes(self._loop, self._number, copies=self._copies) as nodes:
+                self._started.set_result(nodes)
+                await self._ended.wait()
+
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as daemons run
+                runner.run(serve())
+        except BaseException as error:
+            if self._started.done():
+                raise
+            self._started.set_exception(error)

@@ -489,6 +489,9 @@ def test_a_small_unread_body_keeps_the_connection(wire: Wire, bucket: str) -> No
     assert (first.status, second.status) == (404, 200)
 
 
+@pytest.mark.skipif(
+    "MESH_TEST_NODES" in os.environ, reason="it may be here in whole when another node has answered"
+)
 def test_a_large_unread_body_costs_the_connection(wire: Wire, bucket: str) -> None:
     sock = wire.connect()
     sock.sendall(wire.put("/no-such-bucket-here/k", bytes(300_000)))
