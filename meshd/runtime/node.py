@@ -46,6 +46,7 @@ from meshd.service.objectacls import ObjectAclService
 from meshd.service.objects import ObjectService
 from meshd.service.optests import OpTests
 from meshd.service.remote import RemoteObjects
+from meshd.service.residence import Residence
 from meshd.service.settings import SettingService
 from meshd.service.tagging import TaggingService
 from meshd.service.temporary import Sessions
@@ -65,6 +66,7 @@ from meshd.web.modules import module_routes
 from meshd.web.native import build_native
 from meshd.web.origins import origin_routes
 from meshd.web.peers import PeerGate
+from meshd.web.residence import residence_routes
 from meshd.web.server import WebDeps
 from meshd.web.sessions import SessionEndpoint
 
@@ -253,6 +255,7 @@ def native_routes(node: Node, access: Access, data: DataServices) -> list[Native
         library_routes(data.user_ops, node.clock),
         module_routes(data.user_ops, tests),
         origin_routes(_backed_admin(node)),
+        residence_routes(Residence(node.store, node_shelf(node), node.buckets, node.mesh)),
     ]
     holdings = Holdings(node.store, node.mesh, node.archives, data.catalog, data.datasets.lines, node.objects)
     return [

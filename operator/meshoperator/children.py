@@ -36,6 +36,7 @@ class Place:
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
     schedulable: bool = True
+    gpus: int = 0
 
 
 @dataclass(frozen=True, slots=True)

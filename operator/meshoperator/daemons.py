@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _PATIENCE: Final = aiohttp.ClientTimeout(total=30, sock_connect=4)
 _REGION: Final = "us-east-1"
 _LONGEST: Final = 300
+_ANSWER: Final = ("up", "draining", "joining", "returning")
 
 
 class DaemonError(Exception):
@@ -119,6 +120,14 @@ class Daemons:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             why = f"{access.endpoint} does not answer: {type(error).__name__}"
             raise UnreachableError(why) from error
+
+    async def nodes(self, access: Access) -> list[Access]:
+        """The way to each daemon that answers, by itself: what `ask` is told of one, it says of itself alone.
+        Raises DaemonError, UnreachableError."""
+        found = (await self.ask(access, "GET", "/-/map"))["map"]["nodes"]
+        if len(found) == 1:
+            return [access]
+        return [replace(access, endpoint=each["endpoint"]) for each in found if each["state"] in _ANSWER]
 
     async def _send(
         self, access: Access, method: str, target: str, headers: dict[str, str], body: bytes

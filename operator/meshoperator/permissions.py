@@ -22,7 +22,7 @@ NAMESPACED: Final[dict[Resource, frozenset[str]]] = {
         (GROUP, f"{kind}/status"): frozenset({"patch"})
         for kind in ("meshclusters", "meshnodes", "meshdatasets", "meshloads", "meshviews")
     },
-    ("", "configmaps"): frozenset({"list", "update", "create", "patch", "delete"}),
+    ("", "configmaps"): frozenset({"get", "list", "update", "create", "patch", "delete"}),
     ("", "secrets"): frozenset({"get", "create", "patch", "delete"}),
     ("", "services"): frozenset({"create", "patch", "delete"}),
     ("", "pods"): frozenset({"list", "delete"}),

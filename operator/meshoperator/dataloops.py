@@ -1,0 +1,114 @@
+"""What the loops of datasets, loads and views have in common: look, do, say; and a finalizer that waits for
+the daemons, only so long.
+
+Law: each pass begins from what is there. A daemon that is not there is waited for, and told in a condition.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+
+from meshoperator.daemons import DaemonError, UnreachableError
+from meshoperator.loadsteps import stamp
+from meshoperator.resources import GROUP
+from meshoperator.statuses import conditions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from meshoperator.children import Manifest
+    from meshoperator.daemons import Daemons
+    from meshoperator.kube import Kube
+
+FINALIZER: Final = f"{GROUP}/daemons"
+PATIENCE: Final = 600.0
+"""Seconds for which a deletion waits for daemons that do not answer."""
+SOON, LATER = 5.0, 60.0
+
+
+class Says(Protocol):
+    """Makes events: `recording.Recorder` does."""
+
+    async def say(self, about: Manifest, reason: str, message: str) -> None: ...
+
+
+class DataLoop:
+    """`now`: seconds since 1970. A subclass says `kind`, and does `look` and `clean`."""
+
+    kind: ClassVar[str]
+    holds: ClassVar[bool] = True
+    """Whether there is something to be done when it is deleted."""
+
+    def __init__(self, kube: Kube, daemons: Daemons, recorder: Says, now: Callable[[], float]) -> None:
+        self._kube, self._daemons, self._recorder, self._now = kube, daemons, recorder, now
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._daemons!r}>"
+
+    async def run(self, namespace: str, name: str) -> float | None:
+        """One pass: seconds until the next, None when the object is gone. Raises ApiError."""
+        document = await self._kube.get(self.kind, name, namespace)
+        if document is None:
+            return None
+        document = {"kind": self.kind, "apiVersion": f"{GROUP}/v1alpha1", **document}
+        finalizers = document["metadata"].get("finalizers") or []
+        if document["metadata"].get("deletionTimestamp"):
+            return await self._end(document, finalizers)
+        if self.holds and FINALIZER not in finalizers:
+            await self._write(document, [*finalizers, FINALIZER])
+            document["metadata"].pop("resourceVersion", None)
+        status, rest = await self.look(document)
+        present = document.get("status") or {}
+        if status is not None and any(present.get(key) != value for key, value in status.items()):
+            await self._kube.set_status(self.kind, name, namespace, status)
+        return rest
+
+    async def look(self, document: Manifest) -> tuple[dict[str, Any] | None, float | None]:
+        """Look at everything, do what is next: fields of the status, seconds to the next. Raises ApiError."""
+        raise NotImplementedError
+
+    async def clean(self, document: Manifest) -> None:
+        """Before it goes. Raises DaemonError, UnreachableError, ApiError."""
+
+    async def _end(self, document: Manifest, finalizers: list[str]) -> float | None:
+        if FINALIZER not in finalizers:
+            return None
+        try:
+            await self.clean(document)
+        except (DaemonError, UnreachableError) as error:
+            since = datetime.fromisoformat(document["metadata"]["deletionTimestamp"])
+            if self._now() - since.astimezone(UTC).timestamp() < PATIENCE:
+                await self._wait(document, str(error))
+                return SOON
+            await self._recorder.say(document, "DeletionForced", f"given up: {error}")
+        await self._write(document, [each for each in finalizers if each != FINALIZER])
+        return None
+
+    async def _wait(self, document: Manifest, why: str) -> None:
+        metadata = document["metadata"]
+        found = self.conditions(document, [("Deleted", False, "WaitsForDaemons", why)])
+        kept = [
+            each
+            for each in (document.get("status") or {}).get("conditions") or ()
+            if each["type"] != "Deleted"
+        ]
+        status = {"conditions": [*kept, *found]}
+        await self._kube.set_status(self.kind, metadata["name"], metadata["namespace"], status)
+
+    async def _write(self, document: Manifest, finalizers: list[str]) -> None:
+        """Raises ApiError 409 when somebody else changed it meanwhile: the next pass looks again."""
+        metadata = document["metadata"]
+        change = {"finalizers": finalizers, "resourceVersion": metadata["resourceVersion"]}
+        await self._kube.patch(self.kind, metadata["name"], metadata["namespace"], {"metadata": change})
+
+    def conditions(
+        self, document: Manifest, found: list[tuple[str, bool | None, str, str]]
+    ) -> list[dict[str, Any]]:
+        """As metav1.Condition; reasons and sentences of daemons are made to fit."""
+        fitted = [(kind, whether, _word(reason), message[:1024]) for kind, whether, reason, message in found]
+        return conditions(document, fitted, stamp(self._now()))
+
+
+def _word(reason: str) -> str:
+    return reason if reason[:1].isalpha() and reason.isidentifier() else f"Status{reason}"

@@ -1,0 +1,118 @@
+"""What is said of a MeshDataset: figures and conditions. Pure.
+
+Law: figures are what daemons said; what nobody said is left out, not guessed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from meshoperator.placing import Holding, Spot
+    from meshoperator.resources import MeshDatasetSpec
+
+_RUNS: Final = ("queued", "running", "cancelling")
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """`source`: (objects, bytes) as far as known; `there`: bytes of one copy. `trouble`: of its last load."""
+
+    source: tuple[int, int] | None
+    there: int
+    loading: bool = False
+    trouble: str = ""
+    durable: bool = False
+
+    @classmethod
+    def of(cls, spec: MeshDatasetSpec, holdings: Sequence[Holding], job: Mapping[str, Any] | None) -> Figures:
+        """Of what the daemons hold, and the last job that brought all of it."""
+        held = sum(each.bytes for each in holdings)
+        if spec.source.uri.startswith("mesh://"):
+            return cls((sum(each.objects for each in holdings), held), held, durable=True)
+        if job is None:
+            return cls(None, held)
+        progress = job["progress"]
+        known = job["state"] == "done" or progress["phase"] not in ("", "planning", "listing")
+        source = (progress["outputs_total"], progress["bytes_total"]) if known else None
+        trouble = job["error"]
+        if job["failed"] and not trouble:
+            first = job["failures"][0] if job["failures"] else {"name": "", "error": ""}
+            trouble = f"{job['failed']} objects are not there: {first['name']}: {first['error']}"
+        return cls(source, held, job["state"] in _RUNS, trouble if job["state"] not in _RUNS else "")
+
+
+def prefetches(jobs: Sequence[Mapping[str, Any]], bucket: str) -> list[dict[str, Any]]:
+    """Jobs that bring all of a bucket, the last begun first."""
+    found = [
+        dict(job)
+        for job in jobs
+        if job["kind"] == "prefetch"
+        and job["spec"].get("source") == f"s3://{bucket}/"
+        and not job["spec"].get("keys")
+        and not job["spec"].get("manifest")
+    ]
+    return sorted(found, key=lambda job: -job["created_ms"])
+
+
+def dataset_status(
+    spec: MeshDatasetSpec, figures: Figures, spots: Sequence[Spot], unplaced: str
+) -> dict[str, Any]:
+    """Without what is of the object itself; conditions are (type, whether, reason, sentence)."""
+    source_bytes = figures.source[1] if figures.source else None
+    warm = figures.durable or (source_bytes is not None and figures.there >= source_bytes)
+    conditions: list[tuple[str, bool | None, str, str]] = [
+        ("SourceReachable", True, "Answers", "the source can be read"),
+        _placed(spots, unplaced),
+        _warm(spec, figures, warm=warm),
+        (
+            "Healthy",
+            not figures.trouble,
+            "LoadFailed" if figures.trouble else "AllWell",
+            figures.trouble or "nothing is known to be wrong",
+        ),
+    ]
+    status: dict[str, Any] = {
+        "phase": _phase(figures, spots, unplaced),
+        "cachedBytes": figures.there,
+        "conditions": conditions,
+        "placement": [
+            {"node": spot.node, "bytes": spot.bytes, "reason": spot.reason[:1024]} for spot in spots[:4096]
+        ],
+    }
+    if figures.source is not None:
+        status |= {"objects": figures.source[0], "sourceBytes": figures.source[1]}
+    return status
+
+
+def _phase(figures: Figures, spots: Sequence[Spot], unplaced: str) -> str:
+    if figures.trouble:
+        return "Degraded"
+    if figures.loading:
+        return "Loading"
+    return "Placing" if unplaced or not spots else "Ready"
+
+
+def _placed(spots: Sequence[Spot], unplaced: str) -> tuple[str, bool | None, str, str]:
+    if unplaced:
+        return "Placed", False, "NoRoom", unplaced
+    if not spots:
+        return "Placed", None, "NotPlanned", "no plan has been made yet"
+    return "Placed", True, "Planned", f"on {len(spots)} of the daemons"
+
+
+def _warm(spec: MeshDatasetSpec, figures: Figures, *, warm: bool) -> tuple[str, bool | None, str, str]:
+    if figures.durable:
+        return "Warm", True, "LivesHere", "the mesh itself holds it"
+    told = f"{figures.there} of {figures.source[1]} bytes" if figures.source else f"{figures.there} bytes"
+    if warm:
+        return "Warm", True, "Cached", f"{told} are cached"
+    if figures.loading:
+        return "Warm", False, "Loading", f"{told} are cached"
+    if spec.placement.pin:
+        return "Warm", False, "Incomplete", f"{told} are cached"
+    by = "it warms by being read, by a MeshLoad, or with placement.pin"
+    return "Warm", None if figures.source is None else False, "NotLoaded", f"{told} are cached; {by}"

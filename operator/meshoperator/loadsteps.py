@@ -1,0 +1,172 @@
+"""What to do next about a MeshLoad, and what to say of it. Pure; looks at everything afresh each time.
+
+Law: a run is known by the daemons' job and the number of its run, which the status keeps: an operator that
+was killed between starting a job and saying so finds the job again by its document, or starts it once more,
+which brings what is missing only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from meshoperator.resources import ResourceError
+from meshoperator.schedules import ScheduleError, parse_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from meshoperator.resources import MeshLoadSpec
+
+Action = Literal["none", "start", "follow", "cancel", "delete"]
+Phase = Literal["Pending", "Waiting", "Running", "Suspended", "Succeeded", "Failed"]
+ENDED: Final = ("Succeeded", "Failed")
+_FAILURES: Final = 100
+_TEXT: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a status says of the runs so far. Times are seconds since 1970, 0: never."""
+
+    phase: str = ""
+    jobs: tuple[str, ...] = ()
+    started: float = 0.0
+    finished: float = 0.0
+    next_run: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What to do, and the phase until then. `message`: for what it waits."""
+
+    action: Action
+    phase: Phase
+    reason: str
+    message: str = ""
+    next_run: float = 0.0
+
+
+def told(status: Mapping[str, Any]) -> Told:
+    """Of a status as the API has it."""
+    jobs = tuple(filter(None, (status.get("jobId") or "").split(",")))
+    times = (_seconds(status.get(name)) for name in ("startedAt", "finishedAt", "nextRunAt"))
+    return Told(status.get("phase") or "", jobs, *times)
+
+
+def decide(spec: MeshLoadSpec, before: Told, now: float, waiting: str = "") -> Step:
+    """`waiting`: what must be there or over before it begins; empty: nothing. Raises ResourceError."""
+    cron = spec.policy == "Cron"
+    next_run = before.next_run
+    if cron and not next_run:
+        next_run = _next(spec, before.started or now)
+    active = before.phase == "Running" and bool(before.jobs)
+    if before.phase in ENDED and not cron:
+        ttl = spec.ttl_seconds_after_finished
+        if ttl is not None and now >= before.finished + ttl:
+            return Step("delete", _phase(before), "Expired")
+        return Step("none", _phase(before), before.phase)
+    if spec.suspend:
+        return Step("cancel" if active else "none", "Suspended", "Suspended", "suspend is set", next_run)
+    if active:
+        return Step("follow", "Running", "Running", next_run=next_run)
+    if cron and before.phase != "Suspended" and now < next_run:
+        phase = _phase(before) if before.phase in ENDED else "Waiting"
+        return Step("none", phase, "Scheduled", f"the next run is at {stamp(next_run)}", next_run)
+    if cron and before.phase == "Suspended" and not before.jobs and now < next_run:
+        return Step("none", "Waiting", "Scheduled", f"the next run is at {stamp(next_run)}", next_run)
+    if waiting:
+        return Step("none", "Waiting", "Waiting", waiting, next_run)
+    if cron:
+        next_run = _next(spec, now)
+    return Step("start", "Running", "Running", next_run=next_run)
+
+
+def _phase(before: Told) -> Phase:
+    return "Succeeded" if before.phase == "Succeeded" else "Failed"
+
+
+def _next(spec: MeshLoadSpec, after: float) -> float:
+    try:
+        found = parse_schedule(spec.schedule or "").after(datetime.fromtimestamp(after, UTC))
+    except ScheduleError as error:
+        raise ResourceError(f"schedule: {error}") from error
+    if found is None:
+        raise ResourceError(f"schedule: {spec.schedule!r} never comes")
+    return found.timestamp()
+
+
+def sources(spec: MeshLoadSpec, bucket: str, prefix: str) -> list[dict[str, Any]]:
+    """The documents of its jobs: one for each path."""
+    if spec.manifest:
+        return [_job(bucket, prefix) | {"manifest": f"s3://{bucket}/{prefix}{spec.manifest}"}]
+    return [_job(bucket, prefix + path.lstrip("/")) for path in spec.paths or ("",)]
+
+
+def _job(bucket: str, prefix: str) -> dict[str, Any]:
+    return {"kind": "prefetch", "source": f"s3://{bucket}/{prefix}"}
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Of all jobs of a run."""
+
+    states: frozenset[str] = frozenset()
+    objects: tuple[int, int] = (0, 0)
+    bytes: tuple[int, int] = (0, 0)
+    failed: int = 0
+    failures: tuple[dict[str, str], ...] = ()
+    error: str = ""
+    phases: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def ended(self) -> bool:
+        """Whether no job of it runs."""
+        return not self.states & {"queued", "running", "cancelling"}
+
+
+def summed(jobs: Sequence[Mapping[str, Any]]) -> Sum:
+    """Jobs as `/-/jobs` tells them."""
+    found = Sum()
+    for job in jobs:
+        progress = job["progress"]
+        failures = [
+            {"path": each["name"][:_TEXT], "error": each["error"][:_TEXT]} for each in job["failures"]
+        ]
+        found = replace(
+            found,
+            states=found.states | {job["state"]},
+            objects=(
+                found.objects[0] + progress["outputs"],
+                found.objects[1] + progress["outputs_total"],
+            ),
+            bytes=(found.bytes[0] + progress["bytes"], found.bytes[1] + progress["bytes_total"]),
+            failed=found.failed + job["failed"],
+            failures=(*found.failures, *failures)[:_FAILURES],
+            error=found.error or job["error"],
+            phases=found.phases | {progress["phase"]},
+        )
+    return found
+
+
+def outcome(total: Sum) -> tuple[Phase, str, str]:
+    """Phase, reason, sentence of a run."""
+    if not total.ended:
+        return "Running", "Running", f"{total.bytes[0]} of {total.bytes[1]} bytes are there"
+    if "failed" in total.states:
+        return "Failed", "JobFailed", total.error or "the daemons' job failed"
+    if "cancelled" in total.states:
+        return "Failed", "Cancelled", "the daemons' job was cancelled"
+    if total.failed:
+        return "Failed", "SomeFailed", f"{total.failed} objects could not be loaded; `failed` names the first"
+    return "Succeeded", "Done", f"{total.objects[0]} objects, {total.bytes[0]} bytes are there"
+
+
+def stamp(seconds: float) -> str:
+    """As Kubernetes writes times."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _seconds(text: str | None) -> float:
+    return datetime.fromisoformat(text).timestamp() if text else 0.0

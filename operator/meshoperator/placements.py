@@ -1,0 +1,99 @@
+"""The pass that plans where datasets go, and labels Kubernetes nodes by where they lie.
+
+Law: decides by `planning` and `placing`; writes labels only where they change. Without rights to nodes there
+is no plan and no label.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from meshoperator.children import Place
+from meshoperator.datasources import mark
+from meshoperator.placing import GPU, holders, inventory_of, label_change, labels_wanted
+from meshoperator.planning import plan
+from meshoperator.resources import MeshDatasetSpec, ResourceError, parse
+from meshoperator.resources.cluster import Topology
+
+if TYPE_CHECKING:
+    from meshoperator.children import Manifest
+    from meshoperator.kube import Kube
+    from meshoperator.placing import Board
+    from meshoperator.settings import OperatorSettings
+
+_log = logging.getLogger(__name__)
+
+
+class PlacementLoop:
+    """One an operator."""
+
+    def __init__(self, kube: Kube, settings: OperatorSettings, board: Board) -> None:
+        self._kube, self._settings, self._board = kube, settings, board
+
+    def __repr__(self) -> str:
+        return f"<PlacementLoop {len(self._board.planned)} datasets>"
+
+    async def run(self) -> int:
+        """Plan once; how many Kubernetes nodes were labelled. Raises ApiError."""
+        if not self._settings.reads_nodes:
+            return 0
+        places = {each["metadata"]["name"]: _place(each) for each in await self._kube.list_all("Node")}
+        datasets = {key: spec for key, spec in await self._datasets()}
+        mesh_nodes = await self._kube.list_all("MeshNode")
+        pods = await self._kube.list_all("Pod")
+        # one landscape for all meshes: labels of places are the cluster's
+        inventory, names = inventory_of(datasets, self._board, mesh_nodes, places, pods, Topology())
+        self._board.plan(plan(inventory, self._settings), names)
+        return await self._label(datasets, mesh_nodes, places)
+
+    async def _datasets(self) -> list[tuple[tuple[str, str], MeshDatasetSpec]]:
+        found = []
+        for each in await self._kube.list_all("MeshDataset"):
+            metadata = each["metadata"]
+            if metadata.get("deletionTimestamp"):
+                continue
+            try:
+                spec = parse(MeshDatasetSpec, each["spec"])
+            except ResourceError as error:
+                _log.warning("MeshDataset %s: %s", metadata["name"], error)
+                continue
+            found.append(((metadata["namespace"], metadata["name"]), spec))
+        return found
+
+    async def _label(
+        self,
+        datasets: dict[tuple[str, str], MeshDatasetSpec],
+        mesh_nodes: list[Manifest],
+        places: dict[str, Place],
+    ) -> int:
+        """Only for datasets that were looked at: what is not known yet keeps its labels."""
+        if any(key not in self._board.holdings for key in datasets):
+            return 0
+        hosts = {
+            (each["metadata"]["namespace"], each["spec"]["nodeId"]): (each.get("status") or {}).get(
+                "node", ""
+            )
+            for each in mesh_nodes
+        }
+        marks = {}
+        for namespace, name in datasets:
+            on = {hosts.get((namespace, node), "") for node in holders(self._board.holdings[namespace, name])}
+            marks[mark(namespace, name)] = on - {""}
+        wanted, changed = labels_wanted(marks, places, Topology()), 0
+        for name, place in places.items():
+            change = label_change(place, wanted[name])
+            if change:
+                await self._kube.patch("Node", name, None, change)
+                changed += 1
+        return changed
+
+
+def _place(document: Manifest) -> Place:
+    metadata, status = document["metadata"], document.get("status") or {}
+    return Place(
+        metadata["name"],
+        metadata.get("labels") or {},
+        not (document.get("spec") or {}).get("unschedulable"),
+        int((status.get("allocatable") or {}).get(GPU, 0)),
+    )

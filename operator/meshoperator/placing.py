@@ -1,0 +1,223 @@
+"""From what is seen in the cluster to the planner's inventory, and from where data lies to labels of nodes.
+Pure, but for `Board`, which remembers what the passes of one process have seen.
+
+Law: a Kubernetes node is labelled by what lies on it, never by what is only planned.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from meshoperator.admission import LABEL, LEVELS, label, wanted
+from meshoperator.inventory import Dataset, Demand, FreeGpus, Inventory, StorageNode
+from meshoperator.resources import GROUP
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from meshoperator.children import Manifest, Place
+    from meshoperator.inventory import Placement
+    from meshoperator.resources import MeshDatasetSpec
+    from meshoperator.resources.cluster import Topology
+
+GPU: Final = "nvidia.com/gpu"
+_OVER: Final = ("Succeeded", "Failed")
+_HALF: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a daemon says that it holds of a dataset, and its room. `node`: its id in the map."""
+
+    node: str
+    objects: int
+    bytes: int
+    capacity: int = 0
+    used: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A daemon that has a dataset, or should."""
+
+    node: str
+    bytes: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Board:
+    """What passes over datasets tell each other. Lost with the process, and seen again by the next passes."""
+
+    holdings: dict[tuple[str, str], tuple[Holding, ...]] = field(default_factory=dict)
+    planned: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
+    unplaced: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def tell(self, namespace: str, name: str, holdings: Iterable[Holding]) -> None:
+        """What was seen of a dataset."""
+        self.holdings[namespace, name] = tuple(holdings)
+
+    def forget(self, namespace: str, name: str) -> None:
+        """It is gone."""
+        self.holdings.pop((namespace, name), None)
+        self.planned.pop((namespace, name), None)
+        self.unplaced.pop((namespace, name), None)
+
+    def plan(self, placement: Placement, names: Mapping[str, tuple[str, str]]) -> None:
+        """The planner's word; `names`: of its datasets."""
+        self.planned = {key: {} for key in names.values()}
+        for each in placement.assignments:
+            self.planned[names[each.dataset]][each.node] = each.reason
+        self.unplaced = {names[name]: why for name, why in placement.unplaced.items()}
+
+    def placed(self, namespace: str, name: str) -> list[Spot]:
+        """Where it should be, and where it is besides."""
+        held = {each.node: each.bytes for each in self.holdings.get((namespace, name), ())}
+        planned = self.planned.get((namespace, name), {})
+        found = [Spot(node, held.get(node, 0), reason) for node, reason in sorted(planned.items())]
+        elsewhere = "holds a part of it: names are laid over all daemons that store"
+        found += [
+            Spot(node, size, elsewhere) for node, size in sorted(held.items()) if size and node not in planned
+        ]
+        return found
+
+    def why(self, namespace: str, name: str) -> str:
+        """Why a copy has no place; empty: every one has."""
+        return self.unplaced.get((namespace, name), "")
+
+
+def holders(holdings: Iterable[Holding]) -> set[str]:
+    """Daemons where a dataset lies: those that hold at least half as much as the one that holds most."""
+    known = list(holdings)
+    most = max((each.bytes for each in known), default=0)
+    return {each.node for each in known if most and each.bytes >= _HALF * most}
+
+
+def inventory_of(
+    datasets: Mapping[tuple[str, str], MeshDatasetSpec],
+    board: Board,
+    mesh_nodes: Sequence[Manifest],
+    places: Mapping[str, Place],
+    pods: Sequence[Manifest],
+    topology: Topology,
+) -> tuple[Inventory, dict[str, tuple[str, str]]]:
+    """What the planner looks at, and the datasets behind its names."""
+    names = {f"{namespace}/{name}": (namespace, name) for namespace, name in datasets}
+    room: dict[str, Holding] = {}
+    for held in board.holdings.values():
+        room |= {each.node: each for each in held}
+    nodes = tuple(_storage(each, room, places, topology) for each in mesh_nodes)
+    wanted_datasets = tuple(
+        _dataset(name, datasets[key], board.holdings.get(key, ())) for name, key in names.items()
+    )
+    current = {name: tuple(sorted(holders(board.holdings.get(key, ())))) for name, key in names.items()}
+    demand, free = _gpus(pods, places, topology, datasets)
+    return Inventory(nodes, wanted_datasets, demand, current, free), names
+
+
+def _storage(
+    node: Manifest, room: Mapping[str, Holding], places: Mapping[str, Place], topology: Topology
+) -> StorageNode:
+    spec, status = node["spec"], node.get("status") or {}
+    host = status.get("node") or ""
+    labels = dict(places[host].labels) if host in places else {}
+    held = room.get(spec["nodeId"])
+    tiers = [tier.get("class") for tier in status.get("tiers") or () if tier.get("class")]
+    accepting = spec.get("desiredState", "Active") == "Active" and status.get("state") == "up"
+    return StorageNode(
+        spec["nodeId"],
+        status.get("zone") or labels.get(topology.zone, ""),
+        status.get("rack") or labels.get(topology.rack, ""),
+        held.capacity if held else 0,
+        held.used if held else 0,
+        accepting,
+        tiers[0] if tiers else "",
+        host,
+        labels,
+    )
+
+
+def _dataset(name: str, spec: MeshDatasetSpec, holdings: Sequence[Holding]) -> Dataset:
+    placement = spec.placement
+    return Dataset(
+        name,
+        max((each.bytes for each in holdings), default=0),
+        placement.copies or 1,
+        placement.priority,
+        placement.full,
+        placement.spread,
+        placement.near_pods != "Off",
+        max(0, (placement.max_copies_near_pods or 0) - (placement.copies or 1)),
+        dict(placement.node_selector),
+        tuple(placement.tier_preference),
+    )
+
+
+def _gpus(
+    pods: Sequence[Manifest],
+    places: Mapping[str, Place],
+    topology: Topology,
+    datasets: Mapping[tuple[str, str], MeshDatasetSpec],
+) -> tuple[tuple[Demand, ...], tuple[FreeGpus, ...]]:
+    used: dict[str, int] = defaultdict(int)
+    demand: dict[tuple[str, str], int] = defaultdict(int)
+    for pod in pods:
+        if (pod.get("status") or {}).get("phase") in _OVER:
+            continue
+        count, host = gpus(pod), (pod.get("spec") or {}).get("nodeName") or ""
+        used[host] += count
+        if not count or LABEL not in (pod["metadata"].get("labels") or {}):
+            continue
+        for name in wanted(pod):
+            namespace = pod["metadata"]["namespace"]
+            if (namespace, name) in datasets:
+                demand[f"{namespace}/{name}", host] += count
+    found = [
+        Demand(name, *_where(host, places, topology), host, count)
+        for (name, host), count in sorted(demand.items())
+    ]
+    free = [
+        FreeGpus(*_where(host, places, topology), host, place.gpus - used[host])
+        for host, place in sorted(places.items())
+        if place.schedulable and place.gpus > used[host]
+    ]
+    return tuple(found), tuple(free)
+
+
+def _where(host: str, places: Mapping[str, Place], topology: Topology) -> tuple[str, str]:
+    labels = places[host].labels if host in places else {}
+    return labels.get(topology.zone, ""), labels.get(topology.rack, "")
+
+
+def gpus(pod: Manifest) -> int:
+    """GPUs that a pod asks for."""
+    containers = (pod.get("spec") or {}).get("containers") or ()
+    limits = (((each.get("resources") or {}).get("limits") or {}).get(GPU, 0) for each in containers)
+    return sum(int(each) for each in limits)
+
+
+def labels_wanted(
+    marks: Mapping[str, set[str]], places: Mapping[str, Place], topology: Topology
+) -> dict[str, set[str]]:
+    """Kubernetes node → our labels. `marks`: of a dataset → the Kubernetes nodes it lies on."""
+    found: dict[str, set[str]] = {name: set() for name in places}
+    keys = {"host": None, "rack": topology.rack, "zone": topology.zone}
+    for mark, hosts in marks.items():
+        for level, _ in LEVELS:
+            key = keys[level]
+            near = {places[host].labels.get(key, "") for host in hosts if host in places} if key else set()
+            for name, place in places.items():
+                value = place.labels.get(key, "") if key else ""
+                if name in hosts if key is None else value and value in near:
+                    found[name].add(label(level, mark))
+    return found
+
+
+def label_change(place: Place, wanted: set[str]) -> dict[str, Any]:
+    """The merge patch that gives a Kubernetes node exactly these labels of ours; empty where it has them."""
+    ours = {key for key in place.labels if key.split("/")[0] in {f"{level}.{GROUP}" for level, _ in LEVELS}}
+    change: dict[str, str | None] = dict.fromkeys(ours - wanted)
+    change |= dict.fromkeys(wanted - ours, "")
+    return {"metadata": {"labels": change}} if change else {}
