@@ -35,20 +35,25 @@ class PlacementLoop:
         return f"<PlacementLoop {len(self._board.planned)} datasets>"
 
     async def run(self) -> int:
-        """Plan once; how many Kubernetes nodes were labelled. Raises ApiError."""
+        """Plan once, each mesh by itself; how many Kubernetes nodes were labelled. Raises ApiError."""
         if not self._settings.reads_nodes:
             return 0
         places = {each["metadata"]["name"]: _place(each) for each in await self._kube.list_all("Node")}
-        datasets = {key: spec for key, spec in await self._datasets()}
-        mesh_nodes = await self._kube.list_all("MeshNode")
+        datasets = await self._datasets()
+        nodes = await self._kube.list_all("MeshNode")
         pods = await self._kube.list_all("Pod")
-        # one landscape for all meshes: labels of places are the cluster's
-        inventory, names = inventory_of(datasets, self._board, mesh_nodes, places, pods, Topology())
-        self._board.plan(plan(inventory, self._settings), names)
-        return await self._label(datasets, mesh_nodes, places)
+        meshes = {(namespace, spec.cluster_ref) for (namespace, _), spec in datasets.items()}
+        self._board.keep(datasets)
+        for mesh in sorted(meshes):
+            own = {key: spec for key, spec in datasets.items() if (key[0], spec.cluster_ref) == mesh}
+            daemons = [each for each in nodes if _mesh_of(each) == mesh]
+            # GPUs are everybody's; labels of places are as the planner's defaults have them
+            inventory, names = inventory_of(own, self._board, daemons, places, pods, Topology())
+            self._board.plan(plan(inventory, self._settings), names)
+        return await self._label(datasets, nodes, places)
 
-    async def _datasets(self) -> list[tuple[tuple[str, str], MeshDatasetSpec]]:
-        found = []
+    async def _datasets(self) -> dict[tuple[str, str], MeshDatasetSpec]:
+        found = {}
         for each in await self._kube.list_all("MeshDataset"):
             metadata = each["metadata"]
             if metadata.get("deletionTimestamp"):
@@ -58,7 +63,7 @@ class PlacementLoop:
             except ResourceError as error:
                 _log.warning("MeshDataset %s: %s", metadata["name"], error)
                 continue
-            found.append(((metadata["namespace"], metadata["name"]), spec))
+            found[metadata["namespace"], metadata["name"]] = spec
         return found
 
     async def _label(
@@ -67,9 +72,8 @@ class PlacementLoop:
         mesh_nodes: list[Manifest],
         places: dict[str, Place],
     ) -> int:
-        """Only for datasets that were looked at: what is not known yet keeps its labels."""
-        if any(key not in self._board.holdings for key in datasets):
-            return 0
+        """Datasets that were not looked at yet keep the labels they have."""
+        unknown = {mark(*key) for key in datasets if key not in self._board.holdings}
         hosts = {
             (each["metadata"]["namespace"], each["spec"]["nodeId"]): (each.get("status") or {}).get(
                 "node", ""
@@ -77,16 +81,20 @@ class PlacementLoop:
             for each in mesh_nodes
         }
         marks = {}
-        for namespace, name in datasets:
+        for namespace, name in datasets.keys() & self._board.holdings.keys():
             on = {hosts.get((namespace, node), "") for node in holders(self._board.holdings[namespace, name])}
             marks[mark(namespace, name)] = on - {""}
         wanted, changed = labels_wanted(marks, places, Topology()), 0
         for name, place in places.items():
-            change = label_change(place, wanted[name])
+            change = label_change(place, wanted[name], unknown)
             if change:
                 await self._kube.patch("Node", name, None, change)
                 changed += 1
         return changed
+
+
+def _mesh_of(node: Manifest) -> tuple[str, str]:
+    return node["metadata"]["namespace"], node["spec"]["clusterRef"]
 
 
 def _place(document: Manifest) -> Place:

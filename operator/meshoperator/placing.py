@@ -15,7 +15,7 @@ from meshoperator.inventory import Dataset, Demand, FreeGpus, Inventory, Storage
 from meshoperator.resources import GROUP
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from meshoperator.children import Manifest, Place
     from meshoperator.inventory import Placement
@@ -65,12 +65,18 @@ class Board:
         self.planned.pop((namespace, name), None)
         self.unplaced.pop((namespace, name), None)
 
+    def keep(self, datasets: Iterable[tuple[str, str]]) -> None:
+        """Only these are there any more."""
+        for key in self.planned.keys() - set(datasets):
+            self.forget(*key)
+
     def plan(self, placement: Placement, names: Mapping[str, tuple[str, str]]) -> None:
         """The planner's word; `names`: of its datasets."""
-        self.planned = {key: {} for key in names.values()}
+        self.planned |= {key: {} for key in names.values()}
         for each in placement.assignments:
             self.planned[names[each.dataset]][each.node] = each.reason
-        self.unplaced = {names[name]: why for name, why in placement.unplaced.items()}
+        for name, key in names.items():
+            self.unplaced[key] = placement.unplaced.get(name, "")
 
     def placed(self, namespace: str, name: str) -> list[Spot]:
         """Where it should be, and where it is besides."""
@@ -215,9 +221,12 @@ def labels_wanted(
     return found
 
 
-def label_change(place: Place, wanted: set[str]) -> dict[str, Any]:
-    """The merge patch that gives a Kubernetes node exactly these labels of ours; empty where it has them."""
-    ours = {key for key in place.labels if key.split("/")[0] in {f"{level}.{GROUP}" for level, _ in LEVELS}}
+def label_change(place: Place, wanted: set[str], unknown: Collection[str] = ()) -> dict[str, Any]:
+    """The merge patch that gives a Kubernetes node exactly these labels of ours; empty where it has them. Of
+    the datasets with the marks `unknown` it keeps those that it has."""
+    levels = {f"{level}.{GROUP}" for level, _ in LEVELS}
+    split = {key: key.partition("/") for key in place.labels}
+    ours = {key for key, (level, _, name) in split.items() if level in levels and name not in unknown}
     change: dict[str, str | None] = dict.fromkeys(ours - wanted)
     change |= dict.fromkeys(wanted - ours, "")
     return {"metadata": {"labels": change}} if change else {}

@@ -39,7 +39,7 @@ Question = tuple[str, str, str, str, int]
 class _Kept:
     page: Listing
     generation: int
-    until: float
+    since: float
 
 
 class BackedListings:
@@ -91,7 +91,7 @@ class BackedListings:
         question = (shelf_name(bucket), prefix, delimiter, after, limit)
         generation, now = self._shelf.generation(bucket), self._clock.monotonic()
         kept = self._pages.get(question)
-        if kept is not None and kept.generation == generation and now < kept.until:
+        if kept is not None and kept.generation == generation and now < kept.since + bucket.origin.ttl:
             return kept.page
         origin = self._origins.of(bucket)
         page, _ = await self._asking.run(
@@ -99,7 +99,7 @@ class BackedListings:
         )
         if not self._mesh.alone and bucket.origin.write != "off":
             return page
-        self._pages[question] = _Kept(page, generation, now + bucket.origin.ttl)
+        self._pages[question] = _Kept(page, generation, now)
         self._pages.move_to_end(question)
         while len(self._pages) > _KEPT:
             self._pages.popitem(last=False)

@@ -1,0 +1,97 @@
+"""From what daemons hold to labels of Kubernetes nodes, on a real API server."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from lightkube.resources.core_v1 import Node
+
+from meshoperator.admission import label
+from meshoperator.datasources import mark
+from meshoperator.kube import Kube
+from meshoperator.placements import PlacementLoop
+from meshoperator.placing import Board, Holding
+from meshoperator.settings import OperatorSettings
+from tests.kubernetes.looping import Loop, client
+from tests.kubernetes.test_crds_served import create, resource
+from tests.kubernetes.test_webhook import GROUP_VERSION, dataset, mesh, node
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from lightkube import Client
+
+    from meshoperator.resources import Kind
+
+ZONE, RACK = "topology.kubernetes.io/zone", "topology.shardmesh.io/rack"
+
+
+def daemon(kube: Client, namespace: str, name: str, host: str) -> None:
+    from meshoperator.resources import MeshNode
+
+    spec = {"clusterRef": "mesh", "pool": "s", "nodeId": name}
+    create(
+        kube,
+        namespace,
+        {"apiVersion": GROUP_VERSION, "kind": "MeshNode", "metadata": {"name": name}, "spec": spec},
+    )
+    kind: Kind = MeshNode
+    found: Any = resource(kind)
+    status = {"status": {"node": host, "state": "up", "zone": "z1"}}
+    from lightkube.types import PatchType
+
+    kube.patch(found.Status, name, status, namespace=namespace, patch_type=PatchType.MERGE)
+
+
+def test_nodes_are_labelled_by_what_lies_on_them(kubeconfig: Path, kube: Client, namespace: str) -> None:
+    short = uuid.uuid4().hex[:6]
+    hosts = {f"{short}-{number}": f"r{short}{number // 2}" for number in range(4)}
+    for name, rack in hosts.items():
+        kube.create(node(name, {ZONE: f"z{short}", RACK: rack}))
+    mesh(kube, namespace)
+    dataset(kube, namespace, "photos", "s3://cloud/train")
+    first, second, third, fourth = hosts
+    daemon(kube, namespace, "mesh-s-0", first)
+    daemon(kube, namespace, "mesh-s-1", third)
+    board, key = Board(), mark(namespace, "photos")
+
+    def labels() -> dict[str, set[str]]:
+        found = {}
+        for name in hosts:
+            metadata = kube.get(Node, name).metadata
+            assert metadata is not None
+            found[name] = {each.split(".")[0] for each in metadata.labels or {} if each.endswith(key)}
+        return found
+
+    with Loop() as loop:
+        api = loop.run(client(kubeconfig))
+        planner = PlacementLoop(Kube(api), OperatorSettings(), board)
+        try:
+            loop.run(planner.run())
+            assert set().union(*labels().values()) == set()  # not looked at yet
+            board.tell(
+                namespace, "photos", [Holding("mesh-s-0", 1, 100, 1000, 100), Holding("mesh-s-1", 0, 0, 1000)]
+            )
+            loop.run(planner.run())
+            assert labels() == {
+                first: {"host", "rack", "zone"},
+                second: {"rack", "zone"},
+                third: {"zone"},
+                fourth: {"zone"},
+            }
+            assert board.placed(namespace, "photos")[0].reason
+            board.tell(
+                namespace, "photos", [Holding("mesh-s-0", 0, 0, 1000), Holding("mesh-s-1", 1, 100, 1000, 100)]
+            )
+            loop.run(planner.run())
+            assert labels()[third] == {"host", "rack", "zone"}
+            assert labels()[first] == {"zone"}
+            before = labels()
+            loop.run(planner.run())
+            assert labels() == before
+        finally:
+            loop.run(api.close())
+            for name in hosts:
+                kube.delete(Node, name)
+    assert label("host", key).endswith(key)

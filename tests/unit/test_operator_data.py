@@ -1,0 +1,210 @@
+"""Datasets and loads, as far as they are decided without asking anybody."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshoperator.children import Place
+from meshoperator.datasources import changes, mark, origin, place, shared_with
+from meshoperator.inventory import Demand, FreeGpus
+from meshoperator.loadsteps import Told, decide, sources, told
+from meshoperator.placing import Board, Holding, holders, inventory_of, label_change, labels_wanted
+from meshoperator.planning import plan
+from meshoperator.resources import MeshDatasetSpec, MeshLoadSpec, parse
+from meshoperator.resources.cluster import Topology
+from meshoperator.schedules import ScheduleError, parse_schedule
+from meshoperator.settings import OperatorSettings
+
+START = datetime(2026, 11, 21, 16, 30, 12, tzinfo=UTC)
+RACK = "topology.shardmesh.io/rack"
+
+
+@pytest.mark.parametrize(
+    ("text", "then"),
+    [
+        ("30 2 * * *", "2026-11-22T02:30"),
+        ("*/15 * * * *", "2026-11-21T16:45"),
+        ("0 0 1 jan *", "2027-01-01T00:00"),
+        ("0 12 * * mon-fri", "2026-11-23T12:00"),
+        ("0 12 1 * sun", "2026-11-22T12:00"),  # either
+        ("0 12 1 * 7", "2026-11-22T12:00"),
+        ("0 0 29 2 *", "2028-02-29T00:00"),
+        ("5/20 17 * * *", "2026-11-21T17:05"),
+    ],
+)
+def test_schedules(text: str, then: str) -> None:
+    found = parse_schedule(text).after(START)
+    assert found is not None
+    assert found.isoformat()[:16] == then
+
+
+def test_a_day_that_never_comes() -> None:
+    assert parse_schedule("0 0 31 2 *").after(START) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["* * * *", "60 * * * *", "* * 0 * *", "5-1 * * * *", "*/0 * * * *", "x * * * *"]
+)
+def test_what_is_no_schedule(text: str) -> None:
+    with pytest.raises(ScheduleError):
+        parse_schedule(text)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 59), st.integers(0, 23), st.datetimes(datetime(2024, 1, 1), datetime(2032, 1, 1)))
+def test_the_next_time_is_later_and_within_a_day(minute: int, hour: int, moment: datetime) -> None:
+    now = moment.replace(tzinfo=UTC)
+    found = parse_schedule(f"{minute} {hour} * * *").after(now)
+    assert found is not None
+    assert (found.minute, found.hour) == (minute, hour)
+    assert timedelta(0) < found - now <= timedelta(days=1)
+
+
+def load(**spec: Any) -> MeshLoadSpec:
+    return parse(MeshLoadSpec, {"datasetRef": "photos"} | spec)
+
+
+def test_steps_of_a_load() -> None:
+    running = Told("Running", ("a/1",), 10, 0)
+    assert decide(load(), Told(), 0).action == "start"
+    assert decide(load(), Told(), 0, "it is not there").phase == "Waiting"
+    assert decide(load(), running, 20).action == "follow"
+    assert decide(load(suspend=True), running, 20).action == "cancel"
+    assert decide(load(suspend=True), Told("Suspended"), 20).action == "none"
+    assert decide(load(), Told("Suspended", ("a/1",)), 20).action == "start"
+    done = Told("Succeeded", ("a/1",), 10, 20)
+    assert decide(load(), done, 99).action == "none"
+    assert decide(load(ttlSecondsAfterFinished=60), done, 79).action == "none"
+    assert decide(load(ttlSecondsAfterFinished=60), done, 80).action == "delete"
+
+
+def test_a_load_by_schedule_waits_runs_and_waits() -> None:
+    spec, now = load(policy="Cron", schedule="0 3 * * *"), START.timestamp()
+    first = decide(spec, Told(), now)
+    assert (first.action, first.phase) == ("none", "Waiting")
+    begun = decide(spec, Told("Waiting", (), 0, 0, first.next_run), first.next_run)
+    assert (begun.action, begun.next_run) == ("start", first.next_run + 86400)
+    after = decide(spec, Told("Succeeded", ("a/1",), 1, 2, begun.next_run), first.next_run + 60)
+    assert (after.action, after.phase) == ("none", "Succeeded")
+
+
+def test_jobs_of_a_load() -> None:
+    assert [job["source"] for job in sources(load(), "b", "")] == ["s3://b/"]
+    assert [job["source"] for job in sources(load(paths=["x/", "/y"]), "b", "p/")] == [
+        "s3://b/p/x/",
+        "s3://b/p/y",
+    ]
+    assert sources(load(manifest="m.txt"), "b", "")[0]["manifest"] == "s3://b/m.txt"
+    assert told({"jobId": "a/1,b/2", "startedAt": "1970-01-01T00:00:10Z"}) == Told("", ("a/1", "b/2"), 10)
+
+
+def spec_of(uri: str, **more: Any) -> MeshDatasetSpec:
+    return parse(MeshDatasetSpec, {"clusterRef": "mesh", "source": {"uri": uri}} | more)
+
+
+def test_where_a_dataset_is() -> None:
+    assert place(spec_of("s3://cloud/train"), "photos") == ("photos", "")
+    assert place(spec_of("s3://cloud/train", bucket="other"), "photos") == ("other", "")
+    assert place(spec_of("mesh://texts/words"), "photos") == ("texts", "words/")
+    assert place(spec_of("mesh://texts"), "photos") == ("texts", "")
+    assert mark("a", "photos") != mark("b", "photos")
+    assert len(mark("a" * 63, "p" * 50)) <= 63
+
+
+def test_a_dataset_is_read_only_and_as_fresh_as_it_should_be() -> None:
+    spec = spec_of("s3://cloud/train", quota="1Gi", placement={"pin": True})
+    wanted = origin(spec, "keys", anew=False)
+    assert wanted["write"] == "off"
+    assert (wanted["ttl"], wanted["quota"], wanted["pins"]) == (300, 1 << 30, [""])
+    assert changes(wanted | {"pins": ("",), "endpoint": ""}, wanted) == {}
+    assert changes(wanted, origin(spec, "keys", anew=True)) == {"ttl": 0.0}
+    never = spec_of("s3://cloud/train", refresh={"policy": "Never"})
+    assert origin(never, "", anew=False)["immutable"]
+    assert not origin(never, "", anew=True)["immutable"]
+
+
+def test_who_may_read_a_dataset() -> None:
+    def document(said: str) -> dict[str, Any]:
+        return {"metadata": {"namespace": "a", "annotations": {"shardmesh.io/namespaces": said}}}
+
+    assert shared_with(document(""), "a")
+    assert not shared_with(document(""), "b")
+    assert shared_with(document("b, c"), "c")
+    assert shared_with(document("*"), "z")
+
+
+PLACES = {
+    name: Place(name, {RACK: rack, "topology.kubernetes.io/zone": "z1"}, gpus=8)
+    for name, rack in (("k1", "r1"), ("k2", "r1"), ("k3", "r2"))
+}
+
+
+def test_labels_are_of_where_data_lies_and_only_ours_change() -> None:
+    wanted = labels_wanted({"photos.1": {"k1"}, "words.2": {"k1", "k3"}}, PLACES, Topology())
+    assert wanted["k2"] == {
+        "rack.shardmesh.io/photos.1",
+        "zone.shardmesh.io/photos.1",
+        "rack.shardmesh.io/words.2",
+        "zone.shardmesh.io/words.2",
+    }
+    assert "host.shardmesh.io/words.2" in wanted["k3"]
+    assert "rack.shardmesh.io/photos.1" not in wanted["k3"]
+    old = Place("k1", {"mine": "1", "host.shardmesh.io/gone.3": "", "host.shardmesh.io/photos.1": ""})
+    change = label_change(old, {"host.shardmesh.io/photos.1", "rack.shardmesh.io/photos.1"})["metadata"][
+        "labels"
+    ]
+    assert change == {"host.shardmesh.io/gone.3": None, "rack.shardmesh.io/photos.1": ""}
+    assert label_change(old, {"host.shardmesh.io/photos.1", "host.shardmesh.io/gone.3"}) == {}
+    assert label_change(old, {"host.shardmesh.io/photos.1"}, {"gone.3"}) == {}
+
+
+def test_a_dataset_lies_where_about_as_much_is_as_anywhere() -> None:
+    assert holders([Holding("a", 1, 100), Holding("b", 1, 60), Holding("c", 1, 40), Holding("d", 0, 0)]) == {
+        "a",
+        "b",
+    }
+    assert holders([Holding("a", 0, 0)]) == set()
+
+
+def pod(name: str, gpus: int, datasets: str = "", node: str = "") -> dict[str, Any]:
+    labels = {"shardmesh.io/dataset": datasets} if datasets else {}
+    container = {"resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}
+    return {
+        "metadata": {"name": name, "namespace": "ns", "labels": labels},
+        "spec": {"containers": [container]} | ({"nodeName": node} if node else {}),
+    }
+
+
+def test_from_what_is_seen_to_a_plan() -> None:
+    board = Board()
+    board.tell("ns", "photos", [Holding("m-0", 3, 100, 10_000, 100), Holding("m-1", 0, 0, 10_000, 0)])
+    mesh_nodes = [
+        {
+            "metadata": {"namespace": "ns"},
+            "spec": {"nodeId": f"m-{number}"},
+            "status": {"node": host, "state": "up", "zone": "z1", "rack": rack},
+        }
+        for number, (host, rack) in enumerate((("k1", "r1"), ("k3", "r2")))
+    ]
+    datasets = {("ns", "photos"): spec_of("s3://a/b")}
+    pods = [pod("here", 4, "photos", "k3"), pod("other", 2, "", "k1"), pod("waits", 1, "photos")]
+    found, names = inventory_of(datasets, board, mesh_nodes, PLACES, pods, Topology())
+    assert found.demand == (Demand("ns/photos", "", "", "", 1), Demand("ns/photos", "z1", "r2", "k3", 4))
+    assert found.free_gpus == (
+        FreeGpus("z1", "r1", "k1", 6),
+        FreeGpus("z1", "r1", "k2", 8),
+        FreeGpus("z1", "r2", "k3", 4),
+    )
+    assert found.current == {"ns/photos": ("m-0",)}
+    assert (found.nodes[1].host, found.nodes[1].capacity, found.datasets[0].size) == ("k3", 10_000, 100)
+    board.plan(plan(found, OperatorSettings()), names)
+    spots = board.placed("ns", "photos")
+    assert [spot.node for spot in spots] == ["m-1", "m-0"]  # near its GPUs; and where it is until then
+    assert "GPUs in the same host" in spots[0].reason
+    board.forget("ns", "photos")
+    assert board.placed("ns", "photos") == []
