@@ -20,6 +20,7 @@ from meshd.service.backed.service import BackedService
 from meshd.service.backed.sharing import Crew, OwnDoer, serve_fetches
 from meshd.service.backed.writing import OriginWriter
 from meshd.service.merged import LocalLister, MergedListings
+from meshd.service.nearby import Nearby
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -52,11 +53,20 @@ async def backing(node: Node, index: int | None) -> AsyncIterator[BackedService]
         node.mesh,
     )
     node.objects.origins = OriginSamples(node.store, service, node.archives)
+    near = node.objects.near = Nearby(shelf.cache, keeper) if _keeps_copies(node) else None
     try:
         yield service
     finally:
-        node.objects.origins = None
+        node.objects.origins = node.objects.near = None
+        if near is not None:
+            await near.aclose()
         await tasks.aclose()
         await service.aclose()
         await crew.aclose()
         await fetcher.aclose()
+
+
+def _keeps_copies(node: Node) -> bool:
+    """Whether this node is there to be near those who read: it caches, and stores nothing."""
+    roles = node.settings.cluster.roles
+    return not node.mesh.lone and "cache" in roles and "store" not in roles

@@ -42,6 +42,7 @@ from meshd.service.grants import PolicyAdmin
 from meshd.service.holdings import Holdings
 from meshd.service.identities import IdentityAdmin
 from meshd.service.listings import ListingService
+from meshd.service.nearreading import NearReader
 from meshd.service.objectacls import ObjectAclService
 from meshd.service.objects import ObjectService
 from meshd.service.optests import OpTests
@@ -220,6 +221,7 @@ def web_deps(
         audit=audit,
         http=node.settings.http,
         backed=backed,
+        near=NearReader(node.objects, versions),
         gate=PeerGate(secret.derive, node.clock),
         forwarder=mesh.forwarder,
         scatterer=mesh.scatterer,

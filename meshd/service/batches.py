@@ -194,11 +194,21 @@ class BatchService:
         """A frame of tensors; the handle is the caller's to close. With `share` it is taken from the node at
         which its address meets, whoever is asked. Raises BatchError."""
         await self.plan(caller, address.plan)
+        if isinstance(address, FrameAddress) and self._objects.near is not None:
+            return await self._near_frame(address)
         if share and isinstance(address, FrameAddress) and not self._objects.alone:
             met = await self._objects.met(address)
             if met is not None:
                 return met
         return await self._frames.frame(address)
+
+    async def _near_frame(self, address: FrameAddress) -> Frame:
+        """From this node's copies, else from the node where its address meets; kept."""
+        frame = await self._objects.kept_frame(address)
+        if frame is None:
+            frame = await self._objects.met(address) or await self._frames.frame(address)
+            self._objects.keep_frame(address, frame)
+        return frame
 
     async def rows(self, caller: Caller, digest: str, epoch: int, body: bytes) -> Frame:
         """The frame of chosen samples, in the order asked for. Raises BatchError."""

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from meshd.assembly.addressing import Frame, FrameAddress, FrameResult
     from meshd.control.buckets import BucketTable
     from meshd.net.peers import PeerAnswer
+    from meshd.service.nearby import Nearby
     from meshd.service.waiting import Names
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
@@ -89,13 +90,15 @@ async def _some(most: int, doing: Sequence[Awaitable[_T]]) -> list[_T]:
 
 class RemoteObjects:
     """One a process. `store` is this node's own: what it holds it is asked for first. `buckets` knows which
-    have origins; `origins` reads those, while this process can."""
+    have origins; `origins` reads those, while this process can; `near` has copies, on a node that keeps
+    some."""
 
     def __init__(
         self, store: ObjectStore, mesh: Mesh, peers: Peers, buckets: BucketTable | None = None
     ) -> None:
         self._store, self._mesh, self._peers, self._buckets = store, mesh, peers, buckets
         self.origins: FromOrigins | None = None
+        self.near: Nearby | None = None
         self._memory = Memory()
         self._tasks = Tasks("remote-objects")
         self._suspected: set[str] = set()
@@ -312,7 +315,10 @@ class RemoteObjects:
             for number in lone:
                 places[number] = self._gone(parts[number])
             await _some(_ORIGINS, [self._read_origin(parts, number, room, places) for number in mine])
+            await self._take_near(parts, named, room, places)
+            asked = list(named)
             left = await self._ask_holders(named, ask)
+            self._keep_near(parts, asked, room, places)
         except BaseException:
             room.close()
             raise
@@ -321,6 +327,37 @@ class RemoteObjects:
             if not isinstance(lost, Lost) or lost.code == "NotHere":
                 places[number] = Lost("Busy", why)
         return Gathered(room, [place or Lost("Busy") for place in places])
+
+    async def _take_near(
+        self,
+        parts: Sequence[Part],
+        named: dict[int, tuple[str, str]],
+        room: MemoryFrame,
+        places: list[Location | Lost | None],
+    ) -> None:
+        """What this node has copies of need not be asked for."""
+        if self.near is None or not named:
+            return
+        numbers = list(named)
+        for number, data in zip(
+            numbers, await self.near.parts([parts[each] for each in numbers]), strict=True
+        ):
+            if data is not None:
+                places[number] = _placed(room, data)
+                del named[number]
+
+    def _keep_near(
+        self,
+        parts: Sequence[Part],
+        numbers: Sequence[int],
+        room: MemoryFrame,
+        places: Sequence[Location | Lost | None],
+    ) -> None:
+        if self.near is None:
+            return
+        came = [(parts[number], places[number]) for number in numbers]
+        kept = [(part, place.offset, place.length) for part, place in came if isinstance(place, Location)]
+        self.near.keep_parts(room.fd, kept)
 
     def _gone(self, part: Part) -> Lost:
         """Why a lone node does not have what it was asked for."""
@@ -333,10 +370,7 @@ class RemoteObjects:
         if isinstance(data, Lost):
             places[number] = data
             return
-        start = room.size
-        room.grow(start + len(data))
-        os.pwrite(room.fd, data, start)
-        places[number] = Location(f"/proc/{os.getpid()}/fd/{room.fd}", start, len(data), crc32c(data))
+        places[number] = _placed(room, data)
 
     async def own_part(self, part: Part) -> bytes:
         """A part of a bucket with an origin, for another node. Raises BatchError."""
@@ -502,6 +536,23 @@ class RemoteObjects:
             self._note(node, error)
             return None
 
+    async def kept_frame(self, address: FrameAddress) -> Frame | None:
+        """A batch of which this node has a copy."""
+        found = None if self.near is None else await self.near.frame(address)
+        if found is None:
+            return None
+        pieces, rows = found
+        room = MemoryFrame(0, self._memory)
+        for piece in pieces:
+            _placed(room, piece)
+        room.rows = rows
+        return room.hand_out("hit")
+
+    def keep_frame(self, address: FrameAddress, frame: Frame) -> None:
+        """Have this node keep a copy, if it keeps any."""
+        if self.near is not None:
+            self.near.keep_frame(address, frame.fd, frame.size, frame.rows)
+
     async def archive_index(self, bucket: str, key: str, record: Record, *, lines: bool = False) -> bytes:
         """The document of the index of an archive (or file of lines) that other nodes hold. Raises BatchError
         BadSample and what else the holder says; Busy."""
@@ -550,6 +601,14 @@ class Gathered:
     def close(self) -> None:
         """Give the memory back. Idempotent."""
         self._room.close()
+
+
+def _placed(room: MemoryFrame, data: bytes) -> Location:
+    """Bytes at the end of the memory."""
+    start = room.size
+    room.grow(start + len(data))
+    os.pwrite(room.fd, data, start)
+    return Location(f"/proc/{os.getpid()}/fd/{room.fd}", start, len(data), crc32c(data))
 
 
 async def _receive(answer: PeerAnswer, room: MemoryFrame) -> tuple[int, int]:

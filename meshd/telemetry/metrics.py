@@ -128,6 +128,14 @@ remote_failures = _counter(
     "meshd_remote_failures_total", "Calls for what other nodes hold that failed, by how.", "error"
 )
 remote_bytes = _counter("meshd_remote_bytes_total", "Bytes of objects fetched from other nodes.")
+near_reads = _counter(
+    "meshd_near_reads_total",
+    "Parts of objects and batches looked for among this node's copies; kind is part or frame, result hit or "
+    "miss.",
+    "kind",
+    "result",
+)
+near_refused = _counter("meshd_near_refused_total", "Copies that were not kept.")
 frames = _counter("meshd_frames_total", "Batch frames asked for; result is hit, joined or miss.", "result")
 asset_bytes = _counter("meshd_asset_bytes_total", "Bytes of assets taken in for plans and views.")
 samples_evaluated = _counter(

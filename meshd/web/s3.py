@@ -61,11 +61,13 @@ _LONG_ANSWERS = (ops.ListObjects, ops.ListObjectVersions, ops.ListMultipartUploa
 
 class Prepared(NamedTuple):
     """A request that this node carries out: `far` is the source of a copy that others hold, `error` why there
-    is none."""
+    is none; `near`: of a read, the object that others hold, which may be read through copies of
+    this one's."""
 
     operation: ops.Operation
     far: Record | None = None
     error: S3Error | None = None
+    near: Record | None = None
 
 
 class S3Endpoint:
@@ -130,6 +132,8 @@ class S3Endpoint:
         try:
             if elsewhere is not None and elsewhere.error is not None:
                 raise elsewhere.error
+            if elsewhere is not None and elsewhere.near is not None:
+                return await self._near(request, elsewhere, signer.identity, context, trace)
             if isinstance(operation, ops.GetObject):
                 return await self._get(request, operation, signer.identity, context, trace)
             body = RequestBody(request, head, signer, deps.http.body_timeout)
@@ -166,11 +170,36 @@ class S3Endpoint:
         if isinstance(operation, ops.DeleteObjects):
             await self._hold(request, head)
         if name is not None and not deps.views.is_view(name.bucket) and not forwarder.is_mine(name):
+            if isinstance(operation, ops.GetObject) and deps.near is not None and deps.near.takes(operation):
+                record = await deps.near.find(operation)
+                if record is not None:
+                    FAR.set(((operation.bucket, operation.key, None), record))
+                    return Prepared(operation, near=record)
             reply = await forwarder.forward(request, head, name, trace, aim=aim)
             if reply is not None:
                 trace.passed_on()
                 return reply
         return await self._prepared(operation)
+
+    async def _near(
+        self,
+        request: MeshRequest,
+        asked: Prepared,
+        identity: Identity,
+        context: RequestContext,
+        trace: Trace,
+    ) -> Reply:
+        """An object of other nodes through this one's copies."""
+        deps, operation, record = self._deps, cast("ops.GetObject", asked.operation), asked.near
+        assert deps.near is not None
+        assert record is not None
+        if operation.overrides and identity is ANYONE:
+            raise S3Error("InvalidRequest", _ANONYMOUS_OVERRIDES)
+        opened = await deps.near.opened(operation, record)
+        found = opened.found
+        if found.head.tag_count and not deps.access.may_count_tags(identity, operation, context):
+            opened = opened._replace(found=replace(found, head=replace(found.head, tag_count=0)))
+        return await self._send_assembled(request, operation, opened, trace)
 
     async def _addressed(self, operation: ops.Operation) -> ops.Operation:
         scatterer = self._deps.scatterer

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from meshd.service.buckets import BucketService
     from meshd.service.deleting import Deleter
     from meshd.service.listings import ListingService
+    from meshd.service.nearreading import NearReader
     from meshd.service.news import News
     from meshd.service.objectacls import ObjectAclService
     from meshd.service.objects import ObjectService
@@ -102,6 +103,8 @@ class WebDeps:
     """Passes on what other nodes answer for; None where there are none."""
     backed: BackedService | None = None
     """Buckets with origins; None where there are none."""
+    near: NearReader | None = None
+    """Reads through this node's copies what other nodes hold; None where there are none."""
     scatterer: Scatterer | None = None
     far: FarSources | None = None
     news: News | None = None

@@ -2,7 +2,7 @@
 
 Law: the policy decides, the cache store does it: what is dropped is deleted there, and compaction gives its
 room back. Reads are told in bundles, for nobody waits for that. Invariant: nothing that is not at an origin
-lies in the cache, so whatever goes can be had again.
+or at other nodes lies in the cache, so whatever goes can be had again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from meshd.cache.policies.interface import Settings
 from meshd.cache.policies.segmented import Segmented
 from meshd.kit.tasks import Tasks
 from meshd.net.unixmessages import StreamClosedError, accept_streams, connect, listen
-from meshd.service.backed.shelf import Piece, shelf_name
+from meshd.service.backed.shelf import NEAR, Piece, shelf_name
 from meshd.store.errors import StoreError
 from meshd.telemetry import metrics
 
@@ -208,7 +208,7 @@ class CacheKeeper:
         origins = {name: bucket.origin for name, bucket in backed.items() if bucket.origin is not None}
         self._heed({(name, prefix) for name, origin in origins.items() for prefix in origin.pins})
         quotas = {name: origin.quota for name, origin in origins.items() if origin.quota}
-        gone = {name for name, _ in self._numbers if name not in origins}
+        gone = {name for name, _ in self._numbers if name not in origins and name != NEAR}
         for name in gone:
             await self._forsake(name)
         stats = self._shelf.cache.stats()

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from meshd.store.store import Store
 
 CHUNK: Final = 8 << 20
+NEAR: Final = "-near-@mesh"
+"""Where copies of what other nodes hold lie beside what is cached of origins (`meshd.service.nearby`)."""
 _COMPOSED: Final = 512  # chunks that are put together to one record; larger objects are streamed
 _SIZE, _MODIFIED, _KEY, _NUMBER = "size", "modified", "key", "number"
 

