@@ -24,6 +24,7 @@ from meshd.cluster.offers import (
     InventoryWanted,
     encode,
 )
+from meshd.kit import failpoints
 from meshd.net.peers import PeerRefusedError, PeerUnreachableError
 from meshd.net.pieces import PieceError
 from meshd.store.changes import Amended, Marked, PartOf, UploadBegun, UploadEnded, VersionGone
@@ -362,6 +363,7 @@ class Pull:
         self.tally.entered += 1
         self.tally.bytes += size
         metrics.moves_entered.inc()
+        failpoints.hit("moves.entered")
         metrics.moves_bytes.inc(size)
 
 

