@@ -66,6 +66,8 @@ SHOWN = {
     "before": "before MiB",
     "worst": "highest MiB",
     "moved": "GB/s moved",
+    "carried": "GB carried",
+    "p99_ratio": "p99 ÷ quiet",
 }
 
 

@@ -12,7 +12,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from bench import albums, confining, gathering, limits, loading, preparing, resharding, residency, storing
+from bench import (
+    albums,
+    confining,
+    gathering,
+    limits,
+    loading,
+    preparing,
+    resharding,
+    residency,
+    restoring,
+    storing,
+)
 from bench.gathering import gather_rows
 from bench.generating import available
 from bench.processes import ChildError, Children
@@ -29,7 +40,7 @@ if TYPE_CHECKING:
     from bench.servers import Server
 
 GATHERS = tuple(row.name for row in gather_rows(FULL))
-SPECIAL = ("limits", "ops", "userops", "loaders", "memory", *GATHERS, resharding.NAME)
+SPECIAL = ("limits", "ops", "userops", "loaders", "memory", *GATHERS, resharding.NAME, restoring.NAME)
 DEBIAN = {"wrk": "wrk", "nginx": "nginx-light"}
 NO_WRK = "wrk is not installed: `apt-get install wrk`"
 Outcome = tuple[str, tuple[Figure, ...], dict[str, str]]
@@ -102,6 +113,9 @@ class Bench:
             return self._memory()
         if name == resharding.NAME:
             return self._reshard()
+        if name == restoring.NAME:
+            figures = restoring.measure(self.scale, self.scratch / "run", self.say)
+            return restoring.title(self.scale), tuple(figures), {}
         if name in GATHERS:
             return self._gather(next(row for row in gather_rows(self.scale) if row.name == name))
         return self._store(next(row for row in store_rows(self.scale) if row.name == name))

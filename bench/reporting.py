@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench import confining, machine, resharding
+from bench import confining, machine, resharding, restoring
 from bench.gathering import GATHER, gather_rows
 from bench.preparing import BARE, NODE, NOTES
 from bench.rows import store_rows
@@ -45,6 +45,9 @@ GATHER_TEXT = """One daemon, one client process, the same objects in the same or
 what was put before anything is timed; items are checked by their crc32c while it is."""
 OPS_TEXT = """What preparing a photograph for training costs one core, beside libjpeg-turbo's bare decode of
 the same files: CPU seconds of one process, contenders in turn, no server and no store."""
+RESTORE_TEXT = """One of three nodes is given up; the two others make its copies again, from each other, over
+loopback and onto one disk. A rate counts what was lacking, from the change of the map to the end of all
+comparing. Clients read 10 KiB objects from one of the two all the while, one after the other."""
 RESHARD_TEXT = """A job (`mesh reshard`) reads tar shards that lie in the daemon and writes others of 1,000
 files; `cp -r` copies the same shards as plain files on the same disk. The job hashes what it writes (CRC-32C)
 and its outputs are durable when it is done: *cp, then sync* is that, too, `cp` is not. After each job its
@@ -214,6 +217,33 @@ def reshard_section(rows: Mapping[str, RowResult]) -> list[str]:
     return [
         "## Shards of shards, beside cp",
         RESHARD_TEXT,
+        table(["", *names], lines),
+        table(BARS_HEAD, bars),
+    ]
+
+
+def restore_section(rows: Mapping[str, RowResult]) -> list[str]:
+    """Redundancy made again."""
+    result = rows.get(restoring.NAME)
+    if result is None:
+        return []
+    names = result.contenders()
+    lines = [[result.title, *(number(result.value(name, "gigabytes"), 2, " GB/s") for name in names)]]
+    bars = []
+    for mine, peer, least in restoring.BARS:
+        ratio = result.ratio(mine, peer, "gigabytes")
+        bars.append([f"{mine} ÷ {peer}", number(ratio, 2, "×"), verdict(ratio, least)])
+    slower = result.value(restoring.BUSY, "p99_ratio")
+    bars.append(
+        [
+            "p99 of readers, meanwhile ÷ before",
+            number(slower, 2, "×"),
+            verdict(slower, restoring.P99, at_most=True),
+        ]
+    )
+    return [
+        "## Redundancy made again",
+        RESTORE_TEXT,
         table(["", *names], lines),
         table(BARS_HEAD, bars),
     ]
@@ -396,6 +426,7 @@ def render(rows: Mapping[str, RowResult], scale: Scale, peers: Path) -> str:
         *store_section(rows, scale),
         *gather_section(rows, scale),
         *reshard_section(rows),
+        *restore_section(rows),
         *ops_section(rows),
         *userops_section(rows),
         *loader_section(rows),

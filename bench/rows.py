@@ -30,6 +30,7 @@ class Scale:
     gathered: int = 1_000
     confined: int = 2_000
     resharded: int = 2 << 30
+    restored: int = 1 << 30
 
 
 FULL = Scale()
@@ -48,6 +49,7 @@ QUICK = Scale(
     gathered=100,
     confined=80,
     resharded=8 * MIB,
+    restored=8 * MIB,
 )
 
 

