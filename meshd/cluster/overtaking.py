@@ -3,20 +3,25 @@
 A write that an earlier decider never acknowledged may lie at one replica, with a stamp of a clock that was
 ahead. What is acknowledged now has to be the newest everywhere: it is entered again above that stamp.
 
-Law: only null versions; a version of its own stands beside others, whatever their order.
+Law: only null versions; a version of its own stands beside others, whatever their order. Only by whoever
+decides about the name still: what is newer may as well be what another decider has acknowledged since.
 """
 
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from meshd.store.changes import Marked, bare
-from meshd.store.errors import NotReplicatedError
+from meshd.store.epochs import decided_by
+from meshd.store.errors import NotReplicatedError, StaleEpochError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from meshd.cluster.replicating import ReplicatedStore
     from meshd.store.records import Record
 
@@ -30,18 +35,31 @@ async def overtaken(store: ReplicatedStore, bucket: str, key: str, record: Recor
     for _ in range(_TRIES):
         if newest <= record.stamp or record.version or store.knows(bucket, key, newest):
             return record
+        epoch = store.epoch(bucket, key)
         _log.warning("a replica has a newer version of a name than its decider: written again above it")
         again = msgspec.structs.replace(bare(record), stamp=newest + 1)
         if record.marker:
-            await store.apply(Marked(bucket, key, again))
+            with fenced(epoch):
+                await store.apply(Marked(bucket, key, again))
             newest = await store.tell(Marked(bucket, key, again), bucket, key)
         else:
-            await _again(store, bucket, key, record, again)
+            with fenced(epoch):
+                await _again(store, bucket, key, record, again)
             newest = await store.tell_version(bucket, key, again)
         record = store.newest(bucket, key) or again
         if record.stamp != again.stamp:
             return again  # overwritten meanwhile
     raise NotReplicatedError("others decide about this name at the same time; try again in a moment")
+
+
+@contextmanager
+def fenced(epoch: int) -> Iterator[None]:
+    """What is written again within it is decided by this version of the map. Raises NotReplicatedError."""
+    try:
+        with decided_by(epoch):
+            yield
+    except StaleEpochError as error:
+        raise NotReplicatedError(f"{error}; it may or may not have taken place; try again") from error
 
 
 async def _again(store: ReplicatedStore, bucket: str, key: str, record: Record, again: Record) -> None:

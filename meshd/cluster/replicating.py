@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from meshd.cluster.delivering import Delivery
-from meshd.cluster.overtaking import overtaken
+from meshd.cluster.overtaking import fenced, overtaken
 from meshd.cluster.replicawriting import ReplicatedWriter
 from meshd.store.changes import (
     Amended,
@@ -203,7 +203,8 @@ class ReplicatedStore:
             newest = await self.tell(gone, bucket, key)
             if not gone.version and newest > gone.stamp and not self.knows(bucket, key, newest):
                 again = VersionGone(bucket, key, "", newest + 1)
-                await self._store.apply(again)
+                with fenced(self.epoch(bucket, key)):
+                    await self._store.apply(again)
                 await self.tell(again, bucket, key)
         else:
             await self._tell_grave(bucket, key, version)

@@ -289,6 +289,27 @@ def test_a_newer_stamp_at_a_replica_is_overtaken() -> None:
     _among(2, test)
 
 
+def test_what_another_decider_acknowledged_meanwhile_is_not_overtaken() -> None:
+    """A write that found nobody to take it, and goes on when its node is back and decides no more."""
+
+    async def test(nodes: list[Running]) -> None:
+        decider = _decider(nodes, "b", "k")
+        store = decider.node.shared
+        assert isinstance(store, ReplicatedStore)
+        late = await put(decider.node.store, "k", b"late")
+        await _change(nodes, lambda cluster: missed(cluster, decider.node.settings.node_id))
+        heir = _decider(nodes, "b", "k")
+        await put(heir.node.shared, "k", b"acknowledged")
+        await _change(nodes, lambda cluster: joined(cluster, decider.member))
+        assert _decider(nodes, "b", "k") is heir
+        await refused(NotReplicatedError, store.settle_version("b", "k", late))
+        found = heir.node.store.get("b", "k")
+        assert found is not None
+        assert heir.node.store.read(found, 0, found.size) == b"acknowledged"
+
+    _among(2, test)
+
+
 def test_an_earlier_map_decides_nothing_after_a_later_one() -> None:
     async def test(nodes: list[Running]) -> None:
         from meshd.store.epochs import decided_by
