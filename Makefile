@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test check compat conformance fuzz bench reference format clean
+.PHONY: help demo test check compat conformance fuzz faults bench reference format clean
 help:            ## what each verb does
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -41,6 +41,12 @@ MINUTES ?= 5
 fuzz: $(STAMP)   ## the parsers, for MINUTES=n altogether; guided by coverage where atheris has a wheel
 	@$(BIN)/python -m pip install --quiet --only-binary :all: --group fuzz || true
 	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+
+FIRST ?= 1
+SEEDS ?= 5
+LENGTH ?= 8
+faults: $(STAMP) ## nodes of a mesh killed, stopped, parted, filled … under clients: see docs/faults.md
+	@$(BIN)/python -m tests.faults --first $(FIRST) --seeds $(SEEDS) --length $(LENGTH) $(ARGS)
 
 bench: $(STAMP)  ## side by side with SeaweedFS, nginx and the peer loaders; writes docs/benchmarks.md
 	@$(BIN)/python -m pip install --quiet --group bench

@@ -55,7 +55,7 @@ def free_ports(count: int) -> list[int]:
 
 class EtcdCluster:
     """`size` members; `tls`: their certificate, and who vouches for it; `apart`: a terminal's Ctrl-C is not
-    for them, and they die with this process. Use as a context manager."""
+    for them, and they die with this process; `host`: where clients reach them. Use as a context manager."""
 
     def __init__(
         self,
@@ -64,6 +64,7 @@ class EtcdCluster:
         *flags: str,
         tls: tuple[Pair, Path] | None = None,
         apart: bool = False,
+        host: str = "127.0.0.1",
     ) -> None:
         self._apart = apart
         self._place, self._flags, self._scheme = place, flags, "http"
@@ -73,7 +74,7 @@ class EtcdCluster:
             self._scheme, self._tls = "https", ssl.create_default_context(cafile=str(authority))
             self._flags += (f"--cert-file={pair.cert}", f"--key-file={pair.key}")
         ports = free_ports(2 * size)
-        self.members = tuple(Member("127.0.0.1", port) for port in ports[:size])
+        self.members = tuple(Member(host, port) for port in ports[:size])
         self._peers = ports[size:]
         self._running: dict[int, subprocess.Popen[bytes]] = {}
 

@@ -54,7 +54,8 @@ class Daemon:
     """`with Daemon.start() as daemon: daemon.client().create_bucket(Bucket="b")`.
 
     Without `data_dir`, a temporary one is used and removed at the end. `args` are more flags of `meshd serve`
-    (a later one wins), `env` more environment. Root keys are `access_key` and `secret_key`. With `tls` it
+    (a later one wins), `env` more environment; `host` and `prefix` (what goes before the command) may be set
+    before it is up. Root keys are `access_key` and `secret_key`. With `tls` it
     speaks https with a certificate of an `authority` of its own, which its clients here trust.
     """
 
@@ -75,6 +76,7 @@ class Daemon:
         self.authority = _authority(self._scratch / "tls") if tls else None
         self.pair = self.authority.issue() if self.authority else None
         self.endpoint = ""
+        self.host, self.prefix = "127.0.0.1", tuple[str, ...]()
         self._stdout = ""
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -105,8 +107,8 @@ class Daemon:
 
     def up(self, timeout: float = 60.0) -> None:
         """Start the process (again); a restart keeps the port."""
-        listen = urlsplit(self.endpoint).netloc or "127.0.0.1:0"
-        command = [sys.executable, "-m", "meshd", "serve", "--data-dir", str(self.data_dir)]
+        listen = urlsplit(self.endpoint).netloc or f"{self.host}:0"
+        command = [*self.prefix, sys.executable, "-m", "meshd", "serve", "--data-dir", str(self.data_dir)]
         command += ["--listen", listen, "--workers", str(self.workers), "--transforms", "1"]
         if self.pair is not None:
             command += ["--tls-cert", str(self.pair.cert), "--tls-key", str(self.pair.key)]

@@ -61,11 +61,12 @@ class Mesh:
         workers: int = 1,
         lease: float = 2.0,
         env: Mapping[str, str] | None = None,
+        etcd_host: str = "127.0.0.1",
     ) -> None:
         self._scratch = Path(tempfile.mkdtemp(prefix="mesh-"))
         self.place = place or self._scratch
         (self.place / "etcd").mkdir(parents=True, exist_ok=True)
-        self.etcd = EtcdCluster(self.place / "etcd")
+        self.etcd = EtcdCluster(self.place / "etcd", host=etcd_host)
         self._args, self._own, self._workers, self._lease = tuple(args), dict(own or {}), workers, lease
         self._env = dict(env or {})
         self._env.setdefault("MESHD_ROOT_ACCESS_KEY", "MESHROOT" + secrets.token_hex(4))
@@ -84,9 +85,7 @@ class Mesh:
         mesh = cls(size, place, **options)
         try:
             mesh.etcd.__enter__()
-            mesh._together(list(mesh.nodes))
-            if ready:
-                mesh.await_map(lambda cluster: all(node.state == "up" for node in cluster.nodes))
+            mesh.begin(ready=ready)
         except BaseException:
             mesh.close()
             raise
@@ -124,6 +123,12 @@ class Mesh:
         daemon = self._make(node_id, env)
         daemon.up(PATIENCE)
         return daemon
+
+    def begin(self, *, ready: bool = True) -> None:
+        """Start all nodes, together; etcd runs already."""
+        self._together(list(self.nodes))
+        if ready:
+            self.await_map(lambda cluster: all(node.state == "up" for node in cluster.nodes))
 
     def up(self, node_id: str) -> None:
         """Start one again, on its data and port."""

@@ -79,6 +79,9 @@ class Networks:
     def close(self) -> None:
         """Removes namespaces and bridge."""
         for host in range(self._hosts):
+            # The kernel takes a namespace apart later, and what is in it with it: its port goes by itself.
+            with suppress(subprocess.CalledProcessError):
+                _ip("link", "del", self._port(host))
             with suppress(subprocess.CalledProcessError):
                 _ip("netns", "del", self._space(host))
         with suppress(subprocess.CalledProcessError):
@@ -91,12 +94,15 @@ class Networks:
     def _space(self, host: int) -> str:
         return f"mesh-{self._tag}-{host}"
 
+    def _port(self, host: int) -> str:
+        return f"mv{self._tag}-{host}"
+
     def _build(self) -> None:
         _ip("link", "add", self._bridge, "type", "bridge")
         _ip("addr", "add", f"{self.outside}/24", "dev", self._bridge)
         _ip("link", "set", self._bridge, "up")
         for host in range(self._hosts):
-            space, port = self._space(host), f"mv{self._tag}{host}"
+            space, port = self._space(host), self._port(host)
             _ip("netns", "add", space)
             _ip("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", space)
             _ip("link", "set", port, "master", self._bridge, "up")

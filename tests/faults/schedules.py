@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Final, Literal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Kind = Literal["kill", "pause", "restart", "partition", "isolate", "control", "full", "corrupt", "replace"]
+Kind = Literal[
+    "kill", "pause", "slow", "restart", "partition", "isolate", "control", "full", "corrupt", "replace"
+]
 KINDS: Final[tuple[Kind, ...]] = (
     "kill",  # SIGKILL to every process, started again after a while
     "pause",  # SIGSTOP, then SIGCONT
+    "slow",  # stopped nine tenths of the time, so that every answer is late
     "restart",  # SIGTERM, and started again at once
     "partition",  # from one other host, both ways
     "isolate",  # from every other host and the control store

@@ -1,0 +1,241 @@
+"""A mesh whose hosts can be hurt: network namespaces with disks of their own where the machine allows it, and
+processes on loopback where it does not (then nothing happens to networks and disks).
+
+Law: whatever was done is undone by `heal`, and everything is gone after `close`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from meshd.control.etcd.gateway import decoded, encoded
+from meshd.testing.meshes import Mesh
+from meshwire.cluster import parse_map
+from tests.faults.clients import BUCKET
+from tests.faults.networks import Networks, available
+from tests.faults.schedules import KINDS, NETWORK
+
+if TYPE_CHECKING:
+    import random
+    from types import TracebackType
+
+    from meshd.testing.daemons import Daemon
+    from tests.faults.schedules import Fault, Kind
+
+_DISK = "size=1500m"
+_FLIPS = 64
+_MAP = b"/shardmesh/cluster/map"
+_STOPPED, _RUNNING = 0.18, 0.02  # seconds, turn by turn, of a slow host
+
+
+class Hosts:
+    """`size` nodes that run, n1 and following; `kinds`: what can happen to them here."""
+
+    def __init__(self, size: int, **options: Any) -> None:
+        self._ends = ExitStack()
+        self._place = Path(tempfile.mkdtemp(prefix="faults-"))
+        self._ends.callback(shutil.rmtree, self._place, ignore_errors=True)
+        self.networks = self._ends.enter_context(Networks(size)) if available() else None
+        outside = "127.0.0.1" if self.networks is None else self.networks.outside
+        audits = {f"n{n}": ("--audit-log", str(self._audit(f"n{n}"))) for n in range(1, size + 1)}
+        self.mesh = Mesh(size, self._place / "mesh", etcd_host=outside, own=audits, **options)
+        self._ends.callback(self.mesh.close)
+        self.names = sorted(self.mesh.nodes)
+        self._slow: dict[str, _Slow] = {}
+
+    def __repr__(self) -> str:
+        return f"<Hosts {self.mesh} over {self.networks}>"
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """What can be done here."""
+        without = set() if self.networks is not None else {*NETWORK, "full"}
+        return tuple(kind for kind in KINDS if kind not in without)
+
+    def told(self, key: str) -> list[str]:
+        """What the nodes were asked about a key, in order of time: lines of their audit logs."""
+        lines = []
+        for name in self.names:
+            for line in self._audit(name).read_text().splitlines():
+                entry = json.loads(line)
+                if entry.get("key") == key:
+                    lines.append((entry["time"], f"{name} {line}"))
+        return [line for _, line in sorted(lines)]
+
+    def holdings(self, key: str) -> list[str]:
+        """What each node has of a key."""
+        found = []
+        for name in self.names:
+            place = str(self.mesh[name].data_dir)
+            command = [sys.executable, "-m", "meshd", "inspect", "record", "--data-dir", place, "--json"]
+            done = subprocess.run(
+                [*command, BUCKET, key], capture_output=True, text=True, check=False, timeout=60
+            )
+            found.append(f"{name}: {done.stdout}{done.stderr}")
+        return found
+
+    def maps(self) -> list[str]:
+        """Every version of the cluster map there was, a line each."""
+        found: dict[int, str] = {}
+        with closing(self.mesh.etcd.gateway()) as gateway:
+            key = encoded(_MAP)
+            answer = gateway.call("kv/range", {"key": key}, repeatable=True)
+            for revision in range(1, int(answer["header"]["revision"]) + 1):
+                at = gateway.call("kv/range", {"key": key, "revision": revision}, repeatable=True)
+                for entry in at.get("kvs", ()):
+                    cluster = parse_map(decoded(entry["value"]))
+                    nodes = [f"{n.node_id} {n.state}, complete {n.complete}" for n in cluster.nodes]
+                    found[cluster.version] = f"map {cluster.version}, goal {cluster.goal}: {'; '.join(nodes)}"
+        return [found[version] for version in sorted(found)]
+
+    def start(self) -> None:
+        """Everything up, and everybody in the map."""
+        if self.networks is not None:
+            for number, name in enumerate(self.names):
+                node = self.mesh[name]
+                node.prefix = tuple(self.networks.prefix(number))
+                node.host = self.networks.address(number)
+                self._mount(name)
+        self.mesh.etcd.__enter__()
+        self.mesh.begin()
+
+    def whole(self, patience: float = 120.0) -> None:
+        """Waits until every node is up and has what it should."""
+        self.mesh.await_map(lambda cluster: all(node.state == "up" for node in cluster.nodes), patience)
+
+    def inflict(self, fault: Fault, chance: random.Random) -> None:
+        """It begins."""
+        name, networks = self.names[fault.host], self.networks
+        node = self.mesh[name]
+        match fault.kind:
+            case "kill":
+                node.kill()
+            case "pause":
+                node.pause()
+            case "slow":
+                self._slow[name] = _Slow(node)
+            case "restart":
+                node.stop()
+                node.up()
+            case "replace":
+                node.kill()
+                self._wipe(name)
+            case "corrupt":
+                corrupt(node.data_dir, chance)
+            case "full":
+                fill(node.data_dir)
+            case "partition" | "isolate" | "control":
+                assert networks is not None
+                if fault.kind == "partition":
+                    networks.part(fault.host, fault.other)
+                    return
+                networks.cut(fault.host, networks.outside)
+                if fault.kind == "isolate":
+                    for other in range(len(self.names)):
+                        if other != fault.host:
+                            networks.part(fault.host, other)
+
+    def undo(self, fault: Fault) -> None:
+        """It ends."""
+        name = self.names[fault.host]
+        node = self.mesh[name]
+        match fault.kind:
+            case "kill" | "replace":
+                node.up()
+            case "pause":
+                node.resume()
+            case "slow":
+                self._slow.pop(name).end()
+            case "full":
+                (node.data_dir / "ballast").unlink(missing_ok=True)
+            case "partition" | "isolate" | "control":
+                assert self.networks is not None
+                self.networks.heal()
+            case "restart" | "corrupt":
+                pass
+
+    def close(self) -> None:
+        """Ends everything."""
+        for slow in self._slow.values():
+            slow.end()
+        self._slow.clear()
+        self._ends.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _audit(self, name: str) -> Path:
+        return self._place / f"{name}.audit"
+
+    def _mount(self, name: str) -> None:
+        """A disk of its own, so that it can be full."""
+        place = self.mesh[name].data_dir
+        place.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", _DISK, "tmpfs", str(place)], check=True, timeout=20)
+        self._ends.callback(subprocess.run, ["umount", "-l", str(place)], check=False, timeout=20)
+
+    def _wipe(self, name: str) -> None:
+        for path in self.mesh[name].data_dir.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+class _Slow:
+    """A node that gets a tenth of the time, in short turns, until `end`."""
+
+    def __init__(self, node: Daemon) -> None:
+        self._node, self._over = node, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="slow")
+        self._thread.start()
+
+    def end(self) -> None:
+        """As fast as it can again."""
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            with suppress(OSError):  # a process may end meanwhile
+                self._node.pause()
+            self._over.wait(_STOPPED)
+            with suppress(OSError):
+                self._node.resume()
+            self._over.wait(_RUNNING)
+
+
+def corrupt(place: Path, chance: random.Random) -> int:
+    """Turns over bytes of a segment, anywhere; how many files there were to choose from."""
+    segments = [path for path in sorted(place.rglob("*.tar")) if path.stat().st_size > 1 << 16]
+    if segments:
+        path = chance.choice(segments)
+        size = path.stat().st_size
+        with path.open("r+b") as file:
+            for _ in range(_FLIPS):
+                file.seek(chance.randrange(size))
+                byte = file.read(1)
+                file.seek(-1, 1)
+                file.write(bytes([byte[0] ^ 0xFF]))
+    return len(segments)
+
+
+def fill(place: Path) -> None:
+    """Leaves no room."""
+    with (place / "ballast").open("wb") as file, suppress(OSError):
+        while True:
+            file.write(bytes(4 << 20))
+            file.flush()

