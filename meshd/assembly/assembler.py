@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -57,6 +57,14 @@ MIN_BUILDING_BYTES = 256 << 20
 _ORDERS = 64
 
 
+class Hints(Protocol):
+    """Who wants to know which plans are read, and how far."""
+
+    def reading(self, plan: Plan, snapshot: Snapshot, address: FrameAddress) -> None:
+        """A frame is built now. Returns at once."""
+        ...
+
+
 class Assembler:
     """One a node. Use on one event loop only; `aclose` at the end."""
 
@@ -78,6 +86,7 @@ class Assembler:
         self._orders: OrderedDict[tuple[str, int], Order] = OrderedDict()
         self._rows_room = Admission(MAX_ROWS)
         self._bytes_room = Admission(max(settings.frame_cache_bytes, MIN_BUILDING_BYTES))
+        self.hints: Hints | None = None
 
     def __repr__(self) -> str:
         return f"<Assembler {self._rows_room.held} rows being built, {self._cache!r}>"
@@ -139,6 +148,8 @@ class Assembler:
         snapshot = await self.catalog.snapshot(plan.snapshot)
         if plan.within:
             return await self._pack(address, plan)
+        if self.hints is not None and isinstance(address, FrameAddress):
+            self.hints.reading(plan, snapshot, address)
         count = count_rows(address, plan)
         with self._admission(count, count * _row_bytes(plan)):
             rows = self._rows(address, plan, snapshot.shard_starts)

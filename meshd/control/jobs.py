@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from meshd.control.interface import ControlStore
 
 TOPIC: Final = "jobs"
-State = Literal["queued", "running", "done", "failed", "cancelled"]
-ENDED: Final = frozenset({"done", "failed", "cancelled"})
+State = Literal["queued", "running", "done", "failed", "cancelled", "paused"]
+ENDED: Final = frozenset({"done", "failed", "cancelled", "paused"})
 
 
 class Principal(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -64,7 +64,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     """One job; times in ms since 1970. `run` counts how often it was started; `cancel`: its end was asked
-    for; `error`: why it failed."""
+    for, with `pause` to be started again; `error`: why it failed."""
 
     job_id: str
     kind: str
@@ -74,6 +74,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     state: State = "queued"
     run: int = 1
     cancel: bool = False
+    pause: bool = False
     started_ms: int = 0
     ended_ms: int = 0
     progress: Progress = Progress()

@@ -44,6 +44,6 @@ def job_runner(node: Node, access: Access, views: ViewReader, backed: BackedServ
         "reshard": sharding,
         "extract": Extracting(tools, inventories, shelf),
         "materialize": Materializing(tools, views),
-        "prefetch": Prefetching(access, backed),
+        "prefetch": Prefetching(access, backed, catalog, node.buckets),
     }
     return JobRunner(JobTable(node.control), node.control, node.identities, kinds, shelf, node.clock)

@@ -25,6 +25,7 @@ from meshd.runtime.cluster import join
 from meshd.runtime.data import data_services
 from meshd.runtime.jobs import job_runner
 from meshd.runtime.node import node_access, open_node, view_reader
+from meshd.service.backed.planning import PlanHints
 from meshd.telemetry import logs
 from meshd.transform.pool import TransformPool
 
@@ -73,6 +74,7 @@ async def steward(node: Node, listener: socket.socket) -> AsyncIterator[Assemble
             tasks.spawn(_vital(serve_assembler(assembler, listener)), "assembler")
             keeper = cache_keeper(node)
             tasks.spawn(_vital(keeper.serve(settings.keeper_socket)), "keeper")
+            hints = assembler.hints = PlanHints(keeper, node.buckets)
             start_chores([*node_chores(node), *cache_chores(node, keeper, backed)], tasks)
             access = node_access(node)
             views = view_reader(node, access, data_services(node, access, assembler))
@@ -82,6 +84,7 @@ async def steward(node: Node, listener: socket.socket) -> AsyncIterator[Assemble
                 yield assembler
             finally:
                 await tasks.aclose()
+                await hints.aclose()
     finally:
         await tasks.aclose()
         await assembler.aclose()

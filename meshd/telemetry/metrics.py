@@ -115,6 +115,7 @@ cache_reads = _counter(
 cache_bytes = _gauge("meshd_cache_bytes", "Bytes of the cache, dead ones included.", mode="mostrecent")
 cache_capacity = _gauge("meshd_cache_capacity_bytes", "Bytes the cache may keep.", mode="mostrecent")
 cache_evicted = _counter("meshd_cache_evicted_bytes_total", "Bytes evicted.")
+cache_plans = _gauge("meshd_cache_plans", "Plans whose next reads the cache knows.", mode="mostrecent")
 cache_refused = _counter(
     "meshd_cache_refused_total", "What was read past the cache, which keeps what it has."
 )

@@ -66,8 +66,13 @@ class JobEndpoint:
         return self._native.json(await self._desk.wait(caller, _job_id(request), float(wait)))
 
     async def cancel(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
-        query_of(request, ())
-        return self._native.json(await self._desk.cancel(caller_of(request, identity), _job_id(request)))
+        """`?pause=1`: to be started again."""
+        pause = query_of(request, ("pause",)).get("pause", "0")
+        if pause not in {"0", "1"}:
+            raise BatchError("BadRequest", f"pause is 0 or 1, not {pause[:40]!r}")
+        caller = caller_of(request, identity)
+        found = await self._desk.cancel(caller, _job_id(request), pause=pause == "1")
+        return self._native.json(found)
 
 
 def _job_id(request: MeshRequest) -> str:

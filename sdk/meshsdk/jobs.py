@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from meshsdk.transport import Transport
 
-ENDED = frozenset({"done", "failed", "cancelled"})
+ENDED = frozenset({"done", "failed", "cancelled", "paused"})
 _WAIT = 25.0  # seconds a question may wait for its answer
 
 
@@ -42,9 +42,9 @@ class JobProgress:
 
 @dataclass(frozen=True, slots=True)
 class JobInfo:
-    """One job. `state`: queued, running, cancelling, done, failed, cancelled. `failures`: (name, why) of the
-    first hundred things that were skipped; `failed` counts all. `error`: why it failed. Times in ms since
-    1970."""
+    """One job. `state`: queued, running, cancelling, pausing, done, failed, cancelled, paused. `failures`:
+    (name, why) of the first hundred things that were skipped; `failed` counts all. `error`: why it failed.
+    Times in ms since 1970."""
 
     id: str
     kind: str
@@ -122,6 +122,11 @@ def wait_for_job(transport: Transport, job_id: str) -> JobInfo:
 def cancel_job(transport: Transport, job_id: str) -> JobInfo:
     """Ask it to end; what it has written stays. Raises NotFoundError."""
     return _job(transport.json(Request("DELETE", f"/-/jobs/{quote(job_id, safe='')}")))
+
+
+def pause_job(transport: Transport, job_id: str) -> JobInfo:
+    """The same, to be started again with its document. Raises NotFoundError."""
+    return _job(transport.json(Request("DELETE", f"/-/jobs/{quote(job_id, safe='')}", "pause=1")))
 
 
 def _job(answer: Mapping[str, Any]) -> JobInfo:

@@ -17,12 +17,14 @@ from meshwire.documents import (
     PlanError,
     canonical_json,
     checked_choice,
+    checked_integer,
     checked_object,
     checked_text,
     read_json,
     required,
     shown,
 )
+from meshwire.loaderstate import checked_hash
 from meshwire.shardviews import ShardsView, parse_shards
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ _KNOWN: Final[Mapping[Kind, tuple[str, ...]]] = {
     "reshard": (*_COMMON, *_LAYOUT, "format", *_ARCHIVED),
     "extract": (*_COMMON, "match", *_ARCHIVED),
     "materialize": _COMMON,
-    "prefetch": ("kind", "source", "keys", "manifest"),
+    "prefetch": ("kind", "source", "keys", "manifest", "plan", "epoch"),
 }
 _MOST_KEYS: Final = 1000
 
@@ -78,7 +80,8 @@ class JobSpec:
     be read fails the job, or is skipped and named.
 
     `prefetch`: objects of a bucket with an origin into its cache: those under the source, or of these `keys`,
-    or those named in the object `manifest` (`s3://BUCKET/KEY`), one a line.
+    or those named in the object `manifest` (`s3://BUCKET/KEY`), one a line, or those under the source that
+    `plan` (its hash) reads, in the order of `epoch`.
     """
 
     kind: Kind
@@ -90,6 +93,8 @@ class JobSpec:
     on_bad: OnBad = "fail"
     keys: tuple[str, ...] = ()
     manifest: str = ""
+    plan: str = ""
+    epoch: int = 0
 
     def to_json(self) -> bytes:
         """The canonical document: only what the kind knows."""
@@ -102,6 +107,8 @@ class JobSpec:
             "on_bad": self.on_bad,
             "keys": list(self.keys),
             "manifest": self.manifest,
+            "plan": self.plan,
+            "epoch": self.epoch,
         }
         return canonical_json({name: document[name] for name in _KNOWN[self.kind] if name in document})
 
@@ -149,7 +156,15 @@ def _parse_prefetch(document: Mapping[str, Any]) -> JobSpec:
         named = _parse_folder(manifest, "manifest", literal=True)
         if not named.prefix or keys:
             raise PlanError("manifest", "an object is meant, s3://BUCKET/KEY, instead of keys")
-    return JobSpec("prefetch", place, place, keys=tuple(keys), manifest=manifest)
+    plan = document.get("plan", "")
+    if plan:
+        checked_hash(plan, "plan")
+    if plan and (keys or manifest):
+        raise PlanError("plan", "a plan is meant instead of keys or a manifest")
+    epoch = checked_integer(document.get("epoch", 0), "epoch", 0, 1 << 40)
+    if epoch and not plan:
+        raise PlanError("epoch", "an epoch is of a plan: name it, too")
+    return JobSpec("prefetch", place, place, keys=tuple(keys), manifest=manifest, plan=plan, epoch=epoch)
 
 
 def is_archive(key: str) -> bool:

@@ -150,12 +150,31 @@ def test_prefetch_paused_and_resumed_from_the_command_line(
     assert run(["prefetch", "s3://slowly", "--detach"]) == 0
     job = capsys.readouterr().out.split()[0]
     assert run(["prefetch", "pause", job]) == 0
-    assert "cancelled" in capsys.readouterr().out
+    assert "paused" in capsys.readouterr().out
     origin.faults.delay = 0
     assert run(["prefetch", "resume", job]) == 0
+    assert "done" in capsys.readouterr().out
+    assert run(["prefetch", "cancel", job]) == 0
     assert "done" in capsys.readouterr().out
     assert run(["bucket", "change", "slowly", "--ttl", "5", "--quota", "1GiB"]) == 0
     assert run(["bucket", "show", "slowly", "--json"]) == 0
     assert '"quota": 1073741824' in capsys.readouterr().out.replace('":1', '": 1')
     with sdk(small) as mesh:
         assert buckets.show_bucket(mesh.transport, "slowly").origin["ttl"] == 5
+
+
+def test_a_prefetch_goes_on_where_the_daemon_was_killed(small: Daemon, origin: Place) -> None:
+    for index in range(60):
+        put(origin, "killed", f"{index:02d}", os.urandom(KIB))
+    bucket(small, origin, "killed", immutable=True)
+    origin.faults.delay = 0.4
+    with sdk(small) as mesh:
+        job = jobs.start_job(mesh.transport, {"kind": "prefetch", "source": "s3://killed/"}).id
+        eventually(lambda: jobs.show_job(mesh.transport, job).progress.written >= 20)
+        small.kill()
+        origin.faults.delay = 0
+        small.up()
+        done = jobs.wait_for_job(mesh.transport, job)
+    assert (done.state, done.progress.outputs, done.failed) == ("done", 60, 0)
+    assert done.progress.there >= 10  # what was cached before the kill is left alone
+    assert done.run == 1

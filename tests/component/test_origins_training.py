@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import meshsdk as mesh
-from meshsdk import ops
+from meshsdk import jobs, ops
 from meshsdk.errors import MeshError
 from meshsdk.gathers import Item
-from tests.component.origin_working import bucket, put, sdk, small_daemon
+from tests.component.origin_working import bucket, eventually, metric, put, sdk, small_daemon
 from tests.component.test_sdk_training import picture
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ def test_an_epoch_is_that_of_a_bucket_that_lives_here(small: Daemon, origin: Pla
         assert epoch(far) == epoch(opened(client, "here"))
         fetched = len(origin.faults.gets("far/train"))
         assert fetched <= PHOTOS + 1
+        eventually(lambda: metric(small, "meshd_cache_plans") == 1)  # what is read next is known to the cache
         origin.faults.refuse = True  # what was read is cached, and content by its ETag needs no question
         assert len(epoch(far)) == 5
 
@@ -90,6 +91,19 @@ def test_an_object_that_changed_is_told(small: Daemon, origin: Place) -> None:
         put(origin, "far", keys()[3], picture(7) + b"\0")
         with pytest.raises(MeshError, match=r"replaced|changed"):
             epoch(far)
+
+
+def test_a_plan_is_prefetched_in_its_order(small: Daemon, origin: Place) -> None:
+    fill(small, origin)
+    with sdk(small) as client:
+        far = opened(client, "far")
+        plan = mesh.Loader(far, 8, seed=5, output="numpy").plan
+        wanted = {"kind": "prefetch", "source": "s3://far/train/", "plan": plan.hash, "epoch": 1}
+        done = jobs.wait_for_job(client.transport, jobs.start_job(client.transport, wanted).id)
+        assert (done.state, done.progress.outputs, done.failed) == ("done", PHOTOS, 0), done
+        before = len(origin.faults.gets("far/train"))
+        assert len(epoch(far, 1)) == 5
+        assert len(origin.faults.gets("far/train")) == before
 
 
 def test_shards_lines_and_gathers(small: Daemon, origin: Place) -> None:

@@ -150,6 +150,11 @@ class Segmented:
             if position >= plan.length:
                 del self._forecast.plans[name]
 
+    def unplan(self, name: str) -> None:
+        """Its reads to come are not known any more."""
+        self._forecast.plans.pop(name, None)
+        self._bars.clear()
+
     # --- deciding
 
     def _bury(self, item: Item) -> tuple[Eviction, ...]:

@@ -26,7 +26,7 @@ from meshd.store.errors import StoreError
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from meshd.cache.policies.interface import Eviction, Item
@@ -143,6 +143,7 @@ class CacheKeeper:
         self._most = capacity or max(1, (free + stats.live_bytes + stats.dead_bytes) // 2)
         self._policy = Segmented(Settings(self._most, min(segment, max(1 << 20, self._most // 16))))
         self._pins: set[Item] = set()
+        self._planned: dict[str, int] = {}  # pieces of the present epoch
         self._numbers: dict[tuple[str, int], int] = {}
         self._loose: list[asyncio.Task[None]] = []
         self._restore()
@@ -220,6 +221,7 @@ class CacheKeeper:
         if self._policy.used > capacity * self._policy.settings.high or quotas:
             await self.evict(self._policy.sweep())
         metrics.cache_capacity.set(capacity)
+        metrics.cache_plans.set(len(self._planned))
         metrics.cache_bytes.set(physical)
         await self._compact(pressed=physical > capacity)
 
@@ -247,6 +249,23 @@ class CacheKeeper:
                 _log.warning("a segment of the cache cannot be compacted", extra={"why": str(error)})
             await asyncio.sleep(0)
         await cache.purge()
+
+    # --- what is known of reads to come
+
+    def plan(self, name: str, now: Sequence[Piece], later: Sequence[Piece]) -> None:
+        """The pieces that a plan reads in the present epoch and in the next, in order."""
+        self._planned[name] = len(now)
+        self._policy.plan(name, map(_item, (*now, *later)))
+
+    def advance(self, name: str, share: float) -> None:
+        """So much of the present epoch was read."""
+        if name in self._planned:
+            self._policy.advance(name, int(share * self._planned[name]))
+
+    def unplan(self, name: str) -> None:
+        """The plan's reads to come are not known any more."""
+        if self._planned.pop(name, None) is not None:
+            self._policy.unplan(name)
 
     def usage(self) -> dict[str, Any]:
         """What is kept, by bucket."""

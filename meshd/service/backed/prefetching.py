@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from meshd.assembly.errors import BatchError
 from meshd.origin.errors import OriginDownError, OriginError
-from meshd.service.backed.shelf import CHUNK
+from meshd.origin.interface import Facts
+from meshd.service.backed.planning import epoch_samples, pieces_read, shelves_of
+from meshd.service.backed.shelf import CHUNK, shelf_name
 from meshd.service.jobs.principals import Grant
 from meshwire.s3.errors import S3Error
 from meshwire.s3.operations import GetObject
@@ -19,8 +21,8 @@ from meshwire.s3.operations import GetObject
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from meshd.control.buckets import Bucket
-    from meshd.origin.interface import Facts
+    from meshd.assembly.catalog import Catalog
+    from meshd.control.buckets import Bucket, BucketTable
     from meshd.service.access import Access
     from meshd.service.backed.service import BackedService
     from meshd.service.jobs.kinds import Running
@@ -36,8 +38,8 @@ _SETTLE: Final = 0.5  # seconds after the last byte until what came is looked fo
 class Prefetching:
     """One a node (the steward's)."""
 
-    def __init__(self, access: Access, backed: BackedService) -> None:
-        self._access, self._backed = access, backed
+    def __init__(self, access: Access, backed: BackedService, catalog: Catalog, buckets: BucketTable) -> None:
+        self._access, self._backed, self._catalog, self._buckets = access, backed, catalog, buckets
 
     def __repr__(self) -> str:
         return "<Prefetching>"
@@ -70,6 +72,10 @@ class Prefetching:
 
     async def _wanted(self, running: Running, bucket: Bucket) -> AsyncIterator[tuple[str, Facts]]:
         spec = running.spec
+        if spec.plan:
+            async for key, facts in self._planned(running, bucket):
+                yield key, facts
+            return
         if spec.keys or spec.manifest:
             keys = spec.keys or await self._manifest(running)
             for key in keys:
@@ -86,6 +92,29 @@ class Prefetching:
             if not page.after:
                 return
             after = page.after
+
+    async def _planned(self, running: Running, bucket: Bucket) -> AsyncIterator[tuple[str, Facts]]:
+        """What a plan reads under the source, each object once, in its order. Raises BatchError."""
+        spec = running.spec
+        plan = await self._catalog.plan(spec.plan)
+        snapshot = await self._catalog.snapshot(plan.snapshot)
+        if bucket.name not in shelves_of(snapshot, self._buckets):
+            raise BatchError("BadRequest", f"the plan {spec.plan[:12]} reads nothing of {bucket.name}")
+        objects, shelves = snapshot.objects, {bucket.name: shelf_name(bucket)}
+        samples = await asyncio.to_thread(epoch_samples, plan, snapshot, spec.epoch)
+        seen: set[str] = set()
+        numbers = {
+            key: number for number, key in enumerate(objects.keys) if objects.bucket_of(number) == bucket.name
+        }
+        for piece in pieces_read(snapshot, samples, shelves):
+            if piece.key in seen or not piece.key.startswith(spec.source.prefix):
+                continue
+            seen.add(piece.key)
+            number = numbers[piece.key]
+            if snapshot.kind == "objects":
+                yield piece.key, Facts(int(objects.sizes[number]), objects.etags[number], 0)
+            else:  # a compressed archive's size is another one in a snapshot
+                yield piece.key, await self._backed.reader.facts(bucket, piece.key)
 
     async def _manifest(self, running: Running) -> tuple[str, ...]:
         """The lines of an object, of any bucket that the job's maker may read."""

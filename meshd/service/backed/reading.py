@@ -205,12 +205,21 @@ class BackedReader:
             ahead.close()
 
     def groups(
-        self, bucket: Bucket, key: str, facts: Facts, offset: int, length: int
+        self,
+        bucket: Bucket,
+        key: str,
+        facts: Facts,
+        offset: int,
+        length: int,
+        first: tuple[int, Flight] | None = None,
     ) -> AsyncGenerator[Sequence[Span], None]:
-        """Bytes of an object of this ETag, a group of open files at a time."""
+        """Bytes of an object of this ETag, a group of open files at a time. `first`: the chunk they begin in,
+        on its way; given away."""
         if not length:
+            if first is not None:
+                first[1].release()
             return _nothing()
-        return self._groups(bucket, key, facts, offset, length, None)
+        return self._groups(bucket, key, facts, offset, length, first)
 
     async def _chunk(
         self, ahead: _Ahead, number: int, begin: int, stop: int

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from meshd.control.buckets import Bucket
     from meshd.origin.interface import Facts
     from meshd.service.archives.reading import Archives
+    from meshd.service.backed.flights import Flight
     from meshd.service.backed.service import BackedService
     from meshd.service.remotewire import FarRecord
     from meshd.store.records import Record
@@ -107,15 +108,23 @@ class OriginSamples:
             return await asyncio.to_thread(self._store.read, own, part.offset, length)
         bucket, reader = self._bucket(part.bucket), self._backed.reader
         facts = self._backed.shelf.held(bucket, part.key)
+        first: Flight | None = None
         if facts is None or facts.etag != part.etag:
-            facts = await self._asked(bucket, part)
-        length = facts.size - part.offset if part.length < 0 else part.length
-        if part.size not in (-1, facts.size):
-            return await self._inflated(part, facts)
-        if part.offset + length > facts.size:
-            raise OriginChangedError(f"s3://{part.bucket}/{part.key} has another size")
+            first = await reader.begun(bucket, part.key, part.offset // CHUNK, part.etag)
+        try:
+            facts = facts if first is None else await first.started()
+            assert facts is not None
+            length = facts.size - part.offset if part.length < 0 else part.length
+            if part.size not in (-1, facts.size):
+                return await self._inflated(part, facts)
+            if facts.etag != part.etag or part.offset + length > facts.size:
+                raise OriginChangedError(f"s3://{part.bucket}/{part.key} was replaced")
+            flown = None if first is None else (part.offset // CHUNK, first.hold())
+        finally:
+            if first is not None:
+                first.release()
         pieces = []
-        async with aclosing(reader.groups(bucket, part.key, facts, part.offset, length)) as groups:
+        async with aclosing(reader.groups(bucket, part.key, facts, part.offset, length, flown)) as groups:
             async for spans in groups:
                 pieces += [os.pread(span.fd, span.length, span.offset) for span in spans]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -130,19 +139,6 @@ class OriginSamples:
         if plain.size != part.size:
             raise OriginChangedError(f"s3://{part.bucket}/{part.key} has another size")
         return await asyncio.to_thread(self._store.read, plain, part.offset, part.length)
-
-    async def _asked(self, bucket: Bucket, part: Part) -> Facts:
-        """What the origin says of the object, with the first bytes that are wanted. They are cached, or what
-        follows joins their flight."""
-        reader = self._backed.reader
-        flight = await reader.begun(bucket, part.key, part.offset // CHUNK, part.etag)
-        try:
-            facts = await flight.started()
-            if facts.etag != part.etag:
-                raise OriginChangedError(f"s3://{part.bucket}/{part.key} was replaced")
-            return facts
-        finally:
-            flight.release()
 
     async def bring(self, name: str, key: str, etag: str, size: int) -> None:
         """Have all of an object in the cache. Raises BatchError."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from meshd.origin.interface import Facts
-from meshd.store.errors import NotCachedError
+from meshd.store.errors import NotCachedError, StoreError
 from meshd.store.records import Meta
 
 if TYPE_CHECKING:
@@ -107,6 +107,17 @@ class Shelf:
     def chunk(self, shelf: str, key: str, etag: str, number: int) -> Record | None:
         """A chunk of a large object."""
         return self.cache.get(_chunks(shelf), _chunk_key(key, etag, number))
+
+    def bytes_of(self, bucket: Bucket, key: str, facts: Facts, number: int) -> bytes | None:
+        """A cached piece (-1: all of a small object) of this ETag, if it is there (blocking)."""
+        shelf = shelf_name(bucket)
+        record = self.cache.get(shelf, key) if number < 0 else self.chunk(shelf, key, facts.etag, number)
+        if record is None or record.etag != facts.etag:
+            return None
+        try:
+            return self.cache.read(record, 0, record.size)
+        except StoreError:  # evicted this moment, or damaged: the origin has it
+            return None
 
     def pieces(self) -> Iterator[tuple[Piece, int]]:
         """Everything that is cached, with the data file it lies in (0: none)."""

@@ -159,14 +159,17 @@ class JobDesk:
                     job = self._find(caller, job_id)
         return described(job)
 
-    async def cancel(self, caller: Caller, job_id: str) -> dict[str, Any]:
-        """Ask a job to end; one that has ended stays as it is. Raises BatchError NoSuchJob."""
+    async def cancel(self, caller: Caller, job_id: str, *, pause: bool = False) -> dict[str, Any]:
+        """Ask a job to end; one that has ended stays as it is, but one that is paused can be cancelled. With
+        `pause` it is meant to be started again. Raises BatchError NoSuchJob."""
         self._find(caller, job_id)
 
         def decide(present: Job | None) -> Job | None:
+            if present is not None and present.state == "paused" and not pause:
+                return msgspec.structs.replace(present, state="cancelled", pause=False)
             if present is None or present.ended:
                 return None
-            return msgspec.structs.replace(present, cancel=True)
+            return msgspec.structs.replace(present, cancel=True, pause=pause)
 
         job = await self._table.change(job_id, decide)
         return described(job if job is not None else self._find(caller, job_id))
@@ -199,7 +202,7 @@ def described(job: Job) -> dict[str, Any]:
     return {
         "id": job.job_id,
         "kind": job.kind,
-        "state": "cancelling" if job.cancel and not job.ended else job.state,
+        "state": ("pausing" if job.pause else "cancelling") if job.cancel and not job.ended else job.state,
         "run": job.run,
         "owner": job.principal.user_id,
         "spec": json.loads(job.spec),

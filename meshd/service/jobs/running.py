@@ -91,7 +91,7 @@ class JobRunner:
             if job.cancel and task is not None:
                 task.cancel()
             elif job.cancel:
-                await self._end(job.job_id, "cancelled")
+                await self._end(job.job_id, _stopped(job))
             elif task is None and len(self._running) < AT_A_TIME:
                 self._running[job.job_id] = self._tasks.spawn(self._run(job), job.job_id)
         metrics.jobs_waiting.set(len(alive) - len(self._running))
@@ -112,7 +112,7 @@ class JobRunner:
             present = self._table.get(job.job_id)
             if present is None or not present.cancel:
                 raise  # the node stops: the next start goes on
-            await self._end(job.job_id, "cancelled", tally)
+            await self._end(job.job_id, _stopped(present), tally)
         except Exception as error:
             await self._end(job.job_id, "failed", tally, _explained(error, job.job_id))
         else:
@@ -165,7 +165,14 @@ def _turn(job: Job) -> tuple[bool, int, str]:
 
 def _merged(present: Job | None, wanted: Job) -> Job | None:
     """`wanted`, without forgetting that its end was asked for meanwhile."""
-    return None if present is None else msgspec.structs.replace(wanted, cancel=present.cancel)
+    if present is None:
+        return None
+    return msgspec.structs.replace(wanted, cancel=present.cancel, pause=present.pause)
+
+
+def _stopped(job: Job) -> State:
+    """What a job is whose end was asked for."""
+    return "paused" if job.pause else "cancelled"
 
 
 def _saved(job: Job | None, tally: Tally, rate: float) -> Job:

@@ -172,10 +172,10 @@ def cancel(session: Session, job_id: str) -> None:
     show_stopped(session, job_id)
 
 
-def show_stopped(session: Session, job_id: str) -> None:
+def show_stopped(session: Session, job_id: str, *, pause: bool = False) -> None:
     """Stop a job, and say how far it came."""
     with session.client() as client:
-        found = jobs.cancel_job(client.transport, job_id)
+        found = (jobs.pause_job if pause else jobs.cancel_job)(client.transport, job_id)
         if not found.ended:
             found = jobs.show_job(client.transport, job_id, wait=10)
     _show(session, found, f"{found.id} {found.state}: {_summary(found)}")

@@ -40,6 +40,7 @@ def prefetch() -> None:
     mesh prefetch s3://photos/train/                    all that begins so
     mesh prefetch s3://photos --keys wanted.txt         these keys, one a line
     mesh prefetch s3://photos --manifest s3://lists/train.txt
+    mesh prefetch s3://photos --plan HASH               what a plan reads, in its order
     mesh prefetch pause ID; mesh prefetch resume ID     what is cached stays
     """
 
@@ -48,15 +49,29 @@ def prefetch() -> None:
 @click.argument("source", type=RemoteType())
 @click.option("--keys", type=click.Path(exists=True, dir_okay=False), help="A file of keys, one a line.")
 @click.option("--manifest", metavar="URL", help="An object of keys, one a line; for more than 1000.")
+@click.option("--plan", metavar="HASH", help="The samples of a plan, in the order it reads them.")
+@click.option("--epoch", type=click.IntRange(0), metavar="N", help="Of the plan.  [0]")
 @detach_option
 @shared_options
-def start(session: Session, source: Remote, keys: str | None, manifest: str | None, detach: bool) -> int:
+def start(
+    session: Session,
+    source: Remote,
+    keys: str | None,
+    manifest: str | None,
+    plan: str | None,
+    epoch: int | None,
+    detach: bool,
+) -> int:
     """Starts a job that reads SOURCE into the cache, and follows it."""
     document: dict[str, Any] = {"kind": "prefetch", "source": str(source)}
     if keys is not None:
         document["keys"] = [line.strip() for line in Path(keys).read_text().splitlines() if line.strip()]
     if manifest is not None:
         document["manifest"] = manifest
+    if plan is not None:
+        document["plan"] = plan
+    if epoch is not None:
+        document["epoch"] = epoch
     if keys is not None and not document["keys"]:
         raise ConfigurationError(f"{keys} names no key")
     return run_job(session, document, detach=detach)
@@ -67,7 +82,7 @@ def start(session: Session, source: Remote, keys: str | None, manifest: str | No
 @shared_options
 def pause(session: Session, job_id: str) -> None:
     """Stops a prefetch; `resume` goes on with what is missing."""
-    show_stopped(session, job_id)
+    show_stopped(session, job_id, pause=True)
 
 
 @prefetch.command()
