@@ -40,6 +40,14 @@ class Faults:
     fail: int = 0
     cut: int = 0
     cut_after: int = 1 << 20
+    reset: int = 0
+    """Requests whose connection is reset before an answer."""
+    stall: int = 0
+    """Answers that stop after `cut_after` bytes and never go on."""
+    short: int = 0
+    """Answers whose connection is closed in order after `cut_after` bytes."""
+    lie: int = 0
+    """Answers to GET that claim another ETag."""
     heads: list[str] = field(default_factory=list)
     """First lines of the requests that passed, with their ranges."""
 
@@ -100,6 +108,13 @@ class Proxy:
                     answer = await upstream[0].readuntil(b"\r\n\r\n")
                 if faults.delay:
                     await asyncio.sleep(faults.delay)
+                if faults.reset > 0:
+                    faults.reset -= 1
+                    writer.transport.abort()
+                    break
+                if faults.lie > 0 and line.startswith("GET "):
+                    faults.lie -= 1
+                    answer = re.sub(rb"(?i)\r\netag: *[^\r]*", b'\r\nETag: "%032x"' % faults.lie, answer)
                 if faults.fail > 0:
                     faults.fail -= 1
                     writer.write(b"HTTP/1.1 503 Slow\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
@@ -139,6 +154,10 @@ class Proxy:
         left = int(length[1]) if length else 0
         cuts = faults.cut > 0 and left > faults.cut_after
         faults.cut -= cuts
+        stalls = faults.stall > 0 and left > faults.cut_after
+        faults.stall -= stalls
+        shortens = faults.short > 0 and left > faults.cut_after
+        faults.short -= shortens
         while left:
             data = await upstream.read(min(left, _STEP))
             if not data:
@@ -147,6 +166,11 @@ class Proxy:
             sent += len(data)
             to.write(data)
             await to.drain()
+            if shortens and sent >= faults.cut_after:
+                return False
+            if stalls and sent >= faults.cut_after:
+                await self._stop.wait()
+                return False
             if cuts and sent >= faults.cut_after:
                 to.transport.abort()
                 return False

@@ -39,6 +39,13 @@ def small(origin: Place, tmp_path: Path) -> Iterator[Daemon]:
         yield daemon
 
 
+@pytest.fixture(scope="module")
+def shared(_origin: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """For what depends on nothing else in the cache."""
+    with small_daemon(_origin, tmp_path_factory.mktemp("shared")) as daemon:
+        yield daemon
+
+
 def test_the_cache_is_bounded_and_a_part_of_an_epoch_stays(small: Daemon, origin: Place) -> None:
     rng = random.Random(1)
     data = {f"{index:03d}": rng.randbytes(256 * KIB) for index in range(160)}  # 40 MiB
@@ -57,10 +64,10 @@ def test_the_cache_is_bounded_and_a_part_of_an_epoch_stays(small: Daemon, origin
     assert metric(small, "meshd_cache_capacity_bytes") == 16 * MIB
 
 
-def test_large_objects_in_a_small_cache_are_read_right(small: Daemon, origin: Place) -> None:
+def test_large_objects_in_a_small_cache_are_read_right(shared: Daemon, origin: Place) -> None:
     data = os.urandom(40 * MIB)
     put(origin, "huge", "h", data)
-    client = bucket(small, origin, "huge", immutable=True)
+    client = bucket(shared, origin, "huge", immutable=True)
     for _ in range(3):
         assert read(client, "huge", "h") == data
     assert read(client, "huge", "h", Range="bytes=30000000-30000009") == data[30000000:30000010]
@@ -85,25 +92,25 @@ def test_pins_and_quotas(small: Daemon, origin: Place) -> None:
     assert len(origin.faults.gets("pinned/")) == before
 
 
-def test_a_restart_keeps_the_cache(small: Daemon, origin: Place) -> None:
+def test_a_restart_keeps_the_cache(shared: Daemon, origin: Place) -> None:
     put(origin, "again", "k", b"x" * 1000)
-    client = bucket(small, origin, "again", immutable=True)
+    client = bucket(shared, origin, "again", immutable=True)
     until_kept(client, "again", "k", origin)
-    small.restart()
+    shared.restart()
     origin.faults.refuse = True
-    assert read(small.client(), "again", "k") == b"x" * 1000
-    small.kill()
-    small.up()
-    assert read(small.client(), "again", "k") == b"x" * 1000
+    assert read(shared.client(), "again", "k") == b"x" * 1000
+    shared.kill()
+    shared.up()
+    assert read(shared.client(), "again", "k") == b"x" * 1000
 
 
-def test_a_bucket_made_anew_has_nothing_of_the_old(small: Daemon, origin: Place) -> None:
+def test_a_bucket_made_anew_has_nothing_of_the_old(shared: Daemon, origin: Place) -> None:
     put(origin, "anew", "k", b"old")
-    client = bucket(small, origin, "anew", immutable=True)
+    client = bucket(shared, origin, "anew", immutable=True)
     until_kept(client, "anew", "k", origin)
     client.delete_bucket(Bucket="anew")
     put(origin, "anew", "k", b"new")
-    bucket(small, origin, "anew", immutable=True)
+    bucket(shared, origin, "anew", immutable=True)
     assert read(client, "anew", "k") == b"new"
     client.delete_bucket(Bucket="anew")
     client.create_bucket(Bucket="anew")
@@ -138,14 +145,14 @@ def test_prefetching(small: Daemon, origin: Place, tmp_path: Path) -> None:
 
 
 def test_prefetch_paused_and_resumed_from_the_command_line(
-    small: Daemon, origin: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    shared: Daemon, origin: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for index in range(40):
         put(origin, "slowly", f"{index:02d}", os.urandom(KIB))
-    bucket(small, origin, "slowly")
-    monkeypatch.setenv("MESH_ENDPOINT", small.endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", small.access_key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", small.secret_key)
+    bucket(shared, origin, "slowly")
+    monkeypatch.setenv("MESH_ENDPOINT", shared.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", shared.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", shared.secret_key)
     origin.faults.delay = 0.5
     assert run(["prefetch", "s3://slowly", "--detach"]) == 0
     job = capsys.readouterr().out.split()[0]
@@ -159,21 +166,21 @@ def test_prefetch_paused_and_resumed_from_the_command_line(
     assert run(["bucket", "change", "slowly", "--ttl", "5", "--quota", "1GiB"]) == 0
     assert run(["bucket", "show", "slowly", "--json"]) == 0
     assert '"quota": 1073741824' in capsys.readouterr().out.replace('":1', '": 1')
-    with sdk(small) as mesh:
+    with sdk(shared) as mesh:
         assert buckets.show_bucket(mesh.transport, "slowly").origin["ttl"] == 5
 
 
-def test_a_prefetch_goes_on_where_the_daemon_was_killed(small: Daemon, origin: Place) -> None:
+def test_a_prefetch_goes_on_where_the_daemon_was_killed(shared: Daemon, origin: Place) -> None:
     for index in range(60):
         put(origin, "killed", f"{index:02d}", os.urandom(KIB))
-    bucket(small, origin, "killed", immutable=True)
+    bucket(shared, origin, "killed", immutable=True)
     origin.faults.delay = 0.4
-    with sdk(small) as mesh:
+    with sdk(shared) as mesh:
         job = jobs.start_job(mesh.transport, {"kind": "prefetch", "source": "s3://killed/"}).id
         eventually(lambda: jobs.show_job(mesh.transport, job).progress.written >= 20)
-        small.kill()
+        shared.kill()
         origin.faults.delay = 0
-        small.up()
+        shared.up()
         done = jobs.wait_for_job(mesh.transport, job)
     assert (done.state, done.progress.outputs, done.failed) == ("done", 60, 0)
     assert done.progress.there >= 10  # what was cached before the kill is left alone

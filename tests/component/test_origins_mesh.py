@@ -94,7 +94,7 @@ def test_copies_between_nodes(mesh: Mesh, clients: list[Any], origin: Place) -> 
 
 
 def test_an_epoch_through_any_node(mesh: Mesh, origin: Place) -> None:
-    fill(mesh["n3"], origin)
+    fill(mesh["n3"], origin, "far", "here")
     hashes = []
     for node in mesh.nodes.values():
         with sdk(node) as client:

@@ -21,7 +21,6 @@ from tests.component.test_sdk_training import picture
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from meshd.testing.daemons import Daemon
     from tests.component.origin_places import Place
@@ -29,9 +28,9 @@ if TYPE_CHECKING:
 PHOTOS = 40
 
 
-@pytest.fixture
-def small(origin: Place, tmp_path: Path) -> Iterator[Daemon]:
-    with small_daemon(origin, tmp_path) as daemon:
+@pytest.fixture(scope="module")
+def small(_origin: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with small_daemon(_origin, tmp_path_factory.mktemp("small"), cache="64MiB") as daemon:
         yield daemon
 
 
@@ -39,13 +38,15 @@ def keys() -> list[str]:
     return [f"train/{'cat' if number % 2 else 'dog'}/{number:03}.jpg" for number in range(PHOTOS)]
 
 
-def fill(daemon: Daemon, origin: Place, **options: Any) -> None:
-    """The same photographs in a bucket `here` and in one at the origin, `far`."""
-    client = bucket(daemon, origin, "far", **options)
-    client.create_bucket(Bucket="here")
+def fill(daemon: Daemon, origin: Place, far: str, here: str = "", **options: Any) -> None:
+    """The same photographs in a bucket at the origin, and in one that lives `here`."""
+    client = bucket(daemon, origin, far, **options)
+    if here:
+        client.create_bucket(Bucket=here)
     for number, key in enumerate(keys()):
-        put(origin, "far", key, picture(number))
-        client.put_object(Bucket="here", Key=key, Body=picture(number))
+        put(origin, far, key, picture(number))
+        if here:
+            client.put_object(Bucket=here, Key=key, Body=picture(number))
 
 
 def opened(client: mesh.Client, name: str) -> mesh.Dataset:
@@ -72,38 +73,38 @@ def tar_of(members: dict[str, bytes]) -> bytes:
 
 
 def test_an_epoch_is_that_of_a_bucket_that_lives_here(small: Daemon, origin: Place) -> None:
-    fill(small, origin)
+    fill(small, origin, "far", "here")
     with sdk(small) as client:
         far = opened(client, "far")
         assert epoch(far) == epoch(opened(client, "here"))
         fetched = len(origin.faults.gets("far/train"))
         assert fetched <= PHOTOS + 1
-        eventually(lambda: metric(small, "meshd_cache_plans") == 1)  # what is read next is known to the cache
+        eventually(lambda: metric(small, "meshd_cache_plans") >= 1)  # what is read next is known to the cache
         origin.faults.refuse = True  # what was read is cached, and content by its ETag needs no question
         assert len(epoch(far)) == 5
 
 
 def test_an_object_that_changed_is_told(small: Daemon, origin: Place) -> None:
-    fill(small, origin, ttl=0.0)
+    fill(small, origin, "changes", ttl=0.0)
     with sdk(small) as client:
-        far = opened(client, "far")
+        far = opened(client, "changes")
         assert far.plan()
-        put(origin, "far", keys()[3], picture(7) + b"\0")
+        put(origin, "changes", keys()[3], picture(7) + b"\0")
         with pytest.raises(MeshError, match=r"replaced|changed"):
             epoch(far)
 
 
 def test_a_plan_is_prefetched_in_its_order(small: Daemon, origin: Place) -> None:
-    fill(small, origin)
+    fill(small, origin, "planned")
     with sdk(small) as client:
-        far = opened(client, "far")
+        far = opened(client, "planned")
         plan = mesh.Loader(far, 8, seed=5, output="numpy").plan
-        wanted = {"kind": "prefetch", "source": "s3://far/train/", "plan": plan.hash, "epoch": 1}
+        wanted = {"kind": "prefetch", "source": "s3://planned/train/", "plan": plan.hash, "epoch": 1}
         done = jobs.wait_for_job(client.transport, jobs.start_job(client.transport, wanted).id)
         assert (done.state, done.progress.outputs, done.failed) == ("done", PHOTOS, 0), done
-        before = len(origin.faults.gets("far/train"))
+        before = len(origin.faults.gets("planned/train"))
         assert len(epoch(far, 1)) == 5
-        assert len(origin.faults.gets("far/train")) == before
+        assert len(origin.faults.gets("planned/train")) == before
 
 
 def test_shards_lines_and_gathers(small: Daemon, origin: Place) -> None:

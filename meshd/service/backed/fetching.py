@@ -11,12 +11,12 @@ import asyncio
 import itertools
 import logging
 import mmap
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
 from meshd.kit.singleflight import SingleFlight
 from meshd.kit.tasks import Tasks
-from meshd.origin.errors import OriginDownError, OriginError, OriginMissingError
+from meshd.origin.errors import OriginChangedError, OriginDownError, OriginError, OriginMissingError
 from meshd.service.backed.flights import Flight
 from meshd.service.backed.origins import pieces_of
 from meshd.service.backed.shelf import CHUNK, Piece, shelf_name
@@ -25,7 +25,7 @@ from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
     from meshd.control.buckets import Bucket
-    from meshd.origin.interface import Facts
+    from meshd.origin.interface import Facts, Reply
     from meshd.service.backed.origins import Origins
     from meshd.service.backed.shelf import Shelf
 
@@ -33,6 +33,7 @@ _log = logging.getLogger("meshd.origins")
 _AT_ONCE: Final = 48  # fetches of one process: so many pieces are in memory, beside what is being read
 _TRIES: Final = 4  # of a piece whose bytes stop coming
 _REMEMBERED: Final = 100_000  # keys whose last write is remembered
+_STILL: Final = 8.0  # seconds without a byte, then the rest is asked for anew
 _PAUSE: Final = 0.1  # seconds before the second, then twice as long
 
 Name = tuple[str, str, int]
@@ -107,6 +108,9 @@ class Fetcher:
         except Exception as error:
             if not isinstance(error, OriginError):
                 _log.exception("a fetch failed", extra={"bucket": bucket.name})
+            if isinstance(error, OriginChangedError):  # what is known of it is not so any more
+                with suppress(OriginError):
+                    await self.check(bucket, key)
             flight.failed(error if isinstance(error, OriginError) else OriginDownError(str(error)))
         finally:
             if not flight.done:
@@ -146,8 +150,7 @@ class Fetcher:
                     if writes == self._count(bucket, key):
                         await self._learn(bucket, key, reply.facts)
                     flight.began(reply.facts, reply.length)
-                async for piece in pieces_of(reply):
-                    flight.take(piece)
+                await _take(reply, flight)
                 flight.check()
             except OriginMissingError:
                 if not flight.have and writes == self._count(bucket, key):
@@ -217,6 +220,20 @@ class Fetcher:
 
     async def aclose(self) -> None:
         await self._tasks.aclose()
+
+
+async def _take(reply: Reply, flight: Flight) -> None:
+    """All bytes of a reply. Raises OriginError, OriginDownError too for one that stands still."""
+    async with aclosing(pieces_of(reply)) as pieces:
+        while True:
+            try:
+                async with asyncio.timeout(_STILL):
+                    piece = await anext(pieces, None)
+            except TimeoutError:
+                raise OriginDownError(f"the origin sent nothing for {_STILL:g} seconds") from None
+            if piece is None:
+                return
+            flight.take(piece)
 
 
 class _mapped:

@@ -14,7 +14,7 @@ from meshd.origin.errors import OriginDownError, OriginError
 from meshd.origin.opening import open_origin
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
     from pathlib import Path
 
     from meshd.control.buckets import Bucket
@@ -112,7 +112,7 @@ class GuardedOrigin:
             await self._origin.delete(keys)
 
 
-async def pieces_of(reply: Reply) -> AsyncIterator[bytes]:
+async def pieces_of(reply: Reply) -> AsyncGenerator[bytes, None]:
     """The bytes of a reply, no more than it promised."""
     left = reply.length
     async for piece in reply.pieces:

@@ -1,0 +1,148 @@
+"""Origins that are down, slow, flaky or lie: what is cached is served, the rest is right or clearly fails."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+from botocore.exceptions import BotoCoreError, ClientError
+
+from tests.component.origin_working import bucket, code, eventually, put, read, until_kept
+
+if TYPE_CHECKING:
+    from meshd.testing.daemons import Daemon
+    from tests.component.origin_places import Place
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("fault", ["cut", "short", "reset", "fail"])
+def test_what_breaks_now_and_then_is_asked_for_again(backed: Daemon, origin: Place, fault: str) -> None:
+    data = os.urandom(11 * MIB)
+    put(origin, f"flaky-{fault}", "big", data)
+    put(origin, f"flaky-{fault}", "small", data[:1000])
+    client = bucket(backed, origin, f"flaky-{fault}")
+    setattr(origin.faults, fault, 2)
+    assert read(client, f"flaky-{fault}", "big") == data
+    setattr(origin.faults, fault, 1)
+    assert read(client, f"flaky-{fault}", "small") == data[:1000]
+
+
+def test_a_connection_that_stands_still_is_given_up(backed: Daemon, origin: Place) -> None:
+    data = os.urandom(3 * MIB)
+    put(origin, "still", "k", data)
+    client = bucket(backed, origin, "still")
+    origin.faults.stall = 1
+    assert read(client, "still", "k") == data
+    gets = origin.faults.gets("still/k")
+    assert len(gets) == 2
+    assert (
+        int(gets[1].rpartition("=")[2].partition("-")[0]) >= MIB // 2
+    )  # what had come is not asked for again
+
+
+def test_a_slow_origin_holds_up_nobody_else(backed: Daemon, origin: Place) -> None:
+    data = os.urandom(2 * MIB)
+    put(origin, "slow", "trickles", data)
+    put(origin, "slow", "kept", b"kept")
+    client = bucket(backed, origin, "slow", immutable=True)
+    until_kept(client, "slow", "kept", origin)
+    origin.faults.rate = MIB
+    with ThreadPoolExecutor(1) as pool:
+        trickling = pool.submit(read, backed.client(), "slow", "trickles")
+        for _ in range(20):
+            assert read(client, "slow", "kept") == b"kept"
+        assert not trickling.done()
+        assert trickling.result() == data
+
+
+def test_an_origin_that_lies_about_its_etag_gives_no_mixture(backed: Daemon, origin: Place) -> None:
+    data = os.urandom(20 * MIB)
+    put(origin, "lies", "big", data)
+    client = bucket(backed, origin, "lies")
+    origin.faults.lie = 2
+    try:
+        found = read(client, "lies", "big")
+    except (ClientError, BotoCoreError):
+        pass  # refused, or cut in the middle: never bytes of two versions
+    else:
+        assert found == data
+    origin.faults.lie = 0
+    eventually(lambda: _or_nothing(client, "lies", "big") == data)
+
+
+def _or_nothing(client: object, name: str, key: str) -> bytes:
+    try:
+        return read(client, name, key)
+    except (ClientError, BotoCoreError):
+        return b""
+
+
+def test_an_object_that_changes_under_readers_is_old_or_new(backed: Daemon, origin: Place) -> None:
+    """Versions of several chunks, replaced while they are read: what comes whole is of one version."""
+    versions = [bytes([number]) * (17 * MIB + number) for number in range(4)]
+    put(origin, "moving", "k", versions[0])
+    bucket(backed, origin, "moving", ttl=0.0)
+    stop, wrong, whole = threading.Event(), list[int](), list[int]()
+
+    def reading() -> None:
+        client = backed.client()
+        while not stop.is_set():
+            found = _or_nothing(client, "moving", "k")
+            if found:
+                whole.append(found[0])
+            if found and found != versions[found[0]]:
+                wrong.append(found[0])
+
+    with ThreadPoolExecutor(2) as pool:
+        readers = [pool.submit(reading) for _ in range(2)]
+        for number in (1, 2, 3):
+            put(origin, "moving", "k", versions[number])
+            eventually(lambda number=number: whole[-1:] == [number])
+        stop.set()
+        for reader in readers:
+            reader.result()
+    assert not wrong
+
+
+def test_down_is_told_at_once_and_passes(backed: Daemon, origin: Place) -> None:
+    put(origin, "gone", "a", b"a")
+    put(origin, "gone", "b", b"b")
+    client = bucket(backed, origin, "gone", ttl=0.0)
+    until_kept(client, "gone", "a", origin)
+    origin.faults.refuse = True
+    assert code(client.get_object, Bucket="gone", Key="b") == "ServiceUnavailable"
+    asked = len(origin.faults.heads)
+    for _ in range(10):  # nobody waits for it while it is known to be down
+        assert code(client.get_object, Bucket="gone", Key="b") == "ServiceUnavailable"
+        assert code(client.list_objects_v2, Bucket="gone") == "ServiceUnavailable"
+        assert read(client, "gone", "a") == b"a"
+    assert len(origin.faults.heads) == asked
+    origin.faults.refuse = False
+    eventually(lambda: _or_nothing(client, "gone", "b") == b"b")
+    origin.faults.fail = 1000
+    assert code(backed.client().get_object, Bucket="gone", Key="never") == "ServiceUnavailable"
+    origin.faults.fail = 0
+    eventually(lambda: code(client.get_object, Bucket="gone", Key="never") == "NoSuchKey")
+
+
+def test_listings_and_what_is_not_there_are_remembered(backed: Daemon, origin: Place) -> None:
+    put(origin, "known", "a", b"a")
+    client = bucket(backed, origin, "known", ttl=300.0)
+    other = [backed.client() for _ in range(6)]
+    assert code(client.get_object, Bucket="known", Key="no") == "NoSuchKey"
+    asked = len(origin.faults.heads)
+    assert {code(each.get_object, Bucket="known", Key="no") for each in other} == {"NoSuchKey"}
+    assert {code(each.head_object, Bucket="known", Key="no") for each in other} == {"404"}
+    assert len(origin.faults.heads) == asked
+    for each in other:
+        assert [found["Key"] for found in each.list_objects_v2(Bucket="known")["Contents"]] == ["a"]
+    assert len(origin.faults.heads) - asked <= 2  # a page is asked for once by each worker
+    client.put_object(Bucket="known", Key="no", Body=b"now")
+    for each in other:
+        assert read(each, "known", "no") == b"now"
+        found = each.list_objects_v2(Bucket="known")["Contents"]
+        assert [entry["Key"] for entry in found] == ["a", "no"]
