@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from meshd.cluster.membership import lease_name
 from meshd.cluster.probing import answers
+from meshd.cluster.redundancy import redundancy
 from meshd.control.interface import ControlError, LeaseLostError
 from meshd.telemetry import metrics
 from meshwire.cluster import transitions as turn
@@ -183,5 +184,9 @@ def measure(cluster: ClusterMap) -> None:
     """Tell the metrics what the map says."""
     metrics.cluster_map_version.set(cluster.version)
     metrics.cluster_moving.set(cluster.moving)
+    if cluster.version:
+        short, lost = redundancy(cluster, cluster.copies)
+        metrics.cluster_slots_short.set(short)
+        metrics.cluster_slots_lost.set(lost)
     for state in STATES:
         metrics.cluster_nodes.labels(state).set(sum(node.state == state for node in cluster.nodes))

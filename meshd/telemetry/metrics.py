@@ -58,6 +58,12 @@ cluster_nodes = _gauge(
 cluster_moving = _gauge(
     "meshd_cluster_moving", "1 while data is carried to where the map wants it.", mode="mostrecent"
 )
+cluster_slots_short = _gauge(
+    "meshd_cluster_slots_short", "Slots of which fewer copies are there than are to be.", mode="mostrecent"
+)
+cluster_slots_lost = _gauge(
+    "meshd_cluster_slots_lost", "Slots of which no node that has everything answers.", mode="mostrecent"
+)
 cluster_control_failures = _counter(
     "meshd_cluster_control_failures_total", "Calls to the control store that failed, of the steward."
 )

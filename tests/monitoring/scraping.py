@@ -41,6 +41,8 @@ class Prometheus:
                 found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
                 return found
         except urllib.error.HTTPError as error:
+            if error.code == 503:  # it is not ready yet
+                raise
             raise AssertionError(f"{expr}: {error.read().decode()}") from error
 
     def wait(self, expr: str) -> list[dict[str, Any]]:

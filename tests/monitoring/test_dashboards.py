@@ -13,6 +13,7 @@ import yaml
 
 import meshsdk as mesh
 from meshd.testing.daemons import Daemon
+from meshd.testing.meshes import Mesh
 from meshoperator.monitoring.dashboards import DASHBOARDS
 from meshoperator.monitoring.panels import COLUMNS, document
 from meshoperator.monitoring.rules import RECORDINGS, rule_groups
@@ -53,15 +54,26 @@ def test_panels_do_not_overlap_and_have_words() -> None:
 
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """A Prometheus beside a node that did a little of everything."""
+    """A Prometheus beside a node that did a little of everything, and a mesh of two."""
     place = tmp_path_factory.mktemp("prometheus")
     rules = place / "rules.yaml"
     rules.write_text(yaml.safe_dump(rule_groups()).replace("interval: 30s", "interval: 1s"))
-    with Daemon.start() as daemon:
+    with Daemon.start() as daemon, Mesh.start(2) as pair:
         work(daemon, place)
-        with prometheus(place, [urlsplit(daemon.endpoint).netloc], rules) as found:
+        mesh_work(pair)
+        nodes = [urlsplit(endpoint).netloc for endpoint in (daemon.endpoint, *pair.endpoints.values())]
+        with prometheus(place, nodes, rules) as found:
             found.wait("count_over_time(meshd_processes_up[30s]) > 3")
             yield found
+
+
+def mesh_work(pair: Mesh) -> None:
+    """Objects that every node is asked for."""
+    client = pair["n1"].client()
+    client.create_bucket(Bucket="shared")
+    for number in range(8):
+        client.put_object(Bucket="shared", Key=f"{number}", Body=b"shared")
+        pair["n2"].client().get_object(Bucket="shared", Key=f"{number}")
 
 
 def work(daemon: Daemon, place: Path) -> None:

@@ -36,6 +36,88 @@ CASES: dict[str, tuple[Series, Series]] = {
         {f'up{{job="shardmesh", {AT}}}': "1x100 0x140"},
         {f'up{{job="shardmesh", {AT}}}': "1x100 0 1x140", 'up{job="other", instance="x"}': "0x240"},
     ),
+    "ShardmeshNodeAway": (
+        {
+            f'meshd_cluster_nodes{{state="away", {AT}}}': "0x100 1x140",
+            'meshd_cluster_nodes{state="away", instance="n2:9000"}': "0x240",
+        },
+        {
+            f'meshd_cluster_nodes{{state="away", {AT}}}': "0x100 1 0x140",
+            f'meshd_cluster_nodes{{state="up", {AT}}}': "3x240",
+        },
+    ),
+    "ShardmeshDataUnavailable": (
+        {f"meshd_cluster_slots_lost{{{AT}}}": "0x100 12x140"},
+        {f"meshd_cluster_slots_lost{{{AT}}}": "0x240", f"meshd_cluster_slots_short{{{AT}}}": "9x240"},
+    ),
+    "ShardmeshCopiesMissing": (
+        {f"meshd_cluster_slots_short{{{AT}}}": "0x100 512x140"},
+        {f"meshd_cluster_slots_short{{{AT}}}": "0x200 512x20 0x20"},  # made again in time
+    ),
+    "ShardmeshControlStoreLost": (
+        {f"meshd_cluster_lease_held{{{AT}}}": "1x100 0x140", f"meshd_cluster_map_version{{{AT}}}": "7x240"},
+        {
+            f"meshd_cluster_lease_held{{{AT}}}": "1x100 0 1x140",
+            f"meshd_cluster_map_version{{{AT}}}": "7x240",
+            'meshd_cluster_lease_held{instance="alone:9000"}': "0x240",
+        },
+    ),
+    "ShardmeshMapsDiffer": (
+        {
+            f"meshd_cluster_map_version{{{AT}}}": "7x100 9x140",
+            'meshd_cluster_map_version{instance="n2:9000"}': "7x240",
+        },
+        {
+            f"meshd_cluster_map_version{{{AT}}}": "7x100 9x140",
+            'meshd_cluster_map_version{instance="n2:9000"}': "7x101 9x139",
+            'meshd_cluster_map_version{instance="alone:9000"}': "0x240",
+        },
+    ),
+    "ShardmeshMovementStuck": (
+        {
+            f"meshd_cluster_moving{{{AT}}}": "0x100 1x140",
+            f"meshd_moves_entered_total{{{AT}}}": "0+50x100 5000x140",
+            f"meshd_moves_rounds_total{{{AT}}}": "3x240",
+        },
+        {
+            f"meshd_cluster_moving{{{AT}}}": "0x100 1x140",
+            f"meshd_moves_entered_total{{{AT}}}": "0x240",
+            f"meshd_moves_rounds_total{{{AT}}}": "3x240",
+            'meshd_moves_entered_total{instance="n2:9000"}': grows(50),
+        },
+    ),
+    "ShardmeshWritesRefused": (
+        {f"meshd_replication_refused_total{{{AT}}}": grows(1)},
+        {f"meshd_replication_refused_total{{{AT}}}": "4x240", f"meshd_replication_behind{{{AT}}}": "2x240"},
+    ),
+    "ShardmeshOriginFails": (
+        {
+            f"meshd_origin_errors_total{{{AT}}}": grows(10),
+            f"meshd_origin_fetches_total{{{AT}}}": grows(50),
+            f"meshd_origin_checks_total{{{AT}}}": grows(50),
+        },
+        {
+            f"meshd_origin_errors_total{{{AT}}}": grows(1),
+            f"meshd_origin_fetches_total{{{AT}}}": grows(50),
+            f"meshd_origin_checks_total{{{AT}}}": grows(50),
+            'meshd_origin_errors_total{instance="quiet:9000"}': "5x240",
+            'meshd_origin_fetches_total{instance="quiet:9000"}': "9x240",
+            'meshd_origin_checks_total{instance="quiet:9000"}': "0x240",
+        },
+    ),
+    "ShardmeshWriteBackStuck": (
+        {
+            f"meshd_origin_dirty_objects{{{AT}}}": "12x240",
+            f'meshd_origin_bytes_total{{direction="written", {AT}}}': "77x240",
+            f'meshd_origin_bytes_total{{direction="read", {AT}}}': grows(1000),
+        },
+        {
+            f"meshd_origin_dirty_objects{{{AT}}}": "12x240",
+            f'meshd_origin_bytes_total{{direction="written", {AT}}}': grows(1000),
+            'meshd_origin_dirty_objects{instance="n2:9000"}': "0x240",
+            'meshd_origin_bytes_total{direction="written", instance="n2:9000"}': "5x240",
+        },
+    ),
     "ShardmeshProcessesMissing": (
         {f'meshd_processes_up{{role="steward", {AT}}}': "1x100 0x140"},
         {

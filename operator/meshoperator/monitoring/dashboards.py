@@ -27,6 +27,7 @@ def _quantile(q: float, metric: str, *labels: str, more: str = "") -> str:
 
 _OP_TIME: Final = _rate("meshd_op_seconds_total", "op")
 _FAILED: Final = _rate("meshd_http_requests_total", more='status=~"5.."')
+_HITS: Final = _rate("meshd_cache_reads_total", more='result="hit"')
 
 CLUSTER: Final = Dashboard(
     "shardmesh-cluster",
@@ -131,8 +132,135 @@ CLUSTER: Final = Dashboard(
                 ),
             ),
         ),
+        Row(
+            "The mesh",
+            (
+                Panel(
+                    "Nodes by state",
+                    (Query(f"max by (state) (meshd_cluster_nodes{{{_AT}}})", "{{state}}"),),
+                    "none",
+                    "By the map. `mesh cluster status` names them. away: the runbook of ShardmeshNodeAway.",
+                    width=8,
+                    stacked=True,
+                ),
+                Panel(
+                    "Copies that are missing",
+                    (
+                        Query(f"max(meshd_cluster_slots_short{{{_AT}}})", "slots with too few copies"),
+                        Query(f"max(meshd_cluster_slots_lost{{{_AT}}})", "slots that nobody can answer for"),
+                    ),
+                    "short",
+                    "Of all slots of the map (16,384, if you did not choose). 0 when all is well; falls to 0 "
+                    "while a lost node's share is made again.",
+                    width=8,
+                ),
+                Panel(
+                    "Control store and map",
+                    (
+                        Query(f"min(meshd_cluster_lease_held{{{_AT}}})", "1: every node reaches it"),
+                        Query(
+                            f"max(meshd_cluster_map_version{{{_AT}}})"
+                            f" - min(meshd_cluster_map_version{{{_AT}}} > 0)",
+                            "versions between newest and oldest map",
+                        ),
+                    ),
+                    "none",
+                    "0 and a growing distance: nodes that cannot reach the control store.",
+                    width=8,
+                ),
+                Panel(
+                    "Fetched from other nodes to be kept",
+                    (Query(_rate("meshd_moves_bytes_total", "instance"), "{{instance}}"),),
+                    "Bps",
+                    "By nodes that join, return, take a share over, or repair. It gives way to clients.",
+                    width=8,
+                ),
+                Panel(
+                    "Movement",
+                    (
+                        Query(f"max(meshd_cluster_moving{{{_AT}}})", "1: the map wants data elsewhere"),
+                        Query(
+                            f"sum by (instance) (meshd_moves_lacking{{{_AT}}}) or vector(0)",
+                            "{{instance}} is known to lack",
+                        ),
+                    ),
+                    "short",
+                    "Stays at 1 and nothing is fetched: runbook of ShardmeshMovementStuck.",
+                    width=8,
+                ),
+                Panel(
+                    "Passed on to the node that answers",
+                    (Query(f"{_rate('meshd_forwarded_total', 'result')} or vector(0)", "{{result}}"),),
+                    "reqps",
+                    "misdirected: by another map, asked again; unreachable: another copy was asked. Clients "
+                    "that know the map go straight to the owner.",
+                    width=8,
+                    stacked=True,
+                ),
+                Panel(
+                    "Until a write is at all its nodes",
+                    (
+                        Query(_quantile(0.5, "meshd_replication_seconds"), "half are faster"),
+                        Query(_quantile(0.99, "meshd_replication_seconds"), "99 % are faster"),
+                    ),
+                    "s",
+                    "From the decider's commit on. Clients wait for it.",
+                ),
+                Panel(
+                    "Writes that are not everywhere",
+                    (
+                        Query(f"sum by (instance) (meshd_replication_behind{{{_AT}}})", "{{instance}} waits"),
+                        Query(_rate("meshd_replication_refused_total", "instance"), "{{instance}} refused"),
+                    ),
+                    "short",
+                    "Those that wait for a node, and those that were answered with 503 a second.",
+                ),
+            ),
+        ),
+        Row(
+            "Origins",
+            (
+                Panel(
+                    "Reads served by the cache",
+                    (
+                        Query(
+                            f"({_HITS} or vector(0)) / ({_rate('meshd_cache_reads_total')} or vector(0))",
+                            "hit ratio",
+                        ),
+                    ),
+                    "percentunit",
+                    "Of objects and chunks of buckets with an origin.",
+                    width=8,
+                ),
+                Panel(
+                    "Bytes from and to origins",
+                    (
+                        Query(
+                            f"{_rate('meshd_origin_bytes_total', 'direction')} or vector(0)", "{{direction}}"
+                        ),
+                    ),
+                    "Bps",
+                    "What the cache cannot serve, prefetching, and what is written through and back.",
+                    width=8,
+                ),
+                Panel(
+                    "Trouble with origins",
+                    (
+                        Query(_rate("meshd_origin_errors_total", "instance"), "{{instance}} failed requests"),
+                        Query(
+                            f"sum by (instance) (meshd_origin_dirty_objects{{{_AT}}}) or vector(0)",
+                            "{{instance}} not written back yet",
+                        ),
+                    ),
+                    "short",
+                    "Runbooks of ShardmeshOriginFails and ShardmeshWriteBackStuck.",
+                    width=8,
+                ),
+            ),
+        ),
     ),
 )
+
 
 TRAINING: Final = Dashboard(
     "shardmesh-training",

@@ -78,6 +78,13 @@ RECORDINGS: Final = (
         "histogram_quantile(0.99, sum by (instance, le) (rate(meshd_store_sync_seconds_bucket[5m])))",
     ),
     Recording(
+        "instance:meshd_origin_errors:ratio5m",
+        "sum by (instance) (rate(meshd_origin_errors_total[5m]))"
+        " / (sum by (instance) (rate(meshd_origin_fetches_total[5m]))"
+        " + sum by (instance) (rate(meshd_origin_checks_total[5m]))"
+        " + sum by (instance) (rate(meshd_origin_errors_total[5m])))",
+    ),
+    Recording(
         "instance:meshd_bad_samples:ratio5m",
         _share("meshd_transform_failures_total", 'meshd_transform_samples_total{op="row"}'),
     ),
@@ -91,6 +98,63 @@ ALERTS: Final = (
         "critical",
         "{{ $labels.instance }} does not answer",
         "Prometheus has not reached this node for two minutes. Data with another copy is served by that one.",
+    ),
+    Alert(
+        "ShardmeshNodeAway",
+        'max(meshd_cluster_nodes{state="away"}) > 0',
+        "2m",
+        "warning",
+        "{{ $value | humanize }} nodes of the mesh do not answer the others",
+        "What they hold has a copy less. They are given up after --down-after where nothing is lost by it.",
+    ),
+    Alert(
+        "ShardmeshDataUnavailable",
+        "max(meshd_cluster_slots_lost) > 0",
+        "1m",
+        "critical",
+        "Of {{ $value | humanize }} slots of the map no node that has everything answers",
+        "Reads and writes of names in these slots are refused (503) until one of their nodes is back.",
+    ),
+    Alert(
+        "ShardmeshCopiesMissing",
+        "max(meshd_cluster_slots_short) > 0",
+        "30m",
+        "warning",
+        "{{ $value | humanize }} slots of the map have fewer copies than they should",
+        "For half an hour: longer than a node may be away before its share is made again elsewhere.",
+    ),
+    Alert(
+        "ShardmeshControlStoreLost",
+        "meshd_cluster_lease_held == 0 and meshd_cluster_map_version > 0",
+        "2m",
+        "critical",
+        "{{ $labels.instance }} cannot reach the control store",
+        "Data is read and written all the same; nobody is marked away, and no bucket, user or key changes.",
+    ),
+    Alert(
+        "ShardmeshMapsDiffer",
+        "max(meshd_cluster_map_version) - min(meshd_cluster_map_version > 0) > 0",
+        "3m",
+        "warning",
+        "Some nodes go by a cluster map that is {{ $value | humanize }} versions old",
+        "They cannot reach the control store. What they decide nobody takes; what they read may be old.",
+    ),
+    Alert(
+        "ShardmeshMovementStuck",
+        "max(meshd_cluster_moving) > 0 and sum(increase(meshd_moves_entered_total[15m])) == 0"
+        " and sum(increase(meshd_moves_rounds_total[15m])) == 0",
+        "30m",
+        "warning",
+        "Data is to be carried, and nothing moves",
+        "No node has fetched anything or ended a comparison for three quarters of an hour.",
+    ),
+    Alert(
+        "ShardmeshWritesRefused",
+        "sum by (instance) (increase(meshd_replication_refused_total[10m])) > 0",
+        "0m",
+        "critical",
+        "{{ $labels.instance }} refused {{ $value | humanize }} writes that not all copies took",
+        "A node that has to have them did not take them within 15 s, and the map does not say it is away.",
     ),
     Alert(
         "ShardmeshProcessesMissing",
@@ -188,6 +252,23 @@ ALERTS: Final = (
         "warning",
         "{{ $labels.instance }} could not write {{ $value | humanize }} audit lines",
         "The disk of the audit log is full or too slow; requests are served all the same.",
+    ),
+    Alert(
+        "ShardmeshOriginFails",
+        "instance:meshd_origin_errors:ratio5m > 0.05",
+        "5m",
+        "warning",
+        "{{ $value | humanizePercentage }} of what {{ $labels.instance }} asks origins for fails",
+        "What is cached is served; the rest of buckets with an origin fails.",
+    ),
+    Alert(
+        "ShardmeshWriteBackStuck",
+        "min_over_time(meshd_origin_dirty_objects[30m]) > 0"
+        ' and on (instance) increase(meshd_origin_bytes_total{direction="written"}[30m]) == 0',
+        "0m",
+        "warning",
+        "{{ $value | humanize }} objects on {{ $labels.instance }} do not get to their origin",
+        "They are kept here, with their copies, until they are there; nothing was written to it for 30 min.",
     ),
     Alert(
         "ShardmeshTrainingStarves",
