@@ -54,13 +54,19 @@ class Board:
     holdings: dict[tuple[str, str], tuple[Holding, ...]] = field(default_factory=dict)
     planned: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
     unplaced: dict[tuple[str, str], str] = field(default_factory=dict)
+    version: int = 0
+    """Another one when a dataset lies elsewhere than before."""
 
     def tell(self, namespace: str, name: str, holdings: Iterable[Holding]) -> None:
         """What was seen of a dataset."""
-        self.holdings[namespace, name] = tuple(holdings)
+        key, now = (namespace, name), tuple(holdings)
+        if key not in self.holdings or holders(self.holdings[key]) != holders(now):
+            self.version += 1
+        self.holdings[key] = now
 
     def forget(self, namespace: str, name: str) -> None:
         """It is gone."""
+        self.version += 1
         self.holdings.pop((namespace, name), None)
         self.planned.pop((namespace, name), None)
         self.unplaced.pop((namespace, name), None)

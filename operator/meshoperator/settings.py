@@ -26,6 +26,9 @@ class OperatorSettings:
     """ClusterRole the account is bound to in every namespace with a mesh; empty: somebody else does that."""
     service_monitors: bool = False
     """Whether the API of ServiceMonitors is there."""
+    endpoint: str = ""
+    """Where meshes answer, with `{name}` and `{namespace}` in it; empty: their Services. For an operator that
+    runs outside of the cluster."""
     webhook: tuple[str, int] | None = None
     """Where the webhook listens; None: there is none."""
     webhook_certificates: str = ""
@@ -67,6 +70,8 @@ class OperatorSettings:
             "metrics_port": int(said("METRICS_PORT") or 0),
             "service_monitors": said("SERVICE_MONITORS") == "true",
         }
+        if said("ENDPOINT"):
+            found["endpoint"] = said("ENDPOINT")
         if said("DAEMON_ACCOUNT"):
             found["daemon_account"] = said("DAEMON_ACCOUNT")
         if said("PLAN_SECONDS"):

