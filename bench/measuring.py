@@ -18,6 +18,7 @@ from bench import (
     gathering,
     limits,
     loading,
+    passing,
     preparing,
     resharding,
     residency,
@@ -40,7 +41,17 @@ if TYPE_CHECKING:
     from bench.servers import Server
 
 GATHERS = tuple(row.name for row in gather_rows(FULL))
-SPECIAL = ("limits", "ops", "userops", "loaders", "memory", *GATHERS, resharding.NAME, restoring.NAME)
+SPECIAL = (
+    "limits",
+    "ops",
+    "userops",
+    "loaders",
+    "memory",
+    *GATHERS,
+    resharding.NAME,
+    restoring.NAME,
+    passing.NAME,
+)
 DEBIAN = {"wrk": "wrk", "nginx": "nginx-light"}
 NO_WRK = "wrk is not installed: `apt-get install wrk`"
 Outcome = tuple[str, tuple[Figure, ...], dict[str, str]]
@@ -116,6 +127,8 @@ class Bench:
         if name == restoring.NAME:
             figures = restoring.measure(self.scale, self.scratch / "run", self.say)
             return restoring.title(self.scale), tuple(figures), {}
+        if name == passing.NAME:
+            return self._pass_on()
         if name in GATHERS:
             return self._gather(next(row for row in gather_rows(self.scale) if row.name == name))
         return self._store(next(row for row in store_rows(self.scale) if row.name == name))
@@ -139,6 +152,12 @@ class Bench:
             return title, (), dict(self.absent)
         folder = self.scratch / "run" / "resharding"
         return title, tuple(resharding.measure(server, self.scale, folder, self.say)), {}
+
+    def _pass_on(self) -> Outcome:
+        reason = passing.missing()
+        if reason:
+            return passing.TITLE, (), {passing.NAME: reason}
+        return passing.TITLE, tuple(passing.measure(self.scale, self.scratch / "run", self.say)), {}
 
     def _album(self) -> albums.Album:
         self.say(f"making {self.scale.photographs} photographs")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench import confining, machine, resharding, restoring
+from bench import confining, machine, passing, resharding, restoring
 from bench.gathering import GATHER, gather_rows
 from bench.preparing import BARE, NODE, NOTES
 from bench.rows import store_rows
@@ -249,6 +249,32 @@ def restore_section(rows: Mapping[str, RowResult]) -> list[str]:
     ]
 
 
+def passing_section(rows: Mapping[str, RowResult], scale: Scale) -> list[str]:
+    """A mesh: any node answers, at what price."""
+    result = rows.get(passing.NAME)
+    if result is None:
+        return []
+    lines, bars = [], []
+    for size in passing.sizes(scale):
+        for name in (size.direct, size.passed):
+            rate = number(result.value(name, "rate"), 0)
+            costs = [number(result.value(name, metric), 0) for metric in passing.COSTS]
+            lines.append([name, rate, *costs])
+        ratio, apart = passing.ratio(result, size), passing.apart(result, size)
+        bars.append(
+            [f"{size.title}: passed on ÷ direct", number(ratio, 2, "×"), verdict(ratio, passing.LEAST)]
+        )
+        bars.append(
+            [f"{size.title}: by processor time", number(apart, 2, "×"), verdict(apart, passing.LEAST)]
+        )
+    return [
+        "## Any node of a mesh",
+        passing.TEXT,
+        table(["GET", "a second", "µs of the other node", "µs of the holder"], lines),
+        table(BARS_HEAD, bars),
+    ]
+
+
 def ops_section(rows: Mapping[str, RowResult]) -> list[str]:
     """The ops on one core."""
     result = rows.get("ops")
@@ -427,6 +453,7 @@ def render(rows: Mapping[str, RowResult], scale: Scale, peers: Path) -> str:
         *gather_section(rows, scale),
         *reshard_section(rows),
         *restore_section(rows),
+        *passing_section(rows, scale),
         *ops_section(rows),
         *userops_section(rows),
         *loader_section(rows),
