@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from meshd.cluster.comparing import Digests, Item, Scope, Wanting  # noqa: TC001  msgspec reads annotations
+from meshd.kit.pulse import PIECE
 from meshd.store.changes import bare, bare_part, bare_upload
 from meshd.store.errors import CorruptExtentError, StoreError
 from meshd.store.inventory import InventoryPage
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from meshd.store.records import Span
     from meshd.store.store import Store
 
-_SLICE: Final = 200  # names looked at in one turn of the loop: less than two milliseconds
+_SLICE: Final = 100  # names looked at in one turn of the loop: a millisecond
 _LOOKS: Final = 40_000  # in one call: an answer comes before anybody loses patience
 _SMALL: Final = 1 << 20
 _TOGETHER: Final = 64
@@ -87,20 +88,20 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
 encode: Final = msgspec.msgpack.Encoder().encode
 
 
-async def _turn() -> None:
+async def _turn(size: int) -> None:
     await asyncio.sleep(0)
 
 
 class Offers:
     """One a process. `damaged` is told of versions whose bytes fail their checksum: name and stamp; `rest` is
-    awaited between two pieces of work."""
+    awaited after each piece of work, with its bytes."""
 
     def __init__(
         self,
         store: Store,
         copies_of: Callable[[str], int],
         damaged: Callable[[bytes, int], None] = lambda name, stamp: None,
-        rest: Callable[[], Awaitable[None]] = _turn,
+        rest: Callable[[int], Awaitable[None]] = _turn,
     ) -> None:
         self._store, self._copies_of, self._damaged, self._rest = store, copies_of, damaged, rest
 
@@ -117,7 +118,7 @@ class Offers:
             after = page.after
             if not after:
                 break
-            await self._rest()
+            await self._rest(PIECE)
         sums, sizes = (each.astype(_U64).tobytes() for each in (found.sums(), found.sizes()))
         return DigestsGiven(sums, found.names, self._store.graves_since(), after, sizes)
 
@@ -136,7 +137,7 @@ class Offers:
             after = page.after
             if not after or len(names) >= wanted.limit:
                 break
-            await self._rest()
+            await self._rest(PIECE)
         return InventoryPage(tuple(names), after, self._store.graves_since())
 
     async def frames(self, wanted: FetchWanted) -> AsyncIterator[bytes]:
@@ -151,13 +152,14 @@ class Offers:
                     small = []
                 async for piece in self._large(frame, source, item):
                     yield piece
-                    await self._rest()
+                    await self._rest(len(piece))
                 continue
             small.append((item, frame, source or _EMPTY))
             if len(small) == _TOGETHER or sum(each.size for *_, each in small) > _SMALL:
-                yield await self._all_of(small)
+                answer = await self._all_of(small)
+                yield answer
                 small = []
-                await self._rest()
+                await self._rest(len(answer))
         if small:
             yield await self._all_of(small)
 

@@ -25,6 +25,8 @@ from meshd.cluster.offers import (
     encode,
 )
 from meshd.kit import failpoints
+from meshd.kit.budgets import Budget
+from meshd.kit.pulse import PIECE
 from meshd.net.peers import PeerRefusedError, PeerUnreachableError
 from meshd.net.pieces import PieceError
 from meshd.store.changes import Amended, Marked, PartOf, UploadBegun, UploadEnded, VersionGone
@@ -50,8 +52,11 @@ _STREAMS: Final = 4  # fetched from one holder at a time
 _BATCH_BYTES: Final = 4 << 20
 _BATCH_ITEMS: Final = 256
 _LARGE: Final = 1 << 20
-_ENTERING: Final = 512  # small ones on their way to the disk
-_PAGE: Final = 2000
+_RUN: Final = 512  # removals entered at once
+_ENTERING: Final = 32 << 20  # bytes of small ones on their way to the disk
+_EACH: Final = 64 << 10  # what one of them costs besides
+_PAGE: Final = 1000
+_SLICE: Final = 100  # names compared in one turn of the loop
 _SILENCE: Final = 60.0
 
 
@@ -188,7 +193,7 @@ class Pull:
         self._rest, self._standing, self._drop = rest, standing, drop
         self.tally = tally
         self._batches: asyncio.Queue[tuple[Item, ...] | None] = asyncio.Queue(2 * _STREAMS)
-        self._entering = asyncio.Semaphore(_ENTERING)
+        self._entering = Budget(_ENTERING)
 
     async def run(self) -> Tally:
         """Raises HolderLostError, DiskFullError, DiskFailedError; what was entered by then stays."""
@@ -241,7 +246,9 @@ class Pull:
             page = await self._holder.inventory(InventoryWanted(scope, after, _PAGE))
             mine = await own.up_to(page.after)
             ended: list[Ended] = []
-            for theirs in page.names:
+            for number, theirs in enumerate(page.names):
+                if number % _SLICE == 0:
+                    await self._rest(PIECE)
                 self.tally.names += 1
                 lacks = lacking(mine.get(theirs.name), theirs)
                 ended += lacks.ended
@@ -256,8 +263,8 @@ class Pull:
 
     async def _end(self, ended: list[Ended]) -> None:
         self.tally.lacked += len(ended)
-        for start in range(0, len(ended), _ENTERING):
-            run = ended[start : start + _ENTERING]
+        for start in range(0, len(ended), _RUN):
+            run = ended[start : start + _RUN]
             await asyncio.gather(*[self._store.apply(_change(each)) for each in run])
             self.tally.entered += len(run)
 
@@ -313,7 +320,7 @@ class Pull:
                     elif frame.size > _LARGE:
                         await self._stream_in(item, frame, stream)
                     else:
-                        await self._entering.acquire()
+                        await self._entering.take(frame.size + _EACH)
                         body = await stream.take(frame.size)
                         group.create_task(self._enter(item, frame, body))
         except BaseExceptionGroup as errors:
@@ -337,7 +344,7 @@ class Pull:
         except StoreError:  # it ended, or something it stands on came apart from it: compared again
             self.tally.lost += 1
         finally:
-            self._entering.release()
+            self._entering.give(frame.size + _EACH)
         await self._rest(len(body))
 
     async def _stream_in(self, item: Item, frame: Frame, stream: _Stream) -> None:
@@ -375,24 +382,23 @@ class _Stream:
         self._held = b""
         self._at = 0
 
-    async def _more(self) -> None:
-        piece = await anext(self._pieces, b"")
-        if not piece:
-            raise HolderLostError("the holder broke off")
-        self._held, self._at = self._held[self._at :] + piece, 0
-
     async def take(self, size: int) -> bytes:
         """Exactly so many bytes."""
-        while len(self._held) - self._at < size:
-            await self._more()
-        start, self._at = self._at, self._at + size
-        return self._held[start : self._at]
+        taken, left = [], size
+        while left:
+            piece = await self.some(left)
+            left -= len(piece)
+            taken.append(piece)
+        return taken[0] if len(taken) == 1 else b"".join(taken)
 
     async def some(self, most: int) -> bytes:
-        """At least one byte, at most `most`."""
+        """At least one byte, at most `most`; of what has arrived."""
         if self._at == len(self._held):
-            await self._more()
-        return await self.take(min(most, len(self._held) - self._at))
+            self._held, self._at = await anext(self._pieces, b""), 0
+            if not self._held:
+                raise HolderLostError("the holder broke off")
+        start, self._at = self._at, min(self._at + most, len(self._held))
+        return self._held if self._at - start == len(self._held) else self._held[start : self._at]
 
     async def skip(self, size: int) -> None:
         while size:

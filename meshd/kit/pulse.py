@@ -19,7 +19,9 @@ _cell: Final = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
 _versions: Final = memoryview(mmap.mmap(-1, 8 * _MOST)).cast("q")
 _times: Final = memoryview(mmap.mmap(-1, 8 * _MOST)).cast("d")
 _BUSY: Final = 0.25  # seconds for which a request says that there are clients
-_SLOT: Final = 0.02
+_PAUSE: Final = 0.002
+_CALL: Final = 8 << 10  # bytes that take as long as what is done around them
+PIECE: Final = 512 << 10
 
 
 def heard(now: float) -> None:
@@ -46,11 +48,13 @@ def gone_by(now: float, grace: float) -> int:
 
 
 class Courtesy:
-    """Background work in every other slot of time, while there are clients; without pause when there are
-    none."""
+    """Background work in small pieces, each followed by a pause, while there are clients; without pauses when
+    there are none. One a process, for all of its background work."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._done = 0
+        self._turn = asyncio.Lock()
 
     @property
     def busy(self) -> bool:
@@ -58,9 +62,14 @@ class Courtesy:
         return 0 <= self._clock.monotonic() - _cell[0] < _BUSY and _cell[0] > 0
 
     async def rest(self, size: int = 0) -> None:
-        """Between two pieces of work."""
-        now = self._clock.monotonic()
-        if self.busy and int(now / _SLOT) % 2:
-            await asyncio.sleep(_SLOT - now % _SLOT)
-        else:
+        """After a piece of work of so many bytes; PIECE for what keeps the event loop for a millisecond."""
+        if not self.busy:
             await asyncio.sleep(0)
+            return
+        self._done += size + _CALL
+        async with self._turn:  # one after the other: clients wait for one piece at most
+            if self._done < PIECE:
+                await asyncio.sleep(0)
+                return
+            self._done -= PIECE
+            await asyncio.sleep(_PAUSE)
