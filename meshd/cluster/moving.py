@@ -100,6 +100,9 @@ class Mover:
             except StoreError as error:
                 _log.exception("what is missing here cannot be stored")
                 await self.reporter.wait(_TROUBLE + str(error))
+            except Exception as error:
+                _log.exception("movement failed; it is tried again")
+                await self.reporter.wait(f"movement failed: {type(error).__name__}")
             soon = self._soon or self.reporter.now.doing == "waiting"
             await self._mesh.newer_than(version, _AGAIN if soon else _PATIENCE)
 

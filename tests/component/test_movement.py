@@ -18,7 +18,10 @@ from meshd.cluster.progress import Progress
 from meshd.cluster.pulling import HolderLostError
 from meshd.control.clustermaps import ClusterMaps
 from meshd.runtime.moving import mover
+from meshd.store.epochs import decided_by
+from meshd.store.errors import StaleEpochError
 from meshd.store.records import Meta
+from meshd.store.versionintents import ForgetGraves
 from meshd.testing.store_writing import put, put_part
 from meshwire.cluster import routes, transitions
 from tests.component.mesh_nodes import running_nodes
@@ -232,3 +235,115 @@ def test_an_owner_that_cannot_be_asked_is_waited_for() -> None:
         assert found.map().node("n2").state == "up"  # type: ignore[union-attr]  # it is there
 
     run(doing, 2)
+
+
+async def _forget(found: World, node_ids: tuple[str, ...]) -> None:
+    """Removals are remembered for so long, and no longer."""
+    for node_id in node_ids:
+        store = found.store(node_id)
+        await store._submit(ForgetGraves(found.nodes[node_id].node.clock.now_ms() * 10**6, b""))
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_a_node_that_was_away_for_too_long_brings_nothing_back(
+    given_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshd.cluster.moving.SKEW", 0)
+    monkeypatch.setattr("meshd.cluster.releasing.SKEW", 0)
+
+    async def doing(found: World) -> None:
+        await found.store("n2").stand(found.nodes["n2"].node.clock.now_ms() * 10**6)
+        await found.change(transitions.missed, "n2")
+        if given_up:
+            await found.change(transitions.lost, "n2")
+            await found.move(without=("n2",))
+        gone = range(0, NAMES, 3)
+        for each in gone:
+            for node_id in ("n1", "n3"):
+                await found.store(node_id).delete("b", f"k{each}")
+        await _forget(found, ("n1", "n3"))
+        await found.change(transitions.joined, found.nodes["n2"].member)
+        await found.move()
+        assert found.map().node("n2").state == "up"  # type: ignore[union-attr]  # it is there
+        await found.check(NAMES - len(gone))
+
+    run(doing)
+
+
+def test_what_owners_have_not_got_stays() -> None:
+    async def doing(found: World) -> None:
+        table = routes(found.map(), 2)
+        owners = {node.node_id for node in table.of("b", "odd").writers}
+        [other] = set(found.nodes) - owners
+        record = await put(found.store(other), "odd", b"only here")
+        one = found.movers[other]
+        await one.turn()
+        assert b"b\0odd" in await found.held(other)
+        assert (one.reporter.now.kept, one.reporter.now.clear) == (1, 0)
+        for node_id in owners:
+            writer = found.store(node_id).replica_writer("b", "odd", size=9)
+            await writer.write(b"only here")
+            await writer.commit_as(record)
+        await one.turn()
+        assert b"b\0odd" not in await found.held(other)
+        assert (one.reporter.now.kept, one.reporter.now.clear) == (0, found.map().version)
+
+    run(doing)
+
+
+def test_nothing_goes_while_a_process_of_the_node_answers_by_an_earlier_map() -> None:
+    async def doing(found: World) -> None:
+        cluster, known = found.map(), [0]
+        sources = replace(found.movers["n1"]._sources, known=lambda: known[0])
+        found.movers["n1"]._sources = sources
+        await found.change(transitions.drained, "n1")
+        await found.move()
+        assert not found.map().moving
+        assert await found.held("n1")
+        known[0] = cluster.version
+        await found.movers["n1"].turn()
+        assert await found.held("n1")
+        known[0] = found.map().version
+        await found.movers["n1"].turn()
+        assert await found.held("n1") == {}
+
+    run(doing)
+
+
+def test_whoever_was_compared_with_decides_by_no_earlier_map() -> None:
+    async def doing(found: World) -> None:
+        await found.change(transitions.reweighed, "n1", 2)
+        version = found.map().version
+        await found.movers["n2"].repair()
+        with decided_by(version - 1), pytest.raises(StaleEpochError):
+            await put(found.store("n1"), "late", b"x")
+        with decided_by(version):
+            await put(found.store("n1"), "in time", b"x")
+
+    run(doing, 2)
+
+
+def test_a_mover_that_is_broken_off_goes_on_where_it_was() -> None:
+    async def doing(found: World) -> None:
+        await found.change(transitions.missed, "n2")
+        await found.change(transitions.lost, "n2")
+        await found.move(without=("n2",))
+        await found.store("n2").drop(list((await found.held("n2")).values()))
+        await found.change(transitions.joined, found.nodes["n2"].member)
+        one, seen = found.movers["n2"], 0
+
+        async def break_off(size: int) -> None:
+            nonlocal seen
+            seen += bool(size)
+            if seen > 10:
+                raise ConnectionAbortedError
+
+        one._sources = replace(one._sources, rest=break_off)
+        with pytest.raises(ConnectionAbortedError):
+            await one.turn()
+        assert await found.held("n2")
+        found.movers["n2"] = mover(found.nodes["n2"].node)
+        await found.move()
+        await found.check(NAMES)
+
+    run(doing)
