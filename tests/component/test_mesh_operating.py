@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -54,6 +55,7 @@ def test_a_drained_node_is_empty_and_can_be_removed(mesh: Mesh) -> None:
     assert command(mesh, "drain", "n2").returncode == 0
     mesh.await_map(lambda found: not found.moving)
     assert nodes(mesh)["n2"]["empty"]
+    assert any(line.startswith("n2") and "0%" in line for line in command(mesh, "status").stdout.splitlines())
     refused = command(mesh, "remove", "n2")
     assert (refused.returncode, "stop it first" in refused.stderr) == (1, True)
     mesh.stop("n2")
@@ -72,6 +74,9 @@ def test_a_drain_can_be_taken_back(mesh: Mesh) -> None:
 def test_a_node_whose_disk_is_lost_is_replaced_by_an_empty_one(mesh: Mesh) -> None:
     mesh.kill("n3")
     mesh.await_state("n3", "away")
+    text = command(mesh, "status").stdout
+    assert "does not answer; its share waits for it" in text
+    assert text.count("has what no other node that is up has: do not stop it") == 2
     assert "n3 is down" in command(mesh, "replace", "n3").stdout
     mesh.empty("n3")
     mesh.up("n3")
@@ -117,7 +122,12 @@ def test_others_than_root_learn_the_map_and_change_nothing(mesh: Mesh) -> None:
     mesh["n2"].access_key, access = key["access_key"], mesh["n2"].access_key
     mesh["n2"].secret_key, secret = key["secret_key"], mesh["n2"].secret_key
     try:
-        assert mesh["n2"].request("GET", "/-/map").status == 200
+        for _ in range(600):  # other nodes learn of a key a moment later
+            found = mesh["n2"].request("GET", "/-/map")
+            if found.status == 200:
+                break
+            threading.Event().wait(0.1)
+        assert found.status == 200
         assert mesh["n2"].request("GET", "/-/cluster").status == 403
         drained = mesh["n2"].request("POST", "/-/cluster/nodes/n1", b'{"action": "drain"}')
         assert drained.status == 403

@@ -107,24 +107,44 @@ def _change(session: Session, node: str, action: str, **rest: Any) -> None:
 
 
 def _lines(found: dict[str, Any]) -> Iterator[str]:
-    moving = "data is on the move" if found["moving"] else "all data is where it belongs"
     nodes, copies = _count(len(found["nodes"]), "node"), _count(found["copies"], "copy", "copies")
-    yield f"map {found['version']}, {nodes}, {copies}: {moving}"
+    yield f"map {found['version']}, {nodes}, {copies}: {_moving(found)}"
     if found["control"] != "reached":
-        yield f"the control store is out of reach: {found['control']}"
+        yield f"the control store is out of reach (data is served all the same): {found['control']}"
     rows: list[tuple[str, ...]] = [("node", "state", "zone", "roles", "share", "endpoint", "")]
-    rows += [_row(node, found["slots"]) for node in found["nodes"]]
+    now, wanted = (sum(node[name] for node in found["nodes"]) for name in ("slots", "slots_wanted"))
+    hurt = any(node["state"] == "away" for node in found["nodes"])
+    rows += [_row(node, now, wanted, hurt=hurt) for node in found["nodes"]]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _moving(found: dict[str, Any]) -> str:
+    moved = found["movement"]
+    if not found["moving"] and not moved["takers"]:
+        return "all data is where it belongs"
+    words = ["data is on the move"]
+    if moved["bytes_total"]:
+        words.append(f"{human(moved['bytes_moved'])} of {human(moved['bytes_total'])}")
+    if moved["eta_seconds"]:
+        words.append(f"about {_time(moved['eta_seconds'])} left")
+    return ", ".join(words)
 
 
 def _count(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
-def _row(node: dict[str, Any], slots: int) -> tuple[str, ...]:
-    now, wanted = (f"{100 * node[name] / slots:.0f}%" for name in ("slots", "slots_wanted"))
+def _time(seconds: int) -> str:
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{round(seconds / size)} {unit}"
+    return f"{seconds} s"
+
+
+def _row(node: dict[str, Any], slots: int, slots_wanted: int, *, hurt: bool) -> tuple[str, ...]:
+    now, wanted = _share(node["slots"], slots), _share(node["slots_wanted"], slots_wanted)
     return (
         node["id"],
         node["state"] + (" (drains)" if node["leaving"] and node["state"] != "draining" else ""),
@@ -132,23 +152,37 @@ def _row(node: dict[str, Any], slots: int) -> tuple[str, ...]:
         ",".join(node["roles"]),
         now if now == wanted else f"{now}→{wanted}",
         node["endpoint"],
-        _note(node),
+        "; ".join(_notes(node, hurt=hurt)),
     )
 
 
-def _note(node: dict[str, Any]) -> str:
-    notes = []
-    if node["empty"]:
-        notes.append(f"empty: mesh cluster remove {node['id']}")
+def _share(slots: int, of: int) -> str:
+    return f"{100 * slots / of:.0f}%" if of else "-"
+
+
+def _notes(node: dict[str, Any], *, hurt: bool) -> Iterator[str]:
+    if node["empty"] and (node["drain"] is None or node["drain"]["empty"]):
+        stop = "" if node["state"] in ("away", "down") else "stop it, then "
+        yield f"empty: {stop}mesh cluster remove {node['id']}"
+    elif node["empty"]:
+        yield "its share is elsewhere; looks whether something else is left"
     elif node["state"] in _ADVICE:
-        notes.append(_ADVICE[node["state"]])
-    if node["state"] == "away" and node["only_copies"]:
-        notes.append("has what no other node that is up has")
+        yield _ADVICE[node["state"]]
+    if hurt and node["only_copies"]:
+        words = "has what no other node that is up has"
+        yield words if node["state"] == "away" else f"{words}: do not stop it"
     if node["lease"] is False and node["state"] not in ("away", "down"):
-        notes.append("does not renew its lease")
-    work = node["work"]
-    if work and work.get("doing", "idle") != "idle":
-        notes.append(f"{work['doing']}: {work.get('entered', 0)} objects, {human(work.get('bytes', 0))}")
-        if work.get("why"):
-            notes.append(work["why"])
-    return "; ".join(notes)
+        yield "does not renew its lease"
+    if node["work"] and node["state"] not in ("away", "down"):
+        yield from _work(node["work"])
+
+
+def _work(work: dict[str, Any]) -> Iterator[str]:
+    if work.get("doing", "idle") == "idle":
+        return
+    words = f"{work['doing']}: {work.get('names', 0)} names looked at, {work.get('entered', 0)} fetched"
+    if work.get("total"):
+        words += f", {human(work['bytes'])} of {human(work['total'])}"
+    yield words
+    if work.get("why"):
+        yield work["why"]
