@@ -81,6 +81,7 @@ class _Nodes:
         (place / "etcd").mkdir(exist_ok=True, mode=0o700)
         self._etcd = EtcdCluster(place / "etcd", apart=True)
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._listens: list[str] = []  # as they came out
         self._clock = SystemClock()
 
     def start(self) -> None:
@@ -92,6 +93,7 @@ class _Nodes:
         for number, node_id in enumerate(self._ids):
             self._running[node_id] = self._start(node_id, number, env)
         endpoints = [self._await_ready(node_id) for node_id in self._ids]
+        self._listens = [endpoint.partition("//")[2] for endpoint in endpoints]
         for node_id, endpoint in zip(self._ids, endpoints, strict=True):
             click.echo(f"{node_id} ready endpoint={endpoint} pid={self._running[node_id].pid}")
         click.echo(
@@ -103,6 +105,7 @@ class _Nodes:
 
     def _command(self, node_id: str, number: int) -> list[str]:
         listen = f"127.0.0.1:{self._port + number if self._port else 0}"
+        listen = self._listens[number] if self._listens else listen
         members = ",".join(map(str, self._etcd.members))
         command = ["serve", "--data-dir", str(self._place / node_id), "--node-id", node_id]
         command += ["--listen", listen, "--control", f"etcd://{members}", "--weight", "1"]
