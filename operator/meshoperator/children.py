@@ -37,6 +37,7 @@ class Place:
     labels: Mapping[str, str] = field(default_factory=dict)
     schedulable: bool = True
     gpus: int = 0
+    ready: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +51,14 @@ class Cluster:
     places: tuple[Place, ...] | None = None
     account: str = "default"
 
-    def replicas(self, pool: NodePool) -> int:
-        """How many daemons a pool should have."""
+    def replicas(self, pool: NodePool) -> int | None:
+        """How many daemons a pool should have; None where that cannot be known: nodes may not be read."""
         if not pool.per_matching_node:
             return pool.replicas or 0
+        if self.places is None:
+            return None
         matching = pool.node_selector.items()
-        return sum(1 for place in self.places or () if matching <= place.labels.items())
+        return sum(1 for place in self.places if matching <= place.labels.items())
 
     def labels(self, pool: str = "") -> dict[str, str]:
         """By which its things are found."""
@@ -210,7 +213,7 @@ def _pool(cluster: Cluster, pool: NodePool) -> Manifest:
         if tier.volume_claim
     ]
     spec = {
-        "replicas": cluster.replicas(pool),
+        "replicas": cluster.replicas(pool) or 0,
         "serviceName": f"{cluster.name}-nodes",
         "podManagementPolicy": "Parallel",
         "updateStrategy": {"type": "OnDelete"},  # the operator says when

@@ -5,11 +5,14 @@ Law: each pass begins from what is there; whatever a pass leaves undone, the nex
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from meshoperator import gauges
 from meshoperator.children import (
     CLUSTER_LABEL,
     POOL_LABEL,
@@ -20,6 +23,7 @@ from meshoperator.children import (
     owned,
     root_keys,
 )
+from meshoperator.ending import Ending
 from meshoperator.resources import GROUP, VERSION, MeshClusterSpec, parse
 from meshoperator.statuses import cluster_status, node_status
 from meshoperator.steering import Pod, Sight, applied, settled, steer
@@ -27,61 +31,77 @@ from meshwire.cluster import parse_map
 from meshwire.cluster.transitions import TransitionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from meshoperator.children import Manifest
     from meshoperator.kube import Kube
+    from meshoperator.recording import Recorder
     from meshoperator.settings import OperatorSettings
     from meshoperator.steering import MapChange, Steps
     from meshwire.cluster import ClusterMap
 
 _log = logging.getLogger(__name__)
 _TRIES: Final = 5
-_STORE, _TOPIC = f"{GROUP}/store", f"{GROUP}/topic"
+_OVERDUE: Final = timedelta(seconds=30)
+_NONCE: Final = f"{GROUP}/write"
+_STORE, _TOPIC, _KEY = f"{GROUP}/store", f"{GROUP}/topic", f"{GROUP}/key"
+_SAID: Final = {"drain": "Draining", "stay": "Staying", "leave": "Left"}
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a pass found."""
+    """What a pass found. `work`: what movers say, by node id."""
 
     cluster: Cluster
     sight: Sight
     nodes: tuple[Manifest, ...]
+    work: Mapping[str, Mapping[str, Any]]
 
 
 class ClusterLoop:
-    """`say(reason, message)` makes an event."""
+    """`now`: the time as Kubernetes writes it."""
 
-    def __init__(self, kube: Kube, settings: OperatorSettings, now: Callable[[], str]) -> None:
-        self._kube, self._settings, self._now = kube, settings, now
+    def __init__(
+        self, kube: Kube, settings: OperatorSettings, recorder: Recorder, now: Callable[[], str]
+    ) -> None:
+        self._kube, self._settings, self._recorder, self._now = kube, settings, recorder, now
+        self._ending = Ending(kube, settings, recorder, now)
 
     def __repr__(self) -> str:
         return f"<ClusterLoop {self._kube!r}>"
 
-    async def run(self, document: Manifest, say: Callable[[str, str], None]) -> dict[str, Any]:
-        """One pass; the status as written. Raises ResourceError, ApiError."""
+    async def run(self, namespace: str, name: str) -> float | None:
+        """One pass: seconds until the next, None when there is no such MeshCluster. Raises ResourceError,
+        ApiError."""
+        document = await self._kube.get("MeshCluster", name, namespace)
+        if document is None:
+            gauges.forget_cluster(namespace, name)
+            return None
+        if document["metadata"].get("deletionTimestamp"):
+            return await self._ending.run(document)
+        await self._ending.hold(document)
+        steps, status = await self._steer(document)
+        gauges.tell_cluster(namespace, name, status)
+        ready = status["ready"] == status["desired"]
+        calm = steps.settled and ready and not (steps.waiting or steps.changes or steps.delete)
+        return self._settings.resync_seconds if calm else self._settings.eager_seconds
+
+    async def _steer(self, document: Manifest) -> tuple[Steps, dict[str, Any]]:
         cluster = await self._known(document)
         await self._prepare(cluster)
         seen = await self._look(cluster)
         steps = steer(seen.sight)
-        await self._change_map(cluster, steps.changes, say)
-        await self._make(seen, steps)
+        await self._change_map(cluster, steps.changes, document)
+        await self._make(seen, steps, document)
+        for name, why in steps.bury:
+            if await self._kube.delete("Pod", name, cluster.namespace, now=True):
+                await self._recorder.say(document, "Replacing", f"{name}: {why}", "Warning")
         for name, why in steps.delete:
             if await self._kube.delete("Pod", name, cluster.namespace):
-                say("Restarting", f"{name}: {why}")
-        return await self._tell(await self._look(cluster), steps, document)
-
-    async def end(self, document: Manifest) -> None:
-        """What goes with a MeshCluster besides what Kubernetes collects. Raises ResourceError, ApiError."""
-        cluster = await self._known(document)
-        if cluster.spec.deletion_policy == "Retain":
-            return
-        for claim in await self._kube.list_all(
-            "PersistentVolumeClaim", cluster.namespace, {CLUSTER_LABEL: cluster.name}
-        ):
-            await self._kube.delete("PersistentVolumeClaim", claim["metadata"]["name"], cluster.namespace)
-        if cluster.spec.auth.root_secret_ref is None:
-            await self._kube.delete("Secret", cluster.root_secret, cluster.namespace)
+                await self._recorder.say(document, "Restarting", f"{name}: {why}")
+        for name in steps.discard:
+            await self._discard(cluster, name, document)
+        return steps, await self._tell(await self._look(cluster), steps, document)
 
     # --- looking ------------------------------------------------------------------------------------------
 
@@ -96,6 +116,7 @@ class ClusterLoop:
                     each["metadata"]["name"],
                     each["metadata"].get("labels") or {},
                     not (each.get("spec") or {}).get("unschedulable"),
+                    is_ready(each),
                 )
                 for each in found
             )
@@ -110,12 +131,14 @@ class ClusterLoop:
 
     async def _look(self, cluster: Cluster) -> Seen:
         labels = {CLUSTER_LABEL: cluster.name}
-        pods = [_pod(each) for each in await self._kube.list_all("Pod", cluster.namespace, labels)]
+        now = self._now()
+        pods = [_pod(each, now) for each in await self._kube.list_all("Pod", cluster.namespace, labels)]
         sets = await self._kube.list_all("StatefulSet", cluster.namespace, labels)
         replicas = {
             each["metadata"]["labels"].get(POOL_LABEL, ""): int(each["spec"].get("replicas") or 0)
             for each in sets
         }
+        wanted = {pool.name: cluster.replicas(pool) for pool in cluster.spec.node_pools}
         templates = {
             each["metadata"]["labels"][POOL_LABEL]: each["spec"]["template"]["metadata"]["annotations"][
                 TEMPLATE_ANNOTATION
@@ -132,21 +155,33 @@ class ClusterLoop:
         sight = Sight(
             cluster.name,
             cluster.spec,
-            {pool.name: cluster.replicas(pool) for pool in cluster.spec.node_pools},
+            {name: replicas.get(name, 0) if count is None else count for name, count in wanted.items()},
             templates,
             replicas,
             tuple(pods),
             found[1] if found else None,
             {each["spec"]["nodeId"]: each["spec"].get("desiredState", "Active") for each in nodes},
             frozenset(place.name for place in cluster.places or () if not place.schedulable),
+            None if cluster.places is None else {place.name: place.ready for place in cluster.places},
         )
-        return Seen(cluster, sight, tuple(nodes))
+        return Seen(cluster, sight, tuple(nodes), await self._work(cluster))
+
+    async def _work(self, cluster: Cluster) -> dict[str, dict[str, Any]]:
+        found = await self._kube.list_all(
+            "ConfigMap", cluster.namespace, {_STORE: cluster.name, _TOPIC: "moves"}
+        )
+        keys = [((each["metadata"].get("annotations") or {}).get(_KEY, ""), each) for each in found]
+        return {
+            key.removeprefix("moves/"): json.loads(each["data"]["value"])
+            for key, each in keys
+            if key.startswith("moves/")
+        }
 
     async def _map(self, cluster: Cluster) -> tuple[Manifest, ClusterMap] | None:
         """The ConfigMap in which the daemons keep their map, and what it says; None before there is one."""
         labels = {_STORE: cluster.name, _TOPIC: "cluster"}
         for each in await self._kube.list_all("ConfigMap", cluster.namespace, labels):
-            if (each["metadata"].get("annotations") or {}).get(f"{GROUP}/key") == "cluster/map":
+            if (each["metadata"].get("annotations") or {}).get(_KEY) == "cluster/map":
                 return each, parse_map(each["data"]["value"])
         return None
 
@@ -174,7 +209,7 @@ class ClusterLoop:
             )
             await self._kube.apply(_binding(cluster, self._settings.daemon_role))
 
-    async def _make(self, seen: Seen, steps: Steps) -> None:
+    async def _make(self, seen: Seen, steps: Steps, document: Manifest) -> None:
         cluster = seen.cluster
         for manifest in children(
             cluster, settled=steps.settled, service_monitors=self._settings.service_monitors
@@ -183,27 +218,50 @@ class ClusterLoop:
                 pool = manifest["metadata"]["labels"][POOL_LABEL]
                 manifest["spec"]["replicas"] = steps.scale[pool]
             await self._kube.apply(manifest)
+        await self._resized(seen, steps, document)
         there = {each["metadata"]["name"] for each in seen.nodes}
         pods = {pod.name: pod for pod in seen.sight.pods}
         for name in sorted(pods.keys() - there):
             await self._kube.apply(_node(cluster, pods[name]))
-        gone = [
-            name
-            for name in sorted(there - pods.keys())
-            if seen.sight.map and seen.sight.map.node(name) is None
-        ]
-        for name in gone:
-            await self._kube.delete("MeshNode", name, cluster.namespace)
+        for name in sorted(there - pods.keys()):
+            if seen.sight.map and seen.sight.map.node(name) is None:
+                await self._kube.delete("MeshNode", name, cluster.namespace)
 
-    async def _change_map(
-        self, cluster: Cluster, changes: tuple[MapChange, ...], say: Callable[[str, str], None]
-    ) -> None:
+    async def _resized(self, seen: Seen, steps: Steps, document: Manifest) -> None:
+        """Say so; and pools that the spec has no more become smaller, and go when they are empty."""
+        cluster = seen.cluster
+        known = {pool.name for pool in cluster.spec.node_pools}
+        for pool, before in seen.sight.replicas.items():
+            after, name = steps.scale[pool], f"{cluster.name}-{pool}"
+            if pool not in known and after:
+                await self._kube.patch("StatefulSet", name, cluster.namespace, {"spec": {"replicas": after}})
+            elif pool not in known:
+                await self._kube.delete("StatefulSet", name, cluster.namespace)
+            if before != after:
+                await self._recorder.say(document, "Scaled", f"pool {pool}: {before} → {after}")
+
+    async def _discard(self, cluster: Cluster, name: str, document: Manifest) -> None:
+        """A daemon with its volumes, for good; the last step is what says that it was wanted."""
+        claims = [
+            f"{tier.name}-{name}"
+            for pool in cluster.spec.node_pools
+            for tier in pool.tiers
+            if tier.volume_claim and name.rpartition("-")[0] == f"{cluster.name}-{pool.name}"
+        ]
+        for claim in claims:
+            await self._kube.delete("PersistentVolumeClaim", claim, cluster.namespace)
+        await self._kube.delete("Pod", name, cluster.namespace)
+        await self._kube.delete("MeshNode", name, cluster.namespace)
+        await self._recorder.say(document, "Decommissioned", f"{name} is empty, and goes with its volumes")
+
+    async def _change_map(self, cluster: Cluster, changes: tuple[MapChange, ...], document: Manifest) -> None:
+        """By comparing and swapping, as daemons do: of two changes to one version only one happens."""
         for change in changes:
             for _ in range(_TRIES):
                 found = await self._map(cluster)
                 if found is None:
                     return
-                document, present = found
+                entry, present = found
                 try:
                     wanted = applied(present, change)
                 except TransitionError as error:
@@ -211,9 +269,10 @@ class ClusterLoop:
                     break
                 if wanted == present:
                     break
-                document["data"] = {"value": wanted.to_json().decode()}
-                if await self._kube.replace(document):
-                    say({"drain": "Draining", "stay": "Staying", "leave": "Left"}[change[0]], change[1])
+                entry["data"] = {"value": wanted.to_json().decode()}
+                entry["metadata"]["annotations"][_NONCE] = secrets.token_hex(16)
+                if await self._kube.replace(entry):
+                    await self._recorder.say(document, _SAID[change[0]], change[1])
                     break
 
     async def _tell(self, seen: Seen, steps: Steps, document: Manifest) -> dict[str, Any]:
@@ -222,7 +281,9 @@ class ClusterLoop:
         await self._kube.set_status("MeshCluster", cluster.name, cluster.namespace, status)
         pods = {pod.name: pod for pod in seen.sight.pods}
         for each in seen.nodes:
-            written = node_status(each, pods.get(each["metadata"]["name"]), seen.sight.map, self._now())
+            written = node_status(
+                each, pods.get(each["metadata"]["name"]), seen.sight.map, seen.work, self._now()
+            )
             if written != (each.get("status") or {}):
                 await self._kube.set_status("MeshNode", each["metadata"]["name"], cluster.namespace, written)
         return status
@@ -233,7 +294,13 @@ def replace_settled(seen: Seen, steps: Steps) -> tuple[Sight, Steps]:
     return seen.sight, replace(steps, settled=settled(seen.sight))
 
 
-def _pod(document: Manifest) -> Pod:
+def is_ready(node: Manifest) -> bool:
+    """Whether a Kubernetes node says so, or says nothing."""
+    found = (node.get("status") or {}).get("conditions") or ()
+    return all(each["status"] == "True" for each in found if each["type"] == "Ready")
+
+
+def _pod(document: Manifest, now: str) -> Pod:
     metadata, status = document["metadata"], document.get("status") or {}
     conditions = {each["type"]: each["status"] for each in status.get("conditions") or ()}
     node = (document.get("spec") or {}).get("nodeName") or ""
@@ -245,6 +312,10 @@ def _pod(document: Manifest) -> Pod:
         bool(node),
         node,
         bool(metadata.get("deletionTimestamp")),
+        bool(
+            metadata.get("deletionTimestamp")
+            and datetime.fromisoformat(now) > datetime.fromisoformat(metadata["deletionTimestamp"]) + _OVERDUE
+        ),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from lightkube import ApiError
+from lightkube import ApiError, operators
 from lightkube.core.exceptions import LoadResourceError
 from lightkube.generic_resource import create_global_resource, create_namespaced_resource
 from lightkube.types import CascadeType, PatchType
@@ -18,7 +18,7 @@ from meshoperator.permissions import allowed
 from meshoperator.resources import GROUP, KINDS, VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Mapping
 
     from lightkube import AsyncClient
 
@@ -38,6 +38,8 @@ _BUILT_IN: Final[dict[str, tuple[str, str, str, bool]]] = {
     "NetworkPolicy": ("networking.k8s.io", "v1", "networkpolicies", True),
     "RoleBinding": ("rbac.authorization.k8s.io", "v1", "rolebindings", True),
     "ServiceMonitor": ("monitoring.coreos.com", "v1", "servicemonitors", True),
+    "Event": ("", "v1", "events", True),
+    "Lease": ("coordination.k8s.io", "v1", "leases", True),
 }
 _ALL: Final = _BUILT_IN | {kind.name: (GROUP, VERSION, kind.plural, True) for kind in KINDS}
 
@@ -132,12 +134,42 @@ class Kube:
         self._note("patch", kind, "/status")
         await self._merge(self._class(kind).Status, name, namespace, {"status": status})
 
-    async def delete(self, kind: str, name: str, namespace: str | None = None) -> bool:
-        """Whether it was there."""
+    async def watch(
+        self, kind: str, namespace: str | None, label: str, seconds: int
+    ) -> AsyncIterator[Manifest]:
+        """What has a label, now and as it changes, for at most so long; without a namespace in all of them.
+        What is missed in between shows in the next look. Raises ApiError, httpx2.HTTPError."""
+        self._note("watch", kind)
+        found = self._client.watch(
+            self._class(kind),
+            namespace=namespace or "*",
+            labels={label: operators.exists()},
+            server_timeout=seconds,
+        )
+        async for _, each in found:
+            yield _plain(each)
+
+    async def delete_all(self, kind: str, namespace: str, labels: dict[str, str]) -> None:
+        """Everything with these labels, without looking at it."""
+        self._note("deletecollection", kind)
+        selector = ",".join(f"{key}={value}" for key, value in labels.items())
+        await self._client._client.request(  # lightkube's own call has no selector
+            "deletecollection",
+            res=self._class(kind),
+            namespace=namespace,
+            params={"labelSelector": selector, "propagationPolicy": "Background"},
+        )
+
+    async def delete(self, kind: str, name: str, namespace: str | None = None, *, now: bool = False) -> bool:
+        """Whether it was there. `now`: without waiting for anybody to end it."""
         self._note("delete", kind)
         try:
             await self._client.delete(
-                self._class(kind), name, namespace=namespace, cascade=CascadeType.BACKGROUND
+                self._class(kind),
+                name,
+                namespace=namespace,
+                cascade=CascadeType.BACKGROUND,
+                grace_period=0 if now else None,
             )
         except ApiError as error:
             _none_if_missing(error)

@@ -22,19 +22,22 @@ NAMESPACED: Final[dict[Resource, frozenset[str]]] = {
         (GROUP, f"{kind}/status"): frozenset({"patch"})
         for kind in ("meshclusters", "meshnodes", "meshdatasets", "meshloads", "meshviews")
     },
-    ("", "configmaps"): frozenset({"get", "list", "update", "create", "patch", "delete"}),
-    ("", "secrets"): frozenset({"get", "create", "patch", "delete"}),
+    ("", "configmaps"): frozenset(
+        {"get", "list", "update", "create", "patch", "delete", "deletecollection"}
+    ),
+    ("", "secrets"): frozenset({"get", "create", "patch", "delete", "deletecollection"}),
     ("", "services"): frozenset({"create", "patch", "delete"}),
-    ("", "pods"): frozenset({"list", "delete"}),
+    ("", "pods"): frozenset({"list", "watch", "delete"}),
     ("", "persistentvolumeclaims"): frozenset({"list", "delete"}),
     ("", "events"): frozenset({"create"}),
     ("apps", "statefulsets"): frozenset({"list", "create", "patch", "delete"}),
+    ("coordination.k8s.io", "leases"): frozenset({"get", "create", "update", "deletecollection"}),
     ("policy", "poddisruptionbudgets"): frozenset({"create", "patch", "delete"}),
     ("networking.k8s.io", "networkpolicies"): frozenset({"create", "patch", "delete"}),
     ("monitoring.coreos.com", "servicemonitors"): frozenset({"create", "patch", "delete"}),
 }
 CLUSTER: Final[dict[Resource, frozenset[str]]] = {
-    ("", "nodes"): frozenset({"list", "patch"}),
+    ("", "nodes"): frozenset({"list", "watch", "patch"}),
     ("", "namespaces"): frozenset({"list", "watch"}),  # kopf's, to see new ones
     ("apiextensions.k8s.io", "customresourcedefinitions"): frozenset({"list", "watch"}),  # kopf's
     ("rbac.authorization.k8s.io", "rolebindings"): frozenset({"create", "patch"}),

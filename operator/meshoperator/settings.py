@@ -20,6 +20,10 @@ class OperatorSettings:
     """Namespaces to watch; empty: the whole cluster."""
     reads_nodes: bool = True
     """Whether Kubernetes nodes may be read: not where the operator has rights in its namespaces only."""
+    log_level: str = "info"
+    """debug, info, warning or error."""
+    lease_namespace: str = ""
+    """Where operators agree on which of them acts; empty: the one of the kubeconfig, in a pod its own."""
     daemon_account: str = "shardmesh-daemon"
     """ServiceAccount of the daemons."""
     daemon_role: str = ""
@@ -33,10 +37,14 @@ class OperatorSettings:
     """Where the webhook listens; None: there is none."""
     webhook_certificates: str = ""
     """Folder with its `tls.crt` and `tls.key`."""
-    metrics_port: int = 0
-    """Port of `/metrics`; 0: none."""
+    metrics: tuple[str, int] | None = None
+    """Where `/metrics` listens; None: nowhere."""
     resync_seconds: float = 60.0
     """Every object is looked at again after this long, whatever events said."""
+    eager_seconds: float = 2.0
+    """As long as something is to be done."""
+    deletion_seconds: float = 600.0
+    """A MeshCluster that is deleted waits this long for its daemons to end."""
     move_bytes_per_second: int = 200 << 20
     """All movement for the better together, so that training keeps its bandwidth. 0: copies that are there
     stay; what is missing is still made."""
@@ -60,20 +68,31 @@ class OperatorSettings:
         def said(name: str) -> str:
             return environ.get(f"MESH_OPERATOR_{name}", "")
 
-        host, _, port = said("WEBHOOK").rpartition(":")
+        def address(name: str) -> tuple[str, int] | None:
+            host, _, port = said(name).rpartition(":")
+            return (host, int(port)) if port else None
+
         found: dict[str, Any] = {
             "namespaces": tuple(filter(None, said("NAMESPACES").split(","))),
             "reads_nodes": said("SCOPE") != "namespaced",
+            "log_level": said("LOG_LEVEL") or "info",
+            "lease_namespace": said("LEASE_NAMESPACE"),
             "daemon_role": said("DAEMON_ROLE"),
-            "webhook": (host, int(port)) if port else None,
+            "webhook": address("WEBHOOK"),
             "webhook_certificates": said("WEBHOOK_CERTIFICATES"),
-            "metrics_port": int(said("METRICS_PORT") or 0),
+            "metrics": address("METRICS"),
             "service_monitors": said("SERVICE_MONITORS") == "true",
         }
         if said("ENDPOINT"):
             found["endpoint"] = said("ENDPOINT")
         if said("DAEMON_ACCOUNT"):
             found["daemon_account"] = said("DAEMON_ACCOUNT")
+        if said("RESYNC_SECONDS"):
+            found["resync_seconds"] = float(said("RESYNC_SECONDS"))
+        if said("EAGER_SECONDS"):
+            found["eager_seconds"] = float(said("EAGER_SECONDS"))
+        if said("DELETION_SECONDS"):
+            found["deletion_seconds"] = float(said("DELETION_SECONDS"))
         if said("PLAN_SECONDS"):
             found["plan_seconds"] = float(said("PLAN_SECONDS"))
         if said("MOVE_BYTES_PER_SECOND"):
@@ -88,8 +107,8 @@ class OperatorSettings:
     def __post_init__(self) -> None:
         if not 0 < self.high_watermark <= 1:
             raise ValueError("high_watermark must be above 0 and at most 1")
-        if self.resync_seconds <= 0 or self.plan_seconds <= 0:
-            raise ValueError("resync_seconds and plan_seconds must be above 0")
+        if min(self.resync_seconds, self.plan_seconds, self.eager_seconds) <= 0 or self.deletion_seconds < 0:
+            raise ValueError("resync_seconds, plan_seconds and eager_seconds must be above 0")
         if self.moves_at_once < 1 or self.move_bytes_per_second < 0:
             raise ValueError("moves_at_once must be at least 1, move_bytes_per_second at least 0")
         if self.move_gain < 0 or self.copy_gpus <= 0:

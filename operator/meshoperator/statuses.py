@@ -9,6 +9,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from meshoperator.children import Cluster, Manifest
     from meshoperator.steering import Pod, Sight, Steps
     from meshwire.cluster import ClusterMap
@@ -122,8 +124,14 @@ def _pools(sight: Sight) -> list[dict[str, Any]]:
     return found
 
 
-def node_status(document: Manifest, pod: Pod | None, cluster: ClusterMap | None, now: str) -> dict[str, Any]:
-    """Of a MeshNode."""
+def node_status(
+    document: Manifest,
+    pod: Pod | None,
+    cluster: ClusterMap | None,
+    work: Mapping[str, Mapping[str, Any]],
+    now: str,
+) -> dict[str, Any]:
+    """Of a MeshNode. `work`: what movers say, by node id."""
     known = cluster.node(document["spec"]["nodeId"]) if cluster else None
     holds = bool(cluster and known and any(share.node_id == known.node_id for share in cluster.present))
     ready = bool(pod and pod.ready)
@@ -148,6 +156,18 @@ def node_status(document: Manifest, pod: Pod | None, cluster: ClusterMap | None,
     }
     if pod:
         status |= {"pod": pod.name} | ({"node": pod.node} if pod.node else {})
+    if known and known.leaving and holds:
+        status["drain"] = _drain(known.turned, work)
+    elif (document.get("status") or {}).get("drain"):
+        status["drain"] = None  # away with it
     if known:
         status |= {"state": known.state, "zone": known.zone, "rack": known.rack}
     return status
+
+
+def _drain(since: int, work: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What those who take over say under a map not older than the drain."""
+    takers = [each for each in work.values() if int(each.get("version") or 0) >= since]
+    blocked = sorted({str(each["why"]) for each in takers if each.get("why")})
+    moved = sum(int(each.get("bytes") or 0) for each in takers)
+    return {"bytesMoved": moved} | ({"blockedBy": "; ".join(blocked)[:1024]} if blocked else {})

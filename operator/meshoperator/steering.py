@@ -8,6 +8,7 @@ other is well. Invariant: one step at a time for what can lose redundancy.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -16,17 +17,19 @@ from meshwire.cluster.transitions import TransitionError, drained, left, stayed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from meshoperator.resources.cluster import MeshClusterSpec, NodePool
+    from meshoperator.resources.cluster import MeshClusterSpec
     from meshwire.cluster import ClusterMap
 
 MapChange = tuple[Literal["drain", "stay", "leave"], str]
 _CHANGES: Final = {"drain": drained, "stay": stayed, "leave": left}
-_WELL: Final = ("up", "draining")
+_WELL: Final = ("up", "draining", "down")
+"""States of nodes for which nobody waits; what was on one that is down is elsewhere once nothing moves."""
+_BLANK: Final = ("joining", "down", "away")
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A daemon's pod. `template`: what it was made of."""
+    """A daemon's pod. `template`: what it was made of. `overdue`: it should have ended a while ago."""
 
     name: str
     pool: str
@@ -35,12 +38,14 @@ class Pod:
     scheduled: bool = True
     node: str = ""
     leaving: bool = False
+    overdue: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
     """Everything there is to see. `replicas`: of the StatefulSets that exist; `wanted`, `templates`: by pool;
-    `desired`: desiredState by node id; `cordoned`: Kubernetes nodes that take no more pods."""
+    `desired`: desiredState by node id; `cordoned`: Kubernetes nodes that take no more pods; `hosts`: those
+    there are, with whether they are ready, None where that may not be known."""
 
     cluster: str
     spec: MeshClusterSpec
@@ -51,18 +56,22 @@ class Sight:
     map: ClusterMap | None
     desired: Mapping[str, str] = field(default_factory=dict)
     cordoned: frozenset[str] = frozenset()
+    hosts: Mapping[str, bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What to do now. `scale`: pool → replicas. `delete`: a pod, with why. `reasons`: for people. `waiting`:
-    what is not done, and for what it waits."""
+    """What to do now. `scale`: pool → replicas. `delete`: a pod, with why; `bury`: one whose Kubernetes node
+    is lost, and ends without it. `discard`: pods that go with their disks. `waiting`: what is not done, and
+    for what it waits."""
 
     scale: Mapping[str, int]
     changes: tuple[MapChange, ...]
     delete: tuple[tuple[str, str], ...]
     waiting: tuple[str, ...]
     settled: bool
+    bury: tuple[tuple[str, str], ...] = ()
+    discard: tuple[str, ...] = ()
 
 
 def settled(sight: Sight) -> bool:
@@ -92,59 +101,71 @@ class _Steering:
         self._victims: set[str] = set()
 
     def run(self) -> Steps:
-        for pool in self._spec.node_pools:
+        for pool in {**self._sight.wanted, **self._sight.replicas}:
             self._size(pool)
         self._wishes()
+        self._depart()
+        bury, discard = self._lost_hosts(), self._discarded()
         well = settled(self._sight)
         self._roll(well=well)
-        return Steps(self._scale, tuple(self._changes), tuple(self._delete), tuple(self._waiting), well)
+        waiting = tuple(self._waiting)
+        return Steps(self._scale, tuple(self._changes), tuple(self._delete), waiting, well, bury, discard)
 
     # --- size ---------------------------------------------------------------------------------------------
 
-    def _size(self, pool: NodePool) -> None:
-        wanted, there = self._sight.wanted[pool.name], self._sight.replicas.get(pool.name, 0)
+    def _size(self, pool: str) -> None:
+        """A pool that the spec does not name any more becomes empty."""
+        wanted, there = self._sight.wanted.get(pool, 0), self._sight.replicas.get(pool, 0)
         if there <= wanted or self._spec.scale_down == "Retain":
-            self._scale[pool.name] = wanted
+            self._scale[pool] = wanted
             return
         keep = there
         for ordinal in range(there - 1, wanted - 1, -1):
-            name = f"{self._sight.cluster}-{pool.name}-{ordinal}"
+            name = f"{self._sight.cluster}-{pool}-{ordinal}"
             self._victims.add(name)
-            if keep == ordinal + 1 and self._gone(name):
+            if keep == ordinal + 1 and self._sight.map is not None and self._empty(name):
                 keep = ordinal
             else:
                 self._drain(name, "the pool becomes smaller")
-        self._scale[pool.name] = keep
+        self._scale[pool] = keep
 
-    def _gone(self, name: str) -> bool:
-        """Whether a node holds nothing any more that is not elsewhere; then it is taken from the map."""
-        cluster = self._sight.map
+    def _depart(self) -> None:
+        """Nodes that hold nothing and whose pods are gone for good leave the map. Not while they run: they
+        would come back."""
+        cluster, pods = self._sight.map, {pod.name for pod in self._sight.pods}
         if cluster is None:
-            return False  # nobody knows
-        if cluster.node(name) is None:
-            return True
-        try:
-            left(cluster, name)
-        except TransitionError:
-            return False
-        self._changes.append(("leave", name))
-        return True
+            return
+        for node in cluster.nodes:
+            if node.node_id in pods or not self._surplus(node.node_id):
+                continue
+            with suppress(TransitionError):
+                left(cluster, node.node_id)
+                self._changes.append(("leave", node.node_id))
+
+    def _surplus(self, name: str) -> bool:
+        """Whether no StatefulSet makes a pod of this name any more."""
+        for pool, replicas in self._scale.items():
+            head, _, ordinal = name.rpartition("-")
+            if head == f"{self._sight.cluster}-{pool}" and ordinal.isdecimal():
+                return int(ordinal) >= replicas
+        return False
 
     def _drain(self, name: str, why: str) -> None:
         cluster = self._sight.map
         node = cluster.node(name) if cluster else None
         if cluster is None or node is None:
             self._waiting.append(f"{name}: the cluster map is not known")
+        elif self._empty(name):
             return
-        if node.leaving or not node.stores:
+        elif node.leaving:
             self._waiting.append(f"{name} gives its data away: {why}")
-            return
-        try:
-            drained(cluster, name)
-        except TransitionError as error:
-            self._waiting.append(str(error))
-            return
-        self._changes.append(("drain", name))
+        else:
+            try:
+                drained(cluster, name)
+            except TransitionError as error:
+                self._waiting.append(str(error))
+                return
+            self._changes.append(("drain", name))
 
     # --- what people and Kubernetes ask of single nodes ---------------------------------------------------
 
@@ -164,6 +185,28 @@ class _Steering:
     def _updates_by_drain(self, pod: Pod) -> bool:
         return self._spec.update.mode == "Drain" and self._outdated(pod)
 
+    def _discarded(self) -> tuple[str, ...]:
+        """Decommissioned, and proved to be empty."""
+        wanted = (name for name, desired in self._sight.desired.items() if desired == "Decommissioned")
+        return tuple(sorted(name for name in wanted if self._sight.map is not None and self._empty(name)))
+
+    def _lost_hosts(self) -> tuple[tuple[str, str], ...]:
+        """Pods that nobody ends: their Kubernetes node is gone; or it is silent, and the mesh has given them
+        up."""
+        found, hosts, cluster = [], self._sight.hosts, self._sight.map
+        if hosts is None:
+            return ()
+        for pod in self._sight.pods:
+            if pod.node and pod.node not in hosts:
+                found.append((pod.name, f"its Kubernetes node {pod.node} is gone"))
+            elif pod.overdue and not hosts.get(pod.node, True):
+                node = cluster.node(pod.name) if cluster else None
+                if node is None or node.state == "down":
+                    found.append((pod.name, f"its Kubernetes node {pod.node} is silent, and it is given up"))
+                else:
+                    self._waiting.append(f"{pod.name} cannot be ended: {pod.node} is silent")
+        return tuple(found)
+
     # --- roll-out -----------------------------------------------------------------------------------------
 
     def _outdated(self, pod: Pod) -> bool:
@@ -174,17 +217,17 @@ class _Steering:
         outdated = [pod for pod in outdated if not pod.leaving and pod.name not in self._victims]
         if not outdated or self._spec.update.paused:
             return
-        broken = [pod for pod in outdated if not pod.ready]
+        broken = [pod for pod in outdated if self._useless(pod)]
         self._delete += [(pod.name, "it is outdated, and does not work") for pod in broken]
-        out = sum(1 for pod in self._sight.pods if not pod.ready or pod.leaving)
+        out = sum(1 for pod in self._sight.pods if not self._works(pod) and not self._never_was(pod))
         room = self._spec.update.max_unavailable - out
         pools: Counter[str] = Counter()
-        for pod in (pod for pod in outdated if pod.ready):
+        for pod in (pod for pod in outdated if pod not in broken):
             if not well:
                 self._waiting.append(f"{pod.name} is outdated; it waits until every node is well")
                 return
             if room < 1:
-                self._waiting.append(f"{pod.name} is outdated; it waits for {out} others to be ready")
+                self._waiting.append(f"{pod.name} is outdated; it waits for {out} to be ready")
                 return
             if pools[pod.pool]:
                 continue
@@ -195,10 +238,26 @@ class _Steering:
             pools[pod.pool] += 1
             room -= 1
 
+    @staticmethod
+    def _works(pod: Pod) -> bool:
+        return pod.ready and not pod.leaving
+
+    def _useless(self, pod: Pod) -> bool:
+        """Whether a pod may be ended at once: nobody relies on it."""
+        node = self._sight.map.node(pod.name) if self._sight.map else None
+        return not pod.ready and (not pod.scheduled or node is None or node.state in _BLANK)
+
+    def _never_was(self, pod: Pod) -> bool:
+        """Whether a pod has no place to run, and the mesh goes on without it."""
+        node = self._sight.map.node(pod.name) if self._sight.map else None
+        return not pod.scheduled and (node is None or node.state == "down")
+
     def _empty(self, name: str) -> bool:
-        """Whether the map proves that a node's share is elsewhere."""
+        """Whether the map proves that what a node had is elsewhere. The map says so only when every node that
+        takes over has compared itself with those that had it, and lacked nothing."""
         cluster = self._sight.map
         node = cluster.node(name) if cluster else None
         if cluster is None or node is None or not node.stores:
             return True
-        return node.leaving and all(share.node_id != name for share in cluster.present)
+        holds = any(share.node_id == name for share in cluster.present)
+        return not holds and (node.leaving or node.state == "down")

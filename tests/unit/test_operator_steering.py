@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from meshoperator.resources import MeshClusterSpec, parse
 from meshoperator.steering import Pod, Sight, applied, steer
 from meshwire.cluster import Node
-from meshwire.cluster.transitions import founded, joined, missed, settled
+from meshwire.cluster.transitions import founded, joined, lost, missed, settled
 
 if TYPE_CHECKING:
     from meshwire.cluster import ClusterMap
@@ -68,10 +68,17 @@ def test_it_shrinks_when_the_map_proves_that_nodes_are_empty() -> None:
     assert steps.waiting[0].startswith("m-s-4 gives its data away")
     empty = all_settled(draining)
     steps = steer(replace(now, map=empty))
-    assert (steps.scale, steps.changes) == ({"s": 3}, (("leave", "m-s-4"), ("leave", "m-s-3")))
+    assert (steps.scale, steps.changes) == ({"s": 3}, ()), "while they run they would come back"
+    steps = steer(replace(now, map=empty, replicas={"s": 3}, pods=pods(3)))
+    assert (steps.scale, steps.changes) == ({"s": 3}, (("leave", "m-s-3"), ("leave", "m-s-4")))
     gone = applied(applied(empty, steps.changes[0]), steps.changes[1])
     after = steer(replace(now, map=gone, replicas={"s": 3}, pods=pods(3)))
     assert (after.scale, after.changes, after.settled) == ({"s": 3}, (), True)
+
+
+def test_a_pool_that_is_no_more_in_the_spec_becomes_empty() -> None:
+    now = sight(3, map=nodes(3), replicas={"s": 3, "old": 2})
+    assert steer(now).scale == {"s": 3, "old": 0}
 
 
 def test_retained_disks_and_an_unknown_map() -> None:
@@ -97,7 +104,7 @@ def test_one_outdated_pod_at_a_time_and_only_of_a_settled_cluster() -> None:
     restarting = (replace(old[0], ready=False, template="new"), *old[1:])
     steps = steer(sight(pods=restarting))
     assert steps.delete == ()
-    assert "waits for 1 others" in steps.waiting[0]
+    assert "waits for 1 to be ready" in steps.waiting[0]
     assert steer(sight(pods=(pods(1)[0], *old[1:]))).delete == (("m-s-1", "it is outdated"),)
     away = missed(nodes(3), "m-s-2")
     steps = steer(sight(pods=old, map=away))
@@ -109,6 +116,47 @@ def test_an_outdated_pod_that_does_not_work_blocks_nothing() -> None:
     stuck = Pod("m-s-1", "s", "old", ready=False, scheduled=False)
     steps = steer(sight(pods=(pods(1)[0], stuck, pods(3)[2])))
     assert steps.delete == (("m-s-1", "it is outdated, and does not work"),)
+
+
+def test_a_pod_that_never_had_a_place_holds_no_roll_out_up() -> None:
+    nowhere = Pod("m-s-3", "s", "new", ready=False, scheduled=False)
+    steps = steer(sight(4, 4, map=nodes(3), pods=(*pods(3, "old"), nowhere)))
+    assert steps.delete == (("m-s-0", "it is outdated"),)
+    restarting = Pod("m-s-0", "s", "new", ready=False, scheduled=False)
+    assert steer(sight(pods=(restarting, *pods(3, "old")[1:]))).delete == ()
+
+
+def test_a_pod_that_is_slow_to_answer_and_has_data_is_not_ended() -> None:
+    slow = replace(pods(1, "old")[0], ready=False)
+    assert steer(sight(pods=(slow, *pods(3)[1:]))).delete == ()
+    gone = missed(nodes(3), "m-s-0")
+    assert steer(sight(pods=(slow, *pods(3)[1:]), map=gone)).delete == (
+        ("m-s-0", "it is outdated, and does not work"),
+    )
+
+
+def test_pods_of_lost_hosts_are_ended_without_them() -> None:
+    steps = steer(sight(hosts={"k0": True, "k1": True}))
+    assert steps.bury == (("m-s-2", "its Kubernetes node k2 is gone"),)
+    stuck = replace(pods(3)[2], leaving=True, overdue=True, ready=False)
+    hosts = {"k0": True, "k1": True, "k2": False}
+    away = missed(nodes(3), "m-s-2")
+    waits = steer(sight(pods=(*pods(2), stuck), hosts=hosts, map=away))
+    assert (waits.bury, waits.waiting) == ((), ("m-s-2 cannot be ended: k2 is silent",))
+    down = all_settled(lost(away, "m-s-2"))
+    assert [name for name, _ in steer(sight(pods=(*pods(2), stuck), hosts=hosts, map=down)).bury] == ["m-s-2"]
+
+
+def test_a_decommissioned_node_goes_with_its_disks_when_it_is_empty() -> None:
+    wish = {"m-s-1": "Decommissioned"}
+    now = sight(desired=wish)
+    assert (steer(now).changes, steer(now).discard) == ((("drain", "m-s-1"),), ())
+    assert now.map is not None
+    empty = all_settled(applied(now.map, ("drain", "m-s-1")))
+    assert (steer(replace(now, map=empty)).changes, steer(replace(now, map=empty)).discard) == (
+        (),
+        ("m-s-1",),
+    )
 
 
 def test_an_update_by_drain_waits_for_the_proof() -> None:

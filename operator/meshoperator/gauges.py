@@ -1,0 +1,74 @@
+"""Every metric of the operator, in one place. Names start with `meshoperator_`.
+
+Law: labels are bounded: kinds, reasons and names of MeshClusters.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+registry: Final = CollectorRegistry()
+leading: Final = Gauge(
+    "meshoperator_leading", "Whether this operator is the one that acts.", registry=registry
+)
+passes: Final = Counter(
+    "meshoperator_passes_total",
+    "Looks at objects; outcome: done, failed.",
+    ("kind", "outcome"),
+    registry=registry,
+)
+pass_seconds: Final = Histogram(
+    "meshoperator_pass_seconds",
+    "Of one look.",
+    ("kind",),
+    registry=registry,
+    buckets=(0.05, 0.2, 1, 5, 20, 60),
+)
+actions: Final = Counter(
+    "meshoperator_actions_total", "What was done, by the reason of its event.", ("reason",), registry=registry
+)
+conditions: Final = Gauge(
+    "meshoperator_cluster_condition",
+    "Conditions of MeshClusters: 1 true, 0 false, -1 unknown.",
+    ("namespace", "cluster", "condition"),
+    registry=registry,
+)
+nodes: Final = Gauge(
+    "meshoperator_cluster_nodes",
+    "Daemons by pool.",
+    ("namespace", "cluster", "pool", "what"),
+    registry=registry,
+)
+_TRUTH: Final = {"True": 1, "False": 0}
+
+
+def tell_cluster(namespace: str, name: str, status: Mapping[str, object]) -> None:
+    """What the status of a MeshCluster says."""
+    for each in _list(status, "conditions"):
+        conditions.labels(namespace, name, each["type"]).set(_TRUTH.get(str(each["status"]), -1))
+    for each in _list(status, "pools"):
+        for what in ("desired", "ready", "updated", "draining"):
+            nodes.labels(namespace, name, each["name"], what).set(int(str(each.get(what, 0))))
+
+
+def forget_cluster(namespace: str, name: str) -> None:
+    """A MeshCluster is gone."""
+    for gauge in (conditions, nodes):
+        for labels in [key for key in gauge._metrics if key[:2] == (namespace, name)]:
+            gauge.remove(*labels)
+
+
+def serve(host: str, port: int) -> None:
+    """`/metrics`, in a thread of its own."""
+    start_http_server(port, host, registry=registry)
+
+
+def _list(status: Mapping[str, object], name: str) -> list[dict[str, str]]:
+    found = status.get(name) or []
+    assert isinstance(found, list)
+    return found

@@ -1,0 +1,68 @@
+"""`kopf run -m meshoperator.handlers`: kopf watches and keeps the process; what to do is `program`'s.
+
+Law: nothing is decided here. Handlers only say that something happened: they write nothing into resources,
+and no finalizers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+import kopf
+from lightkube import KubeConfig
+
+from meshoperator.program import Program, holder
+from meshoperator.resources import GROUP, VERSION
+from meshoperator.settings import OperatorSettings
+
+if TYPE_CHECKING:
+    from kopf import Body
+
+_SETTINGS = OperatorSettings.of_environment(os.environ)
+_PROGRAM: list[Program] = []
+
+
+@kopf.on.startup()
+async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
+    """Begin."""
+    logging.getLogger("meshoperator").setLevel(_SETTINGS.log_level.upper())
+    for chatty in ("httpx2", "aiohttp.access", "kopf.activities.probe"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    settings.posting.enabled = False  # events are ours
+    settings.scanning.disabled = True  # no rights to look for new kinds or namespaces are needed
+    settings.watching.server_timeout = 240
+    program = Program(_SETTINGS, KubeConfig.from_env(), holder())
+    program.start()
+    _PROGRAM.append(program)
+
+
+@kopf.on.cleanup()
+async def stop(**_: Any) -> None:
+    """End."""
+    while _PROGRAM:
+        await _PROGRAM.pop().stop()
+
+
+@kopf.on.probe(id="leading")
+async def leading(**_: Any) -> bool:
+    """Told by /healthz: whether this operator is the one that acts."""
+    return bool(_PROGRAM) and _PROGRAM[0].leading.leads.is_set()
+
+
+@kopf.on.event(GROUP, VERSION, "meshclusters")
+@kopf.on.event(GROUP, VERSION, "meshnodes")
+async def happened(body: Body, **_: Any) -> None:
+    """Something happened to a resource of ours."""
+    for program in _PROGRAM:
+        program.seen(dict(body))
+
+
+if _SETTINGS.reads_nodes:
+
+    @kopf.on.event("", "v1", "nodes")
+    async def host_happened(body: Body, type: str | None, **_: Any) -> None:
+        """A Kubernetes node came, went, was cordoned, or said that it lives."""
+        for program in _PROGRAM:
+            program.seen_host(dict(body), gone=type == "DELETED")

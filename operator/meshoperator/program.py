@@ -1,0 +1,123 @@
+"""The operator, put together: what is watched, what is done about it, in which order it starts and stops.
+
+Law: the only place that knows all parts. A kind that is looked after is one line of `_passes`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+import httpx2
+from lightkube import ApiError, AsyncClient
+
+from meshoperator import gauges
+from meshoperator.children import CLUSTER_LABEL
+from meshoperator.clusters import ClusterLoop, is_ready
+from meshoperator.kube import Kube
+from meshoperator.leading import Leading
+from meshoperator.looping import Loops
+from meshoperator.recording import Recorder
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from lightkube import KubeConfig
+
+    from meshoperator.children import Manifest
+    from meshoperator.settings import OperatorSettings
+
+_log = logging.getLogger(__name__)
+_WATCH_SECONDS: Final = 240
+_PAUSE: Final = 1.0
+LEASE: Final = "shardmesh-operator"
+
+
+def stamp() -> str:
+    """Now, as Kubernetes writes it."""
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+class Program:
+    """One a process. Make it within the loop it is to run in."""
+
+    def __init__(self, settings: OperatorSettings, config: KubeConfig, holder: str) -> None:
+        self._settings = settings
+        self._client = AsyncClient(config=config.get(), timeout=httpx2.Timeout(30))
+        self.kube = Kube(self._client)
+        self.recorder = Recorder(self.kube, stamp)
+        namespace = settings.lease_namespace or self._client.namespace
+        self.leading = Leading(self.kube, namespace, LEASE, holder, stamp=stamp, monotonic=time.monotonic)
+        self.loops = Loops(self._passes(), self.leading.leads)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._hosts: dict[str, tuple[object, ...]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Program {self.leading!r} {self.loops!r}>"
+
+    def _passes(self) -> dict[str, Callable[[str, str], Awaitable[float | None]]]:
+        return {"MeshCluster": ClusterLoop(self.kube, self._settings, self.recorder, stamp).run}
+
+    def start(self) -> None:
+        """Begin to watch, and to act once it leads."""
+        if self._settings.metrics is not None:
+            gauges.serve(*self._settings.metrics)
+        self._spawn(self.leading.keep())
+        for namespace in self._settings.namespaces or (None,):
+            self._spawn(self._watch("Pod", namespace, CLUSTER_LABEL))
+
+    async def stop(self) -> None:
+        """End everything, and let another operator begin at once."""
+        await self.loops.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with suppress(ApiError, httpx2.HTTPError, TimeoutError):
+            async with asyncio.timeout(5):
+                await self.leading.release()
+        await self._client.aclose()
+
+    def seen(self, document: Manifest) -> None:
+        """Something happened to a resource of ours."""
+        metadata, kind = document["metadata"], document["kind"]
+        name = document["spec"]["clusterRef"] if kind == "MeshNode" else metadata["name"]
+        self.loops.look("MeshCluster" if kind == "MeshNode" else kind, metadata["namespace"], name)
+
+    def seen_host(self, document: Manifest, *, gone: bool) -> None:
+        """Something happened to a Kubernetes node; mostly it only says that it lives."""
+        metadata, spec = document["metadata"], document.get("spec") or {}
+        now = (spec.get("unschedulable"), is_ready(document), repr(metadata.get("labels")))
+        name = metadata["name"]
+        if gone:
+            self._hosts.pop(name, None)
+        elif self._hosts.get(name) == now:
+            return
+        else:
+            self._hosts[name] = now
+        self.loops.look_at_all("MeshCluster")
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        self._tasks.append(asyncio.ensure_future(work))
+
+    async def _watch(self, kind: str, namespace: str | None, label: str) -> None:
+        """For ever: have clusters looked at when something of theirs changes. After a watch that broke off
+        everything is looked at."""
+        while True:
+            try:
+                async for each in self.kube.watch(kind, namespace, label, _WATCH_SECONDS):
+                    metadata = each["metadata"]
+                    self.loops.look("MeshCluster", metadata["namespace"], metadata["labels"][label])
+            except (ApiError, httpx2.HTTPError) as error:
+                _log.warning("the watch of %s broke off: %s", kind, error)
+            self.loops.look_at_all("MeshCluster")
+            await asyncio.sleep(_PAUSE)
+
+
+def holder() -> str:
+    """Who this process is among operators: its pod's name."""
+    return os.environ.get("HOSTNAME") or f"operator-{os.getpid()}"

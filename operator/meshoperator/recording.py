@@ -1,0 +1,66 @@
+"""Events: what was done to an object, with a reason in one word and a sentence.
+
+Law: an event that cannot be written is lost and holds nothing up.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import TYPE_CHECKING, Final, Literal
+
+import httpx2
+from lightkube import ApiError
+
+from meshoperator import gauges
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from meshoperator.children import Manifest
+    from meshoperator.kube import Kube
+
+_log = logging.getLogger(__name__)
+_COMPONENT: Final = "shardmesh-operator"
+
+
+class Recorder:
+    """Writes events about objects."""
+
+    def __init__(self, kube: Kube, now: Callable[[], str]) -> None:
+        self._kube, self._now = kube, now
+
+    async def say(
+        self, about: Manifest, reason: str, message: str, kind: Literal["Normal", "Warning"] = "Normal"
+    ) -> None:
+        """`about`: the object, as it was read."""
+        gauges.actions.labels(reason).inc()
+        metadata, now = about["metadata"], self._now()
+        _log.info("%s %s: %s: %s", about["kind"], metadata["name"], reason, message)
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {
+                "name": f"{metadata['name']}.{secrets.token_hex(8)}",
+                "namespace": metadata["namespace"],
+            },
+            "involvedObject": {
+                "apiVersion": about["apiVersion"],
+                "kind": about["kind"],
+                "name": metadata["name"],
+                "namespace": metadata["namespace"],
+                "uid": metadata.get("uid", ""),
+            },
+            "reason": reason,
+            "message": message[:1024],
+            "type": kind,
+            "source": {"component": _COMPONENT},
+            "reportingComponent": _COMPONENT,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        try:
+            await self._kube.create(event)
+        except (ApiError, httpx2.HTTPError) as error:
+            _log.warning("an event is lost: %s", error)
