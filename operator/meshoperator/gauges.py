@@ -1,4 +1,4 @@
-"""Every metric of the operator, in one place. Names start with `meshoperator_`.
+"""Every metric of the operator, in one place. Names start with `mesh_operator_`.
 
 Law: labels are bounded: kinds, reasons and names of MeshClusters.
 """
@@ -7,39 +7,42 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram, start_http_server
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-registry: Final = CollectorRegistry()
+registry: Final = REGISTRY
 leading: Final = Gauge(
-    "meshoperator_leading", "Whether this operator is the one that acts.", registry=registry
+    "mesh_operator_leading", "Whether this operator is the one that acts.", registry=registry
 )
 passes: Final = Counter(
-    "meshoperator_passes_total",
+    "mesh_operator_passes_total",
     "Looks at objects; outcome: done, failed.",
     ("kind", "outcome"),
     registry=registry,
 )
 pass_seconds: Final = Histogram(
-    "meshoperator_pass_seconds",
+    "mesh_operator_pass_seconds",
     "Of one look.",
     ("kind",),
     registry=registry,
     buckets=(0.05, 0.2, 1, 5, 20, 60),
 )
 actions: Final = Counter(
-    "meshoperator_actions_total", "What was done, by the reason of its event.", ("reason",), registry=registry
+    "mesh_operator_actions_total",
+    "What was done, by the reason of its event.",
+    ("reason",),
+    registry=registry,
 )
 conditions: Final = Gauge(
-    "meshoperator_cluster_condition",
+    "mesh_operator_cluster_condition",
     "Conditions of MeshClusters: 1 true, 0 false, -1 unknown.",
     ("namespace", "cluster", "condition"),
     registry=registry,
 )
 nodes: Final = Gauge(
-    "meshoperator_cluster_nodes",
+    "mesh_operator_cluster_nodes",
     "Daemons by pool.",
     ("namespace", "cluster", "pool", "what"),
     registry=registry,
