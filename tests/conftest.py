@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 from meshd.testing.daemons import Daemon
 from meshd.testing.meshes import Mesh, running_nodes
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 # Programs inherit that a shell ignores SIGINT for what it runs in the background; tests interrupt some.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# A machine that is slow, or has other things to do, is no failure.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ _PROGRAM: list[Program] = []
 async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
     """Begin."""
     logging.getLogger("meshoperator").setLevel(_SETTINGS.log_level.upper())
-    for chatty in ("httpx2", "aiohttp.access", "kopf.activities.probe"):
+    for chatty in ("httpx2", "aiohttp.access", "kopf.activities.probe", "kopf.objects"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     settings.posting.enabled = False  # events are ours
     settings.scanning.disabled = True  # no rights to look for new kinds or namespaces are needed

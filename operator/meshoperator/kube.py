@@ -75,7 +75,8 @@ class Kube:
         self._note("list", kind)
         where = {} if not _ALL[kind][3] else {"namespace": namespace or "*"}
         found = self._client.list(self._class(kind), labels=dict(labels or {}), **where)
-        return [_plain(each) async for each in found]
+        api = self._api_version(kind)  # lists leave it out
+        return [_plain(each) | {"apiVersion": api, "kind": kind} async for each in found]
 
     async def apply(self, manifest: Manifest) -> Manifest:
         """Make it so (server-side apply); fields of others stay theirs."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
 _log = logging.getLogger(__name__)
-_LONGEST: Final = 60.0
+_LONGEST: Final = 30.0
 
 
 class Key(NamedTuple):
