@@ -69,7 +69,7 @@ class Program:
             gauges.serve(*self._settings.metrics)
         self._spawn(self.leading.keep())
         for namespace in self._settings.namespaces or (None,):
-            self._spawn(self._watch("Pod", namespace, CLUSTER_LABEL))
+            self._spawn(watch(self.kube, self.loops, "Pod", namespace, CLUSTER_LABEL))
 
     async def stop(self) -> None:
         """End everything, and let another operator begin at once."""
@@ -104,18 +104,21 @@ class Program:
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         self._tasks.append(asyncio.ensure_future(work))
 
-    async def _watch(self, kind: str, namespace: str | None, label: str) -> None:
-        """For ever: have clusters looked at when something of theirs changes. After a watch that broke off
-        everything is looked at."""
-        while True:
-            try:
-                async for each in self.kube.watch(kind, namespace, label, _WATCH_SECONDS):
-                    metadata = each["metadata"]
-                    self.loops.look("MeshCluster", metadata["namespace"], metadata["labels"][label])
-            except (ApiError, httpx2.HTTPError) as error:
-                _log.warning("the watch of %s broke off: %s", kind, error)
-            self.loops.look_at_all("MeshCluster")
-            await asyncio.sleep(_PAUSE)
+
+async def watch(
+    kube: Kube, loops: Loops, kind: str, namespace: str | None, label: str, pause: float = _PAUSE
+) -> None:
+    """For ever: have clusters looked at when something of theirs changes. After a watch that broke off
+    everything is looked at."""
+    while True:
+        try:
+            async for each in kube.watch(kind, namespace, label, _WATCH_SECONDS):
+                metadata = each["metadata"]
+                loops.look("MeshCluster", metadata["namespace"], metadata["labels"][label])
+        except (ApiError, httpx2.HTTPError) as error:
+            _log.warning("the watch of %s broke off: %s", kind, error)
+        loops.look_at_all("MeshCluster")
+        await asyncio.sleep(pause)
 
 
 def holder() -> str:

@@ -220,6 +220,7 @@ class _Steering:
         broken = [pod for pod in outdated if self._useless(pod)]
         self._delete += [(pod.name, "it is outdated, and does not work") for pod in broken]
         out = sum(1 for pod in self._sight.pods if not self._works(pod) and not self._never_was(pod))
+        out += len(self._missing())
         room = self._spec.update.max_unavailable - out
         pools: Counter[str] = Counter()
         for pod in (pod for pod in outdated if pod not in broken):
@@ -237,6 +238,16 @@ class _Steering:
             self._delete.append((pod.name, "it is outdated"))
             pools[pod.pool] += 1
             room -= 1
+
+    def _missing(self) -> set[str]:
+        """Pods that are about to be made: one that was ended a moment ago is not there, and the map may not
+        have noticed."""
+        names = {
+            f"{self._sight.cluster}-{pool}-{ordinal}"
+            for pool, replicas in self._scale.items()
+            for ordinal in range(min(replicas, self._sight.replicas.get(pool, 0)))
+        }
+        return names - {pod.name for pod in self._sight.pods}
 
     @staticmethod
     def _works(pod: Pod) -> bool:

@@ -126,6 +126,10 @@ def test_a_pod_that_never_had_a_place_holds_no_roll_out_up() -> None:
     assert steer(sight(pods=(restarting, *pods(3, "old")[1:]))).delete == ()
 
 
+def test_a_pod_that_was_ended_a_moment_ago_counts_as_out() -> None:
+    assert steer(sight(pods=pods(3, "old")[1:])).delete == ()
+
+
 def test_a_pod_that_is_slow_to_answer_and_has_data_is_not_ended() -> None:
     slow = replace(pods(1, "old")[0], ready=False)
     assert steer(sight(pods=(slow, *pods(3)[1:]))).delete == ()

@@ -1,0 +1,290 @@
+"""The loop of a MeshCluster over an emulated API: killed at every call that changes something, refused,
+raced; watches that break; who leads."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import random
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import pytest
+from lightkube import ApiError
+
+from meshoperator.clusters import ClusterLoop
+from meshoperator.kube import Kube
+from meshoperator.leading import TTL, Leading
+from meshoperator.looping import Loops
+from meshoperator.program import watch
+from meshoperator.recording import Recorder
+from meshoperator.settings import OperatorSettings
+from tests.kubernetes.emulated import Api, Fault, KilledError
+from tests.kubernetes.world import NAME, NAMESPACE, World, mesh_cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.kubernetes.emulated import Document
+
+NOW = "2030-01-01T00:00:10Z"
+Scene = tuple[str, "Callable[[World], None]", "Callable[[World], bool]"]
+
+
+def change(world: World, **spec: Any) -> None:
+    """As somebody does with kubectl."""
+    found = world.api.find("meshclusters", NAME)
+    assert found is not None
+    found = copy.deepcopy(found)
+    found["spec"] |= spec
+    found["metadata"]["generation"] += 1
+    world.api.put("meshclusters", found)
+
+
+def settled(world: World, count: int) -> bool:
+    found = world.api.find("meshclusters", NAME) or {"metadata": {"generation": 0}}
+    status = found.get("status") or {}
+    conditions = {each["type"]: each["status"] for each in status.get("conditions") or ()}
+    cluster = world.map()
+    return bool(
+        status.get("observedGeneration") == found["metadata"]["generation"]
+        and conditions.get("Settled") == "True"
+        and conditions.get("Progressing") == "False"
+        and (status["ready"], status["desired"]) == (count, count)
+        and cluster
+        and [node.state for node in cluster.nodes] == ["up"] * count
+        and sorted(world.pods()) == [f"mesh-s-{number}" for number in range(count)]
+        and len(world.api.of("meshnodes")) == count
+    )
+
+
+def pool(replicas: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = mesh_cluster(replicas)["spec"]["nodePools"]
+    return found
+
+
+def rolled(world: World) -> bool:
+    labels = [pod["metadata"]["labels"].get("release") for pod in world.pods().values()]
+    return settled(world, 2) and labels == ["2"] * 2
+
+
+def delete(world: World) -> None:
+    found = world.api.find("meshclusters", NAME)
+    assert found is not None
+    found["metadata"].setdefault("deletionTimestamp", "2030-01-01T00:00:00Z")
+    world.api.put("meshclusters", found)
+
+
+def gone(world: World) -> bool:
+    return not world.api.of("meshclusters") and not world.pods() and not world.api.of("statefulsets")
+
+
+def void(_: object) -> None: ...
+
+
+SCENES: list[Scene] = [
+    (
+        "install",
+        lambda world: void(world.api.put("meshclusters", mesh_cluster(2))),
+        lambda world: settled(world, 2),
+    ),
+    ("grow", lambda world: change(world, nodePools=pool(3)), lambda world: settled(world, 3)),
+    ("shrink", lambda world: change(world, nodePools=pool(2)), lambda world: settled(world, 2)),
+    (
+        "roll out",
+        lambda world: change(world, podTemplate={"metadata": {"labels": {"release": "2"}}}),
+        rolled,
+    ),
+    ("delete", delete, gone),
+]
+
+
+class Operator:
+    """One life of an operator."""
+
+    def __init__(self, api: Api) -> None:
+        self.client = api.client()
+        kube = Kube(self.client)
+        self.loop = ClusterLoop(kube, OperatorSettings(), Recorder(kube, lambda: NOW), lambda: NOW)
+
+
+async def play(world: World, scenes: list[Scene], *, begun: bool = False) -> None:
+    """Every scene, until it is over; an operator that is killed is followed by another."""
+    operator = Operator(world.api)
+    for name, begin, over in scenes:
+        if not begun:
+            begin(world)
+        begun = False
+        for _ in range(120):
+            try:
+                await operator.loop.run(NAMESPACE, NAME)
+            except KilledError:
+                operator = Operator(world.api)
+                continue
+            except ApiError:
+                continue
+            if over(world):
+                break
+            world.tick()
+        else:
+            raise AssertionError(f"{name} never ends: {world.api.of('meshclusters')} {world.map()}")
+    await operator.client.aclose()
+
+
+def test_an_operator_killed_at_any_call_is_followed_by_one_that_goes_on() -> None:
+    """Before each call that changes something: what it had done until then is what the next one finds."""
+    for number, scene in enumerate(SCENES):
+        start = Api()
+        world = World(start)
+        asyncio.run(play(world, SCENES[:number]))
+        start.effects = 0
+        before = copy.deepcopy(start.objects), start.version
+        asyncio.run(play(world, [scene]))
+        assert start.effects > 3
+        for point in range(start.effects):
+            api = Api(copy.deepcopy(before[0]), before[1])
+            api.fault = Fault(lambda method, _, effects, point=point: effects == point and method != "GET")  # type: ignore[misc]
+            again = World.__new__(World)
+            again.api = api
+            asyncio.run(play(again, [scene]))
+            assert api.fault is None, f"{scene[0]} was not killed at {point}"
+
+
+@pytest.mark.parametrize("status", [409, 500])
+def test_refusals_hold_nothing_up_for_ever(status: int) -> None:
+    """One call in eight that changes something is refused."""
+    for seed in range(3):
+        choose, api = random.Random(seed), Api()
+        api.fault = Fault(lambda method, *_: method != "GET" and choose.random() < 0.125, status)  # noqa: B023
+        asyncio.run(play(World(api), SCENES))
+
+
+def test_a_second_pass_changes_nothing() -> None:
+    api = Api()
+    world = World(api)
+    asyncio.run(play(world, SCENES[:1]))
+    before = api.effects
+    asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
+    assert api.effects == before
+
+
+def test_two_that_change_the_map_at_once_change_it_one_after_the_other() -> None:
+    """The operator read the map; a daemon changes it before the operator writes."""
+    api = Api()
+    world = World(api)
+    asyncio.run(play(world, SCENES[:2]))
+    change(world, nodePools=pool(2))
+    raced: list[int] = []
+
+    def race(method: str, plural: str, _: int) -> bool:
+        if method == "PUT" and plural == "configmaps" and not raced:
+            raced.append(1)
+            found = world.map()
+            assert found is not None
+            entry = copy.deepcopy(api.find("configmaps", "map"))
+            assert entry is not None
+            api.put("configmaps", entry)  # the same value, another version
+        return False
+
+    api.fault = Fault(race, 500)
+    asyncio.run(play(world, [SCENES[2]], begun=True))
+    assert raced
+
+
+# watches and leading ----------------------------------------------------------------------------------------
+
+
+def event(kind: str, version: int) -> Document:
+    metadata = {
+        "name": "p",
+        "namespace": NAMESPACE,
+        "resourceVersion": str(version),
+        "labels": {"shardmesh.io/cluster": NAME},
+    }
+    return {"type": kind, "object": {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}}
+
+
+def test_watches_that_break_are_begun_anew() -> None:
+    """One that breaks off, one that is too old (410), one that ends: after each everything is looked at."""
+    api = Api()
+    expired = {"kind": "Status", "status": "Failure", "code": 410, "reason": "Expired", "message": "too old"}
+    api.streams = [
+        [event("ADDED", 1), httpx2.ReadError("reset")],
+        [{"type": "ERROR", "object": expired}],
+        [event("MODIFIED", 2)],
+    ]
+    seen: list[str] = []
+
+    async def run() -> None:
+        leads, done = asyncio.Event(), asyncio.Event()
+        leads.set()
+
+        async def look(namespace: str, name: str) -> float:
+            seen.append(f"{namespace}/{name}")
+            if not api.streams and len(seen) > 2:
+                done.set()
+            return 60.0
+
+        loops = Loops({"MeshCluster": look}, leads, pause=0)
+        task = asyncio.ensure_future(
+            watch(Kube(api.client()), loops, "Pod", None, "shardmesh.io/cluster", 0.01)
+        )
+        async with asyncio.timeout(60):
+            await done.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await loops.close()
+
+    asyncio.run(run())
+    assert set(seen) == {f"{NAMESPACE}/{NAME}"}
+
+
+def test_one_of_two_operators_leads() -> None:
+    api, clock = Api(), [0.0]
+
+    def stamp() -> str:
+        return f"2030-01-01T00:00:{clock[0]:02.0f}Z"
+
+    async def run() -> None:
+        one, other = (
+            Leading(Kube(api.client()), "ns", "op", name, stamp=stamp, monotonic=lambda: clock[0])
+            for name in ("one", "other")
+        )
+        assert await one.step()
+        assert not await other.step()
+        clock[0] += TTL - 1
+        assert await one.step()
+        clock[0] += TTL - 1
+        assert not await other.step(), "it was renewed"
+        clock[0] += TTL + 1
+        assert await other.step(), "nobody has renewed it"
+        assert not await one.step()
+        await other.release()
+        assert await one.step(), "it was given back"
+
+    asyncio.run(run())
+
+
+def test_passes_wait_for_the_lead_and_are_repeated_when_they_fail() -> None:
+    async def run(leads: asyncio.Event, calls: list[str]) -> None:
+        done = asyncio.Event()
+
+        async def look(_: str, name: str) -> float | None:
+            calls.append(name)
+            if len(calls) == 1:
+                raise httpx2.ConnectError("nobody there")
+            done.set()
+            return None
+
+        loops = Loops({"MeshCluster": look}, leads, pause=0)
+        loops.look("MeshCluster", "ns", "m")
+        await asyncio.sleep(0)
+        assert calls == []
+        leads.set()
+        async with asyncio.timeout(60):
+            await done.wait()
+        await loops.close()
+
+    leads, calls = asyncio.Event(), list[str]()
+    asyncio.run(run(leads, calls))
+    assert calls == ["m", "m"]
