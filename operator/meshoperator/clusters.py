@@ -116,7 +116,7 @@ class ClusterLoop:
                     each["metadata"]["name"],
                     each["metadata"].get("labels") or {},
                     not (each.get("spec") or {}).get("unschedulable"),
-                    is_ready(each),
+                    ready=is_ready(each),
                 )
                 for each in found
             )

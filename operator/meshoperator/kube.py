@@ -138,8 +138,8 @@ class Kube:
     async def watch(
         self, kind: str, namespace: str | None, label: str, seconds: int
     ) -> AsyncIterator[Manifest]:
-        """What has a label, now and as it changes; without a namespace in all of them. The request is begun
-        anew every so many seconds. What is missed shows in the next look. Raises ApiError, httpx2.HTTPError."""
+        """What has a label, now and as it changes; without a namespace in all of them. Asked anew every so
+        many seconds. What is missed shows in the next look. Raises ApiError, httpx2.HTTPError."""
         self._note("watch", kind)
         found = self._client.watch(
             self._class(kind),

@@ -22,9 +22,7 @@ NAMESPACED: Final[dict[Resource, frozenset[str]]] = {
         (GROUP, f"{kind}/status"): frozenset({"patch"})
         for kind in ("meshclusters", "meshnodes", "meshdatasets", "meshloads", "meshviews")
     },
-    ("", "configmaps"): frozenset(
-        {"get", "list", "update", "create", "patch", "delete", "deletecollection"}
-    ),
+    ("", "configmaps"): frozenset({"get", "list", "update", "create", "patch", "delete", "deletecollection"}),
     ("", "secrets"): frozenset({"get", "create", "patch", "delete", "deletecollection"}),
     ("", "services"): frozenset({"create", "patch", "delete"}),
     ("", "pods"): frozenset({"list", "watch", "delete"}),
