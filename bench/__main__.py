@@ -66,6 +66,9 @@ SHOWN = {
     "before": "before MiB",
     "worst": "highest MiB",
     "moved": "GB/s moved",
+    "bytes": "hits",
+    "warm": "of what was read before",
+    "ordered": "in one order",
     "carried": "GB carried",
     "p99_ratio": "p99 ÷ quiet",
 }

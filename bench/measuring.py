@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Self
 from bench import (
     albums,
     confining,
+    epochs,
     gathering,
     limits,
     loading,
+    origins,
     passing,
     preparing,
     resharding,
@@ -42,15 +44,8 @@ if TYPE_CHECKING:
 
 GATHERS = tuple(row.name for row in gather_rows(FULL))
 SPECIAL = (
-    "limits",
-    "ops",
-    "userops",
-    "loaders",
-    "memory",
-    *GATHERS,
-    resharding.NAME,
-    restoring.NAME,
-    passing.NAME,
+    *("limits", "ops", "userops", "loaders", "memory"),
+    *(*GATHERS, resharding.NAME, restoring.NAME, passing.NAME, *origins.NAMES, epochs.NAME),
 )
 DEBIAN = {"wrk": "wrk", "nginx": "nginx-light"}
 NO_WRK = "wrk is not installed: `apt-get install wrk`"
@@ -69,6 +64,7 @@ class Bench:
     absent: dict[str, str] = field(default_factory=dict)
     _stack: ExitStack = field(default_factory=ExitStack)
     _children: Children | None = None
+    _site: origins.Site | None = None
 
     def __enter__(self) -> Self:
         shutil.rmtree(self.scratch / "run", ignore_errors=True)
@@ -124,6 +120,10 @@ class Bench:
             return self._memory()
         if name == resharding.NAME:
             return self._reshard()
+        if name in origins.NAMES:
+            return self._origins(name)
+        if name == epochs.NAME:
+            return epochs.TITLE, tuple(epochs.measure(self.scale, self.say)), {}
         if name == restoring.NAME:
             figures = restoring.measure(self.scale, self.scratch / "run", self.say)
             return restoring.title(self.scale), tuple(figures), {}
@@ -158,6 +158,15 @@ class Bench:
         if reason:
             return passing.TITLE, (), {passing.NAME: reason}
         return passing.TITLE, tuple(passing.measure(self.scale, self.scratch / "run", self.say)), {}
+
+    def _origins(self, name: str) -> Outcome:
+        title, weed = origins.title(name, self.scale), self.server("seaweedfs")
+        if weed is None or self._children is None:
+            return title, (), dict(self.absent)
+        if self._site is None:
+            self.say("starting a node before an origin that is far away")
+            self._site = origins.build(self._children, weed, self.scratch / "run" / "origins")
+        return title, tuple(origins.measure(name, self._site, self.scale, self.say)), {}
 
     def _album(self) -> albums.Album:
         self.say(f"making {self.scale.photographs} photographs")

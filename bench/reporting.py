@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench import confining, machine, passing, resharding, restoring
+from bench import confining, epochs, machine, origins, passing, resharding, restoring
 from bench.gathering import GATHER, gather_rows
 from bench.preparing import BARE, NODE, NOTES
 from bench.rows import store_rows
 from bench.servers import SERVERS
 from bench.tables import number, percent, table, verdict
+from meshd.cache.simulating import BOUND, PLANNED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,6 +53,13 @@ RESHARD_TEXT = """A job (`mesh reshard`) reads tar shards that lie in the daemon
 files; `cp -r` copies the same shards as plain files on the same disk. The job hashes what it writes (CRC-32C)
 and its outputs are durable when it is done: *cp, then sync* is that, too, `cp` is not. After each job its
 shards are read and their files counted by name."""
+ORIGINS_TEXT = """SeaweedFS behind a proxy that answers 50 ms later and gives each connection 100 MB/s. The
+same client reads from the proxy and from a node of two workers before it; every key is read once, so each
+read through the node is cold, and what came is compared with what was put. A fetch is what the proxy saw,
+counted in the 8 MiB chunks that a read of the object takes."""
+EPOCHS_TEXT = """Twenty shuffled epochs (and twenty in one order) over a cache of 0.3 of the data, replayed on
+the code that decides in the node (`mesh cache simulate`). No clock is in it. *Belady* is the bound of bytes
+that nobody exceeds."""
 LOADER_HEAD = (
     "",
     "first epoch, samples/s",
@@ -275,6 +283,54 @@ def passing_section(rows: Mapping[str, RowResult], scale: Scale) -> list[str]:
     ]
 
 
+def origins_section(rows: Mapping[str, RowResult]) -> list[str]:
+    """A node before an origin."""
+    mesh, far = origins.MESH, origins.ORIGIN
+    cold, eight, whole = (rows.get(name) for name in origins.NAMES)
+    lines, bars = list[list[str]](), list[list[str]]()
+    for result in (cold, whole):
+        for name in () if result is None else (far, mesh):
+            assert result is not None
+            first = number(result.value(name, "p50_ms"), 1)
+            lines.append([result.title, name, number(result.value(name, "gigabytes"), 2), first])
+    if cold is not None:
+        ratio = cold.ratio(mesh, far, "gigabytes")
+        bars.append([f"{cold.title}: meshd ÷ origin", number(ratio, 2, "×"), verdict(ratio, origins.LEAST)])
+        ours, theirs = cold.value(mesh, "p50_ms"), cold.value(far, "p50_ms")
+        late = None if ours is None or theirs is None else ours - theirs
+        told = verdict(late, origins.FIRST_MS, at_most=True)
+        bars.append(["first byte, later than the origin's", number(late, 1, " ms"), told])
+    if eight is not None:
+        fetched = eight.value(mesh, "rate")
+        bars.append([f"{eight.title}: fetches", number(fetched, 2), verdict(fetched, 1.0, at_most=True)])
+    if whole is not None:
+        ratio = whole.ratio(mesh, far, "gigabytes")
+        told = verdict(ratio, origins.TIMES)
+        bars.append([f"{whole.title}: meshd ÷ one connection", number(ratio, 2, "×"), told])
+    if not bars:
+        return []
+    head = ["", "", "GB/s", "first byte, ms"]
+    return ["## Buckets with an origin", ORIGINS_TEXT, table(head, lines), table(BARS_HEAD, bars)]
+
+
+def epochs_section(rows: Mapping[str, RowResult]) -> list[str]:
+    """Policies replayed."""
+    result = rows.get(epochs.NAME)
+    if result is None:
+        return []
+    lines = [
+        [name, *(number(result.value(name, each), 3) for each in ("bytes", "warm", "ordered"))]
+        for name in result.contenders()
+    ]
+    warm, ratio = result.value(epochs.OURS, "warm"), result.ratio(PLANNED, BOUND, "bytes")
+    bars = [
+        ["hits of what was read before", number(warm, 3), verdict(warm, epochs.LEAST)],
+        ["with plans ÷ Belady's", number(ratio, 3, "×"), verdict(ratio, epochs.OF_BOUND)],
+    ]
+    head = ["", "hits", "of what was read before", "the same, in one order"]
+    return ["## What the cache keeps", EPOCHS_TEXT, table(head, lines), table(BARS_HEAD, bars)]
+
+
 def ops_section(rows: Mapping[str, RowResult]) -> list[str]:
     """The ops on one core."""
     result = rows.get("ops")
@@ -454,6 +510,8 @@ def render(rows: Mapping[str, RowResult], scale: Scale, peers: Path) -> str:
         *reshard_section(rows),
         *restore_section(rows),
         *passing_section(rows, scale),
+        *origins_section(rows),
+        *epochs_section(rows),
         *ops_section(rows),
         *userops_section(rows),
         *loader_section(rows),

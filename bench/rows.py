@@ -30,6 +30,8 @@ class Scale:
     gathered: int = 1_000
     confined: int = 2_000
     resharded: int = 2 << 30
+    cold_bytes: int = 1 << 30
+    cached_items: int = 2_000
     restored: int = 1 << 30
 
 
@@ -49,6 +51,8 @@ QUICK = Scale(
     gathered=100,
     confined=80,
     resharded=8 * MIB,
+    cold_bytes=24 * MIB,
+    cached_items=200,
     restored=8 * MIB,
 )
 

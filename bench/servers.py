@@ -119,7 +119,9 @@ def _start_nginx(children: Children, root: Path, _: Account) -> Server:
     return Server("nginx", port, None, child, root / "files")
 
 
-def _start_meshd(name: str, *flags: str) -> Callable[[Children, Path, Account], Server]:
+def start_meshd(name: str, *flags: str) -> Callable[[Children, Path, Account], Server]:
+    """How to start a node with these flags."""
+
     def start(children: Children, root: Path, account: Account) -> Server:
         [port] = free_ports(1)
         root.parent.mkdir(parents=True, exist_ok=True)
@@ -151,14 +153,14 @@ SERVERS = {
             "meshd",
             "meshd",
             "as it starts: two workers, durable",
-            _start_meshd("meshd", "--workers", "2"),
+            start_meshd("meshd", "--workers", "2"),
             lambda: "",
         ),
         Kind(
             "meshd-relaxed",
             "meshd, relaxed",
             "two workers, `--durability relaxed`: acknowledged before fdatasync, as SeaweedFS does",
-            _start_meshd("meshd-relaxed", "--workers", "2", "--durability", "relaxed"),
+            start_meshd("meshd-relaxed", "--workers", "2", "--durability", "relaxed"),
             lambda: "",
         ),
         Kind(
