@@ -53,6 +53,24 @@ def test_store_and_memory_rows_at_toy_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.bench
+def test_the_rows_of_origins_at_toy_size(tmp_path: Path) -> None:
+    only = ["--only", "cold,cold-eight,cold-1g,epochs", "--scratch", str(tmp_path)]
+    argv = [sys.executable, "-m", "bench", "--quick", *only]
+    env = {**os.environ, "BENCH_INSTALL": "0"}
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=110, env=env)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    rows = load(tmp_path / "quick.json")
+    warm = rows["epochs"].value("segments", "warm")
+    assert warm is not None
+    assert warm > 0.25
+    if SERVERS["seaweedfs"].missing():
+        assert rows["cold"].skipped["seaweedfs"]
+    else:
+        assert rows["cold-eight"].value("through meshd", "rate") == 1.0
+        assert "## Buckets with an origin" in (tmp_path / "quick.md").read_text()
+
+
+@pytest.mark.bench
 def test_the_row_of_jobs_at_toy_size(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "bench", "--quick", "--only", "reshard", "--scratch", str(tmp_path)]
     env = {**os.environ, "BENCH_INSTALL": "0"}

@@ -25,7 +25,7 @@ import meshsdk
 from meshd.testing.daemons import Daemon
 from meshsdk import modules
 from meshwire import frames
-from tests.component.test_batches_native import Mesh, error
+from tests.component.native_working import Mesh, error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError
 from meshd.testing.daemons import Daemon
 from tests.archive_making import archive_of
 from tests.component.jobs_working import done, ended, objects, start
-from tests.component.test_batches_native import Mesh
+from tests.component.native_working import Mesh
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

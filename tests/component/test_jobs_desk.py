@@ -15,7 +15,7 @@ from meshsdk import jobs as sdk_jobs
 from meshsdk.cli import run
 from meshsdk.connecting import connect
 from tests.component.jobs_working import done, ended, objects, start
-from tests.component.test_batches_native import Mesh, error
+from tests.component.native_working import Mesh, error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

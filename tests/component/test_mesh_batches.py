@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.component.mesh_crew import ROOT, MeshCrew
-from tests.component.test_batches_native import CROP, Mesh, error, png
+from tests.component.native_working import CROP, Mesh, error, png
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ import meshsdk
 from meshsdk import ops
 from meshwire.cluster.meeting import assemblers, frame_name, meeting
 from tests.component.mesh_crew import ROOT, MeshCrew
-from tests.component.test_batches_native import Mesh, png
+from tests.component.native_working import Mesh, png
 from tests.component.test_mesh_batches import COUNT, fill
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 
 from meshsdk.views import batches_view, shards_view, transform_view, zarr_view
 from tests.component.mesh_crew import ROOT, MeshCrew
-from tests.component.test_batches_native import CROP, Mesh, error, png
+from tests.component.native_working import CROP, Mesh, error, png
 from tests.component.test_mesh_batches import fill
 
 if TYPE_CHECKING:

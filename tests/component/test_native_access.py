@@ -11,7 +11,7 @@ import yaml
 
 from meshd.testing.daemons import Daemon
 from meshwire.sampleframes import SampleFrame
-from tests.component.test_batches_native import Mesh, error, fill
+from tests.component.native_working import Mesh, error, fill
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,88 @@
+"""Bad samples: substituted, masked, dropped, raised, and how many are too many."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from tests.component.native_working import error, fill
+
+if TYPE_CHECKING:
+    from tests.component.native_working import Mesh
+
+
+@pytest.fixture(scope="module")
+def spoilt(s3: Any) -> str:
+    """A bucket of 40 pictures of which 5 and 17 are cut short. Read only."""
+    name = f"spoilt-{uuid.uuid4().hex[:8]}"
+    s3.create_bucket(Bucket=name)
+    fill(s3, name, 40, bad=(5, 17))
+    return name
+
+
+def spoilt_plan(mesh: Mesh, spoilt: str, on_bad: str, **spec: Any) -> str:
+    snapshot = mesh.snapshot(f"s3://{spoilt}/train")["snapshot"]
+    options = {"on_bad": on_bad, "max_bad": 0.5, "tail": "ragged", **spec}
+    return str(mesh.plan(snapshot, **options)["plan"])
+
+
+def test_substitutes_are_flagged_and_the_same_for_every_world(mesh: Mesh, spoilt: str) -> None:
+    plan = spoilt_plan(mesh, spoilt, "substitute")
+    whole = mesh.frame(plan, batch=40)
+    assert whole["__status"].tolist().count(1) == 2
+    assert sorted(whole["__pos"].tolist()) == list(range(40))
+    seen = whole["image"][:, 0, 0, 0].tolist()
+    assert not {5, 17} & set(seen)
+    assert ((np.array(seen) % 3 == 0) == whole["label"]).all()
+    parts = [mesh.frame(plan, batch=40, world=3, rank=rank) for rank in range(3)]
+    np.testing.assert_array_equal(np.concatenate([part["image"] for part in parts]), whole["image"])
+    ledger = json.loads(mesh.call("GET", f"/-/plans/{plan}/bad").body)
+    assert {entry["key"] for entry in ledger} == {"train/cat/0005", "train/cat/0017"}
+    assert all(entry["op"].startswith("decode") and entry["times"] >= 1 for entry in ledger)
+
+
+def test_masked_rows_are_zeros(mesh: Mesh, spoilt: str) -> None:
+    got = mesh.frame(spoilt_plan(mesh, spoilt, "mask"), batch=40)
+    masked = np.flatnonzero(got["__status"] == 2)
+    assert masked.size == 2
+    assert not got["image"][masked].any()
+    assert not got["label"][masked].any()
+
+
+def test_dropped_rows_make_smaller_batches_not_fewer(mesh: Mesh, spoilt: str) -> None:
+    plan = spoilt_plan(mesh, spoilt, "drop")
+    got = [mesh.frame(plan, step=step, batch=10) for step in range(4)]
+    seen = np.concatenate([step["image"] for step in got])[:, 0, 0, 0]
+    assert sorted(seen.tolist()) == sorted(set(range(40)) - {5, 17})
+    assert all((step["__status"] == 0).all() for step in got)
+
+
+def test_raise_names_the_sample_and_how_to_replay_it(mesh: Mesh, spoilt: str) -> None:
+    answer = mesh.raw(spoilt_plan(mesh, spoilt, "raise"), batch=40)
+    assert answer.status == 422
+    got = error(answer)
+    assert got["code"] == "BadSample"
+    assert got["detail"]["key"] in {"train/cat/0005", "train/cat/0017"}
+    assert got["detail"]["node"]
+    assert "decode" in got["detail"]["op"]
+    replayed = mesh.call("GET", got["detail"]["replay"].removeprefix("GET "))
+    assert (replayed.status, error(replayed)["detail"]["key"]) == (422, got["detail"]["key"])
+
+
+def test_too_many_bad_samples_always_raise(mesh: Mesh, spoilt: str) -> None:
+    answer = mesh.raw(spoilt_plan(mesh, spoilt, "substitute", max_bad=0.01), batch=40)
+    assert answer.status == 422
+    assert "2 bad rows of 40, 1 allowed" in error(answer)["message"]
+
+
+def test_a_dataset_of_bad_samples_raises_rather_than_searching_for_ever(
+    mesh: Mesh, s3: Any, bucket: str
+) -> None:
+    fill(s3, bucket, 4, bad=(0, 1, 2, 3))
+    plan = mesh.plan(mesh.snapshot(f"s3://{bucket}/train")["snapshot"], max_bad=1.0)["plan"]
+    answer = mesh.raw(plan, batch=4)
+    assert (answer.status, error(answer)["code"]) == (422, "BadSample")

@@ -1,0 +1,92 @@
+"""What tests of the native protocol do again and again."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from meshwire import frames
+from tests.component.s3_raw import Wire
+
+if TYPE_CHECKING:
+    from tests.component.s3_raw import Answer
+
+SIDE = 12
+CROP: list[dict[str, Any]] = [
+    {"op": "decode", "field": "image", "args": {}},
+    {"op": "random_resized_crop", "field": "image", "args": {"size": SIDE}},
+    {"op": "hflip", "field": "image", "args": {}},
+    {"op": "to_chw", "field": "image", "args": {}},
+]
+FIELDS = {"image": {"ext": ["png"]}, "label": {"class": "prefix"}}
+
+
+class Mesh(Wire):
+    """Requests of the native protocol."""
+
+    def post(self, target: str, document: Any) -> Answer:
+        body = document if isinstance(document, bytes) else json.dumps(document).encode()
+        return self.call("POST", target, body)
+
+    def snapshot(self, source: str, fields: Any = None, **more: Any) -> dict[str, Any]:
+        return self.ok(self.post("/-/snapshots", {"source": source, "fields": fields or FIELDS, **more}))
+
+    def plan(self, snapshot: str, ops: Any = CROP, batch: int | None = None, **spec: Any) -> dict[str, Any]:
+        document = {"snapshot": snapshot, "spec": {"ops": ops, "seed": 7, **spec}}
+        return self.ok(self.post("/-/plans", document if batch is None else {**document, "batch": batch}))
+
+    def ok(self, answer: Answer) -> dict[str, Any]:
+        assert answer.status == 200, answer.body
+        document: dict[str, Any] = json.loads(answer.body)
+        return document
+
+    def frame(
+        self, plan: str, epoch: int = 0, step: int = 0, **query: Any
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        answer = self.raw(plan, epoch, step, **query)
+        assert answer.status == 200, answer.body
+        assert int(answer.headers["content-length"]) == len(answer.body)
+        frames.verify(answer.body)
+        return frames.views(answer.body)
+
+    def raw(self, plan: str, epoch: int = 0, step: int = 0, **query: Any) -> Answer:
+        text = "&".join(f"{name}={value}" for name, value in query.items())
+        return self.call("GET", f"/-/plans/{plan}/{epoch}/{step}" + (f"?{text}" if text else ""))
+
+    def metric(self, name: str, labels: str = "") -> float:
+        text = self.exchange(
+            f"GET /metrics HTTP/1.1\r\nHost: {self.host}\r\n\r\n".encode(), method="GET"
+        ).body
+        found = re.findall(
+            rf"^{name}{re.escape(labels)}(?:\{{[^}}]*\}})? (\S+)$", text.decode(), re.MULTILINE
+        )
+        return sum(float(value) for value in found)
+
+
+def error(answer: Answer) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(answer.body)["error"]
+    assert set(document) >= {"code", "message", "request_id"}
+    assert "Traceback" not in answer.body.decode()
+    return document
+
+
+def png(sample: int) -> bytes:
+    """A picture that tells which sample it is."""
+    y, x = np.mgrid[0:20, 0:24]
+    image = np.stack([np.full_like(x, sample % 256), x * 10, y * 12], -1).astype(np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def fill(s3: Any, bucket: str, count: int, bad: tuple[int, ...] = ()) -> None:
+    for sample in range(count):
+        body = png(sample)[:60] if sample in bad else png(sample)
+        s3.put_object(
+            Bucket=bucket, Key=f"train/{'cat' if sample % 3 else 'dog'}/{sample:04d}.png", Body=body
+        )
