@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from meshoperator.resources import GROUP, VERSION
+from meshoperator.sizes import bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -284,6 +285,7 @@ def _container(cluster: Cluster, pool: NodePool) -> Manifest:
     arguments += ["--data-dir", f"{HOME}/home", *_disks(pool)]
     if pool.weight:
         arguments += ["--weight", str(pool.weight)]
+    arguments += _cache(pool)
     probe = {"port": "s3", "scheme": scheme.upper()}
     return {
         "name": "meshd",
@@ -335,6 +337,14 @@ def _disks(pool: NodePool) -> list[str]:
     fastest = min(on_disk, key=lambda tier: _SPEED.index(tier.class_), default=None)
     found = [flag for tier in on_disk for flag in ("--disk", f"{HOME}/{tier.name}/data")]
     return found + (["--index-dir", f"{HOME}/{fastest.name}/index"] if fastest else [])
+
+
+def _cache(pool: NodePool) -> list[str]:
+    """How much a daemon that owns no data may keep: what the quotas of its disks come to."""
+    quotas = [tier.quota for tier in pool.tiers if tier.class_ != "mem"]
+    if "store" in pool.roles or not quotas or None in quotas:
+        return []
+    return ["--cache", str(sum(bytes_of(quota) for quota in quotas if quota))]
 
 
 def _home(pool: NodePool) -> Tier | None:

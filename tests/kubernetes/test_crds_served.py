@@ -82,7 +82,6 @@ REFUSED: list[tuple[str, Path, Any, str]] = [
     ("MeshCluster", (*_TIER, "watermarks"), {"low": 90, "high": 80}, "must be below"),
     ("MeshCluster", (*_TIER, "watermarks"), {"low": 95}, "must be below"),
     ("MeshCluster", ("spec", "nodePools", 1, "name"), "store", "Duplicate value"),
-    ("MeshCluster", ("spec", "slots"), 1000, "Unsupported value"),
     ("MeshCluster", ("spec", "image"), "two words", "should match"),
     ("MeshNode", ("spec", "desiredState"), "Gone", "Unsupported value"),
     ("MeshDataset", ("metadata", "name"), "d" * 51, "at most 50 characters"),
@@ -112,7 +111,7 @@ def test_what_makes_no_sense_is_refused(
 
 
 KEPT: list[tuple[str, Path, Any, str]] = [
-    ("MeshCluster", ("spec", "slots"), 1024, "slots cannot be changed"),
+    ("MeshCluster", ("spec", "copies"), 3, "copies cannot be changed"),
     ("MeshCluster", (*_TIER, "hostPath"), "/mnt/other", "hostPath cannot be changed"),
     ("MeshCluster", (*_TIER, "class"), "ssd", "class cannot be changed"),
     ("MeshNode", ("spec", "pool"), "gpu", "pool cannot be changed"),

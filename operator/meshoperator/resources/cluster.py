@@ -286,14 +286,15 @@ class MeshClusterSpec(Part, frozen=True, kw_only=True):
         tuple[NodePool, ...],
         Meta(min_length=1, max_length=16, description="The daemons.", extra_json_schema=keyed("name")),
     ]
-    copies: Annotated[int, Meta(ge=1, le=8, description="Of each object, on as many nodes.")] = 2
-    slots: Annotated[
-        Literal[1024, 4096, 16384, 65536],
+    copies: Annotated[
+        int,
         Meta(
-            description="Parts into which names are cut, for the cluster's life.",
-            extra_json_schema=immutable("slots"),
+            ge=1,
+            le=8,
+            description="Of each object, on as many nodes; of buckets that say nothing else.",
+            extra_json_schema=immutable("copies"),
         ),
-    ] = 16384
+    ] = 2
     s3: Annotated[S3Endpoint, Meta(description="The endpoint.")] = S3Endpoint()
     auth: Annotated[Auth, Meta(description="Keys and users, by reference only.")] = Auth()
     topology: Annotated[Topology, Meta(description="Labels of places.")] = Topology()

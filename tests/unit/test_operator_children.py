@@ -1,0 +1,116 @@
+"""What a MeshCluster is made of: manifests, and what they follow from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from meshoperator.children import POOL_LABEL, TEMPLATE_ANNOTATION, Cluster, Place, children
+from meshoperator.resources import MeshClusterSpec, parse
+
+if TYPE_CHECKING:
+    from meshoperator.children import Manifest
+
+STORE: dict[str, Any] = {
+    "name": "s",
+    "replicas": 2,
+    "tiers": [
+        {"name": "bulk", "class": "hdd", "hostPath": "/mnt/hdd"},
+        {"name": "fast", "class": "nvme", "volumeClaim": {"size": "1Ti"}},
+    ],
+}
+CACHE: dict[str, Any] = {
+    "name": "gpu",
+    "perMatchingNode": True,
+    "nodeSelector": {"gpu": "yes"},
+    "roles": ["cache", "compute"],
+    "tiers": [{"name": "scratch", "class": "nvme", "hostPath": "/mnt/scratch", "quota": "800Gi"}],
+}
+PLACES = (
+    Place("k0", {"gpu": "yes", "topology.kubernetes.io/zone": "a"}),
+    Place("k1", {"gpu": "yes"}, schedulable=False),
+    Place("k2"),
+)
+
+
+def cluster(places: tuple[Place, ...] | None = PLACES, **spec: Any) -> Cluster:
+    document = {"image": "i:1", "nodePools": [STORE, CACHE], **spec}
+    return Cluster("m", "ns", "uid", parse(MeshClusterSpec, document), places)
+
+
+def found(of: Cluster, kind: str, *, settled: bool = True) -> list[Manifest]:
+    return [each for each in children(of, settled=settled) if each["kind"] == kind]
+
+
+def pool(of: Cluster, name: str) -> Manifest:
+    (one,) = (each for each in found(of, "StatefulSet") if each["metadata"]["labels"][POOL_LABEL] == name)
+    return one
+
+
+def arguments(of: Cluster, name: str) -> str:
+    return " ".join(pool(of, name)["spec"]["template"]["spec"]["containers"][0]["args"])
+
+
+def test_data_is_on_every_tier_and_the_index_on_the_fastest() -> None:
+    said = arguments(cluster(), "s")
+    assert "--disk /var/lib/meshd/bulk/data --disk /var/lib/meshd/fast/data" in said
+    assert "--index-dir /var/lib/meshd/fast/index" in said
+    mounts = pool(cluster(), "s")["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+    by_path = {each["mountPath"]: each for each in mounts}
+    assert by_path["/var/lib/meshd/bulk"]["subPathExpr"] == "$(POD_NAME)", "two daemons share no folder"
+    assert by_path["/var/lib/meshd/home"]["name"] == "fast"
+    (claim,) = pool(cluster(), "s")["spec"]["volumeClaimTemplates"]
+    assert claim["spec"]["resources"]["requests"] == {"storage": "1Ti"}
+
+
+def test_a_pool_that_owns_no_data_keeps_what_its_quotas_allow() -> None:
+    assert f"--cache {800 << 30}" in arguments(cluster(), "gpu")
+    assert "--cache" not in arguments(cluster(), "s")
+
+
+def test_one_daemon_on_each_node_that_matches() -> None:
+    assert pool(cluster(), "gpu")["spec"]["replicas"] == 2
+    of = cluster(places=None)
+    assert of.replicas(of.spec.node_pools[1]) is None, "nobody knows"
+
+
+def test_settings_say_where_a_node_is() -> None:
+    (settings,) = found(cluster(), "ConfigMap")
+    assert yaml.safe_load(settings["data"]["k0"])["zone"] == "a"
+    assert "zone" not in yaml.safe_load(settings["data"]["k2"])
+    assert "/etc/mesh/settings/$(NODE_NAME)" in arguments(cluster(), "s")
+    assert "/etc/mesh/settings/default" in arguments(cluster(places=None), "s")
+
+
+def test_a_pod_may_be_evicted_while_the_mesh_is_settled() -> None:
+    for settled, number in ((True, 1), (False, 0)):
+        (budget,) = found(cluster(), "PodDisruptionBudget", settled=settled)
+        assert budget["spec"]["maxUnavailable"] == number
+
+
+def test_what_pods_are_made_of_tells_the_outdated_ones() -> None:
+    def template(**spec: Any) -> str:
+        metadata = pool(cluster(**spec), "s")["spec"]["template"]["metadata"]
+        return str(metadata["annotations"][TEMPLATE_ANNOTATION])
+
+    assert template() == template()
+    assert template() != template(image="i:2")
+    assert template() != template(podTemplate={"metadata": {"labels": {"a": "b"}}})
+    assert template() != template(s3={"domains": ["s3.example.com"]}), "settings are read at the start"
+    assert template() == template(places=PLACES[:1]), "machines come and go"
+    assert template() == template(nodePools=[{**STORE, "replicas": 3}, CACHE])
+
+
+def test_what_is_laid_over_wins() -> None:
+    over = {"spec": {"containers": [{"name": "other"}], "hostNetwork": True}}
+    spec = pool(cluster(podTemplate=over), "s")["spec"]["template"]["spec"]
+    assert (spec["hostNetwork"], spec["containers"]) == (True, [{"name": "other"}])
+    assert spec["securityContext"]["runAsNonRoot"]
+
+
+def test_everything_goes_with_its_mesh() -> None:
+    for each in children(cluster(), settled=True, service_monitors=True):
+        (owner,) = each["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["uid"]) == ("MeshCluster", "uid")
+        assert each["metadata"]["labels"]["app.kubernetes.io/part-of"] == "shardmesh"
