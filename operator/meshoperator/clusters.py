@@ -151,7 +151,7 @@ class ClusterLoop:
             for each in await self._kube.list_all("MeshNode", cluster.namespace)
             if each["spec"]["clusterRef"] == cluster.name
         ]
-        found = await self._map(cluster)
+        found, work = await self._map(cluster), await self._work(cluster)
         sight = Sight(
             cluster.name,
             cluster.spec,
@@ -163,8 +163,9 @@ class ClusterLoop:
             {each["spec"]["nodeId"]: each["spec"].get("desiredState", "Active") for each in nodes},
             frozenset(place.name for place in cluster.places or () if not place.schedulable),
             None if cluster.places is None else {place.name: place.ready for place in cluster.places},
+            {name: int(each.get("clear") or 0) for name, each in work.items()},
         )
-        return Seen(cluster, sight, tuple(nodes), await self._work(cluster))
+        return Seen(cluster, sight, tuple(nodes), work)
 
     async def _work(self, cluster: Cluster) -> dict[str, dict[str, Any]]:
         found = await self._kube.list_all(
@@ -279,11 +280,8 @@ class ClusterLoop:
         cluster = seen.cluster
         status = cluster_status(cluster, replace_settled(seen, steps), document, self._now())
         await self._kube.set_status("MeshCluster", cluster.name, cluster.namespace, status)
-        pods = {pod.name: pod for pod in seen.sight.pods}
         for each in seen.nodes:
-            written = node_status(
-                each, pods.get(each["metadata"]["name"]), seen.sight.map, seen.work, self._now()
-            )
+            written = node_status(each, seen.sight, seen.work, self._now())
             if written != (each.get("status") or {}):
                 await self._kube.set_status("MeshNode", each["metadata"]["name"], cluster.namespace, written)
         return status

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from meshoperator.steering import empty
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from meshoperator.children import Cluster, Manifest
     from meshoperator.steering import Pod, Sight, Steps
-    from meshwire.cluster import ClusterMap
 
 Condition = tuple[str, bool | None, str, str]  # type, whether, reason, message
 
@@ -125,15 +126,13 @@ def _pools(sight: Sight) -> list[dict[str, Any]]:
 
 
 def node_status(
-    document: Manifest,
-    pod: Pod | None,
-    cluster: ClusterMap | None,
-    work: Mapping[str, Mapping[str, Any]],
-    now: str,
+    document: Manifest, sight: Sight, work: Mapping[str, Mapping[str, Any]], now: str
 ) -> dict[str, Any]:
     """Of a MeshNode. `work`: what movers say, by node id."""
-    known = cluster.node(document["spec"]["nodeId"]) if cluster else None
-    holds = bool(cluster and known and any(share.node_id == known.node_id for share in cluster.present))
+    name = document["spec"]["nodeId"]
+    pod = next((pod for pod in sight.pods if pod.name == name), None)
+    known = sight.map.node(name) if sight.map else None
+    holds = not empty(sight, name)
     ready = bool(pod and pod.ready)
     found: list[Condition] = [
         (
@@ -169,5 +168,11 @@ def _drain(since: int, work: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """What those who take over say under a map not older than the drain."""
     takers = [each for each in work.values() if int(each.get("version") or 0) >= since]
     blocked = sorted({str(each["why"]) for each in takers if each.get("why")})
-    moved = sum(int(each.get("bytes") or 0) for each in takers)
-    return {"bytesMoved": moved} | ({"blockedBy": "; ".join(blocked)[:1024]} if blocked else {})
+    found: dict[str, Any] = {
+        "bytesTotal": sum(int(each.get("total") or 0) for each in takers),
+        "bytesMoved": sum(int(each.get("bytes") or 0) for each in takers),
+    }
+    left = [each["eta"] for each in takers if each.get("eta") is not None]
+    if left:
+        found["etaSeconds"] = max(left)
+    return found | ({"blockedBy": "; ".join(blocked)[:1024]} if blocked else {})

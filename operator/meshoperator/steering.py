@@ -45,7 +45,8 @@ class Pod:
 class Sight:
     """Everything there is to see. `replicas`: of the StatefulSets that exist; `wanted`, `templates`: by pool;
     `desired`: desiredState by node id; `cordoned`: Kubernetes nodes that take no more pods; `hosts`: those
-    there are, with whether they are ready, None where that may not be known."""
+    there are, with whether they are ready, None where that may not be known; `clear`: by node id, the newest
+    map version under which a daemon had let go of all that others own."""
 
     cluster: str
     spec: MeshClusterSpec
@@ -57,6 +58,7 @@ class Sight:
     desired: Mapping[str, str] = field(default_factory=dict)
     cordoned: frozenset[str] = frozenset()
     hosts: Mapping[str, bool] | None = None
+    clear: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,21 @@ def settled(sight: Sight) -> bool:
     if sight.map is None:
         return False
     return not sight.map.moving and all(node.state in _WELL for node in sight.map.nodes)
+
+
+def empty(sight: Sight, name: str) -> bool:
+    """Whether nothing that is needed is on a node. The map says so only when every node that takes over has
+    compared itself with those that had it, and lacked nothing; a daemon that answers must besides have let
+    go of its last byte, which it does when it has seen it elsewhere."""
+    node = sight.map.node(name) if sight.map else None
+    if sight.map is None or node is None or not node.stores:
+        return True
+    if any(share.node_id == name for share in sight.map.present) or not (
+        node.leaving or node.state == "down"
+    ):
+        return False
+    answers = any(pod.name == name and pod.ready for pod in sight.pods)
+    return node.state == "down" or not answers or sight.clear.get(name, 0) >= node.turned
 
 
 def applied(cluster: ClusterMap, change: MapChange) -> ClusterMap:
@@ -264,11 +281,4 @@ class _Steering:
         return not pod.scheduled and (node is None or node.state == "down")
 
     def _empty(self, name: str) -> bool:
-        """Whether the map proves that what a node had is elsewhere. The map says so only when every node that
-        takes over has compared itself with those that had it, and lacked nothing."""
-        cluster = self._sight.map
-        node = cluster.node(name) if cluster else None
-        if cluster is None or node is None or not node.stores:
-            return True
-        holds = any(share.node_id == name for share in cluster.present)
-        return not holds and (node.leaving or node.state == "down")
+        return self._sight.map is None or empty(self._sight, name)

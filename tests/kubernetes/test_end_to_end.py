@@ -82,6 +82,15 @@ class Scene:
             each.metadata.name: each for each in self.kube.list(Pod, namespace=self.namespace, labels=labels)
         }
 
+    def evicted(self, name: str) -> bool:
+        """As `kubectl drain` asks: whether the budget lets the pod go."""
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{name}/eviction"
+        metadata = {"name": name, "namespace": self.namespace}
+        wish = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": metadata}
+        answer = self.kube._client._client.post(path, json=wish)
+        assert answer.status_code in (201, 429), answer.text
+        return bool(answer.status_code == 201)
+
     def until(self, wanted: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
         end = time.monotonic() + patience
         while not wanted():
@@ -278,7 +287,8 @@ def _same(before: dict[str, str], scene: Scene) -> set[str]:
 
 
 def test_a_cordoned_node_is_drained(scene: Scene, front: str) -> None:
-    """kubectl cordon → its daemon gives everything away; the pod moves; the new one has its share again."""
+    """kubectl cordon → its daemon gives everything away; the pod is evicted once the budget lets it, and
+    gets its share again elsewhere."""
     name = "mesh-s-1"
     host = scene.pods()[name].spec.nodeName
     scene.kubelet.cordon(host)
@@ -289,7 +299,7 @@ def test_a_cordoned_node_is_drained(scene: Scene, front: str) -> None:
         return bool(node and node.leaving and all(share.node_id != name for share in cluster.present))
 
     scene.until(empty, "drained")
-    scene.kube.delete(Pod, name, namespace=scene.namespace)
+    scene.until(lambda: scene.evicted(name), "evicted")
     scene.until(lambda: _host(scene, name) not in ("", host), "moved")
     scene.settled(3)
     scene.kubelet.cordon(host, back=True)

@@ -115,6 +115,22 @@ class World:
                 except TransitionError:
                     continue
         self.set_map(cluster)
+        if not cluster.moving:
+            for name in sorted(alive):
+                self._clear(name, cluster.version)
+
+    def _clear(self, name: str, version: int) -> None:
+        """A daemon says that it has let go of what others own."""
+        place = ("configmaps", NAMESPACE, f"moves-{name}")
+        data = {"value": json.dumps({"version": version, "clear": version})}
+        if (self.api.objects.get(place) or {}).get("data") != data:
+            metadata = {
+                "name": place[2],
+                "namespace": NAMESPACE,
+                "labels": _LABELS | {"shardmesh.io/topic": "moves"},
+                "annotations": {"shardmesh.io/key": f"moves/{name}"},
+            }
+            self.api.put("configmaps", {"kind": "ConfigMap", "metadata": metadata, "data": data})
 
 
 def mesh_cluster(replicas: int, **changes: Any) -> dict[str, Any]:

@@ -40,8 +40,12 @@ def pods(count: int, template: str = "new") -> tuple[Pod, ...]:
     return tuple(Pod(f"m-s-{n}", "s", template, ready=True, node=f"k{n}") for n in range(count))
 
 
+CLEAR = {f"m-s-{number}": 1 << 40 for number in range(9)}
+
+
 def sight(count: int = 3, wanted: int = 3, **changes: Any) -> Sight:
     base = Sight("m", spec(), {"s": wanted}, {"s": "new"}, {"s": count}, pods(count), nodes(count))
+    base = replace(base, clear=CLEAR)
     return replace(base, **changes)
 
 
@@ -74,6 +78,18 @@ def test_it_shrinks_when_the_map_proves_that_nodes_are_empty() -> None:
     gone = applied(applied(empty, steps.changes[0]), steps.changes[1])
     after = steer(replace(now, map=gone, replicas={"s": 3}, pods=pods(3)))
     assert (after.scale, after.changes, after.settled) == ({"s": 3}, (), True)
+
+
+def test_a_daemon_that_still_has_bytes_that_others_own_does_not_go() -> None:
+    draining = applied(nodes(3), ("drain", "m-s-2"))
+    moved = all_settled(draining)
+    version = draining.nodes[2].turned
+    now = sight(3, 2, map=moved, clear={"m-s-2": version - 1})
+    assert steer(now).scale == {"s": 3}
+    assert steer(now).waiting == ("m-s-2 gives its data away: the pool becomes smaller",)
+    assert steer(replace(now, clear={"m-s-2": version})).scale == {"s": 2}
+    dead = replace(pods(3)[2], ready=False)
+    assert steer(replace(now, pods=(*pods(2), dead))).scale == {"s": 2}, "the map's word is enough"
 
 
 def test_a_pool_that_is_no_more_in_the_spec_becomes_empty() -> None:
