@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import uuid
 from multiprocessing import resource_tracker
@@ -13,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from meshd.testing.daemons import Daemon
-from meshd.testing.meshes import Mesh, running_nodes
+from meshd.testing.meshes import running_nodes
+from tests.one_node import one_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,32 +27,9 @@ settings.load_profile("patient")
 
 @pytest.fixture(scope="session")
 def daemon() -> Iterator[Daemon]:
-    """A running daemon with one worker. Do not stop or change it: others use it too.
-
-    With MESH_TEST_NODES=3 in the environment it is one of so many nodes of a mesh, of which it owns little:
-    what it is asked it mostly has others answer.
-    """
-    number = int(os.environ.get("MESH_TEST_NODES", "1"))
-    if number > 1:
-        yield from _one_of(number)
-        return
-    with Daemon.start() as running:
+    """A running daemon with one worker. Do not stop or change it: others use it too."""
+    with one_node() as running:
         yield running
-        assert running.running, running.output()
-        assert running.stop() == 0
-        assert "Traceback" not in running.output()
-
-
-def _one_of(number: int) -> Iterator[Daemon]:
-    own = {f"n{place + 1}": ("--weight", "20") for place in range(1, number)}
-    args = ("--copies", os.environ.get("MESH_TEST_COPIES", "1"))
-    with Mesh.start(number, args=args, own=own) as mesh:
-        yield mesh["n1"]
-        for node in mesh.nodes.values():
-            assert node.running, node.output()
-        for node in mesh.nodes.values():
-            assert node.stop() == 0
-            assert "Traceback" not in node.output()
 
 
 @pytest.fixture(scope="session")

@@ -11,13 +11,15 @@ import pytest
 import yaml
 from botocore.config import Config
 
-from meshd.testing.daemons import Daemon
 from meshwire.s3.settings import ALL_USERS, AUTHENTICATED_USERS
 from tests.component.s3_raw import Wire
 from tests.component.test_s3_settings import refusal
+from tests.one_node import one_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from meshd.testing.daemons import Daemon
 
 USERS = [
     {
@@ -42,7 +44,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     users = tmp_path_factory.mktemp("users") / "users.yaml"
     users.write_text(yaml.safe_dump(USERS))
     users.chmod(0o600)
-    with Daemon.start(args=("--users", str(users))) as daemon:
+    with one_node(("--users", str(users))) as daemon:
         yield daemon
 
 

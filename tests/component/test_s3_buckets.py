@@ -12,11 +12,13 @@ from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from meshd.testing.daemons import Daemon
+from tests.one_node import one_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from meshd.testing.daemons import Daemon
 
 USERS = [
     {
@@ -41,7 +43,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     users: Path = tmp_path_factory.mktemp("users") / "users.yaml"
     users.write_text(yaml.safe_dump(USERS))
     users.chmod(0o600)
-    with Daemon.start(args=("--users", str(users))) as daemon:
+    with one_node(("--users", str(users))) as daemon:
         yield daemon
 
 

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from botocore.exceptions import ClientError
 
-from meshd.testing.daemons import Daemon
 from tests.component.s3_raw import Wire
+from tests.one_node import one_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from meshd.testing.daemons import Daemon
     from tests.component.s3_raw import Answer
 
 WRITERS = 16
@@ -24,7 +25,7 @@ WRITERS = 16
 @pytest.fixture(scope="module")
 def crowd() -> Iterator[Daemon]:
     """A daemon with three workers: connections spread over them."""
-    with Daemon.start(workers=3) as running:
+    with one_node(workers=3) as running:
         yield running
 
 

@@ -11,18 +11,20 @@ import pytest
 from botocore.config import Config
 from urllib3.filepost import encode_multipart_formdata
 
-from meshd.testing.daemons import Daemon
 from tests.component.s3_raw import Wire
+from tests.one_node import one_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from meshd.testing.daemons import Daemon
 
 BUCKETS = ["photos", "dotted.name.of-a-bucket"]
 
 
 @pytest.fixture(scope="module")
 def named() -> Iterator[Daemon]:
-    with Daemon.start(args=["--domain", "s3.localhost", "--domain", "example.com"]) as daemon:
+    with one_node(["--domain", "s3.localhost", "--domain", "example.com"]) as daemon:
         yield daemon
 
 

@@ -11,10 +11,12 @@ import pytest
 import yaml
 from botocore.exceptions import ClientError
 
-from meshd.testing.daemons import Daemon
+from tests.one_node import one_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from meshd.testing.daemons import Daemon
 
 USERS = [
     {"user_id": name, "access_key": f"AK{name.upper()}", "secret_key": f"secret-of-{name}"}
@@ -50,7 +52,7 @@ def daemon_of_two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     users = tmp_path_factory.mktemp("users") / "users.yaml"
     users.write_text(yaml.safe_dump(USERS))
     users.chmod(0o600)
-    with Daemon.start(args=("--users", str(users))) as running:
+    with one_node(("--users", str(users))) as running:
         ann = client_of(running, "ann")
         ann.create_bucket(Bucket="shared")
         ann.put_bucket_versioning(Bucket="shared", VersioningConfiguration={"Status": "Enabled"})
