@@ -199,6 +199,10 @@ class NodeSettings:
     """Results of views and inflated archives kept on the disks; the least recently used go beyond."""
     lifecycle_interval: float = 900.0
     """Seconds from one look for what lifecycle rules remove to the next."""
+    scrub_interval: float = 14 * 86400.0
+    """Seconds from the beginning of one pass over all bytes in use to that of the next."""
+    scrub_rate: int = 64 << 20
+    """Most bytes a second that such a pass reads."""
     cache_bytes: int = 0
     """Most bytes kept of buckets that are backed by origins. Default (0): half of what is free at start."""
     credentials_dir: Path | None = None
@@ -498,6 +502,8 @@ OPTIONS: Mapping[str, Option] = {
         Option("origin-credentials", _path, lambda: None),
         Option("lifecycle-interval", _seconds, lambda: 900.0),
         Option("stale-uploads", _days, lambda: 7),
+        Option("scrub-interval", _seconds, lambda: 14 * 86400.0),
+        Option("scrub-rate", _at_least(1 << 20), lambda: 64 << 20),
         Option("users", _path, lambda: None),
         Option("audit-log", _audit, lambda: None),
         Option("control", parse_control, lambda: None),
@@ -630,6 +636,8 @@ def _assemble(values: Mapping[str, object]) -> NodeSettings:
         credentials_dir=value["origin-credentials"],
         lifecycle_interval=value["lifecycle-interval"],
         stale_upload_days=value["stale-uploads"],
+        scrub_interval=value["scrub-interval"],
+        scrub_rate=value["scrub-rate"],
         audit_log=value["audit-log"],
         region=value["region"],
         hang_timeout=value["hang-timeout"],

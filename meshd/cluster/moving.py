@@ -83,6 +83,7 @@ class Mover:
         self._let_go_at = 0
         self._soon = False
         self.reporter = Reporter(mesh.node_id, control, clock)
+        self._asked: list[asyncio.Future[None]] = []
 
     def __repr__(self) -> str:
         return f"<Mover of {self._mesh.node_id}: {self.reporter.now.doing}>"
@@ -121,8 +122,23 @@ class Mover:
         await self._stand(me)
         if not cluster.moving and self._let_go_at != cluster.version:
             await self._let_go(cluster)
-        if me.stores and self._clock.monotonic() - self._repaired > self._repair_every:
-            await self.repair()
+        if me.stores and (self._asked or self._clock.monotonic() - self._repaired > self._repair_every):
+            asked, self._asked = self._asked, []
+            try:
+                await self.repair()
+            finally:
+                for waiting in asked:
+                    if not waiting.done():
+                        waiting.set_result(None)
+
+    async def compared(self) -> None:
+        """When this node was compared with all other owners once more, in a round that begins after this
+        call; at once where there are none."""
+        if self._mesh.alone or self._mesh.me is None or not self._mesh.me.stores:
+            return
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._asked.append(waiting)
+        await waiting
 
     # comparing --------------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ from meshd.store.records import Record
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     import numpy.typing as npt
 
@@ -208,6 +208,19 @@ class Pull:
                         await self._batches.put(None)
             except BaseExceptionGroup as errors:
                 raise _first(errors) from errors
+        return self.tally
+
+    async def fetch(self, items: Sequence[Item]) -> Tally:
+        """Exactly these, without comparing. Raises as `run`."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(_STREAMS):
+                    group.create_task(self._fetching())
+                await self._hand_out(list(items), every=True)
+                for _ in range(_STREAMS):
+                    await self._batches.put(None)
+        except BaseExceptionGroup as errors:
+            raise _first(errors) from errors
         return self.tally
 
     # which slots ------------------------------------------------------------------------------------------

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from meshd.control.interface import ControlError
+from meshd.runtime.scrubbing import examine, watch_disks
 from meshd.service.archives.ingesting import Indexer
 from meshd.service.lifecycle import Lifecycle
 from meshd.service.views.keeping import ResultKeeper
@@ -63,6 +65,7 @@ def process_chores(node: Node, reporter: Reporter) -> list[Chore]:
         Chore("tidy", 10.0, tidy),
         Chore("heartbeat", node.settings.hang_timeout / 10, beat),
         Chore("map", 0.5, look),
+        Chore("damage", 0.25, lambda: examine(node)),
     ]
 
 
@@ -80,6 +83,7 @@ def node_chores(node: Node) -> list[Chore]:
         Chore("view results", 60.0, results.sweep),
         Chore("lifecycle", settings.lifecycle_interval, lifecycle.sweep),
         Chore("measure", 15.0, lambda: asyncio.to_thread(measure, node)),
+        Chore("disks", 5.0, lambda: watch_disks(node)),
         Chore("compact", 60.0, lambda: compact(node.store, node.clock)),
         Chore("removals", 3600.0, node.store.forget_graves),
     ]
@@ -106,12 +110,14 @@ def measure(node: Node) -> None:
     metrics.store_objects.set(stats.objects)
     metrics.store_versions.set(stats.versions)
     metrics.store_uploads.set(stats.uploads)
+    metrics.store_quarantined.set(stats.quarantined)
     metrics.store_live_bytes.set(stats.live_bytes)
     metrics.store_dead_bytes.set(stats.dead_bytes)
     for disk in node.settings.store.disks:
-        room = os.statvfs(disk)
-        metrics.store_disk_free_bytes.labels(str(disk)).set(room.f_bavail * room.f_frsize)
-        metrics.store_disk_bytes.labels(str(disk)).set(room.f_blocks * room.f_frsize)
+        with suppress(OSError):  # it fails: the probes say so
+            room = os.statvfs(disk)
+            metrics.store_disk_free_bytes.labels(str(disk)).set(room.f_bavail * room.f_frsize)
+            metrics.store_disk_bytes.labels(str(disk)).set(room.f_blocks * room.f_frsize)
 
 
 async def compact(store: Store, clock: Clock) -> int:

@@ -17,6 +17,7 @@ from meshwire.cluster import Node as Member
 from meshwire.cluster.maps import MAX_WEIGHT
 
 if TYPE_CHECKING:
+    from meshd.cluster.moving import Mover
     from meshd.config import NodeSettings
     from meshd.control.buckets import BucketTable
     from meshd.control.interface import ControlStore
@@ -63,12 +64,12 @@ def _gibibytes(settings: NodeSettings) -> int:
     return min(max(1, sum(sizes.values()) // _GIB), MAX_WEIGHT)
 
 
-async def join(node: Node, tasks: Tasks) -> None:
-    """Take the node's place in the map, and look after it and the others from now on; a lone node does
-    nothing. Raises StartupError, ControlError."""
+async def join(node: Node, tasks: Tasks) -> Mover | None:
+    """Take the node's place in the map, and look after it and the others from now on; gives its mover. A lone
+    node does nothing. Raises StartupError, ControlError."""
     settings, control, clock = node.settings, node.control, node.clock
     if settings.cluster.control is None:
-        return
+        return None
     belonging = read_belonging(settings.store.data_dir)
     if belonging is None:
         raise StartupError(f"{settings.store.data_dir} belongs to no mesh; start the node again")
@@ -86,4 +87,6 @@ async def join(node: Node, tasks: Tasks) -> None:
     )
     tasks.spawn(membership.keep(), "membership")
     tasks.spawn(guardian.run(), "guardian")
-    tasks.spawn(mover(node).run(), "mover")
+    moving = mover(node)
+    tasks.spawn(moving.run(), "mover")
+    return moving

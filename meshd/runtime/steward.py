@@ -25,6 +25,7 @@ from meshd.runtime.cluster import join
 from meshd.runtime.data import data_services
 from meshd.runtime.jobs import job_runner
 from meshd.runtime.node import node_access, open_node, view_reader
+from meshd.runtime.scrubbing import scrubber
 from meshd.service.backed.planning import PlanHints
 from meshd.telemetry import logs
 from meshd.transform.pool import TransformPool
@@ -70,7 +71,7 @@ async def steward(node: Node, listener: socket.socket) -> AsyncIterator[Assemble
     )
     try:
         async with backing(node, None) as backed:
-            await join(node, tasks)
+            tasks.spawn(scrubber(node, await join(node, tasks)).run(), "scrubber")
             tasks.spawn(_vital(serve_assembler(assembler, listener)), "assembler")
             keeper = cache_keeper(node)
             tasks.spawn(_vital(keeper.serve(settings.keeper_socket)), "keeper")

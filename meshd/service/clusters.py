@@ -14,6 +14,7 @@ import msgspec
 from meshd.cluster.membership import lease_name
 from meshd.cluster.probing import answers
 from meshd.cluster.progress import TOPIC
+from meshd.cluster.scrubbing import ASKED, TOLD, Asked
 from meshd.control.interface import ControlError
 from meshd.service.adminerrors import AdminError
 from meshd.service.movements import drains, movement, read_works
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from meshd.control.interface import ControlStore
     from meshwire.cluster import ClusterMap, Node
 
-Action = Literal["drain", "undrain", "replace", "lost", "remove", "reweigh"]
+Action = Literal["drain", "undrain", "replace", "lost", "remove", "reweigh", "scrub"]
 
 
 class NodeChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,6 +61,7 @@ class ClusterAdmin:
                 trouble = str(error)
         copies = self._fewest(cluster)
         present, future = place(cluster, copies, "present").loads(), place(cluster, copies).loads()
+        scrubs = {key.partition("/")[2]: entry.value for key, entry in self._control.peek(TOLD).items()}
         moves = {key.partition("/")[2]: entry.value for key, entry in self._control.peek(TOPIC).items()}
         works = read_works(moves)
         leaving = drains(cluster, works)
@@ -74,6 +76,7 @@ class ClusterAdmin:
             "nodes": [
                 _node(node, alive, moves.get(node.node_id))
                 | {"slots": present.get(node.node_id, 0), "slots_wanted": future.get(node.node_id, 0)}
+                | {"scrub": json.loads(scrubs.get(node.node_id, b"null"))}
                 | {
                     "empty": _empty(cluster, node),
                     "drain": leaving.get(node.node_id),
@@ -85,17 +88,15 @@ class ClusterAdmin:
 
     async def change(self, node_id: str, wanted: NodeChange) -> dict[str, Any]:
         """Raises AdminError NoSuchNode, NotNow; ControlError."""
+        if wanted.action == "scrub":
+            return await self._scrub(node_id)
         if self._mesh.lone:
             raise AdminError(
                 "NotNow",
                 "this node is the only one of its mesh",
                 help="start nodes with --control etcd://… to have several; `meshd dev --nodes 3` tries it",
             )
-        node = self._mesh.map().node(node_id)
-        if node is None:
-            raise AdminError(
-                "NoSuchNode", f"there is no node {node_id[:80]!r}", help="see `mesh cluster status`"
-            )
+        node = self._node(node_id)
         if wanted.action in ("lost", "replace", "remove") and await answers(node) is not None:
             raise AdminError(
                 "NotNow",
@@ -108,6 +109,29 @@ class ClusterAdmin:
             "version": cluster.version,
             "node": node_id,
             "state": "gone" if found is None else found.state,
+        }
+
+    def _node(self, node_id: str) -> Node:
+        node = self._mesh.map().node(node_id)
+        if node is None:
+            raise AdminError(
+                "NoSuchNode", f"there is no node {node_id[:80]!r}", help="see `mesh cluster status`"
+            )
+        return node
+
+    async def _scrub(self, node_id: str) -> dict[str, Any]:
+        """Have a node look at all its bytes now; `asked` is the number of the request."""
+        node, place = self._node(node_id), f"{ASKED}/{node_id}"
+        if node.state == "down":
+            raise AdminError("NotNow", f"{node_id} is down", help="see `mesh cluster status`")
+        entry = await self._control.get(place)
+        asked = Asked(1 if entry is None else json.loads(entry.value)["number"] + 1)
+        await self._control.put(place, msgspec.json.encode(asked))
+        return {
+            "version": self._mesh.map().version,
+            "node": node_id,
+            "state": node.state,
+            "asked": asked.number,
         }
 
     def _changed(self, present: ClusterMap | None, node_id: str, wanted: NodeChange) -> ClusterMap:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from meshd.service.copying import again_if_gone, checked_source, copied_meta, rehash
-from meshd.service.translation import store_errors, translate
+from meshd.service.translation import store_errors
 from meshd.service.versions import NOTHING
-from meshd.store.errors import ExtentGoneError, StoreError
+from meshd.store.errors import ExtentGoneError
 from meshd.store.records import NULL, Meta
 from meshwire.conditions import Conditions, judge_read, judge_write
 from meshwire.s3.errors import S3Error
@@ -79,15 +79,12 @@ class ObjectService:
 
     def read(self, operation: GetObject, found: Found) -> bytes:
         """The bytes of a small answer. An object moved a moment ago is looked up once more. Raises
-        ReplacedError."""
+        ReplacedError, CorruptExtentError, DiskFailedError."""
         try:
             return self._store.read(found.record, found.base + found.offset, found.length)
         except ExtentGoneError:
             again = self._find_again(operation, found)
-            with store_errors():
-                return self._store.read(again.record, again.offset, again.length)
-        except StoreError as error:
-            raise translate(error) from error
+            return self._store.read(again.record, again.offset, again.length)
 
     def read_now(self, found: Found) -> bytes | None:
         """The bytes of a small answer, if they can be had without waiting for a disk. Raises StoreError."""

@@ -113,7 +113,7 @@ def name_of(change: Change) -> tuple[str, str]:
 
 def bare(record: Record) -> Record:
     """The facts of a record that are the same on every node: where its bytes lie is each node's own."""
-    return msgspec.structs.replace(record, extents=(), manifest=None, moves=0)
+    return msgspec.structs.replace(record, extents=(), manifest=None, moves=0, broken=False)
 
 
 def bare_upload(upload: Upload) -> Upload:

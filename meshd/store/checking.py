@@ -15,6 +15,7 @@ from meshd.store.index import Index
 from meshd.store.intents import used_extents
 from meshd.store.locking import Locks
 from meshd.store.preparing import prepare
+from meshd.store.quarantine import all_quarantined
 from meshd.store.records import Extent
 from meshd.store.surveying import FileSurvey
 
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`kind`: missing, damaged, mismatch, account, header. `name`: bucket/key where known."""
+    """`kind`: missing, damaged, quarantined (known damage, not served), mismatch, account, header. `name`:
+    bucket/key where known."""
 
     kind: str
     path: str
@@ -79,14 +81,18 @@ class Checker:
     def __init__(self, index: Index, disks: Disks, progress: Progress) -> None:
         self._index, self._disks, self._progress = index, disks, progress
         self.report = CheckReport()
+        self._confined: set[Extent] = set()
 
     def run(self) -> CheckReport:
         with self._index.reading() as txn:
+            self._quarantine(txn)
             claims = self._claims(txn)
             self._order(txn)
             known = dict(self._index.all_files(txn))
             total, done = sum(info.end for info in known.values()), 0
             for file, info in known.items():
+                if info.disk in self._disks.lost:
+                    continue  # what was there is in quarantine
                 self._file(txn, file, info, list(claims.of(info.disk, file)))
                 done += info.end
                 self._progress(done, total)
@@ -99,6 +105,20 @@ class Checker:
 
     def _tell(self, kind: str, path: str, name: str, detail: str) -> None:
         self.report.problems.append(Problem(kind, path, name, detail))
+
+    def _quarantine(self, txn: Any) -> None:
+        """What is known to be damaged, and that records and table say the same of it."""
+        confined = {(name, stamp): about for name, stamp, about in all_quarantined(self._index, txn)}
+        for (name, stamp), about in confined.items():
+            record = self._index.versions.at(txn, name, stamp)
+            if record is None or not record.broken:
+                continue  # it was replaced or removed: forgotten at the next look
+            self._confined.update(about.extents)
+            size = sum(extent.length for extent in about.extents)
+            self._tell("quarantined", "", _named(name), f"{size} bytes are damaged: {about.why}")
+        for name, record in self._index.all_records(txn):
+            if record.broken and (name, record.stamp) not in confined:
+                self._tell("mismatch", "", _named(name), "it is in quarantine, and nothing says why")
 
     def _claims(self, txn: Any) -> _Claims:
         claims = _Claims()
@@ -149,6 +169,8 @@ class Checker:
 
     def _bytes(self, survey: FileSurvey, extent: Extent, name: str) -> None:
         self.report.bytes += extent.length
+        if extent in self._confined:
+            return  # told already
         if not survey.intact(extent):
             detail = f"{extent.length} bytes at {extent.offset} do not match their checksum"
             self._tell("damaged", survey.path, name, detail)

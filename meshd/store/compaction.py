@@ -208,11 +208,14 @@ class Compactor:
     def candidates(self, dead_share: float) -> list[int]:
         """Sealed segments of which at least this share is dead, the most dead first."""
         with self._index.reading() as txn:
-            files = [(file, info) for file, info in self._index.all_files(txn) if _sealed_segment(info)]
+            files = [(file, info) for file, info in self._index.all_files(txn) if self._is_candidate(info)]
         shares = [
             (info.dead / max(1, info.live + info.dead) if info.refs else 1.0, file) for file, info in files
         ]
         return [file for share, file in sorted(shares, reverse=True) if share >= dead_share]
+
+    def _is_candidate(self, info: DataFile) -> bool:
+        return _sealed_segment(info) and info.disk in self._disks.roots
 
     async def compact(self, file: int) -> bool:
         """Empties a sealed segment and retires it; True when it is retired, or gone.

@@ -29,11 +29,16 @@ class DiskFailedError(StoreError):
 
 
 class CorruptExtentError(StoreError):
-    """Stored bytes do not match their checksum; they are not served. `name`: the object's, if known."""
+    """Stored bytes do not match their checksum, or are in quarantine; they are not served. `name`: the
+    object's, if known."""
 
     def __init__(self, message: str, name: str = "") -> None:
         super().__init__(message)
         self.name = name
+
+
+class QuarantinedError(CorruptExtentError):
+    """The version is in quarantine here: another owner has it, or it has to be put again."""
 
 
 class ExtentGoneError(StoreError):

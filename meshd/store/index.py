@@ -277,6 +277,14 @@ class Index:
                 if told in bytes(raw) and (info := _file(raw)).writer == writer:
                     yield int.from_bytes(name, "big"), info
 
+    def files_after(self, txn: Any, file: int) -> Iterator[tuple[int, DataFile]]:
+        """(file, info) of data files with higher numbers."""
+        with txn.cursor(self.files) as cursor:
+            found = cursor.set_range(_number(file + 1))
+            while found:
+                yield int.from_bytes(cursor.key(), "big"), _file(cursor.value())
+                found = cursor.next()
+
     def all_files(self, txn: Any) -> Iterator[tuple[int, DataFile]]:
         """(file, info) of every data file."""
         with txn.cursor(self.files) as cursor:

@@ -218,7 +218,7 @@ class PutObject(Intent):
 
 def write_manifest(work: Work, bucket: str, key: str, record: Record, upload_id: str = "") -> Record:
     """Writes down in the data files which extents make `record`; the record with the manifest's place."""
-    body = msgspec.json.encode(record)
+    body = msgspec.json.encode(msgspec.structs.replace(record, broken=False) if record.broken else record)
     crc, stamp = checksums.crc32c(body), stamp_text(record.stamp)
     member = Member(
         stamp,

@@ -14,7 +14,6 @@ import msgspec
 
 from meshd.store.graves import Grave
 from meshd.store.index import UPLOAD_ID_LENGTH
-from meshd.store.quarantine import quarantined
 from meshd.store.versions import TAIL
 
 if TYPE_CHECKING:
@@ -107,6 +106,7 @@ class _Outline(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tags: msgspec.Raw = _NOTHING
     acl: msgspec.Raw = _NOTHING
     amended: int = 0
+    broken: bool = False
 
 
 _outline = msgspec.msgpack.Decoder(_Outline).decode
@@ -144,7 +144,6 @@ class _Taking:
 
     def __init__(self, index: Index, txn: Any) -> None:
         self._index, self._txn = index, txn
-        self._any_broken = index.quarantine.count(txn) > 0
 
     def held(self, name: bytes, sources: dict[str, _Source]) -> Held:
         """All of one name; the sources move on."""
@@ -153,7 +152,7 @@ class _Taking:
             source.take(name, rows[kind])
         return Held(
             name,
-            tuple(self._version(name, raw) for _, raw in (*rows["objects"], *rows["older"])),
+            tuple(self._version(raw) for _, raw in (*rows["objects"], *rows["older"])),
             tuple(self._upload(key) for key, _ in rows["uploads"]),
             tuple(
                 Grave(key[len(name) + 1 :].decode(), int.from_bytes(raw, "big"))
@@ -161,10 +160,10 @@ class _Taking:
             ),
         )
 
-    def _version(self, name: bytes, raw: Any) -> HeldVersion:
+    @staticmethod
+    def _version(raw: Any) -> HeldVersion:
         found = _outline(raw)
-        broken = self._any_broken and quarantined(self._index, self._txn, name, found.stamp)
-        return HeldVersion(found.version, found.stamp, found.size, found.marker, found.amended, broken)
+        return HeldVersion(found.version, found.stamp, found.size, found.marker, found.amended, found.broken)
 
     def _upload(self, key: bytes) -> HeldUpload:
         upload_id = key[-UPLOAD_ID_LENGTH:].decode()

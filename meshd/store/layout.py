@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from meshd.store.errors import FormatError
+from meshd.store.errors import DiskFailedError, FormatError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,12 +27,14 @@ FANOUT = 64
 
 
 class DiskMarker(msgspec.Struct, frozen=True):
-    """Contents of `<disk>/extents/DISK`; `disks`: how many the store has, so that one cannot be forgotten."""
+    """Contents of `<disk>/extents/DISK`; `disks`: how many the store has, so that one cannot be forgotten;
+    `lost`: those that failed and are out of service."""
 
     format: int
     store: str
     disk: int
     disks: int = 1
+    lost: tuple[int, ...] = ()
 
 
 def read_marker(root: Path) -> DiskMarker | None:
@@ -66,6 +68,14 @@ def write_marker(root: Path, marker: DiskMarker) -> None:
     sync_directory(base)
 
 
+def write_lost(disks: Disks) -> None:
+    """Has the markers say which disks are out of service (blocking)."""
+    for root in disks.roots.values():
+        marker = read_marker(root)
+        if marker is not None:
+            write_marker(root, msgspec.structs.replace(marker, lost=tuple(sorted(disks.lost))))
+
+
 def sync_directory(path: Path | str) -> None:
     """Makes names created in or removed from this directory durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -76,26 +86,39 @@ def sync_directory(path: Path | str) -> None:
 
 
 class Disks:
-    """The disks of one store: number → root. Drafts lie in a directory of their own, so that a worker's start
-    does not look at every data file.
+    """The disks of one store: number → root, of those in service; `lost` are those that failed. Drafts lie in
+    a directory of their own, so that a worker's start does not look at every data file.
     """
 
-    def __init__(self, roots: Mapping[int, Path]) -> None:
-        self.roots = dict(sorted(roots.items()))
-        self._bases = {number: str(root / EXTENTS) for number, root in self.roots.items()}
-        self._paths = self._bases
-        self._numbers = tuple(self.roots)
+    def __init__(self, roots: Mapping[int, Path], lost: Mapping[int, Path] | None = None) -> None:
+        self.lost: Mapping[int, Path] = dict(lost or {})
+        self._lent: Mapping[int, str] = {}
+        self._serve(dict(sorted(roots.items())))
+
+    def _serve(self, roots: Mapping[int, Path]) -> None:
+        self.roots: Mapping[int, Path] = roots
+        self._bases = {number: str(root / EXTENTS) for number, root in roots.items()}
+        lost = {number: str(root / EXTENTS) for number, root in self.lost.items()}
+        self._paths = {**self._lent, **lost, **self._bases}
+        self._numbers = tuple(roots)
 
     def __repr__(self) -> str:
         return f"<Disks {self.roots}>"
 
     def lend(self, others: Disks) -> None:
         """From here on paths on another store's disks are known, too; nothing is placed there."""
-        self._paths = others._bases | self._bases
+        self._lent = others._bases
+        self._serve(self.roots)
+
+    def take_out(self, disk: int) -> None:
+        """From here on nothing is placed on a disk, nor looked for by walking it. Idempotent."""
+        if disk in self.roots:
+            self.lost = {**self.lost, disk: self.roots[disk]}
+            self._serve({number: root for number, root in self.roots.items() if number != disk})
 
     def directory(self, disk: int, file: int) -> str:
         """Directory of a data file."""
-        return f"{self._bases[disk]}/{file % FANOUT:02x}"
+        return f"{self._paths[disk]}/{file % FANOUT:02x}"
 
     def path(self, disk: int, file: int) -> str:
         """Path of a committed data file."""
@@ -103,10 +126,15 @@ class Disks:
 
     def draft(self, disk: int, file: int, writer: str) -> str:
         """Path of a file of its own while it is written: swept when its writer starts again."""
-        return f"{self._bases[disk]}/{DRAFTS}/{file:012x}.{writer}.part"
+        return f"{self._paths[disk]}/{DRAFTS}/{file:012x}.{writer}.part"
 
     def place(self, bucket: str, key: str) -> int:
-        """Disk for a new object: rendezvous hashing, so that another disk moves only its share."""
+        """Disk for a new object: rendezvous hashing, so that another disk moves only its share. Raises
+        DiskFailedError."""
+        if not self._numbers:
+            raise DiskFailedError(
+                "every disk of this node has failed: replace them, and start it again on empty directories"
+            )
         if len(self._numbers) == 1:
             return self._numbers[0]
         name = f"{bucket}\0{key}".encode()

@@ -9,16 +9,16 @@ from __future__ import annotations
 import os
 import uuid
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshd.store.errors import FormatError
 from meshd.store.index import Index
 from meshd.store.layout import DRAFTS, EXTENTS, FORMAT, DiskMarker, Disks, read_marker, write_marker
 from meshd.store.locking import Locks
+from meshd.store.probing import LOST
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from meshd.config import StoreSettings
 
 
@@ -31,12 +31,11 @@ def prepare(index: Index, settings: StoreSettings) -> Disks:
 
 
 def _find(index: Index, settings: StoreSettings) -> Disks:
-    known = index.get_meta("disks")
-    if (
-        known is not None
-        and (disks := _recognise(known, index.get_meta("store"), settings.disks)) is not None
-    ):
-        return disks
+    known, lost = index.get_meta("disks"), index.get_meta(LOST) or []
+    if known is not None and not lost:
+        disks = _recognise(known, index.get_meta("store"), settings.disks)
+        if disks is not None:
+            return disks
     with index.writing() as txn:
         store = index.get_meta("store", txn)
         if store is None:
@@ -45,9 +44,18 @@ def _find(index: Index, settings: StoreSettings) -> Disks:
             index.put_meta(txn, "format", FORMAT)
             index.put_meta(txn, "store", store)
             index.put_meta(txn, "next_file", settings.first_file)
-        roots = _enrol(settings.disks, store, index.get_meta("disks", txn) or {}, settings.first_disk)
-        index.put_meta(txn, "disks", {number: str(root) for number, root in roots.items()})
-    return Disks(roots)
+        numbers: dict[int, str] = index.get_meta("disks", txn) or {}
+        gone = {
+            number: Path(numbers[number]) for number in index.get_meta(LOST, txn) or [] if number in numbers
+        }
+        roots = _enrol(settings.disks, store, numbers, settings.first_disk, gone)
+        if not roots:
+            raise FormatError(
+                "every disk of this node has failed: give it an empty data directory on a sound one; in a "
+                "mesh say `mesh cluster replace` first"
+            )
+        index.put_meta(txn, "disks", {number: str(root) for number, root in (roots | gone).items()})
+    return Disks(roots, gone)
 
 
 def _recognise(known: dict[int, str], store: str, roots: tuple[Path, ...]) -> Disks | None:
@@ -70,12 +78,18 @@ def _refuse_orphaned(roots: tuple[Path, ...]) -> None:
             )
 
 
-def _enrol(roots: tuple[Path, ...], store: str, known: dict[int, str], first: int) -> dict[int, Path]:
-    """Numbers for all disks, from `first` on; new ones are marked."""
+def _enrol(
+    roots: tuple[Path, ...], store: str, known: dict[int, str], first: int, lost: dict[int, Path]
+) -> dict[int, Path]:
+    """Numbers for all disks in service, from `first` on; new ones are marked."""
     found: dict[int, Path] = {}
     fresh = []
     for root in roots:
-        marker = read_marker(root)
+        marker = _marker_of(root, lost)
+        if marker is None and root in lost.values() and not _is_writable(root):
+            continue
+        if marker is not None and marker.store == store and marker.disk in lost:
+            continue  # it failed: to be used again it has to be empty
         if marker is not None and marker.store == store and marker.disk not in found:
             found[marker.disk] = root
         elif marker is not None and next(Disks({marker.disk: root}).files(), None) is not None:
@@ -84,14 +98,35 @@ def _enrol(roots: tuple[Path, ...], store: str, known: dict[int, str], first: in
             )
         else:
             fresh.append(root)
-    missing = [path for number, path in known.items() if number not in found]
+    missing = [path for number, path in known.items() if number not in found and number not in lost]
     if missing:
         raise FormatError(f"disk {missing[0]} is missing; mount it and start again with its --disk")
     found.update(enumerate(fresh, start=max(known, default=first - 1) + 1))
     if fresh:
         for number, root in found.items():
-            write_marker(root, DiskMarker(FORMAT, store, number, len(found)))
+            write_marker(root, DiskMarker(FORMAT, store, number, len(found), tuple(sorted(lost))))
     return found
+
+
+def _marker_of(root: Path, lost: dict[int, Path]) -> DiskMarker | None:
+    """As `read_marker`; a disk that failed may not be readable."""
+    try:
+        return read_marker(root)
+    except OSError:
+        if root in lost.values():
+            return None
+        raise
+
+
+def _is_writable(root: Path) -> bool:
+    try:
+        (root / EXTENTS).mkdir(parents=True, exist_ok=True)
+        probe = root / EXTENTS / "probe"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError:
+        return False
+    return True
 
 
 def sweep_drafts(disks: Disks, writer: str | None) -> int:
@@ -129,6 +164,8 @@ def recover(settings: StoreSettings) -> None:
 def _cut_tails(index: Index, disks: Disks, txn: Any) -> None:
     for file, info in index.all_files(txn):
         path = disks.path(info.disk, file)
+        if info.disk in disks.lost:
+            continue
         if info.kind == "segment" and info.state == "open" and os.path.getsize(path) > info.end:
             os.truncate(path, info.end)
 

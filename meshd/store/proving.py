@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from awscrt.checksums import combine_crc32c, crc32c
 
 from meshd.store.errors import CorruptExtentError
+from meshd.store.noticing import notice
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ def whole(span: Span) -> bool:
 
 
 def damaged(extent: Extent) -> CorruptExtentError:
-    """Counted, and without a name: see `naming`."""
+    """Counted and noticed, and without a name: see `naming`."""
     metrics.store_corrupt_reads.inc()
+    notice(extent)
     return CorruptExtentError(
         f"{extent.length} bytes at {extent.offset} of data file {extent.file:x} are damaged; "
         "run meshd fsck and restore the object"

@@ -18,6 +18,8 @@ from awscrt import checksums
 from meshd.kit import failpoints
 from meshd.store.committer import translate
 from meshd.store.errors import CorruptExtentError, ExtentGoneError, StoreError
+from meshd.store.noticing import notice
+from meshd.store.quarantine import require_sound
 from meshd.store.records import Location, Span
 from meshd.telemetry import metrics
 
@@ -68,6 +70,7 @@ class Reader:
     def reading(self, record: Record, offset: int, length: int) -> Iterator[list[Span]]:
         """See ObjectStore.reading."""
         handles: list[_Handle] = []
+        require_sound(record)
         try:
             spans = []
             for extent, start, taken in cut(record.extents, offset, length):
@@ -94,6 +97,7 @@ class Reader:
     ) -> list[Span] | None:
         extents = record.extents
         try:
+            require_sound(record)
             if len(extents) == 1 and offset + length <= extents[0].length:
                 handle = self._acquire(extents[0])
                 handles.append(handle)
@@ -110,6 +114,7 @@ class Reader:
 
     def read(self, record: Record, offset: int, length: int) -> bytes:
         """See ObjectStore.read."""
+        require_sound(record)
         pieces = [
             self._pread(extent, start, taken) for extent, start, taken in cut(record.extents, offset, length)
         ]
@@ -117,7 +122,7 @@ class Reader:
 
     def read_now(self, record: Record, offset: int, length: int) -> bytes | None:
         """See ObjectStore.read_now."""
-        if len(record.extents) != 1:
+        if len(record.extents) != 1 or record.broken:
             return None
         extent = record.extents[0]
         handle = self._acquire(extent)
@@ -135,7 +140,7 @@ class Reader:
 
     def span_now(self, record: Record, offset: int, length: int) -> Span | None:
         """See ObjectStore.span_now."""
-        if len(record.extents) != 1:
+        if len(record.extents) != 1 or record.broken:
             return None
         extent = record.extents[0]
         handle = self._acquire(extent)
@@ -152,6 +157,7 @@ class Reader:
             failpoints.hit("store.read.before")
             data = os.pread(handle.fd, taken, extent.offset + start)
         except OSError as error:
+            notice(extent)
             raise translate(error) from error
         finally:
             self._release(handle)
@@ -163,6 +169,7 @@ class Reader:
         if len(data) == taken and (not whole or checksums.crc32c(data) == extent.crc32c):
             return
         metrics.store_corrupt_reads.inc()
+        notice(extent)
         path = self._disks.path(extent.disk, extent.file)
         raise CorruptExtentError(
             f"{taken} bytes at {extent.offset} of {path} are damaged; run meshd fsck and restore the object"
@@ -170,6 +177,7 @@ class Reader:
 
     def locate(self, record: Record) -> list[Location]:
         """See ObjectStore.locate."""
+        require_sound(record)
         path = self._disks.path
         extents = [e for e in record.extents if e.length]
         return [Location(path(e.disk, e.file), e.offset, e.length, e.crc32c) for e in extents]

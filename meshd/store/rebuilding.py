@@ -293,7 +293,7 @@ def _span(stamps: list[int], stamp: int) -> list[int]:
 
 def find_disks(settings: StoreSettings) -> tuple[str, dict[int, Path]]:
     """The store's name and its disks by number, from their markers. Raises FormatError."""
-    stores, disks, count = set(), {}, 0
+    stores, disks, count, lost = set(), {}, 0, set[int]()
     for root in settings.disks:
         marker = read_marker(root)
         if marker is None:
@@ -302,10 +302,11 @@ def find_disks(settings: StoreSettings) -> tuple[str, dict[int, Path]]:
             )
         stores.add(marker.store)
         disks[marker.disk] = root
+        lost |= set(marker.lost)
         count = max(count, marker.disks, marker.disk + 1)
     if len(stores) != 1 or len(disks) != len(settings.disks):
         raise FormatError("the disks belong to different stores; give exactly the disks of one")
-    missing = set(range(count)) - set(disks)
+    missing = set(range(count)) - set(disks) - lost
     if missing:
         raise FormatError(f"disk number {min(missing)} of this store is missing; give it too with --disk")
     return stores.pop(), disks

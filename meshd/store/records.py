@@ -61,6 +61,9 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     tags: dict[str, str] = {}
     acl: Acl | None = None  # None is `private`
     amended: int = 0  # the stamp of the last change of tags or ACL; 0: never
+    broken: bool = (
+        False  # in quarantine: its bytes here are damaged, see `quarantine`; data files never say so
+    )
 
 
 class Brief(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -268,3 +271,4 @@ class StoreStats:
     index_bytes: int = 0
     disks: tuple[DiskStats, ...] = field(default=())
     versions: int = 0  # older versions and delete markers: what is not a current object
+    quarantined: int = 0  # versions whose bytes here are damaged

@@ -18,6 +18,7 @@ from meshd.store.errors import NoSuchUploadError, ReplicaLacksError
 from meshd.store.index import object_key
 from meshd.store.intents import Intent, rewrite, used_extents, write_manifest
 from meshd.store.members import Member, stamp_text
+from meshd.store.quarantine import discharge
 from meshd.store.records import NULL
 from meshd.store.uploadintents import drop_upload
 
@@ -73,22 +74,39 @@ def insert(work: Work, txn: Any, name: bytes, record: Record) -> None:
     work.exchange(used_extents(replaced) if replaced else (), used_extents(record))
 
 
+def mended(existing: Record, told: Record) -> Record:
+    """What takes the place of a version in quarantine: a rebuild believes it rather than the damaged one."""
+    newer = existing if existing.amended > told.amended else told
+    return msgspec.structs.replace(
+        told, tags=newer.tags, acl=newer.acl, amended=newer.amended, moves=existing.moves + 1
+    )
+
+
 class TakeVersion(Intent):
-    """A version with its bytes; the result is an Applied, and the Standing it had."""
+    """A version with its bytes; the result is an Applied, and the Standing it had. With `mend` it may take
+    the place of the same one in quarantine."""
 
     grows = True
 
-    def __init__(self, bucket: str, key: str, record: Record, payload: Payload) -> None:
+    def __init__(
+        self, bucket: str, key: str, record: Record, payload: Payload, *, mend: bool = False
+    ) -> None:
         self.bucket, self.key, self.record, self.payload = bucket, key, record, payload
         self.weight = 0 if payload.own else payload.size
-        self.exclusive = bool(record.parts)  # a manifest without use would be believed by a rebuild
+        # a manifest without use would be believed by a rebuild, and so would the bytes of one that is mended
+        self.exclusive = bool(record.parts) or mend
         self.placed: Placed | None = None
         self.entered: Record | None = None
-        self.wanted = True
+        self.broken: Record | None = None
+        self.wanted, self.mend = True, mend
 
     def judge(self, work: Work, txn: Any) -> None:
         name = object_key(self.bucket, self.key)
         self.wanted = standing(work, txn, name, self.record) == "new"
+        existing = work.index.versions.at(txn, name, self.record.stamp) if self.mend else None
+        if existing is not None and existing.broken and existing.version == self.record.version:
+            self.broken, self.wanted = existing, True
+            self.record = mended(existing, self.record)
 
     def place(self, work: Work, txn: Any | None) -> None:
         record, payload = self.record, self.payload
@@ -125,10 +143,15 @@ class TakeVersion(Intent):
             tags=record.tags,
             acl=record.acl,
             amended=record.amended,
+            moves=record.moves,
         )
 
     def apply(self, work: Work, txn: Any) -> tuple[Applied, Standing]:
         name = object_key(self.bucket, self.key)
+        if self.broken is not None and self.entered is not None:
+            rewrite(work, txn, name, self.entered, self.broken)
+            discharge(work.index, txn, name, self.entered.stamp)
+            return Applied(newest_of(work, txn, name), True), "new"
         found = standing(work, txn, name, self.record)
         if found == "new" and self.entered is not None:
             insert(work, txn, name, self.entered)

@@ -73,14 +73,14 @@ class StoredReplicaWriter(StoredWriter):
         if part is not None:
             return await self._commit_part(part)
         record = bare(record)
-        found, grave, newest = self._look(record)
-        if found not in ("new", "stale"):
+        found, grave, newest, mend = self._look(record)
+        if found not in ("new", "stale") and not mend:
             await self.abort()
             return Applied(max(newest, grave), False)
-        if found == "new":
+        if found == "new" or mend:
             applied: Applied
             applied, found = await self._enter(
-                TakeVersion(self._bucket, self._key, record, await self._all())
+                TakeVersion(self._bucket, self._key, record, await self._all(), mend=mend)
             )
             if found != "stale":
                 return applied
@@ -120,8 +120,9 @@ class StoredReplicaWriter(StoredWriter):
         if self._own is not None:
             self._own.discard_draft()
 
-    def _look(self, record: Record) -> tuple[Standing, int, int]:
-        """Where the version stands, the stamp of its grave, and of the newest that there is."""
+    def _look(self, record: Record) -> tuple[Standing, int, int, bool]:
+        """Where the version stands, the stamp of its grave, and of the newest that there is; whether it is in
+        quarantine here."""
         name = object_key(self._bucket, self._key)
         with self._index.reading() as txn:
             graves = Graves(self._index, txn)
@@ -132,7 +133,12 @@ class StoredReplicaWriter(StoredWriter):
                 standing_in(self._index, txn, name, record, grave),
                 null_grave,
                 newest.stamp if newest is not None else 0,
+                self._broken(txn, name, record),
             )
+
+    def _broken(self, txn: Any, name: bytes, record: Record) -> bool:
+        existing = self._index.versions.at(txn, name, record.stamp)
+        return existing is not None and existing.broken and existing.version == record.version
 
 
 def intent_of(change: Change) -> Intent:

@@ -10,11 +10,13 @@ import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from meshd.store.changes import Amended, Applied, Marked
 from meshd.store.committer import Committer
 from meshd.store.compaction import Compactor
+from meshd.store.convicting import Convictor
 from meshd.store.dropping import DropHeld, Fence, Stand
 from meshd.store.epochs import decided_by
 from meshd.store.errors import StaleEpochError
@@ -23,10 +25,14 @@ from meshd.store.index import Index, object_key
 from meshd.store.intents import LinkObject, judge_conditions
 from meshd.store.inventory import take_inventory
 from meshd.store.locking import Locks
+from meshd.store.noticing import take_noticed
 from meshd.store.preparing import prepare, recover, sweep_drafts
+from meshd.store.probing import DiskWatch
+from meshd.store.quarantine import Sweep, all_quarantined, is_over, require_sound
 from meshd.store.reading import Reader
 from meshd.store.records import NULL, DiskStats, PartPage, Removed, StoreStats, Upload
 from meshd.store.replicas import StoredReplicaWriter, intent_of
+from meshd.store.scrubbing import Scrub
 from meshd.store.uploadintents import AbortUpload, CompleteUpload, CreateUpload
 from meshd.store.uploadlisting import list_uploads
 from meshd.store.versionintents import AmendVersion, ForgetGraves, PutMarker, RemoveVersion
@@ -40,6 +46,7 @@ if TYPE_CHECKING:
     from meshd.kit.clock import Clock
     from meshd.store.changes import Change
     from meshd.store.inventory import Held, InventoryPage
+    from meshd.store.quarantine import Quarantined
     from meshd.store.records import (
         EntryPage,
         Extent,
@@ -86,6 +93,11 @@ class Store:
         self._compactor = Compactor(
             index, self._disks, self._committer, clock, self._run, settings.tombstone_seconds
         )
+        convictor = Convictor(index, self._disks, self._committer, clock, self._run)
+        self._convictor = convictor
+        self.scrub = Scrub(index, self._disks, self._committer, convictor, clock, self._run)
+        """One process a node uses it: the steward."""
+        self.disks = DiskWatch(index, self._disks, self._committer, convictor, clock, self._run)
         self._reader = Reader(self._disks, small=settings.small_object_bytes)
         self._clock = clock
         self._beside: Beside | None = None
@@ -153,6 +165,11 @@ class Store:
     def get_version(self, bucket: str, key: str, version: str) -> Record | None:
         with self._index.reading() as txn:
             return self._index.versions.find(txn, object_key(bucket, key), version)
+
+    def at(self, name: bytes, stamp: int) -> Record | None:
+        """The version of a name (bucket, NUL, key) with this stamp."""
+        with self._index.reading() as txn:
+            return self._index.versions.at(txn, name, stamp)
 
     def newest(self, bucket: str, key: str) -> Record | None:
         with self._index.reading() as txn:
@@ -265,6 +282,7 @@ class Store:
         versioning: Versioning = "",
     ) -> Record:
         """Shares the source's own files; bytes that lie in segments (small objects) are copied."""
+        require_sound(source)
         copied = await asyncio.get_running_loop().run_in_executor(self._pool, self._bytes_in_segments, source)
         record: Record = await self._submit(
             LinkObject(bucket, key, source, copied, meta, conditions, versioning)
@@ -430,6 +448,7 @@ class Store:
                 index_bytes=self._index.size(),
                 disks=tuple(_room(str(root)) for root in self._disks.roots.values()),
                 versions=self._index.versions.older.count(txn),
+                quarantined=self._index.quarantine.count(txn),
             )
 
     def tidy(self) -> None:
@@ -492,6 +511,27 @@ class Store:
         while start:
             await asyncio.sleep(_GRAVES_PAUSE)
             start = await self._submit(ForgetGraves(before, start))
+
+    async def examine(self) -> int:
+        """Looks again at what readers of this process found damaged, and has it put in quarantine; how many
+        versions and parts went there."""
+        noticed = take_noticed(
+            lambda extent: extent.disk in self._disks.roots or extent.disk in self._disks.lost
+        )
+        return await self._convictor.convict(noticed) if noticed else 0
+
+    def quarantined(self, limit: int = 1000) -> Sequence[tuple[bytes, int, Quarantined]]:
+        """(name, stamp, what is known) of versions in quarantine, in order."""
+        with self._index.reading() as txn:
+            return tuple(islice(all_quarantined(self._index, txn), limit))
+
+    async def sweep_quarantine(self) -> int:
+        """Forgets of the quarantine what was removed or overwritten; how many."""
+        with self._index.reading() as txn:
+            if not any(True for _ in is_over(self._index, txn)):
+                return 0
+        swept: int = await self._submit(Sweep())
+        return swept
 
     async def purge(self) -> int:
         """Removes files that were retired a grace time ago; how many."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from awscrt import checksums
 
 from meshd.store.committer import has_room, translate
-from meshd.store.errors import DiskFullError, SizeMismatchError, StoreClosedError
+from meshd.store.errors import DiskFailedError, DiskFullError, SizeMismatchError, StoreClosedError
 from meshd.store.intents import Payload, PutObject, Reserve
 from meshd.store.ownfiles import OwnFile
 from meshd.store.uploadintents import PutPart
@@ -80,7 +80,12 @@ class WriteShop:
 
     def make(self, disk: int, file: int, size: int | None) -> OwnFile:
         """A draft with its room reserved (blocking). Raises OSError, DiskFullError."""
-        if not has_room(str(self.disks.roots[disk]), size or 0):
+        root = self.disks.roots.get(disk)
+        if root is None:
+            raise DiskFailedError(
+                "the disk failed a moment ago; try again: another one takes it, if there is one"
+            )
+        if not has_room(str(root), size or 0):
             raise DiskFullError(
                 f"{size or 'more'} bytes do not fit on the disk; delete objects or add a disk"
             )

@@ -187,6 +187,19 @@ store_writes = _counter("meshd_store_writes_total", "Requests in those groups, r
 store_written_bytes = _counter("meshd_store_written_bytes_total", "Bytes committed to data files.")
 store_sync_seconds = _histogram("meshd_store_sync_seconds", "Time of one fdatasync of a data file.")
 store_corrupt_reads = _counter("meshd_store_corrupt_reads_total", "Reads of bytes that fail their checksum.")
+store_quarantined = _gauge(
+    "meshd_store_quarantined", "Versions whose bytes on this node are damaged.", mode="mostrecent"
+)
+store_disks_lost = _gauge(
+    "meshd_store_disks_lost", "Disks that failed and are out of service.", mode="mostrecent"
+)
+quarantined = _counter("meshd_quarantined_total", "Versions and parts that were put in quarantine.")
+scrub_bytes = _counter("meshd_scrub_bytes_total", "Bytes the scrub has compared with their checksums.")
+scrub_passes = _counter("meshd_scrub_passes_total", "Passes of the scrub over all data files.")
+scrub_mended = _counter("meshd_scrub_mended_total", "Versions restored from another node.")
+scrub_ended = _gauge(
+    "meshd_scrub_ended_seconds", "End of the last whole pass, in seconds since 1970.", mode="mostrecent"
+)
 store_disk_errors = _counter("meshd_store_disk_errors_total", "Errors of disks and of the index.", "kind")
 
 # movement of data between nodes

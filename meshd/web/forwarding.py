@@ -15,7 +15,8 @@ from meshd.net.wires import PeerUnreachableError
 from meshd.telemetry import metrics
 from meshd.web.authentication import ANONYMOUS
 from meshd.web.hops import HOP_HEADER, Hop
-from meshd.web.relaying import Relay, is_stale
+from meshd.web.misdirecting import asks_elsewhere, is_damaged, is_stale
+from meshd.web.relaying import Relay
 from meshd.web.replies import SentReply, connection_word
 from meshd.web.settling import must_close
 from meshd.web.streaming import RequestBody
@@ -42,6 +43,7 @@ _HOLD: Final = 64 << 10  # bodies up to here are read before they are sent: they
 _SILENCE: Final = 60.0
 _PART_SILENCE: Final = 20.0
 _DOUBT: Final = 2.0  # seconds without an answer until it is asked whether the node is there at all
+_ALL_DAMAGED: Final = "The object is damaged on every node that holds it; put it again."
 _PAUSE: Final = 0.05
 _READS: Final = (
     ops.GetObject,
@@ -223,17 +225,23 @@ class Forwarder:
         *,
         aim: str = "",
         begun: Begun | None = None,
+        damaged: bool = False,
     ) -> Reply | None:
         """The answer of the node that answers for a name, sent already; None when it turns out to be this
-        one. Raises S3Error SlowDown when none answers, ConnectionError when the client is gone. `begun`: a
-        body of which a part was read."""
+        one, or when those that hold it have it `damaged`, as this one has. Raises S3Error SlowDown when none
+        answers, ConnectionError when the client is gone. `begun`: a body of which a part was read."""
         sending = _Sending(request, head, self._body_timeout, begun)
         await sending.hold(_HOLD)
         deadline = self._clock.monotonic() + _PATIENCE
         avoided: set[str] = set()
+        broken: set[str] = {self._mesh.node_id} if damaged else set()
         while True:
             version = self._mesh.map().version
-            nodes = self._candidates(name)
+            nodes = [node for node in self._candidates(name) if node.node_id not in broken]
+            if broken and not nodes:
+                if damaged:
+                    return None
+                raise S3Error("InternalError", _ALL_DAMAGED)
             if not aim and any(node.node_id == self._mesh.node_id for node in nodes):
                 return None
             target = next((node for node in nodes if node.node_id not in avoided), None)
@@ -256,6 +264,10 @@ class Forwarder:
             if kept_back is None:
                 metrics.forwarded.labels("answered").inc()
                 return sending.reply()
+            if is_damaged(kept_back):
+                metrics.forwarded.labels("damaged").inc()
+                broken.add(target.node_id)
+                continue
             metrics.forwarded.labels("misdirected").inc()
             if sending.gone:
                 raise S3Error(
@@ -283,7 +295,7 @@ class Forwarder:
         """Ask one node. The head of an answer that says it is not the one; None when it has answered. Raises
         PeerUnreachableError while nothing of an answer went out."""
         wire = await self._peers.wire(node)
-        relay = Relay(request.protocol, wire, sending.connection, is_stale)
+        relay = Relay(request.protocol, wire, sending.connection, asks_elsewhere)
         protocol = cast("Connection", request.protocol)
         protocol.when_lost = relay.cancel
         try:

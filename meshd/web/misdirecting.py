@@ -1,4 +1,4 @@
-"""421: what a node says that was asked, by another one, for what it does not answer for.
+"""What a node says to another one that asked it for what it cannot answer: ask elsewhere.
 
 Law: told to nodes and to our own SDK only; an S3 client is never told to ask elsewhere (RFC 9110 §15.5.20).
 """
@@ -6,18 +6,55 @@ Law: told to nodes and to our own SDK only; an S3 client is never told to ask el
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING, Final
 
 from meshd.net.peers import MAP_HEADER
 from meshd.web.replies import Reply
+
+if TYPE_CHECKING:
+    from meshd.net.wires import AnswerHead
+    from meshwire.s3.errors import S3Error
+
+DAMAGED_HEADER: Final = "x-mesh-damaged"
+
+
+class DamagedHereError(Exception):
+    """The bytes that were asked for cannot be had as they were written on this node; nothing was sent.
+    `told`: what a client hears if no other node has them."""
+
+    def __init__(self, told: S3Error) -> None:
+        super().__init__("damaged on this node")
+        self.told = told
 
 
 def stale(version: int, now: int) -> Reply:
     """421: this node goes by version `version` of the map."""
     message = f"this node goes by version {version} of the cluster map"
-    body = json.dumps({"error": {"code": "MisdirectedRequest", "message": message}}).encode()
-    headers = [
-        ("Content-Type", "application/json"),
-        (MAP_HEADER, str(version)),
-        ("Content-Length", str(len(body))),
-    ]
-    return Reply(421, headers, body, now)
+    return _reply(421, "MisdirectedRequest", message, MAP_HEADER, str(version), now)
+
+
+def damaged(now: int) -> Reply:
+    """503: what this node has of it is damaged."""
+    message = "what this node has of it is damaged; ask another one that holds it"
+    return _reply(503, "Damaged", message, DAMAGED_HEADER, "1", now)
+
+
+def _reply(status: int, code: str, message: str, header: str, value: str, now: int) -> Reply:
+    body = json.dumps({"error": {"code": code, "message": message}}).encode()
+    headers = [("Content-Type", "application/json"), (header, value), ("Content-Length", str(len(body)))]
+    return Reply(status, headers, body, now)
+
+
+def is_stale(head: AnswerHead) -> bool:
+    """Whether a node says that it goes by another map."""
+    return head.status == 421 and head.headers.get(MAP_HEADER, "").isdigit()
+
+
+def is_damaged(head: AnswerHead) -> bool:
+    """Whether a node says that its copy is damaged."""
+    return head.status == 503 and DAMAGED_HEADER in head.headers
+
+
+def asks_elsewhere(head: AnswerHead) -> bool:
+    """Whether an answer is for the node that asked, and not for its client."""
+    return is_stale(head) or is_damaged(head)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from meshd.telemetry import metrics
-from meshd.web.relaying import Relay, is_stale
+from meshd.web.misdirecting import asks_elsewhere
+from meshd.web.relaying import Relay
 from meshd.web.settling import CLIENT_GONE
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class PassedOn:
         self.data, self.held = data, b""
         self.last = False
         """Whether the client's connection is to end after this answer."""
-        self.relay = Relay(protocol, wire, self._word, is_stale)
+        self.relay = Relay(protocol, wire, self._word, asks_elsewhere)
 
     def __repr__(self) -> str:
         return f"<PassedOn {self.relay!r}, {len(self.held)} bytes held>"

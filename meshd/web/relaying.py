@@ -12,7 +12,7 @@ import asyncio
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-from meshd.net.peers import MAP_HEADER, PeerUnreachableError
+from meshd.net.peers import PeerUnreachableError
 from meshd.web.encrypting import is_encrypted
 from meshd.web.sending import duplicate
 
@@ -27,11 +27,6 @@ _HIGH: Final = 256 << 10  # bytes queued for the client before the other node is
 _IDLE_SECONDS: Final = 120.0  # a client that takes nothing for so long is given up
 _SILENCE: Final = 60.0  # seconds: of a node in the middle of an answer
 _HOP_BY_HOP = (b"connection", b"keep-alive")
-
-
-def is_stale(head: AnswerHead) -> bool:
-    """Whether an answer says that another node is to be asked."""
-    return head.status == 421 and head.headers.get(MAP_HEADER, "").isdigit()
 
 
 class Relay:

@@ -17,13 +17,14 @@ from meshd.service.facts import FAR
 from meshd.service.objects import ReplacedError
 from meshd.service.translation import translate
 from meshd.service.views.dispatch import Assembled
-from meshd.store.errors import StoreError
+from meshd.store.errors import CorruptExtentError, DiskFailedError, StoreError
+from meshd.store.noticing import notice
 from meshd.web.authentication import ANONYMOUS, request_context, request_head
 from meshd.web.cors import cors_headers
 from meshd.web.executing import Call, Executor
 from meshd.web.forwarding import AnsweredError, MisdirectedError, name_of
 from meshd.web.hosts import Hosts
-from meshd.web.misdirecting import stale
+from meshd.web.misdirecting import DamagedHereError, damaged, stale
 from meshd.web.replies import Reply, SentReply
 from meshd.web.scattering import MEMBERS
 from meshd.web.sending import fetch_cold, send_groups, send_spans
@@ -36,11 +37,13 @@ from meshwire.s3.parsing import parse_request
 from meshwire.s3.rendering import object_headers, render, render_error
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from aiohttp import web
 
     from meshd.service.access import Identity, RequestContext
     from meshd.service.objects import Found
-    from meshd.store.records import Record
+    from meshd.store.records import Record, Span
     from meshd.web.authentication import Authenticator
     from meshd.web.forwarding import Forwarder, Name
     from meshd.web.incoming import MeshRequest
@@ -135,13 +138,39 @@ class S3Endpoint:
             if elsewhere is not None and elsewhere.near is not None:
                 return await self._near(request, elsewhere, signer.identity, context, trace)
             if isinstance(operation, ops.GetObject):
-                return await self._get(request, operation, signer.identity, context, trace)
+                try:
+                    return await self._get(request, operation, signer.identity, context, trace)
+                except DamagedHereError as error:
+                    return await self._from_another(request, head, operation, trace, error)
             body = RequestBody(request, head, signer, deps.http.body_timeout)
             far = None if elsewhere is None else elsewhere.far
             call = Call(head, operation, signer.identity, body, context, trace, request, far)
             return await self._carry_out(call, trace, pressed=request.pressed)
         except S3Error as error:
             raise deps.access.veiled(signer.identity, operation, error, context) from error
+
+    async def _from_another(
+        self,
+        request: MeshRequest,
+        head: RequestHead,
+        operation: ops.GetObject,
+        trace: Trace,
+        error: DamagedHereError,
+    ) -> Reply:
+        """What is damaged here, as another owner has it. Raises S3Error when nobody has it whole."""
+        forwarder = self._deps.forwarder
+        if forwarder is None or self._deps.mesh.alone:
+            raise error.told from error
+        if request.hop is not None:
+            return damaged(self._now())
+        name = name_of(operation)
+        if name is None or self._deps.views.is_view(name.bucket) or not forwarder.is_mine(name):
+            raise error.told from error
+        reply = await forwarder.forward(request, head, name, trace, damaged=True)
+        if reply is None:
+            raise error.told from error
+        trace.passed_on()
+        return reply
 
     async def _elsewhere(
         self, request: MeshRequest, head: RequestHead, trace: Trace, forwarder: Forwarder
@@ -306,13 +335,26 @@ class S3Endpoint:
                 if found.length > SMALL_BYTES or request.pressed:
                     keep_alive = await send_spans(request, status, headers, spans, self._now())
                 else:
-                    await fetch_cold(spans)
+                    await self._fetch(spans)
                     # Read through the store, which verifies what is small enough to be verified on the way.
                     return Reply(status, headers, objects.read(operation, found), self._now())
+        except (CorruptExtentError, DiskFailedError) as error:
+            raise DamagedHereError(translate(error)) from error
         except StoreError as error:
             raise translate(error) from error
         trace.sent += found.length
         return SentReply(status, keep_alive=keep_alive)
+
+    @staticmethod
+    async def _fetch(spans: Sequence[Span]) -> None:
+        """See `fetch_cold`. Raises DiskFailedError."""
+        try:
+            await fetch_cold(spans)
+        except OSError as error:
+            for span in spans:
+                if span.extent is not None:
+                    notice(span.extent)
+            raise DiskFailedError(f"the disk failed: {error.strerror}") from error
 
     async def _send_assembled(
         self, request: MeshRequest, asked: ops.GetObject, assembled: Assembled, trace: Trace

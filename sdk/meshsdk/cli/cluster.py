@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from meshsdk.cli.running import Session
+    from meshsdk.transport import Transport
 
 _ADVICE = {
     "away": "does not answer; its share waits for it",
@@ -37,6 +38,7 @@ def cluster() -> None:
     mesh cluster replace n2             n2 has lost its disk: start it again on an empty directory
     mesh cluster lost n2                n2 will not come back: its share is copied anew
     mesh cluster reweigh n2 2000        another share of the data, in the unit of the others
+    mesh cluster scrub --wait           every node reads all its bytes; what is damaged is restored
     """
 
 
@@ -96,6 +98,78 @@ def lost(session: Session, node: str, anyway: bool) -> None:
 def reweigh(session: Session, node: str, weight: int) -> None:
     """Gives NODE another share of the data: its WEIGHT by that of all."""
     _change(session, node, "reweigh", weight=weight)
+
+
+@cluster.command()
+@click.argument("node", required=False)
+@click.option(
+    "--wait", is_flag=True, help="Until it is done, with progress; exit status 1 if damage is left."
+)
+@shared_options
+def scrub(session: Session, node: str | None, wait: bool) -> None:
+    """Has NODE, or every node, read all bytes in use, compare them with their checksums, and compare itself
+    with the other owners, now rather than in its time (--scrub-interval).
+
+    What is damaged goes into quarantine: it is never given out, and restored from another node that has it.
+    """
+    with session.client() as client:
+        nodes = [
+            found["id"] for found in clusters.cluster_status(client.transport)["nodes"] if _scrubs(found)
+        ]
+        asked = {
+            each: clusters.change_node(client.transport, each, "scrub")["asked"]
+            for each in ([node] if node else nodes)
+        }
+        if not wait:
+            session.show(f"asked {', '.join(asked)}; follow it: mesh cluster status --watch", asked=asked)
+            return
+        found = _await_scrubs(session, client.transport, asked)
+    left = sum(each["quarantined"] for each in found.values())
+    session.show("\n".join(_scrubbed(name, each) for name, each in found.items()), nodes=found)
+    if left:
+        raise SystemExit(1)
+
+
+def _scrubs(node: dict[str, Any]) -> bool:
+    return node["state"] not in ("away", "down")
+
+
+def _await_scrubs(session: Session, transport: Transport, asked: dict[str, int]) -> dict[str, dict[str, Any]]:
+    """What each says of the pass that it was asked for, when all are done."""
+    shown = ""
+    while True:
+        status = {found["id"]: found for found in clusters.cluster_status(transport)["nodes"]}
+        gone = [name for name in asked if name not in status or not _scrubs(status[name])]
+        if gone:
+            raise click.ClickException(f"{', '.join(gone)} went away; its scrub goes on when it is back")
+        found = {name: status[name]["scrub"] for name in asked}
+        if all(
+            each and each["asked"] >= asked[name] and not each["running"] and each["compared"]
+            for name, each in found.items()
+        ):
+            return found
+        line = ", ".join(f"{name} {_percent(each)}" for name, each in found.items())
+        if line != shown and not session.as_json:
+            click.echo(line, err=True)
+            shown = line
+        threading.Event().wait(0.5)
+
+
+def _percent(told: dict[str, Any] | None) -> str:
+    if not told:
+        return "waits"
+    if not told["running"]:
+        return "done" if told["compared"] else "compares itself with the others"
+    return f"{min(99, 100 * told['bytes'] // max(1, told['total']))}%"
+
+
+def _scrubbed(name: str, told: dict[str, Any]) -> str:
+    damage = "nothing is damaged" if not told["damaged"] else f"{told['damaged']} damaged"
+    if told["mended"]:
+        damage += f", {told['mended']} restored from other nodes"
+    if told["quarantined"]:
+        damage += f"; {told['quarantined']} in quarantine: no other node has them; put those objects again"
+    return f"{name}: {human(told['bytes'])} read, {damage}"
 
 
 def _change(session: Session, node: str, action: str, **rest: Any) -> None:
@@ -175,6 +249,11 @@ def _notes(node: dict[str, Any], *, hurt: bool) -> Iterator[str]:
         yield "does not renew its lease"
     if node["work"] and node["state"] not in ("away", "down"):
         yield from _work(node["work"])
+    told = node["scrub"]
+    if told and told["running"]:
+        yield f"scrubs: {_percent(told)}"
+    if told and told["quarantined"]:
+        yield f"{told['quarantined']} damaged objects in quarantine"
 
 
 def _work(work: dict[str, Any]) -> Iterator[str]:

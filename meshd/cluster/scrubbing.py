@@ -1,0 +1,186 @@
+"""The scrubber of a node: passes over its own bytes, comparisons with the other owners, and mending.
+
+Law: one a node, in its steward. A pass begins every so often, or when it is asked for (`scrub/NODE` in the
+control store); what is damaged is fetched from other owners as soon as it is in quarantine, in or out of a
+pass. Slow on purpose: a number of bytes a second, less while there are clients. It tells `scrubs/NODE`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from meshd.control.interface import ControlError
+from meshd.store.errors import StoreError
+from meshd.telemetry import metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from meshd.control.interface import ControlStore
+    from meshd.kit.clock import Clock
+    from meshd.store.store import Store
+
+_log = logging.getLogger("meshd.scrubbing")
+ASKED: Final = "scrub"
+TOLD: Final = "scrubs"
+_LOOK: Final = 0.5  # seconds between two looks at what is asked and what is damaged
+_SLICE: Final = 1.0  # seconds of scrubbing in between
+_TELL: Final = 1.0
+_AGAIN: Final = 30.0  # seconds until what could not be mended is tried again
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """`scrub/NODE`: the number of the last request for a pass; a higher one is a new request."""
+
+    number: int
+
+
+class Told(msgspec.Struct, frozen=True):
+    """`scrubs/NODE`: what the scrubber does. Times in ms since the epoch. `asked`: the last request it
+    heeded; `total`: bytes in use; `compared`: whether the node was compared with the other owners after the
+    pass; `damaged` and `mended`: versions, since it began; `quarantined`: now."""
+
+    running: bool = False
+    asked: int = 0
+    began: int = 0
+    ended: int = 0
+    bytes: int = 0
+    total: int = 0
+    damaged: int = 0
+    mended: int = 0
+    quarantined: int = 0
+    compared: bool = True
+
+
+class Pace:
+    """At most so many bytes a second, over `rest`."""
+
+    def __init__(self, clock: Clock, rest: Callable[[int], Awaitable[None]], rate: float) -> None:
+        self._clock, self._rest, self._rate = clock, rest, rate
+        self._free = clock.monotonic()
+
+    async def rest(self, size: int) -> None:
+        """Between two pieces of work of `size` bytes."""
+        await self._rest(size)
+        now = self._clock.monotonic()
+        self._free = max(self._free, now - 1.0) + size / self._rate
+        if self._free > now:
+            await asyncio.sleep(self._free - now)
+
+
+class Scrubber:
+    """See the module. `compare`: has the node compared with the other owners; `every`: seconds from the
+    beginning of one pass to the next."""
+
+    def __init__(
+        self,
+        node_id: str,
+        store: Store,
+        control: ControlStore,
+        clock: Clock,
+        *,
+        mend: Callable[[], Awaitable[int]],
+        compare: Callable[[], Awaitable[object]],
+        rest: Callable[[int], Awaitable[None]],
+        every: float,
+    ) -> None:
+        self._node_id, self._store, self._control, self._clock = node_id, store, control, clock
+        self._mend, self._compare, self._rest, self._every = mend, compare, rest, every
+        self._told: Told | None = None
+        self._told_at = self._mended_at = -_AGAIN
+        self._mended = 0
+        self._tried: frozenset[tuple[bytes, int]] = frozenset()
+        self._left = 0
+        self._comparing: asyncio.Task[object] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Scrubber of {self._node_id}: {self._store.scrub!r}>"
+
+    async def run(self) -> None:
+        """For ever."""
+        try:
+            while True:
+                try:
+                    await self.turn()
+                except (StoreError, ControlError) as error:
+                    _log.warning("the scrub is broken off, and goes on later", extra={"why": str(error)})
+                await asyncio.sleep(_LOOK)
+        finally:
+            if self._comparing is not None:
+                self._comparing.cancel()
+
+    async def turn(self) -> None:
+        """Begin what is due, scrub for a moment, mend. Raises StoreError, ControlError."""
+        scrub, asked = self._store.scrub, self._asked()
+        if asked > scrub.state.asked or self._is_due():
+            self._mended = 0
+            await scrub.begin(max(asked, scrub.state.asked))
+        if scrub.state.running:
+            until = self._clock.monotonic() + _SLICE
+            while self._clock.monotonic() < until:
+                if not await scrub.step(self._rest):
+                    self._ended()
+                    break
+        await self._look_after()
+        await self._tell()
+
+    def _asked(self) -> int:
+        entry = self._control.peek(ASKED).get(f"{ASKED}/{self._node_id}")
+        return 0 if entry is None else msgspec.json.decode(entry.value, type=Asked).number
+
+    def _is_due(self) -> bool:
+        """The first pass of a new store comes when there has been time for something to rot."""
+        state = self._store.scrub.state
+        began = max(state.began, self._store.scrub.born)
+        return not state.running and self._clock.now_ms() - began > self._every * 1e3
+
+    def _ended(self) -> None:
+        state = self._store.scrub.state
+        _log.info(
+            "scrubbed", extra={"bytes": state.bytes, "extents": state.extents, "damaged": state.damaged}
+        )
+        if self._comparing is None or self._comparing.done():
+            self._comparing = asyncio.ensure_future(self._compared())
+
+    async def _compared(self) -> None:
+        try:
+            await self._compare()
+        except Exception:
+            _log.exception("the comparison after a scrub failed; the next one is made in its time")
+
+    async def _look_after(self) -> None:
+        """Mend what is new in quarantine at once, and what could not be mended now and then."""
+        await self._store.sweep_quarantine()
+        found = frozenset((name, stamp) for name, stamp, _ in self._store.quarantined())
+        now = self._clock.monotonic()
+        self._left = len(found)
+        if found and (found - self._tried or now - self._mended_at > _AGAIN):
+            self._tried, self._mended_at = found, now
+            self._mended += await self._mend()
+            self._left = len(self._store.quarantined())
+
+    async def _tell(self) -> None:
+        state = self._store.scrub.state
+        metrics.scrub_ended.set(state.ended / 1e3)
+        busy = self._comparing is not None and not self._comparing.done()
+        told = Told(
+            state.running,
+            state.asked,
+            state.began,
+            state.ended,
+            state.bytes,
+            self._told.total if self._told is not None and state.running else self._store.stats().live_bytes,
+            state.damaged,
+            self._mended,
+            self._left,
+            compared=not state.running and not busy,
+        )
+        now = self._clock.monotonic()
+        if told == self._told or (state.running and now - self._told_at < _TELL):
+            return
+        await self._control.put(f"{TOLD}/{self._node_id}", msgspec.json.encode(told))
+        self._told, self._told_at = told, now

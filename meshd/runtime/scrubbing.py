@@ -1,0 +1,78 @@
+"""The scrubber of a node, put together; and what every process does about damage that it came upon."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from meshd.cluster.mending import Mender
+from meshd.cluster.pulling import RemoteHolder
+from meshd.cluster.scrubbing import Pace, Scrubber
+from meshd.kit.pulse import Courtesy
+from meshd.runtime.moving import offers
+from meshd.store.inventory import Held, HeldVersion
+
+if TYPE_CHECKING:
+    from meshd.cluster.moving import Mover
+    from meshd.runtime.node import Node
+    from meshd.store.store import Store
+
+_log = logging.getLogger("meshd.disks")
+_PROBES: Final = 4  # of a disk that failed one, before the next turn
+_DOUBT: Final = 1.0  # seconds between two of them
+
+
+def scrubber(node: Node, mover: Mover | None) -> Scrubber:
+    """The one of this node, to be run in its steward."""
+    rest = Courtesy(node.clock).rest
+    mender = Mender(node.store, offers(node), node.mesh, partial(RemoteHolder, node.peers), rest)
+    return Scrubber(
+        node.settings.node_id,
+        node.store,
+        node.control,
+        node.clock,
+        mend=mender.mend,
+        compare=_nobody if mover is None else mover.compared,
+        rest=Pace(node.clock, rest, node.settings.scrub_rate).rest,
+        every=node.settings.scrub_interval,
+    )
+
+
+async def _nobody() -> None:
+    """A lone node has nobody to be compared with."""
+
+
+async def watch_disks(node: Node) -> None:
+    """Disks that fail go out of service; a node of a mesh that has none left ends, so that the others do
+    without it."""
+    for _ in range(_PROBES):
+        if not await node.store.disks.look():
+            break
+        await asyncio.sleep(_DOUBT)
+    if node.store.disks.any or node.settings.cluster.control is None:
+        return
+    _log.critical("every disk of this node has failed: it ends; the others have its share")
+    os.kill(os.getppid(), signal.SIGTERM)
+
+
+async def examine(node: Node) -> None:
+    """What readers of this process found damaged goes into quarantine; out of the cache it goes for good. A
+    disk that the steward found to fail is out of service here, too."""
+    node.store.disks.heed()
+    await node.store.examine()
+    if node.shelf is not None and await node.shelf.cache.examine():
+        await _evict_damaged(node.shelf.cache)
+
+
+async def _evict_damaged(cache: Store) -> None:
+    damaged = []
+    for name, stamp, _ in cache.quarantined():
+        record = cache.at(name, stamp)
+        if record is not None:
+            damaged.append(Held(name, (HeldVersion(record.version, stamp),)))
+    await cache.drop(damaged)
+    await cache.sweep_quarantine()

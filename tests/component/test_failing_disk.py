@@ -1,0 +1,146 @@
+"""A disk that fails is taken out of service; what it had is refused until it is restored."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from meshd.config import StoreSettings
+from meshd.kit import failpoints
+from meshd.kit.clock import ManualClock
+from meshd.store.changes import bare
+from meshd.store.checking import check
+from meshd.store.errors import DiskFailedError, QuarantinedError
+from meshd.store.rebuilding import rebuild
+from meshd.store.store import Store
+from meshd.testing.store_writing import LARGE, put, refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from meshd.store.records import Record
+
+BODIES = {f"k{number}": b"%d" % number * (3000 if number % 4 else LARGE) for number in range(24)}
+
+
+@pytest.fixture(autouse=True)
+def _no_failpoints() -> Iterator[None]:
+    yield
+    failpoints.configure("")
+
+
+def _settings(place: Path, *disks: str) -> StoreSettings:
+    return StoreSettings.at(
+        place, disks=tuple(place / disk for disk in disks), small_object_bytes=64 << 10, segment_bytes=1 << 20
+    )
+
+
+def _open(place: Path, *disks: str) -> Store:
+    settings = _settings(place, *disks)
+    Store.recover(settings)
+    return Store.open(settings, writer="s", clock=ManualClock())
+
+
+def _all(store: Store) -> dict[str, Record]:
+    return dict(store.list("b").entries)
+
+
+async def _fill(place: Path) -> tuple[dict[str, Record], set[str], int]:
+    """Two disks, one of which fails: all objects, those that were on it, and its number."""
+    for disk in ("one", "two"):
+        (place / disk).mkdir(parents=True, exist_ok=True)
+    with closing(_open(place, "one", "two")) as store:
+        for key, body in BODIES.items():
+            await put(store, key, body, size=len(body))
+        every = _all(store)
+        number = next(disk for disk, root in store._disks.roots.items() if root.name == "two")
+        gone = {key for key, record in every.items() if record.extents[0].disk == number}
+        assert 0 < len(gone) < len(every)
+        await store.disks.look()
+        assert not store._disks.lost
+        failpoints.configure(f"store.probe.{number}=error")
+        for _ in range(3):
+            await store.disks.look()
+        assert list(store._disks.lost) == [number]
+        return every, gone, number
+
+
+async def _restore(store: Store, every: dict[str, Record], gone: set[str]) -> None:
+    for key in gone:
+        writer = store.replica_writer("b", key, size=len(BODIES[key]))
+        await writer.write(BODIES[key])
+        await writer.commit_as(bare(every[key]))
+
+
+def test_what_was_on_it_is_refused_and_can_be_restored_to_the_others(tmp_path: Path) -> None:
+    async def run() -> None:
+        every, gone, number = await _fill(tmp_path)
+        with closing(_open(tmp_path, "one", "two")) as store:
+            assert list(store._disks.lost) == [number]
+            for key, record in _all(store).items():
+                if key in gone:
+                    with pytest.raises(QuarantinedError):
+                        store.read(record, 0, 1)
+                else:
+                    assert store.read(record, 0, record.size) == BODIES[key]
+            await put(store, "new", b"n" * LARGE, size=LARGE)
+            await _restore(store, every, gone)
+            assert all(record.extents[0].disk != number for record in _all(store).values())
+            assert store.quarantined() == ()
+        shutil.rmtree(tmp_path / "two")
+        for disks in (("one",), ("one", "two")):
+            with closing(_open(tmp_path, *disks)) as store:
+                found = {key: store.read(record, 0, record.size) for key, record in _all(store).items()}
+                assert found == BODIES | {"new": b"n" * LARGE}
+        assert check(_settings(tmp_path, "one", "two")).problems == []
+
+    asyncio.run(run())
+
+
+def test_a_start_without_it_and_a_rebuild_know_of_it(tmp_path: Path) -> None:
+    async def run() -> None:
+        every, gone, number = await _fill(tmp_path)
+        with closing(_open(tmp_path, "one")) as store:
+            assert list(store._disks.lost) == [number]
+            await _restore(store, every, gone)
+        rebuild(_settings(tmp_path, "one"))
+        assert check(_settings(tmp_path, "one")).problems == []
+        with closing(_open(tmp_path, "one")) as store:
+            assert {key: store.read(each, 0, each.size) for key, each in _all(store).items()} == BODIES
+
+    asyncio.run(run())
+
+
+def test_the_last_disk_is_told_clearly(tmp_path: Path) -> None:
+    async def run() -> None:
+        with closing(_open(tmp_path, "one")) as store:
+            await put(store, "k", b"k" * 3000)
+            number = next(iter(store._disks.roots))
+            failpoints.configure(f"store.probe.{number}=error")
+            for _ in range(3):
+                await store.disks.look()
+            for size in (10, LARGE):
+                error = await refused(DiskFailedError, put(store, "new", b"n" * size, size=size))
+                assert "every disk" in str(error)
+            record = store.get("b", "k")
+            assert record is not None
+            assert record.broken
+
+    asyncio.run(run())
+
+
+def test_a_probe_that_fails_once_and_a_full_disk_do_no_harm(tmp_path: Path) -> None:
+    async def run() -> None:
+        with closing(_open(tmp_path, "one")) as store:
+            number = next(iter(store._disks.roots))
+            for action in ("error", "error(28)", "error", "error(28)", "error"):
+                failpoints.configure(f"store.probe.{number}={action}")
+                await store.disks.look()
+            assert not store._disks.lost
+
+    asyncio.run(run())

@@ -1,0 +1,136 @@
+"""The scrubber of a node: when it begins, what it tells, and when it mends."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from meshd.cluster.scrubbing import ASKED, TOLD, Asked, Pace, Scrubber, Told
+from meshd.config import StoreSettings
+from meshd.control.memory import MemoryControl
+from meshd.kit.clock import ManualClock
+from meshd.store.noticing import notice
+from meshd.store.store import Store
+from meshd.testing.store_writing import put
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Node:
+    """A store with a scrubber whose mending and comparing are counted."""
+
+    def __init__(self, place: Path) -> None:
+        self.clock = ManualClock()
+        self.store = Store.open(StoreSettings.at(place), writer="s", clock=self.clock)
+        self.control = MemoryControl(self.clock)
+        self.mended = self.compared = 0
+        self.scrubber = Scrubber(
+            "n1",
+            self.store,
+            self.control,
+            self.clock,
+            mend=self._mend,
+            compare=self._compare,
+            rest=self._rest,
+            every=1000.0,
+        )
+
+    def close(self) -> None:
+        self.store.close()
+
+    async def _mend(self) -> int:
+        self.mended += 1
+        return 0
+
+    async def _compare(self) -> None:
+        self.compared += 1
+
+    async def _rest(self, size: int) -> None:
+        await asyncio.sleep(0)
+
+    async def turn(self) -> Told:
+        await self.scrubber.turn()
+        await asyncio.sleep(0)
+        await self.scrubber.turn()
+        return msgspec.json.decode(self.control.peek(TOLD)[f"{TOLD}/n1"].value, type=Told)
+
+    async def ask(self, number: int) -> None:
+        await self.control.put(f"{ASKED}/n1", msgspec.json.encode(Asked(number)))
+
+    def damage(self, key: str) -> None:
+        record = self.store.get("b", key)
+        assert record is not None
+        extent = record.extents[0]
+        with open(self.store._disks.path(extent.disk, extent.file), "r+b") as file:
+            file.seek(extent.offset)
+            file.write(b"?")
+        notice(extent)
+
+
+def test_a_pass_begins_in_its_time_and_when_it_is_asked_for(tmp_path: Path) -> None:
+    async def run() -> None:
+        with closing(Node(tmp_path)) as node:
+            await put(node.store, "k", b"k" * 5000)
+            told = await node.turn()
+            assert (told.began, told.ended, node.compared) == (0, 0, 0)  # a new store has time
+            node.clock.advance(1001)
+            told = await node.turn()
+            assert (told.running, told.bytes, told.total, told.compared) == (False, 5000, 5000, True)
+            assert told.ended >= told.began > 0
+            assert node.compared == 1
+            assert (await node.turn()).began == told.began
+            await node.ask(1)
+            node.clock.advance(1)
+            again = await node.turn()
+            assert (again.asked, again.began > told.began, node.compared) == (1, True, 2)
+            node.clock.advance(2)
+            assert (await node.turn()).began == again.began
+
+    asyncio.run(run())
+
+
+def test_what_is_new_in_quarantine_is_mended_at_once_and_the_rest_now_and_then(tmp_path: Path) -> None:
+    async def run() -> None:
+        with closing(Node(tmp_path)) as node:
+            for key in ("a", "b"):
+                await put(node.store, key, key.encode() * 5000)
+            await node.turn()
+            node.damage("a")
+            assert await node.store.examine() == 1
+            assert (await node.turn()).quarantined == 1
+            assert node.mended == 1
+            node.damage("b")
+            assert await node.store.examine() == 1
+            assert (await node.turn()).quarantined == 2
+            assert node.mended == 2
+            node.clock.advance(31)
+            await node.turn()
+            assert node.mended == 3
+            await node.store.delete("b", "a")
+            await put(node.store, "b", b"again")
+            assert (await node.turn()).quarantined == 0
+            node.clock.advance(31)
+            await node.turn()
+            assert node.mended == 3
+
+    asyncio.run(run())
+
+
+def test_a_pace_is_kept() -> None:
+    async def run() -> None:
+        clock, rested = ManualClock(), list[int]()
+
+        async def rest(size: int) -> None:
+            rested.append(size)
+
+        pace = Pace(clock, rest, 1e9)
+        for _ in range(3):
+            await pace.rest(1000)
+        assert rested == [1000] * 3
+        assert pace._free > clock.monotonic() - 1
+
+    asyncio.run(run())
