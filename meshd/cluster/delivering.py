@@ -2,7 +2,8 @@
 
 Law: told until the node has it or a newer map says that it need not; a node that does not answer is
 suspected. The map is looked at again when all writers have it: a newer one may name more. Invariant: whatever
-`everywhere` returned for is durable at every writer of one map, which was the newest known here afterwards.
+`everywhere` returned for is durable at every writer of one map, which was the newest known here afterwards;
+the node that decides by it is one of them, and without one nothing is acknowledged.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class Delivery:
         while True:
             version, route = self._mesh.map().version, self._mesh.route(bucket, key)
             left = [node for node in route.writers if node.node_id not in done]
-            if not left and route.writers:
+            if not left and route.decider is not None and route.decider.node_id in done:
                 return newest  # nobody waited since the map was looked at
             answers = await asyncio.gather(*[self._try(node, send, version) for node in left])
             for node, taken in zip(left, answers, strict=True):

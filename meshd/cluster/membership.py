@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from meshd.control.interface import ControlError, LeaseLostError
 from meshd.errors import StartupError
+from meshd.kit import pulse
 from meshd.telemetry import metrics
 from meshwire.cluster import transitions as turn
 
@@ -73,6 +74,7 @@ class Membership:
             cluster = await self._maps.change(self._with_me)
         except turn.TransitionError as error:
             raise StartupError(str(error)) from error
+        await self._hold()
         _log.info("joined", extra={"node": self._me.node_id, "map": cluster.version})
         await self._settle_empty()
 
@@ -109,10 +111,14 @@ class Membership:
         await self._settle_empty()
 
     async def _hold(self) -> bool:
-        """Renew the lease, or take it; whether it is held now."""
+        """Renew the lease, or take it; whether it is held now. One that was renewed was never lost, so the
+        map looked at before is the newest that can have anything against this node, until it may run out."""
         if self._lease is not None:
+            version = await self._maps.newest()
+            began = self._clock.monotonic()
             with suppress(LeaseLostError):
                 self._lease = await self._control.renew(self._lease)
+                pulse.holds(began + self._ttl, version)
                 return True
         self._lease = await self._control.acquire(lease_name(self._me.node_id), self._holder, self._ttl)
         return self._lease is not None

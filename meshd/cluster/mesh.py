@@ -31,7 +31,8 @@ def lone_map(node_id: str, endpoint: str) -> ClusterMap:
 class Mesh:
     """One a process. `copies_of` says how many copies a bucket asks for, 0 for the map's; `writes_of` how
     writes come to its origin, "" where it has none; `look` is what `suspect` does; `goes_by` is told each
-    version of the map that this process goes by. `lone`: the map of a node that is one for ever."""
+    version of the map that this process goes by, and `is_held` says whether the node's lease holds and such a
+    version is the newest. `lone`: the map of a node that is one for ever."""
 
     def __init__(
         self,
@@ -43,10 +44,11 @@ class Mesh:
         look: Callable[[Mesh, str, int], Awaitable[None]] | None = None,
         writes_of: Callable[[str], str] | None = None,
         goes_by: Callable[[int], None] = lambda version: None,
+        is_held: Callable[[int], bool] = lambda version: True,
     ) -> None:
         self.node_id = node_id
         self._control, self._copies_of, self._look = control, copies_of, look
-        self._writes_of, self._goes_by = writes_of, goes_by
+        self._writes_of, self._goes_by, self._is_held = writes_of, goes_by, is_held
         self._lone = lone
         self._maps = None if lone is not None else ClusterMaps(control)
         self._of: ClusterMap | None = None
@@ -69,6 +71,11 @@ class Mesh:
             return True
         self.map()
         return self._alone
+
+    @property
+    def sure(self) -> bool:
+        """Whether nobody can have taken this node out of the map for silence without its knowing."""
+        return self.alone or self._is_held(self.map().version)
 
     def map(self) -> ClusterMap:
         """The newest map known here. Never waits. Before there is one: an empty one of version 0."""

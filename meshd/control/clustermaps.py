@@ -45,6 +45,11 @@ class ClusterMaps:
             self._seen = revision
         return self._map
 
+    async def newest(self) -> int:
+        """The version of the map that the control store has, 0 before there is one. Raises ControlError."""
+        entry = await self._control.get(_KEY)
+        return 0 if entry is None else parse_map(entry.value).version
+
     async def change(self, change: Callable[[ClusterMap | None], ClusterMap]) -> ClusterMap:
         """Replaces the map by what `change` makes of it, durably; called again with the newer map when
         somebody else was quicker. Raises what `change` raises (nothing is written then), ControlError.

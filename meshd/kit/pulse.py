@@ -1,5 +1,5 @@
 """What the processes of a node tell each other without asking: when clients were last served (background work
-gives way to them), and which version of the cluster map each goes by.
+gives way to them), which version of the cluster map each goes by, and until when the node's lease holds.
 
 Law: numbers in memory that all processes share, so this module is to be loaded before the first fork. A
 number is written whole; who writes last is right.
@@ -18,6 +18,7 @@ _MOST: Final = 1024  # processes
 _cell: Final = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
 _versions: Final = memoryview(mmap.mmap(-1, 8 * _MOST)).cast("q")
 _times: Final = memoryview(mmap.mmap(-1, 8 * _MOST)).cast("d")
+_lease: Final = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")  # [version of the map, until]
 _BUSY: Final = 0.25  # seconds for which a request says that there are clients
 _PAUSE: Final = 0.002
 _CALL: Final = 8 << 10  # bytes that take as long as what is done around them
@@ -45,6 +46,18 @@ def gone_by(now: float, grace: float) -> int:
         if version
     ]
     return min(known, default=1 << 62)
+
+
+def holds(until: float, version: int) -> None:
+    """The node's lease holds until then (monotonic), and this was the newest map while it did."""
+    _lease[1] = 0.0  # nobody may see one number with the other of before
+    _lease[0] = version
+    _lease[1] = until
+
+
+def is_held(now: float, version: int) -> bool:
+    """Whether the lease holds now, and a process that goes by this version knows the newest map of then."""
+    return now < _lease[1] and _lease[0] <= version
 
 
 class Courtesy:

@@ -43,7 +43,13 @@ def open_mesh(
         pulse.goes_by(process, version, clock.monotonic())
 
     return Mesh(
-        settings.node_id, control, buckets.copies, look=look, writes_of=buckets.writes, goes_by=goes_by
+        settings.node_id,
+        control,
+        buckets.copies,
+        look=look,
+        writes_of=buckets.writes,
+        goes_by=goes_by,
+        is_held=lambda version: pulse.is_held(clock.monotonic(), version),
     )
 
 

@@ -67,6 +67,12 @@ cluster_slots_lost = _gauge(
 cluster_control_failures = _counter(
     "meshd_cluster_control_failures_total", "Calls to the control store that failed, of the steward."
 )
+cluster_doubts = _counter(
+    "meshd_cluster_doubts_total",
+    "Questions to other owners whether the map still holds, asked before reads while the node's lease is not "
+    "sure: none has a newer one, one has (newer), one does not answer (silent).",
+    "found",
+)
 cluster_marked = _counter(
     "meshd_cluster_marked_total", "Nodes that this node had marked in the map, by their new state.", "state"
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+from meshd.cluster.doubting import Doubt
 from meshd.net.peers import MAP_HEADER, PeerAnswer
 from meshd.net.wires import PeerUnreachableError
 from meshd.telemetry import metrics
@@ -125,6 +126,7 @@ class Forwarder:
     ) -> None:
         self._mesh, self._peers, self._hops, self._clock = mesh, peers, hops, clock
         self._buckets, self._body_timeout = buckets, body_timeout
+        self._doubts = Doubt(mesh, clock)
 
     def __repr__(self) -> str:
         return f"<Forwarder of {self._mesh!r}>"
@@ -195,10 +197,26 @@ class Forwarder:
                 return
             await asyncio.sleep(_PAUSE)
 
-    def require(self, name: Name) -> None:
-        """Raises MisdirectedError unless this node answers for the name."""
+    async def require(self, name: Name) -> None:
+        """Raises MisdirectedError unless this node answers for the name; S3Error SlowDown when it may not any
+        more, and cannot find out."""
+        if self.is_mine(name):
+            await self.dispel(name, 1.0)
         if not self.is_mine(name):
             raise MisdirectedError(self._mesh.map().version)
+
+    async def dispel(self, name: Name, patience: float = 5.0) -> None:
+        """Makes sure that the map by which this node answers a read is one it is still in. Raises S3Error
+        SlowDown. Writes need no such question: the other owners refuse them."""
+        if not name.reading or self._mesh.sure:
+            return
+        silent = await self._doubts.dispel(name.bucket, name.key, patience)
+        if silent:
+            raise S3Error(
+                "SlowDown",
+                f"This node reaches neither the control store nor {', '.join(silent)}, and what it has of "
+                "this name may be old. Ask another node, or try again.",
+            )
 
     # --- asked by a client ----------------------------------------------------------------------------
 

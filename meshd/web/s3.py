@@ -190,7 +190,7 @@ class S3Endpoint:
                 operation = deps.members.addressed(operation)
             name = name_of(operation)
             if name is not None and not hop.aim:
-                forwarder.require(name)
+                await forwarder.require(name)
             return await self._prepared(operation)
         operation = await self._addressed(operation)
         name, aim = name_of(operation), ""
@@ -198,6 +198,8 @@ class S3Endpoint:
             name, aim = await self._archive_of(operation), MEMBERS
         if isinstance(operation, ops.DeleteObjects):
             await self._hold(request, head)
+        if name is not None and not deps.mesh.sure and forwarder.is_mine(name):
+            await forwarder.dispel(name)
         if name is not None and not deps.views.is_view(name.bucket) and not forwarder.is_mine(name):
             if isinstance(operation, ops.GetObject) and deps.near is not None and deps.near.takes(operation):
                 record = await deps.near.find(operation)

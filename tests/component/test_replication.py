@@ -289,6 +289,26 @@ def test_a_newer_stamp_at_a_replica_is_overtaken() -> None:
     _among(2, test)
 
 
+def test_nothing_is_acknowledged_while_nobody_decides() -> None:
+    """Both owners were away, and the one that went last is not back: the other has the write, alone."""
+
+    async def test(nodes: list[Running]) -> None:
+        decider = _decider(nodes, "b", "k")
+        other = next(node for node in nodes if node is not decider)
+        store = decider.node.shared
+        assert isinstance(store, ReplicatedStore)
+        record = await put(decider.node.store, "k", b"alone")
+        for gone in (decider, other):
+            await _change(nodes, lambda cluster, gone=gone: missed(cluster, gone.node.settings.node_id))
+        await _change(nodes, lambda cluster: joined(cluster, decider.member))
+        assert [node.node_id for node in decider.node.mesh.route("b", "k").writers] == [
+            decider.node.settings.node_id
+        ]
+        await refused(NotReplicatedError, store.settle_version("b", "k", record))
+
+    _among(2, test, patience=0.5)
+
+
 def test_what_another_decider_acknowledged_meanwhile_is_not_overtaken() -> None:
     """A write that found nobody to take it, and goes on when its node is back and decides no more."""
 

@@ -1,0 +1,81 @@
+"""Whether this node may still answer by the map it has: it may have been taken out of a newer one that it has
+not heard of.
+
+Law: who holds the node's lease, and has seen the newest map since it was taken, is in no doubt until the
+lease can run out; nobody is taken out for silence before. After that the other owners of a name are asked
+which map they go by: without one of them nobody decides about it. Invariant: an answer of theirs counts for
+those only who waited before it was asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from meshd.cluster.probing import answers
+from meshd.telemetry import metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from meshd.cluster.mesh import Mesh
+    from meshd.kit.clock import Clock
+    from meshwire.cluster import Node
+
+_PATIENCE: Final = 5.0
+_PAUSE: Final = 0.3
+
+
+class Doubt:
+    """One a process."""
+
+    def __init__(
+        self, mesh: Mesh, clock: Clock, ask: Callable[[Node], Awaitable[int | None]] = answers
+    ) -> None:
+        self._mesh, self._clock, self._ask = mesh, clock, ask
+        self._asking: dict[str, asyncio.Task[int | None]] = {}
+        self._next: dict[str, asyncio.Task[int | None]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Doubt of {self._mesh.node_id}: {'none' if self._mesh.sure else 'asks'}>"
+
+    async def dispel(self, bucket: str, key: str, patience: float = _PATIENCE) -> list[str]:
+        """Waits until it is sure that reads of a name may be answered by this process's map. Ids of the nodes
+        that would have to say so and do not answer; empty: it is sure now."""
+        deadline = self._clock.monotonic() + patience
+        while True:
+            version, route = self._mesh.map().version, self._mesh.route(bucket, key)
+            if self._mesh.sure:
+                return []
+            others = {node.node_id: node for node in (*route.readers, *route.writers)}
+            others.pop(self._mesh.node_id, None)
+            found = await asyncio.gather(*[self._version(node) for node in others.values()])
+            silent = [node_id for node_id, theirs in zip(others, found, strict=True) if theirs is None]
+            newest = max((theirs for theirs in found if theirs is not None), default=0)
+            metrics.cluster_doubts.labels(
+                "silent" if silent else "newer" if newest > version else "none"
+            ).inc()
+            if not silent and newest <= version:
+                return []
+            left = deadline - self._clock.monotonic()
+            if left <= 0:
+                return silent or sorted(others)
+            await self._mesh.newer_than(version, min(left, _PAUSE if silent else 2.0))
+
+    async def _version(self, node: Node) -> int | None:
+        """What a node says that is asked from now on; who waits at the same time shares the question."""
+        task = self._next.get(node.node_id)
+        if task is None:
+            before = self._asking.get(node.node_id)
+            task = self._next[node.node_id] = asyncio.ensure_future(self._after(node, before))
+        return await asyncio.shield(task)
+
+    async def _after(self, node: Node, before: asyncio.Task[int | None] | None) -> int | None:
+        if before is not None:
+            await asyncio.wait((before,))
+        task = self._asking[node.node_id] = self._next.pop(node.node_id)
+        try:
+            return await self._ask(node)
+        finally:
+            if self._asking.get(node.node_id) is task:
+                del self._asking[node.node_id]

@@ -1,0 +1,142 @@
+"""A node that may have been taken out of the map asks before it answers by it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from meshd.cluster.doubting import Doubt
+from meshd.cluster.mesh import Mesh
+from meshd.control.clustermaps import ClusterMaps
+from meshd.control.memory import MemoryControl
+from meshd.kit import pulse
+from meshd.kit.clock import ManualClock, SystemClock
+from meshwire.cluster import Node, place
+from meshwire.cluster.transitions import founded, joined, settled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from meshwire.cluster import ClusterMap
+
+
+async def _mesh(is_held: Callable[[int], bool]) -> tuple[Mesh, ClusterMaps]:
+    control = MemoryControl(SystemClock())
+    maps = ClusterMaps(control)
+    cluster = founded(Node("n1", "http://n1"), copies=2)
+    for name in ("n2", "n3"):
+        cluster = joined(cluster, Node(name, f"http://{name}"))
+    for name in ("n1", "n2", "n3"):
+        cluster = settled(cluster, name)
+    await maps.change(lambda _: cluster)
+    return Mesh("n1", control, lambda bucket: 0, is_held=is_held), maps
+
+
+def _key(cluster: ClusterMap, *owners: str) -> str:
+    placed = place(cluster, 2)
+    from meshwire.cluster.placement import slot_of
+
+    for number in range(10_000):
+        found = placed.of_slot(slot_of("b", f"k{number}", cluster.slots))
+        if {node.node_id for node in found} == set(owners):
+            return f"k{number}"
+    raise AssertionError(owners)
+
+
+def _among(versions: dict[str, int | None], patience: float = 0.0) -> tuple[list[str], list[str]]:
+    """Who is silent, and who was asked, about a name of n1 and n2."""
+    asked: list[str] = []
+
+    async def ask(node: Node) -> int | None:
+        asked.append(node.node_id)
+        return versions[node.node_id]
+
+    async def run() -> list[str]:
+        mesh, _ = await _mesh(lambda version: False)
+        return await Doubt(mesh, SystemClock(), ask).dispel("b", _key(mesh.map(), "n1", "n2"), patience)
+
+    return asyncio.run(run()), asked
+
+
+def test_other_owners_are_asked_and_nobody_else() -> None:
+    assert _among({"n2": 1}) == ([], ["n2"])
+
+
+def test_an_owner_that_is_silent_leaves_the_doubt() -> None:
+    assert _among({"n2": None}) == (["n2"], ["n2"])
+
+
+def test_an_owner_that_has_a_newer_map_leaves_the_doubt_until_it_is_here() -> None:
+    assert _among({"n2": 1 << 40}) == (["n2"], ["n2"])
+
+
+def test_a_newer_map_that_comes_is_gone_by() -> None:
+    async def run() -> None:
+        mesh, maps = await _mesh(lambda version: False)
+        key, version = _key(mesh.map(), "n1", "n2"), mesh.map().version
+
+        def grown(cluster: ClusterMap | None) -> ClusterMap:
+            assert cluster is not None
+            return joined(cluster, Node("n4", "http://n4"))
+
+        async def ask(node: Node) -> int | None:
+            if mesh.map().version == version:
+                await maps.change(grown)
+            return version + 1
+
+        assert await Doubt(mesh, SystemClock(), ask).dispel("b", key, 10.0) == []
+        assert mesh.map().version == version + 1
+
+    asyncio.run(run())
+
+
+def test_who_holds_its_lease_asks_nobody() -> None:
+    async def run() -> None:
+        mesh, _ = await _mesh(lambda version: True)
+
+        async def ask(node: Node) -> int | None:
+            raise AssertionError(node)
+
+        assert await Doubt(mesh, SystemClock(), ask).dispel("b", "k") == []
+
+    asyncio.run(run())
+
+
+def test_those_who_wait_share_a_question_but_not_one_asked_before_they_came() -> None:
+    async def run() -> None:
+        mesh, _ = await _mesh(lambda version: False)
+        key, asked = _key(mesh.map(), "n1", "n2"), 0
+        began, answer = asyncio.Event(), asyncio.Event()
+
+        async def ask(node: Node) -> int | None:
+            nonlocal asked
+            asked += 1
+            began.set()
+            await answer.wait()
+            return 1
+
+        doubt = Doubt(mesh, SystemClock(), ask)
+        first = asyncio.ensure_future(doubt.dispel("b", key))
+        await began.wait()
+        later = [asyncio.ensure_future(doubt.dispel("b", key)) for _ in range(50)]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        answer.set()
+        assert await first == []
+        assert await asyncio.gather(*later) == [[]] * 50
+        assert asked == 2
+
+    asyncio.run(run())
+
+
+def test_a_lease_is_sure_until_it_may_run_out_and_for_who_knows_the_map_of_then() -> None:
+    clock = ManualClock()
+    pulse.holds(clock.monotonic() + 5.0, 7)
+    try:
+        assert pulse.is_held(clock.monotonic(), 7)
+        assert pulse.is_held(clock.monotonic(), 8)
+        assert not pulse.is_held(clock.monotonic(), 6)
+        clock.advance(5.0)
+        assert not pulse.is_held(clock.monotonic(), 7)
+    finally:
+        pulse.holds(0.0, 0)
