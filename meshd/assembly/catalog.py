@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from meshd.assembly.elsewhere import ALONE
 from meshd.assembly.errors import BatchError
@@ -54,11 +54,19 @@ class _Kept(Generic[T]):
         return value
 
 
-class Catalog:
-    """The node's documents. One a process."""
+class Noting(Protocol):
+    """Who remembers when a document was used last."""
 
-    def __init__(self, store: ObjectStore, elsewhere: Elsewhere = ALONE) -> None:
-        self._store, self._elsewhere = store, elsewhere
+    def note(self, key: str) -> None:
+        """It is used now. Microseconds."""
+        ...
+
+
+class Catalog:
+    """The node's documents. One a process. What is used is told to `uses`, so that it is not collected."""
+
+    def __init__(self, store: ObjectStore, elsewhere: Elsewhere = ALONE, uses: Noting | None = None) -> None:
+        self._store, self._elsewhere, self._uses = store, elsewhere, uses
         self._snapshots: _Kept[Snapshot] = _Kept(8)
         self._plans: _Kept[Plan] = _Kept(256)
 
@@ -67,6 +75,7 @@ class Catalog:
 
     async def snapshot(self, digest: str) -> Snapshot:
         """Raises BatchError NoSuchSnapshot."""
+        self._note(f"snapshots/{digest}")
         return await self._snapshots.get(digest, lambda: self._load_snapshot(digest))
 
     async def _load_snapshot(self, digest: str) -> Snapshot:
@@ -85,6 +94,7 @@ class Catalog:
 
     async def plan(self, digest: str) -> Plan:
         """Raises BatchError NoSuchPlan."""
+        self._note(f"plans/{digest}")
         return await self._plans.get(digest, lambda: self._load_plan(digest))
 
     async def _load_plan(self, digest: str) -> Plan:
@@ -107,6 +117,10 @@ class Catalog:
         """Keep it durably. Idempotent."""
         await self.share(f"plans/{plan.hash}", plan.to_bytes())
         self._plans.put(plan.hash, plan)
+
+    def _note(self, key: str) -> None:
+        if self._uses is not None and key.startswith(SHARED):
+            self._uses.note(key)
 
     def read(self, key: str) -> bytes | None:
         """A document of the reserved bucket, or None."""
@@ -136,6 +150,7 @@ class Catalog:
 
     async def write(self, key: str, document: bytes, *, once: bool = False) -> None:
         """Write a document durably; `once`: only if there is none (its name says what is in it)."""
+        self._note(key)
         if once and self._store.get(RESERVED_BUCKET, key) is not None:
             return
         writer = self._store.writer(RESERVED_BUCKET, key, size=len(document))

@@ -14,15 +14,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from meshd.control.interface import ControlError
+from meshd.control.jobs import JobTable
+from meshd.control.modules import ModuleTable
 from meshd.runtime.scrubbing import examine, watch_disks
 from meshd.service.archives.ingesting import Indexer
+from meshd.service.documents import DocumentKeeper
 from meshd.service.lifecycle import Lifecycle
 from meshd.service.views.keeping import ResultKeeper
 from meshd.store.errors import StoreError
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
     from meshd.kit.clock import Clock
     from meshd.kit.tasks import Tasks
@@ -77,7 +80,11 @@ def node_chores(node: Node) -> list[Chore]:
     )
     results = ResultKeeper(node.store, node.uses, settings.view_cache_bytes)
     indexer = Indexer(node.store, node.archives, lambda: _bucket_names(node), results.room, node.clock)
+    documents = DocumentKeeper(
+        node.store, node.uses, lambda: _naming(node), node.clock, lambda: node.mesh.alone
+    )
     return [
+        Chore("documents", 6 * 3600.0, documents.sweep),
         Chore("archives", 1.0, indexer.work),
         Chore("archive indexes", 6 * 3600.0, indexer.tidy),
         Chore("view results", 60.0, results.sweep),
@@ -87,6 +94,14 @@ def node_chores(node: Node) -> list[Chore]:
         Chore("compact", 60.0, lambda: compact(node.store, node.clock)),
         Chore("removals", 3600.0, node.store.forget_graves),
     ]
+
+
+def _naming(node: Node) -> Iterator[str]:
+    """Texts of all that names plans, snapshots and assets: views, jobs, pushed modules."""
+    yield from (bucket.view for bucket in node.buckets.list_all())
+    yield from (job.spec for job in JobTable(node.control).list_all().values())
+    for module in ModuleTable(node.control).list_all().values():
+        yield from (build.version for build in module.builds)
 
 
 def _bucket_names(node: Node) -> list[str]:

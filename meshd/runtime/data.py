@@ -50,7 +50,7 @@ class DataServices:
 
 def data_services(node: Node, access: Access, frames: FrameSource) -> DataServices:
     """Snapshots, plans, frames, with the rights of whoever asks."""
-    catalog = Catalog(node.store, node.objects)
+    catalog = Catalog(node.store, node.objects, node.uses)
     readers = Readers(access)
     datasets = DatasetService(node.store, catalog, readers, node.archives, node.objects)
     user_ops = UserOps(

@@ -34,7 +34,7 @@ def job_desk(node: Node, access: Access) -> JobDesk:
 
 def job_runner(node: Node, access: Access, views: ViewReader, backed: BackedService) -> JobRunner:
     """What the steward needs."""
-    catalog = Catalog(node.store)
+    catalog = Catalog(node.store, node.objects, node.uses)
     tools = Tools(node.shared, Versions(node.shared, node.buckets), access, Ingest(node.store).note)
     inventories = Inventories(node.store, catalog, node.archives)
     shelf = PlanShelf(node.store, catalog)

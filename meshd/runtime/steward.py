@@ -67,7 +67,13 @@ async def steward(node: Node, listener: socket.socket) -> AsyncIterator[Assemble
     pool = TransformPool([settings.transform_socket(index) for index in range(settings.transform.processes)])
     pool.start()
     assembler = Assembler(
-        node.store, pool, settings.transform, node.archives, node=settings.node_id, elsewhere=node.objects
+        node.store,
+        pool,
+        settings.transform,
+        node.archives,
+        node=settings.node_id,
+        elsewhere=node.objects,
+        uses=node.uses,
     )
     try:
         async with backing(node, None) as backed:

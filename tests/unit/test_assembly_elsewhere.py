@@ -13,7 +13,7 @@ from awscrt.checksums import crc32c
 from meshd.assembly import building
 from meshd.assembly.addressing import FrameAddress
 from meshd.assembly.assembler import Assembler
-from meshd.assembly.elsewhere import Lost
+from meshd.assembly.elsewhere import ALONE, Lost
 from meshd.assembly.errors import BatchError
 from meshd.assembly.memory import MemoryFrame
 from meshd.assembly.plans import Output, Plan
@@ -31,7 +31,7 @@ from tests.unit.test_assembly_frames import Stamper
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from meshd.assembly.elsewhere import Elsewhere, Fetched, Part
+    from meshd.assembly.elsewhere import Fetched, Part
     from meshd.assembly.memory import Memory
 
 SAMPLES = 40
@@ -90,10 +90,8 @@ class Scene:
     def __init__(self, others: Others | None) -> None:
         self.others, self.store = others, MemoryStore(ManualClock())
         archives = Archives(self.store, list[str]().append)
-        more: dict[str, Elsewhere] = {} if others is None else {"elsewhere": others}
-        self.assembler = Assembler(
-            self.store, Stamper(), TransformSettings(1, 0), archives, node="n1", **more
-        )
+        settings, elsewhere = TransformSettings(1, 0), ALONE if others is None else others
+        self.assembler = Assembler(self.store, Stamper(), settings, archives, node="n1", elsewhere=elsewhere)
 
     async def plan(self, **spec: object) -> str:
         listing = []
