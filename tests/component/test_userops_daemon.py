@@ -3,10 +3,12 @@ contained."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -446,6 +448,36 @@ def test_what_was_pushed_is_there_after_a_kill() -> None:
         (listed,) = modules.list_modules(client.transport)
         assert listed.version == pushed.version
         assert int(np.asarray(trap(client, "", [])[0]["image"])) == len(jpeg(0))
+
+
+def test_nothing_of_it_is_left_after_a_kill() -> None:
+    """The supervisor is killed while an op hangs: no process goes on, and none had a file to leave."""
+    with Daemon.start() as daemon, connect(daemon) as client:
+        modules.push_module(client.transport, "mine", SOURCE)
+        client.create_bucket("photos")
+        client.put("photos", "train/0000.jpg", jpeg(0))
+        assert int(np.asarray(trap(client, "", [])[0]["image"])) == len(jpeg(0))
+        family = [daemon.pid, *daemon.children().values()]
+        confined = [pid for parent in family[1:] for pid in _children(parent)]
+        assert confined
+        for pid in confined:
+            held = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+            assert all(name.startswith(("/memfd:", "socket:", "pipe:", "/dev/null")) for name in held), held
+        hanging = threading.Thread(target=_in_vain, args=(trap(client, "hang", [len(jpeg(0))]),))
+        hanging.start()
+        daemon.kill()
+        for _ in range(600):
+            if not any(Path(f"/proc/{pid}").exists() for pid in (*family, *confined)):
+                break
+            threading.Event().wait(0.1)
+        assert not [pid for pid in (*family, *confined) if Path(f"/proc/{pid}").exists()]
+        daemon.up()
+        hanging.join()
+
+
+def _in_vain(dataset: Any) -> None:
+    with contextlib.suppress(Exception):
+        dataset[0]
 
 
 # --- trying ------------------------------------------------------------------------------------------------
