@@ -40,6 +40,7 @@ FORMATS: Final[Mapping[ArchiveKind, str]] = {
     "tar": "application/x-tar",
     "tgz": "application/gzip",
     "tar.zst": "application/zstd",
+    "zip": "application/zip",
 }
 """What shards are written as, and the content type of each."""
 _COMMON = ("kind", "source", "target")

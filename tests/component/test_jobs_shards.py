@@ -6,6 +6,7 @@ import io
 import json
 import random
 import tarfile
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -177,3 +178,22 @@ def test_resharded_as_a_view_of_archives_does(daemon: Daemon, s3: Any, kind: str
     made = objects(s3, "made", f"re{kind}/")
     assert made == objects(s3, f"samples--re{kind}")
     assert len(members(*made.values())) == 30
+
+
+def test_zips_hold_their_files_as_they_are(daemon: Daemon, s3: Any) -> None:
+    large = random.Random(3).randbytes(9_000_000)  # more than a header waits for
+    for name, body in {"ä/1.txt": b"one", "b.bin": large, "c.txt": b"", "d.bin": large[: 3 << 20]}.items():
+        s3.put_object(Bucket="samples", Key=f"zipped/{name}", Body=body)
+    document = {"kind": "shard", "source": "s3://samples/zipped", "count": 10, "format": "zip"}
+    done(daemon, target="s3://made/zip", **document)
+    made = s3.get_object(Bucket="made", Key="zip/shard-000000.zip")
+    assert made["ContentType"] == "application/zip"
+    with zipfile.ZipFile(io.BytesIO(made["Body"].read())) as archive:
+        assert archive.testzip() is None
+        assert {info.compress_type for info in archive.infolist()} == {zipfile.ZIP_STORED}
+        found = {name: archive.read(name) for name in archive.namelist()}
+    assert found == objects(s3, "samples", "zipped/")
+    done(daemon, kind="extract", source="s3://made/zip", target="s3://made/unzipped")
+    assert objects(s3, "made", "unzipped/") == found
+    again = done(daemon, target="s3://made/zip", **document)
+    assert again["progress"]["there"] == 1

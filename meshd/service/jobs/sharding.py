@@ -19,13 +19,14 @@ from meshd.service.jobs.principals import Grant
 from meshd.service.jobs.reading import SourceReader, compare_pieces, read_pieces
 from meshd.service.jobs.tidying import remove_stale
 from meshd.service.jobs.writing import Output, OutputWriter, Sums
+from meshd.service.jobs.zipping import ZipPacking
 from meshd.store.proving import Proofs
 from meshwire.documents import PlanError
 from meshwire.jobspecs import FORMATS
 from meshwire.samples import Evaluation
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
     from meshd.service.jobs.contents import Contents
     from meshd.service.jobs.inventories import Inventories
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     from meshd.service.jobs.packing import Group
     from meshd.service.jobs.plans import PlanShelf
     from meshd.service.jobs.reading import Opened
-    from meshwire.jobplans import FileList, JobPlan
+    from meshd.service.jobs.writing import Lent
+    from meshwire.jobplans import FileList, JobPlan, SourceFile
     from meshwire.jobspecs import JobSpec
 
 _AT_A_TIME: Final = 2
@@ -107,25 +109,34 @@ class _Lane:
         for number in numbers:
             key, made_of = plan.outputs[number], await asyncio.to_thread(plan.digest, number, form)
             files = await asyncio.to_thread(plan.of, number)
-            size = None if form in COMPRESSORS else tar_size(files)
+            size = tar_size(files) if form == "tar" else None
             output = Output(key, size, made_of, FORMATS[form])
             there = self._writer.is_there(output)
             if not there:
                 sums = Sums(f"{made_of}-{max(1, len(files))}")
-                body = self._body if form not in COMPRESSORS else self._compressed
-                await self._writer.write(output, body(tar_groups(files), sums), sums)
+                await self._writer.write(output, self._made(form, files, sums), sums)
             tally.done(int(plan.samples[number]), sum(item.size for item in files), there=there)
 
-    async def _body(self, groups: Iterator[Group], sums: Sums) -> AsyncGenerator[memoryview, None]:
+    def _made(self, form: str, files: Sequence[SourceFile], sums: Sums) -> AsyncGenerator[Lent, None]:
+        if form in COMPRESSORS:
+            return self._compressed(tar_groups(files), sums)
+        if form == "zip":
+            packing = ZipPacking(files)
+            return self._body(packing.groups(), sums, packing.seal)
+        return self._body(tar_groups(files), sums)
+
+    async def _body(
+        self, groups: Iterator[Group], sums: Sums, seal: Callable[[memoryview], None] | None = None
+    ) -> AsyncGenerator[Lent, None]:
         crc = 0
         for group in groups:
             buffer = self._buffers.take(group.size)
             opened = await self._opened(group)
-            crc = await asyncio.to_thread(self._fill, buffer, group, opened, crc)
+            crc = await asyncio.to_thread(self._fill, buffer, group, opened, crc, seal)
             yield buffer
         sums.checksums = {"crc32c": _spelled(crc)}
 
-    async def _compressed(self, groups: Iterator[Group], sums: Sums) -> AsyncGenerator[bytes, None]:
+    async def _compressed(self, groups: Iterator[Group], sums: Sums) -> AsyncGenerator[Lent, None]:
         compressor = COMPRESSORS[self._running.spec.format]()
         crc = 0
         for group in groups:
@@ -146,13 +157,23 @@ class _Lane:
             await self._reader.prove(group.pieces, opened)
         return opened
 
-    def _fill(self, buffer: memoryview, group: Group, opened: dict[int, Opened], crc: int) -> int:
-        """Put a group's bytes into the buffer; the checksum so far (blocking). Raises CorruptExtentError."""
+    def _fill(
+        self,
+        buffer: memoryview,
+        group: Group,
+        opened: dict[int, Opened],
+        crc: int,
+        seal: Callable[[memoryview], None] | None = None,
+    ) -> int:
+        """Put a group's bytes into the buffer, and what `seal` makes of them; the checksum so far (blocking).
+        Raises CorruptExtentError."""
         for at, data in group.made:
             buffer[at : at + len(data)] = data
         read_pieces(buffer, group.pieces, opened)
         if self._whole:
             compare_pieces(buffer, group.pieces, opened)
+        if seal is not None:
+            seal(buffer)
         total: int = crc32c(buffer, crc)
         return total
 

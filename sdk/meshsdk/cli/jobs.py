@@ -56,7 +56,9 @@ def _layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--where", metavar="EXPR", help="Only samples it holds for, as 'size > 10000'."),
         click.option("--group", metavar="EXPR", help="A folder for each of its values."),
         click.option("--split-by", metavar="EXPR", help="Samples of one value are in one part of the split."),
-        click.option("--format", type=click.Choice(["tar", "tgz", "tar.zst"]), help="Of the shards.  [tar]"),
+        click.option(
+            "--format", type=click.Choice(["tar", "tgz", "tar.zst", "zip"]), help="Of the shards.  [tar]"
+        ),
         click.option("--name", help="What shards are called before their number.  [shard]"),
     )
     for option in reversed(options):
