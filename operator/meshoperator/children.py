@@ -27,6 +27,7 @@ HOME: Final = "/var/lib/meshd"
 CLUSTER_LABEL, POOL_LABEL = f"{GROUP}/cluster", f"{GROUP}/pool"
 TEMPLATE_ANNOTATION: Final = f"{GROUP}/template"
 _SPEED: Final = ("nvme", "ssd", "hdd")
+_ORIGINS: Final = "/etc/mesh/origins"
 _TOKEN: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
@@ -75,6 +76,11 @@ class Cluster:
         """The Secret with root's keys."""
         reference = self.spec.auth.root_secret_ref
         return reference.name if reference else f"{self.name}-root"
+
+    @property
+    def origins_secret(self) -> str:
+        """The Secret with the keys of the sources of its datasets; daemons see changes without a restart."""
+        return f"{self.name}-origins"
 
     @property
     def endpoint(self) -> str:
@@ -135,6 +141,7 @@ def _common(cluster: Cluster) -> dict[str, Any]:
         "copies": spec.copies,
         "down-after": spec.down_after_seconds,
         "log-format": "json",
+        "origin-credentials": _ORIGINS,
     }
     if spec.s3.domains:
         found["domain"] = list(spec.s3.domains)
@@ -359,6 +366,7 @@ def _mounts(cluster: Cluster, pool: NodePool) -> list[Manifest]:
         {"name": "token", "mountPath": _TOKEN, "readOnly": True},
         {"name": "tmp", "mountPath": "/tmp"},
         {"name": "shm", "mountPath": "/dev/shm"},
+        {"name": "origins", "mountPath": _ORIGINS, "readOnly": True},
     ]
     # a daemon's own folder: one that lands on a node where another was must not take its data for its own
     own = {"subPathExpr": "$(POD_NAME)"}
@@ -390,6 +398,7 @@ def _volumes(cluster: Cluster, pool: NodePool) -> list[Manifest]:
         {"name": "token", "projected": {"sources": sources}},
         {"name": "tmp", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        {"name": "origins", "secret": {"secretName": cluster.origins_secret, "optional": True}},
     ]
     for tier in pool.tiers:
         if tier.host_path:

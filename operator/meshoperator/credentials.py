@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from meshoperator import gauges
 from meshoperator.admission import KEY_NAMES, LABEL, MOUNT, SECRET, policy, wanted
 from meshoperator.children import Cluster
 from meshoperator.daemons import DaemonError, UnreachableError
@@ -142,6 +143,7 @@ class CredentialsLoop:
         }
         keys = await self._daemons.ask(access, "POST", "/-/sts", asked)
         await self._kube.apply(_secret(pod, secret, keys, access.authority))
+        gauges.keys.inc()
         return True
 
     def _is_due(self, secret: Manifest, uid: str) -> bool:

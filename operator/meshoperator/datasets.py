@@ -76,7 +76,7 @@ class DatasetLoop(DataLoop):
                     await self._daemons.ask(each, "DELETE", _residence(bucket, ""))
                 await self._daemons.ask(access, "DELETE", f"/{quote(bucket, safe='')}")
         if spec.source.secret_ref is not None:
-            name, gone = _origins_secret(cluster), {"data": {metadata["name"]: None}}
+            name, gone = cluster.origins_secret, {"data": {metadata["name"]: None}}
             await self._kube.patch("Secret", name, metadata["namespace"], gone)
 
     # --- one pass -----------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class DatasetLoop(DataLoop):
             f"{key.lower()}={base64.b64decode(value).decode()}\n"
             for key, value in sorted((found.get("data") or {}).items())
         ]
-        name, text = _origins_secret(cluster), base64.b64encode("".join(lines).encode()).decode()
+        name, text = cluster.origins_secret, base64.b64encode("".join(lines).encode()).decode()
         there = await self._kube.get("Secret", name, metadata["namespace"])
         if there is None:
             made = {"name": name, "namespace": metadata["namespace"], "labels": cluster.labels()}
@@ -258,8 +258,3 @@ def _again(spec: MeshDatasetSpec, last: Manifest | None) -> float:
     if last["state"] != "done":
         return _AGAIN
     return max(spec.refresh.interval_seconds, _AGAIN) if spec.refresh.policy == "Interval" else float("inf")
-
-
-def _origins_secret(cluster: Cluster) -> str:
-    """The Secret with the keys of all sources of a mesh, as `--origin-credentials` has them."""
-    return f"{cluster.name}-origins"

@@ -47,6 +47,20 @@ nodes: Final = Gauge(
     ("namespace", "cluster", "pool", "what"),
     registry=registry,
 )
+admissions: Final = Counter(
+    "mesh_operator_admissions_total",
+    "Training pods that the webhook saw; result: patched, same, failed.",
+    ("result",),
+    registry=registry,
+)
+admission_seconds: Final = Histogram(
+    "mesh_operator_admission_seconds", "Of an answer of the webhook.", registry=registry
+)
+keys: Final = Counter(
+    "mesh_operator_credentials_total",
+    "Secrets of training pods that were made or renewed.",
+    registry=registry,
+)
 _TRUTH: Final = {"True": 1, "False": 0}
 
 

@@ -53,6 +53,9 @@ async def leading(**_: Any) -> bool:
 
 @kopf.on.event(GROUP, VERSION, "meshclusters")
 @kopf.on.event(GROUP, VERSION, "meshnodes")
+@kopf.on.event(GROUP, VERSION, "meshdatasets")
+@kopf.on.event(GROUP, VERSION, "meshloads")
+@kopf.on.event(GROUP, VERSION, "meshviews")
 async def happened(body: Body, **_: Any) -> None:
     """Something happened to a resource of ours."""
     for program in _PROGRAM:

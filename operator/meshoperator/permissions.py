@@ -12,48 +12,40 @@ from meshoperator.resources import GROUP
 Resource = tuple[str, str]  # API group, plural (with its subresource)
 
 NAMESPACED: Final[dict[Resource, frozenset[str]]] = {
-    **{
-        (GROUP, kind): frozenset({"get", "list", "watch", "patch"})
-        for kind in ("meshclusters", "meshdatasets", "meshviews")
-    },
+    (GROUP, "meshclusters"): frozenset({"get", "list", "watch", "patch"}),
+    (GROUP, "meshdatasets"): frozenset({"get", "list", "watch", "patch"}),
+    (GROUP, "meshviews"): frozenset({"get", "list", "watch", "patch"}),
     (GROUP, "meshloads"): frozenset({"get", "list", "watch", "patch", "delete"}),  # they go by themselves
-    (GROUP, "meshnodes"): frozenset({"get", "list", "watch", "create", "patch", "delete"}),
+    (GROUP, "meshnodes"): frozenset({"list", "watch", "create", "patch", "delete"}),
     **{
         (GROUP, f"{kind}/status"): frozenset({"patch"})
         for kind in ("meshclusters", "meshnodes", "meshdatasets", "meshloads", "meshviews")
     },
-    ("", "configmaps"): frozenset({"get", "list", "update", "create", "patch", "delete", "deletecollection"}),
+    ("", "configmaps"): frozenset({"get", "list", "update", "create", "patch", "deletecollection"}),
     ("", "secrets"): frozenset({"get", "create", "patch", "delete", "deletecollection"}),
-    ("", "services"): frozenset({"create", "patch", "delete"}),
+    ("", "services"): frozenset({"create", "patch"}),
     ("", "pods"): frozenset({"list", "watch", "delete"}),
     ("", "persistentvolumeclaims"): frozenset({"list", "delete"}),
     ("", "events"): frozenset({"create"}),
     ("apps", "statefulsets"): frozenset({"list", "create", "patch", "delete"}),
     ("coordination.k8s.io", "leases"): frozenset({"get", "create", "update", "deletecollection"}),
-    ("policy", "poddisruptionbudgets"): frozenset({"create", "patch", "delete"}),
-    ("networking.k8s.io", "networkpolicies"): frozenset({"create", "patch", "delete"}),
-    ("monitoring.coreos.com", "servicemonitors"): frozenset({"create", "patch", "delete"}),
+    ("policy", "poddisruptionbudgets"): frozenset({"create", "patch"}),
+    ("networking.k8s.io", "networkpolicies"): frozenset({"create", "patch"}),
+    ("monitoring.coreos.com", "servicemonitors"): frozenset({"create", "patch"}),
 }
 CLUSTER: Final[dict[Resource, frozenset[str]]] = {
     ("", "nodes"): frozenset({"list", "watch", "patch"}),
-    ("", "namespaces"): frozenset({"list", "watch"}),  # kopf's, to see new ones
-    ("apiextensions.k8s.io", "customresourcedefinitions"): frozenset({"list", "watch"}),  # kopf's
     ("rbac.authorization.k8s.io", "rolebindings"): frozenset({"create", "patch"}),
     ("rbac.authorization.k8s.io", "clusterroles"): frozenset({"bind"}),  # the daemons', by name
     ("", "serviceaccounts"): frozenset({"create", "patch"}),
 }
 KOPF: Final[frozenset[tuple[str, Resource]]] = frozenset(
-    {
-        (verb, (GROUP, kind))
-        for kind in ("meshclusters", "meshdatasets", "meshloads", "meshviews")
-        for verb in ("list", "watch", "patch")
-    }
-    | {("create", ("", "events"))}
-    | {
-        (verb, resource)
-        for resource in (("", "namespaces"), ("apiextensions.k8s.io", "customresourcedefinitions"))
-        for verb in ("list", "watch")
-    }
+    (verb, resource)
+    for resource in (
+        *((GROUP, f"mesh{kind}") for kind in ("clusters", "nodes", "datasets", "loads", "views")),
+        ("", "nodes"),
+    )
+    for verb in ("list", "watch")
 )
 """Used by kopf itself, not through `kube.Kube`."""
 

@@ -103,5 +103,5 @@ def _place(document: Manifest) -> Place:
         metadata["name"],
         metadata.get("labels") or {},
         not (document.get("spec") or {}).get("unschedulable"),
-        int((status.get("allocatable") or {}).get(GPU, 0)),
+        gpus=int((status.get("allocatable") or {}).get(GPU, 0)),
     )

@@ -19,6 +19,7 @@ from lightkube import ApiError, AsyncClient
 from meshoperator import gauges
 from meshoperator.children import CLUSTER_LABEL
 from meshoperator.clusters import ClusterLoop, is_ready
+from meshoperator.dataprogram import DataProgram
 from meshoperator.kube import Kube
 from meshoperator.leading import Leading
 from meshoperator.looping import Loops
@@ -53,6 +54,7 @@ class Program:
         self.recorder = Recorder(self.kube, stamp)
         namespace = settings.lease_namespace or self._client.namespace
         self.leading = Leading(self.kube, namespace, LEASE, holder, stamp=stamp, monotonic=time.monotonic)
+        self.data = DataProgram(self.kube, settings, self.recorder, self.leading.leads, time.time)
         self.loops = Loops(self._passes(), self.leading.leads)
         self._tasks: list[asyncio.Task[None]] = []
         self._hosts: dict[str, tuple[object, ...]] = {}
@@ -61,13 +63,16 @@ class Program:
         return f"<Program {self.leading!r} {self.loops!r}>"
 
     def _passes(self) -> dict[str, Callable[[str, str], Awaitable[float | None]]]:
-        return {"MeshCluster": ClusterLoop(self.kube, self._settings, self.recorder, stamp).run}
+        clusters = ClusterLoop(self.kube, self._settings, self.recorder, stamp)
+        return {"MeshCluster": clusters.run, **self.data.passes()}
 
     def start(self) -> None:
         """Begin to watch, and to act once it leads."""
         if self._settings.metrics is not None:
             gauges.serve(*self._settings.metrics)
         self._spawn(self.leading.keep())
+        for work in self.data.work():
+            self._spawn(work)
         for namespace in self._settings.namespaces or (None,):
             self._spawn(watch(self.kube, self.loops, "Pod", namespace, CLUSTER_LABEL))
 
@@ -80,6 +85,7 @@ class Program:
         with suppress(ApiError, httpx2.HTTPError, TimeoutError):
             async with asyncio.timeout(5):
                 await self.leading.release()
+        await self.data.aclose()
         await self._client.aclose()
 
     def seen(self, document: Manifest) -> None:
@@ -87,6 +93,11 @@ class Program:
         metadata, kind = document["metadata"], document["kind"]
         name = document["spec"]["clusterRef"] if kind == "MeshNode" else metadata["name"]
         self.loops.look("MeshCluster" if kind == "MeshNode" else kind, metadata["namespace"], name)
+        phase = (document.get("status") or {}).get("phase")
+        if kind == "MeshLoad" and phase in ("Succeeded", "Failed"):  # more of its dataset is there, or less
+            self.loops.look("MeshDataset", metadata["namespace"], document["spec"]["datasetRef"])
+        if kind == "MeshCluster" and phase == "Running":
+            self.loops.look_at_all("MeshDataset")
 
     def seen_host(self, document: Manifest, *, gone: bool) -> None:
         """Something happened to a Kubernetes node; mostly it only says that it lives."""

@@ -15,8 +15,8 @@ import ssl
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
-from prometheus_client import Counter, Histogram
 
+from meshoperator import gauges
 from meshoperator.admission import Admitted, admit, wanted
 
 if TYPE_CHECKING:
@@ -28,12 +28,6 @@ _log = logging.getLogger(__name__)
 _LARGEST: Final = 4 << 20
 _LOOK: Final = 5.0  # seconds from one look at the certificate's files to the next
 _PATIENCE: Final = 3.0  # seconds for the API server; then the pod goes as it is
-admissions = Counter(
-    "mesh_operator_admissions_total",
-    "Training pods seen by the webhook; result is patched, same or failed.",
-    ["result"],
-)
-admission_seconds = Histogram("mesh_operator_admission_seconds", "Time to answer the API server.")
 
 
 class Webhook:
@@ -100,7 +94,7 @@ class Webhook:
         return web.Response(text="ok\n")
 
     async def _review(self, request: web.Request) -> web.Response:
-        with admission_seconds.time():
+        with gauges.admission_seconds.time():
             try:
                 review = await request.json()
                 asked = review["request"]
@@ -128,7 +122,7 @@ class Webhook:
             admitted = admit(pod, {name: each.known for name, each in found.items()}, token)
         except Exception as error:  # whatever it is, it must not keep a pod from running
             _log.warning("a pod goes as it is: %s", error, exc_info=True)
-            admissions.labels("failed").inc()
+            gauges.admissions.labels("failed").inc()
             return Admitted((), ("shardmesh: the pod goes as it is, its datasets cannot be looked up now",))
-        admissions.labels("patched" if admitted.operations else "same").inc()
+        gauges.admissions.labels("patched" if admitted.operations else "same").inc()
         return admitted

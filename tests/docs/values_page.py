@@ -28,10 +28,24 @@ named, never given as values.
 
 ## Upgrades and removal
 
-Helm neither changes nor deletes what lies in `crds/`. Before `helm upgrade`:
-`kubectl apply --server-side -f crds/`. After `helm uninstall` the definitions, the MeshCluster and all data
-are still there; deleting the definitions deletes every mesh that was made with them. The webhook's generated
-certificate is kept over upgrades.
+1. Helm neither changes nor deletes what lies in `crds/`. Before `helm upgrade`:
+   `kubectl apply --server-side -f crds/`. Fields are only added within `v1alpha1`.
+2. `helm upgrade` replaces the operator's pod (`Recreate`: seconds without one, which daemons do not notice).
+   Then the operator rolls a new daemon image out, one pod of a settled mesh at a time; `update.paused` in the
+   MeshCluster holds that back. `kubectl wait meshcluster/mesh --for=condition=Settled` says when it is over.
+3. To go back: `helm rollback`. Definitions stay as they are; older operators pass over new fields.
+4. `helm test RELEASE` writes, reads and removes an object.
+
+After `helm uninstall` the definitions, the MeshCluster and all data are still there; deleting the definitions
+deletes every mesh that was made with them. The webhook's generated certificate is kept over upgrades, for ten
+years; delete its Secret and upgrade for a new one. The operator reads it again without a restart.
+
+## Security
+
+Every pod fits Kubernetes' Pod Security Standard `restricted`, except daemons with a tier on a `hostPath`:
+their namespace has to allow `privileged`. With `volumeClaim` tiers it may be `restricted`. The operator's
+rights are what it uses, verb by verb (a test compares); in `cluster` scope they include Secrets of every
+namespace, since training pods get their keys as Secrets there.
 
 ## Scopes
 

@@ -287,7 +287,11 @@ class Kubelet:
         if "configMap" in volume:
             files = self._read(ConfigMap, volume["configMap"]["name"])
         elif "secret" in volume:
-            files = self._read(Secret, volume["secret"]["secretName"])
+            try:
+                files = self._read(Secret, volume["secret"]["secretName"])
+            except NotYetError:
+                if not volume["secret"].get("optional"):
+                    raise
         for name, content in files.items():
             (found / name).write_bytes(content.replace(b"0.0.0.0", running.address.encode()))
         return found

@@ -32,6 +32,7 @@ from meshoperator.kube import Kube
 from meshoperator.settings import OperatorSettings
 from meshoperator.webhook import Webhook
 from tests.kubernetes.looping import Loop, client
+from tests.kubernetes.test_chart import documents
 from tests.kubernetes.test_crds_served import create
 
 if TYPE_CHECKING:
@@ -133,29 +134,12 @@ def install(authority: Authority, folder: Path, stem: str = "server") -> None:
 def registered(kube: Client, namespace: str, authority: Authority, port: int) -> Iterator[None]:
     bundle = base64.b64encode(authority.cert.read_bytes()).decode()
     name = f"test-{uuid.uuid4().hex[:8]}"
-    document = {
-        "metadata": {"name": name},
-        "webhooks": [
-            {
-                "name": "pods.shardmesh.io",
-                "admissionReviewVersions": ["v1"],
-                "sideEffects": "None",
-                "failurePolicy": "Ignore",
-                "reinvocationPolicy": "IfNeeded",
-                "timeoutSeconds": 5,
-                "clientConfig": {"url": f"https://127.0.0.1:{port}/pods", "caBundle": bundle},
-                "objectSelector": {"matchExpressions": [{"key": LABEL, "operator": "Exists"}]},
-                "namespaceSelector": {"matchLabels": {"mesh-test": namespace}},
-                "rules": [
-                    {
-                        "apiGroups": [""],
-                        "apiVersions": ["v1"],
-                        "operations": ["CREATE"],
-                        "resources": ["pods"],
-                    }
-                ],
-            }
-        ],
+    (found,) = (each for each in documents("default") if each["kind"] == "MutatingWebhookConfiguration")
+    document = found | {"metadata": {"name": name}, "webhooks": [dict(found["webhooks"][0])]}
+    # as the chart has it, but for its address (there is no network of Services here) and other tests' pods
+    document["webhooks"][0] |= {
+        "clientConfig": {"url": f"https://127.0.0.1:{port}/pods", "caBundle": bundle},
+        "namespaceSelector": {"matchLabels": {"mesh-test": namespace}},
     }
     from lightkube.resources.core_v1 import Namespace
 

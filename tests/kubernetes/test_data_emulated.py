@@ -1,0 +1,156 @@
+"""The loops of datasets, loads and views over an emulated API that refuses at random and whose watches
+break; the daemon is real."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import pytest
+from lightkube import ApiError
+
+from meshd.testing.daemons import Daemon
+from meshoperator.admission import LABEL, SECRET
+from meshoperator.dataprogram import DataProgram
+from meshoperator.kube import Kube
+from meshoperator.settings import OperatorSettings
+from tests.kubernetes.dying import Ear
+from tests.kubernetes.emulated import Api, Fault
+from tests.kubernetes.world import mesh_cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+NAMESPACE = "ns"
+OPS = [{"op": "decode"}, {"op": "encode", "args": {"format": "png"}}]
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon.start() as found:
+        yield found
+
+
+def document(what: str, name: str, **spec: Any) -> dict[str, Any]:
+    api = "shardmesh.io/v1alpha1"
+    return {"apiVersion": api, "kind": what, "metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec}
+
+
+def world(daemon: Daemon) -> Api:
+    api = Api()
+    api.put("meshclusters", mesh_cluster(1))
+    keys = {"AWS_ACCESS_KEY_ID": daemon.access_key, "AWS_SECRET_ACCESS_KEY": daemon.secret_key}
+    data = {key: base64.b64encode(value.encode()).decode() for key, value in keys.items()}
+    api.put(
+        "secrets", {"kind": "Secret", "metadata": {"name": "mesh-root", "namespace": NAMESPACE}, "data": data}
+    )
+    return api
+
+
+def program(api: Api, daemon: Daemon, leads: asyncio.Event) -> tuple[Any, DataProgram]:
+    client = api.client()
+    settings = OperatorSettings(endpoint=daemon.endpoint)
+    return client, DataProgram(Kube(client), settings, Ear(), leads, time.time)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_refusals_hold_nothing_up(daemon: Daemon, tmp_path: Path, seed: int) -> None:
+    (tmp_path / "1.bin").write_bytes(b"one")
+    api, choose, name = world(daemon), random.Random(seed), f"photos-{seed}"
+    source = {"uri": f"file://{tmp_path}"}
+    api.put("meshdatasets", document("MeshDataset", name, clusterRef="mesh", source=source))
+    api.put("meshloads", document("MeshLoad", "load", datasetRef=name))
+    api.put(
+        "meshviews", document("MeshView", "view", clusterRef="mesh", bucket=name, kind="transform", ops=OPS)
+    )
+    api.fault = Fault(lambda method, *_: choose.random() < 0.3, choose.choice((409, 500, 503)))
+    wanted: list[tuple[str, str, Callable[[dict[str, Any]], Any]]] = [
+        ("meshdatasets", name, lambda status: status.get("sourceBytes") == 3),
+        ("meshloads", "load", lambda status: status.get("phase") == "Succeeded"),
+        ("meshviews", "view", lambda status: status.get("ready")),
+    ]
+
+    async def converge() -> None:
+        client, found = program(api, daemon, asyncio.Event())
+        passes = found.passes()
+        kinds = {"meshdatasets": "MeshDataset", "meshloads": "MeshLoad", "meshviews": "MeshView"}
+
+        async def look(plural: str, name: str) -> None:
+            try:
+                await passes[kinds[plural]](NAMESPACE, name)
+            except ApiError:
+                await asyncio.sleep(0)
+
+        def status(plural: str, name: str) -> dict[str, Any]:
+            return dict((api.find(plural, name) or {}).get("status") or {})
+
+        try:
+            async with asyncio.timeout(60):
+                while not all(true(status(plural, name)) for plural, name, true in wanted):
+                    for plural, name, _ in wanted:
+                        await look(plural, name)
+                    await asyncio.sleep(0.02)
+                for plural, name, _ in reversed(wanted):
+                    there = api.find(plural, name)
+                    assert there is not None
+                    there["metadata"]["deletionTimestamp"] = "2030-01-01T00:00:00Z"
+                    api.put(plural, there)
+                    while api.find(plural, name) is not None:
+                        await look(plural, name)
+        finally:
+            await found.aclose()
+            await client.aclose()
+
+    asyncio.run(converge())
+    assert daemon.request("GET", f"/-/buckets/{name}").status == 404
+
+
+def test_a_watch_that_breaks_is_begun_again(daemon: Daemon) -> None:
+    """Of two training pods one is told before the watch breaks, one by the next."""
+    api = world(daemon)
+    source = {"uri": "mesh://texts"}
+    api.put("meshdatasets", document("MeshDataset", "words", clusterRef="mesh", source=source))
+    pods = [
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": name,
+                "namespace": NAMESPACE,
+                "uid": f"uid-{name}",
+                "labels": {LABEL: "words"},
+                "annotations": {SECRET: f"keys-{name}"},
+            },
+        }
+        for name in ("a", "b")
+    ]
+    events: list[Any] = [{"type": "ADDED", "object": pod} for pod in pods]
+    api.streams = [[events[0], httpx2.ReadError("cut")], [events[1]]]
+
+    async def follow() -> None:
+        leads = asyncio.Event()
+        client, found = program(api, daemon, leads)
+        tasks = [asyncio.ensure_future(work) for work in found.work()]
+        try:
+            await asyncio.sleep(0.1)
+            assert api.find("secrets", "keys-a") is None  # somebody else leads
+            leads.set()
+            async with asyncio.timeout(60):
+                while not (api.find("secrets", "keys-a") and api.find("secrets", "keys-b")):  # noqa: ASYNC110 no event there
+                    await asyncio.sleep(0.05)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await found.aclose()
+            await client.aclose()
+
+    asyncio.run(follow())
+    made = api.find("secrets", "keys-b")
+    assert made is not None
+    assert made["metadata"]["ownerReferences"][0]["name"] == "b"
