@@ -24,6 +24,7 @@ from meshd.control.interface import ControlError
 from meshd.store.errors import StoreError
 from meshd.telemetry import metrics
 from meshwire.cluster import parse_map, transitions
+from meshwire.cluster.routes import SOUND
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("meshd.moving")
 _STANDING: Final = 60.0
+"""Seconds between two looks at what changes slowly."""
 _PATIENCE: Final = 5.0
 _AGAIN: Final = 0.5
 _ROUNDS: Final = 20
@@ -80,8 +82,9 @@ class Mover:
         self._releasing = Releasing(store, offers, self._rest)
         self._repair_every, self._repaired = repair_every, clock.monotonic()
         self._stood = -_STANDING
-        self._let_go_at = 0
+        self._let_go_at, self._kept_until = 0, 0.0
         self._soon = False
+        self._noted: dict[str, int] = {}
         self.reporter = Reporter(mesh.node_id, control, clock)
         self._asked: list[asyncio.Future[None]] = []
 
@@ -120,8 +123,11 @@ class Mover:
         if self.reporter.now.doing == "waiting":
             await self.reporter.end()
         await self._stand(me)
-        if not cluster.moving and self._let_go_at != cluster.version:
+        late = self._clock.monotonic() >= self._kept_until
+        if not cluster.moving and self._let_go_at != cluster.version and late:
             await self._let_go(cluster)
+        if me.stores:
+            await self._heed(cluster)
         if me.stores and (self._asked or self._clock.monotonic() - self._repaired > self._repair_every):
             asked, self._asked = self._asked, []
             try:
@@ -228,8 +234,22 @@ class Mover:
                 _log.warning("was away for too long: begins anew", extra={"names": names})
                 return
 
-    async def repair(self) -> Tally:
-        """One round with all other owners, though the map asks for none; what was lacking is here after."""
+    async def _heed(self, cluster: ClusterMap) -> None:
+        """Compare with those of whom the map says something new. One that is back may have begun writes that
+        it told nobody of; one that is gone may have told only some."""
+        turned = {node.node_id: node.turned for node in cluster.nodes}
+        changed = [node for node in cluster.nodes if self._noted.get(node.node_id, 0) < node.turned]
+        found = {node.node_id for node in changed if node.state in SOUND and node.since}
+        if max(self._copies(cluster)) > 2 and any(node.state in ("away", "down") for node in changed):
+            found |= set(turned)
+        found.discard(self._mesh.node_id)
+        if self._noted and found:
+            await self.repair(found)
+        self._noted = turned
+
+    async def repair(self, only: set[str] | None = None) -> Tally:
+        """One round with all other owners (or `only` with some), though the map asks for none; what was
+        lacking is here after."""
         cluster = self._mesh.map()
         task = await asyncio.to_thread(errand, cluster, self._mesh.node_id, self._copies(cluster))
         slots = sum(scope.count() for scope in task.first.values())
@@ -237,9 +257,11 @@ class Mover:
         tally = self.reporter.tally
         entered = tally.entered
         for holder, scope in task.holders.items():
-            await self._compare(cluster, holder, scope)
-        self._repaired = self._clock.monotonic()
-        metrics.moves_repaired.inc(tally.entered - entered)
+            if only is None or holder in only:
+                await self._compare(cluster, holder, scope)
+        if only is None:
+            self._repaired = self._clock.monotonic()
+            metrics.moves_repaired.inc(tally.entered - entered)
         if tally.entered > entered:
             _log.warning("repaired", extra={"entered": tally.entered - entered, "bytes": tally.bytes})
         await self.reporter.end()
@@ -275,6 +297,7 @@ class Mover:
         metrics.moves_kept.set(kept)
         if kept:
             _log.warning("not all that others own is theirs yet", extra={"kept": kept})
+            self._kept_until = self._clock.monotonic() + _STANDING
         else:
             self._let_go_at = cluster.version
             await self.reporter.clear(cluster.version)

@@ -270,6 +270,27 @@ def test_a_node_that_was_away_for_too_long_brings_nothing_back(
     run(doing)
 
 
+def test_a_write_that_its_deciders_death_cut_short_is_everywhere_once_that_is_back() -> None:
+    async def doing(found: World) -> None:
+        for one in found.movers.values():
+            await one.turn()
+        for each in range(NAMES):
+            decider = routes(found.map(), 2).of("b", f"k{each}").decider
+            assert decider is not None
+            if decider.node_id == "n2":
+                await put(found.store("n2"), f"k{each}", b"told nobody")
+        await found.change(transitions.missed, "n2")
+        await found.movers["n1"].turn()
+        await found.change(transitions.joined, found.nodes["n2"].member)
+        await found.movers["n2"].turn()
+        assert found.map().node("n2").state == "up"  # type: ignore[union-attr]  # it is there
+        for name in ("n1", "n3"):
+            await found.movers[name].turn()
+        await found.check(NAMES)
+
+    run(doing)
+
+
 def test_what_owners_have_not_got_stays() -> None:
     async def doing(found: World) -> None:
         table = routes(found.map(), 2)
@@ -284,6 +305,7 @@ def test_what_owners_have_not_got_stays() -> None:
             writer = found.store(node_id).replica_writer("b", "odd", size=9)
             await writer.write(b"only here")
             await writer.commit_as(record)
+        one._kept_until = 0.0
         await one.turn()
         assert b"b\0odd" not in await found.held(other)
         assert (one.reporter.now.kept, one.reporter.now.clear) == (0, found.map().version)
