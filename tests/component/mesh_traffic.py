@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import threading
 from contextlib import contextmanager
 from http.client import HTTPException
@@ -16,13 +17,14 @@ from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
     from meshd.testing.daemons import Answer
     from meshd.testing.meshes import Mesh
 
 Value = bytes | None
+_KEY = re.compile(rb"<Key>([^<]*)</Key>")
 _SIZES = (0, 10, 3000, 60_000, 400_000)
 
 
@@ -36,9 +38,10 @@ class Traffic:
         self.keys = [f"traffic/{number}" for number in range(keys)]
         self._may: dict[str, list[Value]] = {key: [None] for key in self.keys}
         self._locks = {key: threading.Lock() for key in self.keys}
+        self._writes = dict.fromkeys(self.keys, 0)
         self._stop = threading.Event()
         self._threads = [
-            threading.Thread(target=self._run, args=(work,)) for work in (self._write, self._read)
+            threading.Thread(target=work) for work in (self._run_writer, self._run_reader, self._run_lister)
         ]
         self.errors: list[str] = []
         self.refused = self.done = 0
@@ -85,24 +88,36 @@ class Traffic:
         """No more clients."""
         self.__exit__(None, None, None)
 
-    def _run(self, work: object) -> None:
-        assert callable(work)
+    def _run_writer(self) -> None:
         while not self._stop.is_set():
-            key = self._random.choice(self.keys)
-            with self._locks[key]:
-                work(key)
-            self.done += 1
+            self._locked(self._write)
+
+    def _run_reader(self) -> None:
+        while not self._stop.is_set():
+            self._locked(self._read)
+
+    def _run_lister(self) -> None:
+        while not self._stop.wait(0.1):
+            self._list()
+
+    def _locked(self, work: Callable[[str], None]) -> None:
+        key = self._random.choice(self.keys)
+        with self._locks[key]:
+            work(key)
+        self.done += 1
 
     def _write(self, key: str) -> None:
         self._write_one(key, None if self._random.random() < 0.2 else os.urandom(self._random.choice(_SIZES)))
 
     def _write_one(self, key: str, value: Value) -> None:
+        self._writes[key] += 1  # odd while it is being written
         answer = self._ask("DELETE" if value is None else "PUT", key, value or b"")
         if answer is not None and answer.status in (200, 204):
             self._may[key] = [value]
-            return
-        self._may[key].append(value)
-        self._refuse(answer, key)
+        else:
+            self._may[key].append(value)
+            self._refuse(answer, key)
+        self._writes[key] += 1
 
     def _read(self, key: str) -> None:
         self._read_one(key, self._random.choice(self.asked))
@@ -124,10 +139,25 @@ class Traffic:
             may = [value if value is None else f"{len(value)} bytes" for value in self._may[key]]
             self.errors.append(f"{node_id} gives {answer.status}, {len(answer.body)} bytes for {key}: {may}")
 
-    def _ask(self, method: str, key: str, body: bytes = b"", node_id: str = "") -> Answer | None:
+    def _list(self) -> None:
+        """What nobody wrote meanwhile is in it, or is not, as it must."""
+        before, may = dict(self._writes), {key: list(values) for key, values in self._may.items()}
+        answer = self._ask("GET", "", query="list-type=2&prefix=traffic/")
+        if answer is None or answer.status != 200:
+            self._refuse(answer, "a listing")
+            return
+        listed = {name.decode() for name in _KEY.findall(answer.body)}
+        for key in [key for key in self.keys if before[key] % 2 == 0 and before[key] == self._writes[key]]:
+            if (key in listed and set(may[key]) == {None}) or (key not in listed and None not in may[key]):
+                self.errors.append(f"{key} is {'' if key in listed else 'not '}listed")
+
+    def _ask(
+        self, method: str, key: str, body: bytes = b"", node_id: str = "", query: str = ""
+    ) -> Answer | None:
         node = self._mesh[node_id or self._random.choice(self.asked)]
+        target = f"/{self._bucket}/{quote(key)}" if key else f"/{self._bucket}"
         try:
-            return node.request(method, f"/{self._bucket}/{quote(key)}", body)
+            return node.request(method, f"{target}?{query}" if query else target, body)
         except (OSError, HTTPException):
             return None
 

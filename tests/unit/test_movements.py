@@ -121,3 +121,29 @@ def test_a_joining_node_is_waited_for() -> None:
     cluster = transitions.joined(mesh(), Node("n4", "http://h:4"))
     assert "n4" in movement(cluster, {}).takers
     assert movement(cluster, {}).blocked_by.startswith("n1 has not begun")
+
+
+def test_background_work_pauses_while_there_are_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    paused: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        paused.append(seconds)
+
+    monkeypatch.setattr(pulse, "_cell", [0.0])
+    monkeypatch.setattr("asyncio.sleep", sleep)
+    clock = ManualClock()
+    clock.advance(100)
+    courtesy = pulse.Courtesy(clock)
+
+    async def work(pieces: int, size: int) -> int:
+        paused.clear()
+        for _ in range(pieces):
+            await courtesy.rest(size)
+        return sum(seconds > 0 for seconds in paused)
+
+    assert asyncio.run(work(10, pulse.PIECE)) == 0
+    pulse.heard(clock.monotonic())
+    assert asyncio.run(work(10, pulse.PIECE)) == 10
+    assert asyncio.run(work(100, 1000)) <= 3
+    clock.advance(1)
+    assert asyncio.run(work(10, pulse.PIECE)) == 0
