@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from meshd.cluster.offers import InventoryWanted
 from meshd.cluster.planning import errand, everything, unowned
 from meshd.cluster.progress import Reporter
-from meshd.cluster.pulling import HolderLostError, Pull
+from meshd.cluster.pulling import HolderLostError, Pull, Tally
 from meshd.cluster.releasing import SKEW, Releasing, older
 from meshd.control.interface import ControlError
 from meshd.store.errors import StoreError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from meshd.cluster.comparing import Scope
     from meshd.cluster.mesh import Mesh
     from meshd.cluster.offers import Offers
-    from meshd.cluster.pulling import Holder, Tally
+    from meshd.cluster.pulling import Holder
     from meshd.control.clustermaps import ClusterMaps
     from meshd.control.interface import ControlStore
     from meshd.kit.clock import Clock
@@ -150,7 +150,8 @@ class Mover:
 
     async def _settle(self, cluster: ClusterMap, me: Node) -> None:
         """Compare until nothing is lacking, and say so."""
-        await self.reporter.begin("comparing", cluster.version)
+        since = max(cluster.goal, me.turned)
+        await self.reporter.begin("comparing", cluster.version, since=since)
         if not await self._complete(cluster, me):
             return
 
@@ -175,7 +176,7 @@ class Mover:
                 await self.reporter.wait(why, task.blocked)
                 return False
             slots = sum(scope.count() for scope in task.first.values())
-            await self.reporter.begin("comparing", cluster.version, slots)
+            await self.reporter.begin("comparing", cluster.version, slots, max(cluster.goal, me.turned))
             if distrusted:
                 await self._distrust(cluster, task.holders)
                 distrusted = False
@@ -203,7 +204,9 @@ class Mover:
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from errors
 
-    async def _compare(self, cluster: ClusterMap, holder: str, scope: Scope) -> None:
+    async def _compare(
+        self, cluster: ClusterMap, holder: str, scope: Scope, tally: Tally | None = None
+    ) -> None:
         cut = self._clock.now_ms() * 10**6 - SKEW
 
         async def drop(names: list[Held]) -> None:
@@ -215,7 +218,7 @@ class Mover:
             self._holder(cluster, holder),
             scope,
             rest=self._rest,
-            tally=self.reporter.tally,
+            tally=self.reporter.tally if tally is None else tally,
             standing=self._store.standing(),
             drop=drop,
         )
@@ -254,16 +257,15 @@ class Mover:
         task = await asyncio.to_thread(errand, cluster, self._mesh.node_id, self._copies(cluster))
         slots = sum(scope.count() for scope in task.first.values())
         await self.reporter.begin("repairing", cluster.version, slots)
-        tally = self.reporter.tally
-        entered = tally.entered
+        tally = Tally()
         for holder, scope in task.holders.items():
             if only is None or holder in only:
-                await self._compare(cluster, holder, scope)
+                await self._compare(cluster, holder, scope, tally)
         if only is None:
             self._repaired = self._clock.monotonic()
-            metrics.moves_repaired.inc(tally.entered - entered)
-        if tally.entered > entered:
-            _log.warning("repaired", extra={"entered": tally.entered - entered, "bytes": tally.bytes})
+            metrics.moves_repaired.inc(tally.entered)
+        if tally.entered:
+            _log.warning("repaired", extra={"entered": tally.entered, "bytes": tally.bytes})
         await self.reporter.end()
         return tally
 

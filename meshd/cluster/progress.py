@@ -1,7 +1,7 @@
 """What a node's mover says of its work: the document `moves/NODE` of the control store.
 
 Law: tells, and is never asked for anything by the mover itself; when the control store is out of reach nobody
-is told. Invariant: numbers are of the present errand, which begins with each new work or map.
+is told. Invariant: numbers are of the last map (`version`) that asked this node to compare.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Doing = Literal["idle", "comparing", "repairing", "dropping", "waiting"]
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """`slots`: of the present errand; `differing`: of those, slots in which something was lacking; `blocked`:
+    """`slots`: compared; `differing`: of those, slots in which something was lacking; `blocked`:
     slots of which nobody can be asked. `total`: bytes to come in all, as far as is known, `bytes` of them are
     here; `eta`: seconds until they all are, None when nobody knows. `names` were compared, `lacked` versions,
     parts and facts were found lacking, `entered` of them are here. `dropped`: names that others own by now,
@@ -66,13 +66,16 @@ class Reporter:
     def __repr__(self) -> str:
         return f"<Reporter of {self._key}: {self.now.doing}>"
 
-    async def begin(self, doing: Doing, version: int, slots: int = 0) -> None:
-        """Another errand, or the same one again."""
-        if self.now.doing not in (doing, "waiting") or self.now.version != version:
-            self.tally = Tally()
-            self.now = Progress(began=self._clock.now_ms(), clear=self.now.clear)
-        self.now = msgspec.structs.replace(self.now, doing=doing, version=version, slots=slots)
-        self.now = msgspec.structs.replace(self.now, why="", blocked=0)
+    async def begin(self, doing: Doing, version: int, slots: int = 0, since: int | None = None) -> None:
+        """Another errand, or the same one again: of comparing, if the map has asked for it `since` a version
+        that is not newer than the last. What was carried stays told until the map asks for more."""
+        if doing == "comparing":
+            if self.now.version < (version if since is None else since):
+                self.tally = Tally()
+                self.now = Progress(began=self._clock.now_ms(), clear=self.now.clear)
+            self.now = msgspec.structs.replace(self.now, version=version)
+        slots = slots if doing == "comparing" else self.now.slots
+        self.now = msgspec.structs.replace(self.now, doing=doing, slots=slots, why="", blocked=0)
         await self.tell()
 
     async def show(self, *, kept: int = 0, dropped: int = 0) -> None:
