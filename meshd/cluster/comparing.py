@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["version", "amendment", "upload", "part"]
 _UPLOAD_ID: Final = 32
+OWN_BUCKET: Final = b"-mesh-"
+"""What a node keeps for itself: results, indexes, documents. Nobody owns it, so it is in no scope."""
 
 
 class Item(msgspec.Struct, frozen=True, array_like=True):
@@ -168,7 +170,7 @@ class Wanting:
     def __init__(self, scope: Scope, copies_of: Callable[[str], int]) -> None:
         self._slots, self._copies_of = scope.slots, copies_of
         self._masks = {copies: mask.tobytes() for copies, mask in scope.masks().items()}
-        self._buckets: dict[bytes, bytes | None] = {}
+        self._buckets: dict[bytes, bytes | None] = {OWN_BUCKET: None}
 
     def __call__(self, name: bytes) -> bool:
         bucket = name[: name.index(b"\0")]

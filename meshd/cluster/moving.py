@@ -15,19 +15,21 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from meshd.cluster.offers import InventoryWanted
+from meshd.cluster.offers import DocumentsWanted, InventoryWanted
 from meshd.cluster.planning import errand, everything, unowned
 from meshd.cluster.progress import Reporter
 from meshd.cluster.pulling import HolderLostError, Pull, Tally
 from meshd.cluster.releasing import SKEW, Releasing, older
 from meshd.control.interface import ControlError
+from meshd.errors import MeshdError
+from meshd.kit.pulse import PIECE
 from meshd.store.errors import StoreError
 from meshd.telemetry import metrics
 from meshwire.cluster import parse_map, transitions
 from meshwire.cluster.routes import SOUND
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from meshd.cluster.comparing import Scope
     from meshd.cluster.mesh import Mesh
@@ -54,12 +56,14 @@ _TROUBLE: Final = "what this node lacks cannot be stored: "
 @dataclass(frozen=True, slots=True)
 class Sources:
     """What a mover asks: `holder` of a node, `copies` of every bucket there is, `rest` between two pieces,
-    `known`: the version of the map that every process of this node has gone by for a while."""
+    `known`: the version of the map that every process of this node has gone by for a while; `documents`: the
+    prefixes of names that nodes share, and what has those of some names kept here."""
 
     holder: Callable[[Node], Holder]
     copies: Callable[[], Iterable[int]]
     rest: Callable[[int], Awaitable[None]]
     known: Callable[[], int] = lambda: 1 << 62
+    documents: tuple[Sequence[str], Callable[[Sequence[str]], Awaitable[None]]] | None = None
 
 
 class Mover:
@@ -104,6 +108,8 @@ class Mover:
             except StoreError as error:
                 _log.exception("what is missing here cannot be stored")
                 await self.reporter.wait(_TROUBLE + str(error))
+            except MeshdError as error:
+                await self.reporter.wait(str(error))
             except Exception as error:
                 _log.exception("movement failed; it is tried again")
                 await self.reporter.wait(f"movement failed: {type(error).__name__}")
@@ -154,6 +160,7 @@ class Mover:
         await self.reporter.begin("comparing", cluster.version, since=since)
         if not await self._complete(cluster, me):
             return
+        await self._take_documents(cluster)
 
         def settle(present: ClusterMap | None) -> ClusterMap:
             assert present is not None
@@ -194,6 +201,22 @@ class Mover:
                 return True
         await self.reporter.wait("something is still lacking after many rounds")
         return False
+
+    async def _take_documents(self, cluster: ClusterMap) -> None:
+        """Those that all storing nodes keep, from each of them. Named by their content: one is like the
+        other."""
+        if self._sources.documents is None:
+            return
+        prefixes, keep = self._sources.documents
+        others = [node for node in cluster.nodes if node.stores and node.state in SOUND]
+        for node in others:
+            holder = self._holder(cluster, node.node_id)
+            for prefix in prefixes if node.node_id != self._mesh.node_id else ():
+                after = ""
+                while names := await holder.documents(DocumentsWanted(prefix, after)):
+                    await keep(names)
+                    await self._rest(PIECE)
+                    after = names[-1]
 
     async def _compare_at_once(self, cluster: ClusterMap, first: Mapping[str, Scope]) -> None:
         """Every slot with one holder, all holders at the same time: the bulk."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
-from meshd.cluster.comparing import Digests, Item, Scope, Wanting  # noqa: TC001  msgspec reads annotations
+from meshd.cluster.comparing import OWN_BUCKET, Digests, Item, Scope, Wanting  # noqa: TC001  msgspec reads annotations
 from meshd.kit.pulse import PIECE
 from meshd.store.changes import bare, bare_part, bare_upload
 from meshd.store.errors import CorruptExtentError, StoreError
@@ -65,6 +65,14 @@ class InventoryWanted(msgspec.Struct, frozen=True, array_like=True):
 
     scope: Scope
     after: bytes = b""
+    limit: int = 1000
+
+
+class DocumentsWanted(msgspec.Struct, frozen=True, array_like=True):
+    """Names of documents that nodes share, which begin with `prefix`, after `after`."""
+
+    prefix: str
+    after: str = ""
     limit: int = 1000
 
 
@@ -121,6 +129,12 @@ class Offers:
             await self._rest(PIECE)
         sums, sizes = (each.astype(_U64).tobytes() for each in (found.sums(), found.sizes()))
         return DigestsGiven(sums, found.names, self._store.graves_since(), after, sizes)
+
+    async def documents(self, wanted: DocumentsWanted) -> list[str]:
+        """The next names; fewer than the limit are the last ones."""
+        bucket, limit = OWN_BUCKET.decode(), min(wanted.limit, _SLICE)
+        page = self._store.list(bucket, prefix=wanted.prefix, after=wanted.after, limit=limit)
+        return [key for key, _ in page.entries]
 
     async def fence(self, version: int) -> None:
         """What maps before `version` decided here is in the answers from now on, or never happens."""

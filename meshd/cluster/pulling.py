@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from meshd.cluster.comparing import Ended, Scope
-    from meshd.cluster.offers import Offers
+    from meshd.cluster.offers import DocumentsWanted, Offers
     from meshd.net.peers import Peers
     from meshd.store.changes import Change
     from meshd.store.inventory import Held
@@ -71,6 +71,8 @@ class Holder(Protocol):
 
     async def inventory(self, wanted: InventoryWanted) -> InventoryPage: ...
 
+    async def documents(self, wanted: DocumentsWanted) -> list[str]: ...
+
     def frames(self, wanted: FetchWanted) -> AsyncIterator[bytes]: ...
 
 
@@ -90,6 +92,9 @@ class RemoteHolder:
     async def inventory(self, wanted: InventoryWanted) -> InventoryPage:
         raw = await self._ask("inventory", encode(wanted))
         return msgspec.msgpack.decode(raw, type=InventoryPage)
+
+    async def documents(self, wanted: DocumentsWanted) -> list[str]:
+        return msgspec.msgpack.decode(await self._ask("documents", encode(wanted)), type=list[str])
 
     async def _ask(self, what: str, body: bytes) -> bytes:
         return b"".join([piece async for piece in self._answer(what, body)])

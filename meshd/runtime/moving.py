@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from meshd.assembly.catalog import SHARED, Catalog
 from meshd.cluster.moving import Mover, Sources
 from meshd.cluster.offers import Offers
 from meshd.cluster.pulling import RemoteHolder
@@ -37,6 +38,7 @@ def mover(node: Node) -> Mover:
         lambda: {bucket.copies for bucket in node.buckets.list_all()},
         Courtesy(node.clock).rest,
         lambda: pulse.gone_by(node.clock.monotonic(), _GRACE),
+        (SHARED, Catalog(node.store, node.objects).ensure),
     )
     maps = ClusterMaps(node.control)
     return Mover(node.store, offers(node), node.mesh, maps, node.control, sources, node.clock)

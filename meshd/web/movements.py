@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from meshd.cluster.offers import DigestsWanted, FetchWanted, InventoryWanted, encode
+from meshd.cluster.offers import DigestsWanted, DocumentsWanted, FetchWanted, InventoryWanted, encode
 from meshd.net.peers import StaleMapError
 from meshd.web.peers import peer_reply, peer_route, stream_reply
 from meshwire.s3.errors import S3Error
@@ -41,6 +41,7 @@ class MovementDoors:
         return [
             peer_route("POST", "/-/peer/moves/digests", self._digests),
             peer_route("POST", "/-/peer/moves/inventory", self._inventory),
+            peer_route("POST", "/-/peer/moves/documents", self._documents),
             peer_route("POST", "/-/peer/moves/fetch", self._fetch),
         ]
 
@@ -66,6 +67,10 @@ class MovementDoors:
     async def _inventory(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
         wanted = await self._wanted(request, call, InventoryWanted)
         return peer_reply(encode(await self._offers.inventory(wanted)), self._now)
+
+    async def _documents(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+        wanted = await self._wanted(request, call, DocumentsWanted)
+        return peer_reply(encode(await self._offers.documents(wanted)), self._now)
 
     async def _fetch(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
         wanted = await self._wanted(request, call, FetchWanted)

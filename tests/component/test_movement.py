@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import uvloop
 
-from meshd.cluster.comparing import scope_of
+from meshd.assembly.catalog import RESERVED_BUCKET, Catalog
+from meshd.cluster.comparing import OWN_BUCKET, scope_of
 from meshd.cluster.offers import InventoryWanted, Offers
 from meshd.cluster.progress import Progress
 from meshd.cluster.pulling import HolderLostError
@@ -27,7 +28,7 @@ from meshwire.cluster import routes, transitions
 from tests.component.mesh_nodes import running_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
     from meshd.cluster.moving import Mover
     from meshd.store.inventory import Held
@@ -287,6 +288,33 @@ def test_a_write_that_its_deciders_death_cut_short_is_everywhere_once_that_is_ba
         for name in ("n1", "n3"):
             await found.movers[name].turn()
         await found.check(NAMES)
+
+    run(doing)
+
+
+def test_what_nodes_keep_for_themselves_is_nobodys_but_shared_documents_are_everybodys() -> None:
+    assert OWN_BUCKET.decode() == RESERVED_BUCKET
+
+    async def doing(found: World) -> None:
+        catalogs = {name: Catalog(found.store(name)) for name in found.nodes}
+        await catalogs["n1"].write("results/one", b"mine")
+        await catalogs["n1"].write("plans/abc", b"a plan")
+        await catalogs["n3"].write("snapshots/def", b"a snapshot")
+        asked: list[str] = []
+
+        async def keep(names: Sequence[str]) -> None:
+            asked.extend(names)
+
+        one = found.movers["n2"]
+        assert one._sources.documents is not None
+        one._sources = replace(one._sources, documents=(one._sources.documents[0], keep))
+        await found.change(transitions.missed, "n2")
+        await found.change(transitions.joined, found.nodes["n2"].member)
+        await found.move()
+        assert sorted(asked) == ["plans/abc", "snapshots/def"]
+        assert catalogs["n2"].read("results/one") is None
+        assert catalogs["n1"].read("results/one") == b"mine"
+        assert all(each.reporter.now.kept == 0 for each in found.movers.values())
 
     run(doing)
 
