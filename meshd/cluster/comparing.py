@@ -8,6 +8,7 @@ lacks nothing more. Two nodes that hold the same have the same digests.
 from __future__ import annotations
 
 import hashlib
+from array import array
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -192,7 +193,8 @@ class Digests:
     side may have forgotten them."""
 
     def __init__(self, slots: int, forgotten: int) -> None:
-        self._forgotten, self._sums, self._sizes = forgotten, [0] * slots, [0] * slots
+        self._forgotten = forgotten
+        self._sums, self._sizes = array("Q", bytes(8 * slots)), array("Q", bytes(8 * slots))
         self._encode = msgspec.msgpack.Encoder().encode
         self.names = 0
 
@@ -214,8 +216,8 @@ class Digests:
 
     def sums(self) -> npt.NDArray[np.uint64]:
         """uint64[slots]."""
-        return np.array(self._sums, dtype=np.uint64)
+        return np.frombuffer(self._sums, np.uint64)
 
     def sizes(self) -> npt.NDArray[np.uint64]:
         """uint64[slots]: bytes of versions and parts."""
-        return np.array(self._sizes, dtype=np.uint64)
+        return np.frombuffer(self._sizes, np.uint64)

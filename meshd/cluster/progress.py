@@ -94,7 +94,9 @@ class Reporter:
             await self.tell()
 
     async def end(self) -> None:
-        """Nothing more is to be done."""
+        """Nothing more is to be done, or to come."""
+        if self.now.doing == "comparing":
+            self.tally.total = self.tally.bytes
         self.now = msgspec.structs.replace(self.now, doing="idle", why="", blocked=0)
         await self.tell()
 
