@@ -26,14 +26,19 @@ def mesh() -> Iterator[Mesh]:
         yield three
 
 
-def command(mesh: Mesh | Daemon, *words: str) -> subprocess.CompletedProcess[str]:
+def line_of(mesh: Mesh | Daemon, *words: str) -> tuple[list[str], dict[str, str]]:
+    """A command line, and its environment."""
     endpoint = mesh.endpoint if isinstance(mesh, Daemon) else mesh["n1"].endpoint
     env = os.environ | {
         "MESH_ENDPOINT": endpoint,
         "AWS_ACCESS_KEY_ID": mesh.access_key,
         "AWS_SECRET_ACCESS_KEY": mesh.secret_key,
     }
-    line = [sys.executable, "-c", "from meshsdk.cli import main; main()", "cluster", *words]
+    return [sys.executable, "-c", "from meshsdk.cli import main; main()", "cluster", *words], env
+
+
+def command(mesh: Mesh | Daemon, *words: str) -> subprocess.CompletedProcess[str]:
+    line, env = line_of(mesh, *words)
     return subprocess.run(line, env=env, capture_output=True, text=True, check=False, timeout=60)
 
 
@@ -51,8 +56,19 @@ def test_status_shows_every_node_and_its_share(mesh: Mesh) -> None:
     assert all(node["lease"] for node in nodes(mesh).values())
 
 
+def test_a_status_that_is_watched_goes_on(mesh: Mesh) -> None:
+    line, env = line_of(mesh, "status", "--watch", "--json", "--every", "0.2")
+    with subprocess.Popen(line, env=env, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        try:
+            seen = [json.loads(watching.stdout.readline())["version"] for _ in range(3)]
+        finally:
+            watching.terminate()
+    assert seen == sorted(seen)
+
+
 def test_a_drained_node_is_empty_and_can_be_removed(mesh: Mesh) -> None:
-    assert command(mesh, "drain", "n2").returncode == 0
+    assert "then: mesh cluster remove n2" in command(mesh, "drain", "n2").stdout
     mesh.await_map(lambda found: not found.moving)
     assert nodes(mesh)["n2"]["empty"]
     assert any(line.startswith("n2") and "0%" in line for line in command(mesh, "status").stdout.splitlines())

@@ -12,11 +12,13 @@ import click
 
 from meshsdk import clusters
 from meshsdk.cli.running import human, shared_options
+from meshsdk.errors import ConnectError, DeadlineError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from meshsdk.cli.running import Session
+    from meshsdk.client import Client
     from meshsdk.transport import Transport
 
 _ADVICE = {
@@ -25,6 +27,16 @@ _ADVICE = {
     "joining": "new; gets its share",
     "down": "given up",
 }
+_FOLLOW = "Follow it: mesh cluster status --watch"
+_NEXT = {
+    "drain": "When `mesh cluster status --watch` calls it empty, stop it, then: mesh cluster remove {}",
+    "undrain": _FOLLOW,
+    "replace": "Start it on an empty directory with --node-id {}; it gets its share anew",
+    "lost": "Its share is made again of the other copies. When that is done: mesh cluster remove {}",
+    "remove": "What is left in its directory nobody needs",
+    "reweigh": _FOLLOW,
+}
+"""What to do after a change, with the node's id."""
 
 
 @click.group()
@@ -51,14 +63,22 @@ def cluster() -> None:
 def status(session: Session, watch: bool, every: float) -> None:
     """Shows every node: its state, its share, and what its mover does."""
     with session.client() as client:
-        while True:
-            found = clusters.cluster_status(client.transport)
-            if watch and not session.as_json:
+        while watch:
+            try:
+                text, found = _status(client)
+            except (ConnectError, DeadlineError) as error:  # the mesh's troubles are what is watched
+                text, found = f"nobody answers: {error}", {"error": str(error)}
+            if not session.as_json:
                 click.clear()
-            session.show("\n".join(_lines(found)), **found)
-            if not watch:
-                return
+            session.show(text, **found)
             threading.Event().wait(every)
+        text, found = _status(client)
+        session.show(text, **found)
+
+
+def _status(client: Client) -> tuple[str, dict[str, Any]]:
+    found = clusters.cluster_status(client.transport)
+    return "\n".join(_lines(found)), found
 
 
 def _changing(action: str, doc: str) -> None:
@@ -175,9 +195,7 @@ def _scrubbed(name: str, told: dict[str, Any]) -> str:
 def _change(session: Session, node: str, action: str, **rest: Any) -> None:
     with session.client() as client:
         done = clusters.change_node(client.transport, node, action, **rest)
-    session.show(
-        f"{node} is {done['state']} (map {done['version']}); follow it: mesh cluster status --watch", **done
-    )
+    session.show(f"{node} is {done['state']} (map {done['version']}). {_NEXT[action].format(node)}", **done)
 
 
 def _lines(found: dict[str, Any]) -> Iterator[str]:
