@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from meshd.cluster.delivering import Delivery
+from meshd.cluster.doubting import Doubt
 from meshd.cluster.overtaking import fenced, overtaken
 from meshd.cluster.replicawriting import ReplicatedWriter
 from meshd.store.changes import (
@@ -60,6 +61,7 @@ class ReplicatedStore:
     def __init__(self, store: ObjectStore, mesh: Mesh, peers: Peers, clock: Clock) -> None:
         self._store, self._mesh = store, mesh
         self.delivery = Delivery(mesh, peers, store, clock)
+        self._doubts = Doubt(mesh, clock)
         self._running: set[asyncio.Future[Any]] = set()
         self.close = store.close
         self.get, self.get_version, self.newest = store.get, store.get_version, store.newest
@@ -95,10 +97,24 @@ class ReplicatedStore:
             )
         return version
 
+    async def assure(self, bucket: str, key: str) -> None:
+        """Returns when this node is sure that it may decide by its map. What it decided otherwise nobody
+        would take, and it would lie here when the node is back, above what others acknowledged meanwhile.
+        Raises NotReplicatedError: nothing was changed."""
+        if self._mesh.sure:
+            return
+        silent = await self._doubts.dispel(bucket, key)
+        if silent:
+            raise NotReplicatedError(
+                f"this node reaches neither the control store nor {', '.join(silent)}, and may decide about "
+                "nothing until it does; nothing was changed; ask another node, or try again"
+            )
+
     async def _decide(self, bucket: str, key: str, act: Callable[[], Awaitable[_T]]) -> _T:
         """What `act` gives, committed here under a map by which this node decides. `act` may be called again
         when nothing happened."""
         for _ in range(3):
+            await self.assure(bucket, key)
             version = self.epoch(bucket, key)
             try:
                 with decided_by(version):

@@ -145,6 +145,7 @@ class ReplicatedWriter:
 
     async def _commit(self, meta: Meta, conditions: Conditions | None, versioning: Versioning) -> Record:
         try:
+            await self._store.assure(self._bucket, self._key)
             epoch = self._store.epoch(self._bucket, self._key)
             await asyncio.gather(*[stream.put(None) for stream in self._streams])
             with decided_by(epoch):
