@@ -137,7 +137,7 @@ ALERTS: Final = (
         "3m",
         "warning",
         "Some nodes go by a cluster map that is {{ $value | humanize }} versions old",
-        "They cannot reach the control store. What they decide nobody takes; what they read may be old.",
+        "They cannot reach the control store, and answer with 503 what others may have changed meanwhile.",
     ),
     Alert(
         "ShardmeshMovementStuck",
