@@ -22,6 +22,7 @@ from meshd.assembly.memory import Memory
 from meshd.assembly.rendering import UNREAD, RowWork
 from meshd.assembly.sources import PinnedObjects, bytes_columns
 from meshd.kit.accounts import account
+from meshd.store.noticing import notice
 from meshwire.frames import Status
 from meshwire.randomness import KeyedRandom
 
@@ -121,6 +122,10 @@ class FrameBuilder:
         for failure in failures:
             if failure.kind == "read":
                 raise busy(f"{self._name(failure.row)} cannot be read now: {failure.message}")
+            if failure.kind == "damaged" and self._noticed(failure):
+                raise busy(
+                    f"{self._name(failure.row)} is damaged here; another owner's copy is taken in a moment"
+                )
             if failure.kind == "damaged":
                 await self._kitchen.ledger.record(self._plan.hash, [self._entry(failure)])
                 raise damaged(self._object_url(failure), failure.message, self._detail(failure))
@@ -294,6 +299,16 @@ class FrameBuilder:
             "epoch": self._epoch,
             "replay": f"GET {self._replay(failure)}",
         }
+
+    def _noticed(self, failure: RowFailure) -> bool:
+        """Has damage of this node's own looked at; whether another node may have the object whole."""
+        bucket, _, key = self._object_url(failure).removeprefix("s3://").partition("/")
+        if not self._kitchen.elsewhere.others_hold(bucket, key):
+            return False
+        record = self._kitchen.store.get(bucket, key)
+        for extent in () if record is None else record.extents:
+            notice(extent)
+        return record is not None
 
     def _object_url(self, failure: RowFailure) -> str:
         sample = int(self._draft.rows.samples[failure.row])

@@ -63,6 +63,10 @@ class Elsewhere(Protocol):
         """This node's own copy of an object is about to be read."""
         ...
 
+    def others_hold(self, bucket: str, key: str) -> bool:
+        """Whether other nodes have copies of an object of their own."""
+        ...
+
     async def fetch(self, parts: Sequence[Part], memory: Memory) -> Fetched:
         """These bytes, by one call a node; another holder is asked where one cannot give them."""
         ...
@@ -85,6 +89,9 @@ class _Alone:
 
     def used(self, bucket: str, key: str) -> None:
         return
+
+    def others_hold(self, bucket: str, key: str) -> bool:
+        return False
 
     async def fetch(self, parts: Sequence[Part], memory: Memory) -> Fetched:
         raise AssertionError("there are no other nodes")

@@ -121,6 +121,8 @@ class PinnedObjects:
             record = self._store.get(bucket, key)
         except NotCachedError:  # its bytes are at an origin
             return None
+        if record is not None and record.broken and not self._elsewhere.alone:
+            return None  # damaged here; another owner has it
         if record is not None and record.etag == objects.etags[number]:
             if not self._elsewhere.alone:
                 self._elsewhere.used(bucket, key)

@@ -20,6 +20,7 @@ from awscrt.checksums import crc32c
 
 from meshd.assembly.elsewhere import ALONE
 from meshd.service.farparts import FarParts
+from meshd.store.noticing import notice
 from meshd.store.records import Span
 from meshd.telemetry import metrics
 
@@ -359,6 +360,8 @@ def _finish(blob: Blob, part: _Part, group: Group, sums: dict[int, int], *, lost
     group.sums[number] = total
     if _damaged(blob, total):
         metrics.store_corrupt_reads.inc()
+        if blob.record is not None:
+            notice(blob.record.extents[0])
         _log.error("the stored bytes of %s are damaged and are not served; run meshd fsck", blob.name)
         piece[:] = bytes(part.length)
         group.failed.append(number)

@@ -19,7 +19,7 @@ from meshd.assembly.elsewhere import Part
 from meshd.assembly.errors import BatchError
 from meshd.service.blobs import Blob, as_samples, as_tar
 from meshd.service.datasets import invalid
-from meshd.service.remotewire import FarRecord
+from meshd.service.remotewire import FarRecord, far
 from meshd.telemetry import metrics
 from meshwire.documents import PlanError
 from meshwire.frames import FRAME_VERSION
@@ -193,9 +193,11 @@ class _Round:
         self._rights: dict[str, Rights | str] = {}  # or a code
         self.records: dict[tuple[str, str], tuple[Record, _Places | None] | str] = {}  # of shards; or a code
         self._far: dict[tuple[str, str], Record | None] = {}
+        self._alone = True
 
     async def look_up(self, objects: RemoteObjects, items: Sequence[Item]) -> None:
         """Ask the nodes that hold them for what this one does not. Raises BatchError Busy."""
+        self._alone = objects.alone
         names = list({(item.bucket, item.key) for item in items if not objects.holds(item.bucket, item.key)})
         self._far = dict(zip(names, await objects.many(names), strict=True))
 
@@ -235,8 +237,10 @@ class _Round:
                 return rights
             if not rights.allows(key):
                 return "AccessDenied"
-            far = (bucket, key) in self._far
-            record = self._far[bucket, key] if far else self._store.get(bucket, key)
+            elsewhere = (bucket, key) in self._far
+            record = self._far[bucket, key] if elsewhere else self._store.get(bucket, key)
+            if record is not None and record.broken and not self._alone:
+                record = far(record)  # damaged here; another owner has it
             return record or self._readers.missing(self._caller, bucket, key)
         except BatchError as error:
             self._rights.setdefault(bucket, error.code)

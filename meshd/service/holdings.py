@@ -92,6 +92,8 @@ class Holdings:
     def _held(self, bucket: str, key: str, etag: str) -> Record:
         """The record of exactly this content. Raises BatchError NoSuchKey, SnapshotChanged, NotHereError."""
         record = self._store.get(bucket, key)
+        if record is not None and record.broken:
+            raise NotHereError(f"what {self._mesh.node_id} has of s3://{bucket}/{key} is damaged")
         if record is not None and record.etag == etag:
             return record
         self._require_reader(bucket, key)

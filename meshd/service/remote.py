@@ -130,6 +130,13 @@ class RemoteObjects:
 
     # --- objects by name --------------------------------------------------------------------------------
 
+    def others_hold(self, bucket: str, key: str) -> bool:
+        """See Elsewhere.others_hold."""
+        if self._mesh.alone or self.backs(bucket):
+            return False
+        readers = self._mesh.route(bucket, key).readers
+        return any(node.node_id != self._mesh.node_id for node in readers)
+
     async def find(self, bucket: str, key: str) -> Record | None:
         """The current object's record, wherever it is. Raises BatchError Busy."""
         return (await self.many([(bucket, key)]))[0]
@@ -255,11 +262,13 @@ class RemoteObjects:
         return not self.backs(bucket) and self._mesh.is_reader(bucket, key)
 
     def here(self, bucket: str, key: str, etag: str) -> Record | None:
-        """The record of exactly this content, where this node has it."""
+        """The record of exactly this content, where this node has it, sound as far as is known."""
         if self.backs(bucket):
             return None if self.origins is None else self.origins.here(bucket, key, etag)
         record = self._store.get(bucket, key)
-        return record if record is not None and record.etag == etag else None
+        if record is None or record.etag != etag or (record.broken and not self._mesh.alone):
+            return None  # what is damaged here another owner has
+        return record
 
     async def read(self, bucket: str, key: str, etag: str, offset: int, length: int) -> bytes:
         """Bytes of an object. Raises BatchError NoSuchKey, SnapshotChanged, CorruptData, Busy; StoreError."""

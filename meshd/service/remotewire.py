@@ -88,7 +88,7 @@ def far(record: Record | None) -> FarRecord | None:
     if record is None:
         return None
     values = {name: getattr(record, name) for name in record.__struct_fields__}
-    return FarRecord(**{**values, "extents": (), "manifest": None})
+    return FarRecord(**{**values, "extents": (), "manifest": None, "broken": False})
 
 
 encode = msgspec.msgpack.Encoder().encode

@@ -19,6 +19,7 @@ from meshd.store.index import Index
 from meshd.store.layout import Disks, read_marker
 from meshd.testing.daemons import Daemon, DaemonFailedError
 from meshd.testing.meshes import Mesh
+from tests.component import native_working as native
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -144,6 +145,31 @@ def test_a_scrub_finds_what_nobody_read_and_restores_it(mesh: Mesh) -> None:
     assert not any(node["quarantined"] for node in told.values())
     assert _sound(mesh, bodies) == []
     _read_everywhere(mesh, bodies)
+
+
+def test_batches_and_samples_take_another_owners_bytes(mesh: Mesh) -> None:
+    bodies = {f"samples/{number:02}.png": native.png(number) for number in range(16)}
+    client = mesh["n1"].client()
+    for key, body in bodies.items():
+        client.put_object(Bucket="rot", Key=key, Body=body)
+    wires = [native.Mesh(mesh[name].endpoint, mesh.access_key, mesh.secret_key) for name in NODES]
+    snapshot = wires[0].snapshot("s3://rot/samples/", {"image": {"ext": ["png"]}})["snapshot"]
+    plain, cropped = (wires[0].plan(snapshot, ops)["plan"] for ops in ([], native.CROP))
+    for plan, form in ((plain, "samples"), (cropped, "tensors")):
+        _damage(mesh, bodies)
+        for epoch, wire in enumerate(wires, 1):
+            deadline = _clock.monotonic() + 60
+            while True:  # what is damaged is refused, or an item that failed, and is looked at
+                answer = wire.raw(plan, epoch, 0, batch=16, format=form)
+                assert answer.status in (200, 503), answer.body
+                whole = form == "tensors" or all(body in answer.body for body in bodies.values())
+                if answer.status == 200 and whole:
+                    break
+                assert _clock.monotonic() < deadline, answer.body
+                threading.Event().wait(0.2)
+        _await_sound(mesh, bodies)
+    for wire in wires:
+        wire.close()
 
 
 def test_what_is_damaged_everywhere_is_refused_by_every_node(mesh: Mesh) -> None:

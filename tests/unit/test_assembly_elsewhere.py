@@ -55,6 +55,9 @@ class Others:
     def used(self, bucket: str, key: str) -> None:
         return
 
+    def others_hold(self, bucket: str, key: str) -> bool:
+        return True
+
     async def document(self, key: str) -> bytes | None:
         return self.kept.get(key)
 
