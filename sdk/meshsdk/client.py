@@ -278,9 +278,9 @@ class Client:
         """Objects, members of archives and byte ranges of either, from any buckets: one answer an item, in
         their order, over a few requests. An item that fails has its `error`; the others still come.
 
-        At most `credit` bytes of items come in one frame, and one frame is held here at a time; an item that
-        is larger is an error (TooLarge). With `verify` each item's crc32c is checked. `items` is taken as
-        answers are, a frame ahead.
+        At most `credit` bytes of items come in one frame, and one frame is held here at a time (of a mesh:
+        one a node, and the credit is theirs together); an item that is larger is an error (TooLarge). With
+        `verify` each item's crc32c is checked. `items` is taken as answers are, a frame ahead.
         """
         return gathers.gather(self.transport, items, credit, verify=verify)
 

@@ -1,7 +1,8 @@
 """Gather: many objects, shard members and byte ranges in a few requests, in order.
 
-Law: an answer for every item, in the order asked, bytes or an error and never one for the other. Invariant: a
-frame has no more than the credit, and one is held here at a time; what comes ahead waits in the sockets.
+Law: an answer for every item, in the order asked, bytes or an error and never one for the other. Invariant:
+frames have no more than the credit, and one a node is held here at a time; what comes ahead waits in the
+sockets.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import numpy as np
 from awscrt.checksums import crc32c
 
 from meshsdk.errors import ConfigurationError, ConnectError, CorruptFrameError, MeshError, server_error
+from meshsdk.routing import holder, near_caches
+from meshsdk.spreading import spread
 from meshsdk.transport import Request
 from meshwire.frames import FrameError, Status
 from meshwire.names import check_key
@@ -94,20 +97,69 @@ def gather(
     """See Client.gather."""
     if credit < 1:
         raise ConfigurationError(f"a credit of {credit} bytes lets nothing through")
-    return _Gathering(transport, iter(items), credit).run(verify=verify)
+    cluster = transport.router.directory.current()
+    if cluster is None or near_caches(cluster):
+        return _Gathering(transport, iter(items), credit).run(verify=verify)
+    return _spread(transport, iter(items), credit, verify=verify)
+
+
+def _spread(
+    transport: Transport, source: Iterator[Item], credit: int, *, verify: bool
+) -> Generator[Gathered, None, None]:
+    """From all nodes at once, each with its part of the credit; what is too large for that comes by
+    itself."""
+    directory = transport.router.directory
+    cluster = directory.current()
+    storing = sum(node.stores for node in cluster.nodes) if cluster is not None else 1
+    part = max(1, credit // max(1, storing))
+    asked: dict[str, _Gathering] = {}
+
+    def whose(item: Item) -> str:
+        known = directory.map
+        node = None if known is None else holder(known, item.bucket, item.key)
+        return "" if node is None else node.node_id
+
+    def ask(node: str, items: Iterator[Item]) -> Generator[Gathered, None, None]:
+        asked[node] = gathering = _Gathering(transport, items, part, node)
+        gathering.start()
+        return gathering.run(verify=verify)
+
+    def large(answer: Gathered) -> Gathered:
+        if answer.error is None or answer.error.code != "TooLarge" or part == credit:
+            return answer
+        return next(_Gathering(transport, iter([answer.item]), credit).run(verify=verify))
+
+    try:
+        for answer in spread(source, whose, ask):
+            yield large(answer)
+    finally:
+        for gathering in asked.values():
+            gathering.close()
 
 
 class _Gathering:
     """One call: the items that are still to be asked for. While a frame is received, the node looks up the
     next one and begins to send it."""
 
-    def __init__(self, transport: Transport, source: Iterator[Item], credit: int) -> None:
+    def __init__(self, transport: Transport, source: Iterator[Item], credit: int, toward: str = "") -> None:
         self._transport, self._source, self._credit = transport, source, credit
+        self._toward = toward
+        self._first: _Flight | None = None
         self._pending: deque[tuple[Item, bytes]] = deque()
         self._window = _MOST
 
+    def start(self) -> None:
+        """Send the first question now, not when the first answer is wanted."""
+        self._first = self._launch()
+
+    def close(self) -> None:
+        """Forget the first question, if nobody wanted its answers."""
+        first, self._first = self._first, None
+        if first is not None:
+            first.close()
+
     def run(self, *, verify: bool) -> Generator[Gathered, None, None]:
-        flight = self._launch()
+        flight, self._first = self._first or self._launch(), None
         try:
             while flight is not None:
                 rows = flight.begin()
@@ -138,7 +190,8 @@ class _Gathering:
         self._pending.extend((item, _encode(item)) for item in islice(self._source, wanted))
         if not self._pending:
             return None
-        return _Flight(self._transport, _request(self._pending, self._window, self._credit))
+        asked = _request(self._pending, self._window, self._credit, self._toward)
+        return _Flight(self._transport, asked)
 
 
 def _encode(item: Item) -> bytes:
@@ -250,7 +303,7 @@ class _Flight:
             begun.close()
 
 
-def _request(pending: Sequence[tuple[Item, bytes]], window: int, credit: int) -> _Asked:
+def _request(pending: Sequence[tuple[Item, bytes]], window: int, credit: int, toward: str = "") -> _Asked:
     """A request for the first items, as many as it may carry."""
     parts: list[bytes] = []
     size = 0
@@ -261,7 +314,8 @@ def _request(pending: Sequence[tuple[Item, bytes]], window: int, credit: int) ->
         parts.append(text)
     body = b'{"credit":%d,"enough":%d,"names":false,"items":[%b]}' % (credit, _FRAME, b",".join(parts))
     headers = {"content-type": "application/json"}
-    request = Request("POST", "/-/gather", "", headers, body, hashlib.sha256(body).hexdigest())
+    digest = hashlib.sha256(body).hexdigest()
+    request = Request("POST", "/-/gather", "", headers, body, digest, toward=toward)
     return _Asked(request, len(parts), credit + _OVERHEAD * len(parts) + (64 << 10))
 
 

@@ -66,7 +66,7 @@ def _in_order(cluster: ClusterMap, request: Request) -> list[Node]:
         first = list(meeting(near or assemblers(cluster), request.meets))
     else:
         first = _holders(cluster, request)
-        if request.method in ("GET", "HEAD") and first:
+        if (request.method in ("GET", "HEAD") and first) or request.path == "/-/gather":
             first = [*near, *first]
     rest = meeting(tuple(serving), request.path)
     return list(dict.fromkeys([*first, *rest]))

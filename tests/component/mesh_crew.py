@@ -151,7 +151,13 @@ class MeshCrew:
         if not one.listener.is_serving():
             return
         one.listener.close()
+        for _ in range(10):  # what was being accepted becomes a connection
+            await asyncio.sleep(0)
+        transports = [connection.transport for connection in one.server.connections]
         await one.server.shutdown(0.2)
+        for transport in transports:
+            if transport is not None:  # with what nobody has read
+                transport.abort()
         await one.assembler.aclose()
         await one.node.objects.aclose()
         await one.node.peers.aclose()

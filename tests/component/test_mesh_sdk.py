@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import meshsdk
+from meshd.telemetry import metrics
 from meshsdk import ops
+from meshsdk.gathers import Item
 from meshwire.cluster.meeting import assemblers, frame_name, meeting
 from tests.component.mesh_crew import ROOT, MeshCrew
 from tests.component.native_working import Mesh, png
@@ -81,6 +83,35 @@ def test_any_of_several_endpoints_will_do(crew: MeshCrew) -> None:
         assert client.has_bucket("pictures")
         assert client.get("pictures", "train/dog/0000.png") == png(0)
         assert len(batches(client)) == -(-COUNT // BATCH)
+
+
+def test_gathered_bytes_cross_the_network_once(crew: MeshCrew) -> None:
+    """From the node that has them to the client, and between nodes none."""
+    names = [f"train/{'cat' if n % 3 else 'dog'}/{n:04d}.png" for n in range(COUNT)]
+    items = [Item("pictures", name) for name in names]
+    items += [Item("pictures", f"shards/{n:03d}.tar", f"{n * 10 + 3:04d}.png") for n in range(6)]
+    items += [Item("pictures", "gone"), *items[:5]]
+    with connect(crew.nodes[0].endpoint) as client:
+        assert client.has_bucket("pictures")  # an answer that tells of a map
+        moved = metrics.remote_bytes._value.get()
+        found = [(got.error.code if got.error else bytes(got.data)) for got in client.gather(items)]
+        assert metrics.remote_bytes._value.get() == moved
+        assert found[7] == png(7)[:70]
+        assert [found[n] for n in (3, COUNT + 2, COUNT + 6)] == [png(3), png(23), "NoSuchKey"]
+        assert found[COUNT + 7 :] == found[:5]
+        assert [bytes(got.data) for got in client.gather(items[:9], credit=1000)] == found[:9]
+        crew.kill(1)
+        assert [(got.error.code if got.error else bytes(got.data)) for got in client.gather(items)] == found
+
+
+def test_sources_of_batches_cross_the_network_at_most_once(crew: MeshCrew) -> None:
+    sizes = [len(png(n)[:70] if n == 7 else png(n)) for n in range(COUNT)]
+    with connect(crew.nodes[0].endpoint) as client, loader_of(client) as loader:
+        moved = metrics.remote_bytes._value.get()
+        assert len(list(loader)) == -(-COUNT // BATCH)
+        moved = metrics.remote_bytes._value.get() - moved
+    overhead = 3 * -(-COUNT // BATCH) * 4096 + 128 * COUNT  # of the frames they came in
+    assert 0 < moved < sum(sizes) + overhead
 
 
 def test_what_is_shared_is_made_once(crew: MeshCrew) -> None:
