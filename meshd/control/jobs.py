@@ -1,6 +1,6 @@
 """The table of jobs: what was asked for, by whom, how far it has come.
 
-Law: workers create jobs and ask for their end; all else is written by the one who runs them (the steward).
+Law: workers create jobs and ask for their end; all else is written by the one who runs them (a steward).
 Every write is conditional, so that neither overwrites what the other said.
 """
 
@@ -64,7 +64,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     """One job; times in ms since 1970. `run` counts how often it was started; `cancel`: its end was asked
-    for, with `pause` to be started again; `error`: why it failed."""
+    for, with `pause` to be started again; `error`: why it failed; `node`: who runs it."""
 
     job_id: str
     kind: str
@@ -81,6 +81,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     failed: int = 0
     failures: tuple[Failure, ...] = ()
     error: str = ""
+    node: str = ""
 
     @property
     def ended(self) -> bool:

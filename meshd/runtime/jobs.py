@@ -13,10 +13,12 @@ from meshd.service.jobs.extracting import Extracting
 from meshd.service.jobs.inventories import Inventories
 from meshd.service.jobs.kinds import Tools
 from meshd.service.jobs.materializing import Materializing
+from meshd.service.jobs.outputs import MeshOutputs, OwnOutputs
 from meshd.service.jobs.plans import PlanShelf
 from meshd.service.jobs.running import JobRunner
 from meshd.service.jobs.sharding import Sharding
 from meshd.service.versions import Versions
+from meshd.web.outputs import OutputDoors
 
 if TYPE_CHECKING:
     from meshd.runtime.node import Node
@@ -24,19 +26,31 @@ if TYPE_CHECKING:
     from meshd.service.backed.service import BackedService
     from meshd.service.jobs.kinds import JobKind
     from meshd.service.views.dispatch import ViewReader
+    from meshd.web.server import NativeRoute
 
 
 def job_desk(node: Node, access: Access) -> JobDesk:
     """What a worker needs."""
-    table = JobTable(node.control)
-    return JobDesk(table, node.control, node.buckets, access, node.clock, lambda: node.mesh.alone)
+    return JobDesk(JobTable(node.control), node.control, node.buckets, access, node.clock, node.mesh)
+
+
+def own_outputs(node: Node) -> OwnOutputs:
+    """Writes what this node decides about."""
+    return OwnOutputs(node.shared, Versions(node.shared, node.buckets), Ingest(node.store).note)
+
+
+def output_routes(node: Node) -> list[NativeRoute]:
+    """What the nodes that run jobs may ask for."""
+    return OutputDoors(own_outputs(node), node.mesh, node.clock).routes()
 
 
 def job_runner(node: Node, access: Access, views: ViewReader, backed: BackedService) -> JobRunner:
     """What the steward needs."""
     catalog = Catalog(node.store, node.objects, node.uses)
-    tools = Tools(node.shared, Versions(node.shared, node.buckets), access, Ingest(node.store).note)
-    inventories = Inventories(node.store, catalog, node.archives)
+    outputs = MeshOutputs(own_outputs(node), node.objects, node.mesh, node.peers)
+    versions = Versions(node.shared, node.buckets)
+    tools = Tools(node.store, node.objects, node.archives, versions, access, outputs)
+    inventories = Inventories(node.store, catalog, node.archives, node.objects)
     shelf = PlanShelf(node.store, catalog)
     sharding = Sharding(tools, inventories, shelf)
     kinds: dict[str, JobKind] = {
@@ -46,4 +60,6 @@ def job_runner(node: Node, access: Access, views: ViewReader, backed: BackedServ
         "materialize": Materializing(tools, views),
         "prefetch": Prefetching(access, backed, catalog, node.buckets),
     }
-    return JobRunner(JobTable(node.control), node.control, node.identities, kinds, shelf, node.clock)
+    return JobRunner(
+        JobTable(node.control), node.control, node.identities, kinds, shelf, node.clock, node.mesh
+    )

@@ -22,7 +22,7 @@ from meshd.kit.clock import SystemClock
 from meshd.net.peers import Peers
 from meshd.runtime.cluster import open_mesh
 from meshd.runtime.data import view_kinds, view_makers
-from meshd.runtime.jobs import job_desk
+from meshd.runtime.jobs import job_desk, output_routes
 from meshd.runtime.meshing import Meshing
 from meshd.service.access import Access
 from meshd.service.acls import AclService
@@ -196,7 +196,7 @@ def web_deps(
 ) -> WebDeps:
     """The services of the S3 endpoint."""
     versions = Versions(node.shared, node.buckets)
-    objects = ObjectService(node.shared, versions, Ingest(node.shared).note, backed)
+    objects = ObjectService(node.shared, versions, Ingest(node.store).note, backed)
     acls = AclService(node.buckets, node.identities)
     views = view_reader(node, access, data)
     secret, mesh = NodeSecret(node.control), meshing(node, backed)
@@ -257,10 +257,12 @@ def native_routes(node: Node, access: Access, data: DataServices) -> list[Native
         library_routes(data.user_ops, node.clock),
         module_routes(data.user_ops, tests),
         origin_routes(_backed_admin(node)),
-        residence_routes(Residence(node.store, node_shelf(node), node.buckets, node.mesh)),
     ]
+    if node.shelf is not None:  # a daemon's: tests may have none
+        also.append(residence_routes(Residence(node.store, node.shelf, node.buckets, node.mesh)))
     holdings = Holdings(node.store, node.mesh, node.archives, data.catalog, data.datasets.lines, node.objects)
     return [
         *build_native(data.datasets, data.batches, gathers, definitions, node.clock, also, node.mesh),
         *holding_routes(holdings, data.frames, node.clock),
+        *output_routes(node),
     ]

@@ -56,7 +56,10 @@ class Waiting:
 
     def read(self, bucket: str, key: str, record: Record, offset: int, length: int) -> bytes:
         """Bytes of an object, or of an archive's copy."""
-        part = Part(bucket, key, record.etag, record.size, offset, length)
+        return self.read_part(Part(bucket, key, record.etag, record.size, offset, length))
+
+    def read_part(self, part: Part) -> bytes:
+        """The same of any bytes that are named by their object's ETag. Raises BatchError."""
         found: list[bytes] = self._wait(self._objects.read_many([part]))
         return found[0]
 

@@ -10,7 +10,7 @@ import pytest
 
 from meshsdk.views import batches_view, shards_view, transform_view, zarr_view
 from tests.component.mesh_crew import ROOT, MeshCrew
-from tests.component.native_working import CROP, Mesh, error, png
+from tests.component.native_working import CROP, Mesh, png
 from tests.component.test_mesh_batches import fill
 
 if TYPE_CHECKING:
@@ -124,12 +124,3 @@ def test_a_view_follows_what_other_nodes_write(crews: list[MeshCrew]) -> None:
     assert before != after
     for wire in wires:
         wire.close()
-
-
-def test_jobs_say_that_they_run_on_a_lone_node(crews: list[MeshCrew]) -> None:
-    wire = Mesh(crews[1].nodes[0].endpoint, *ROOT)
-    answer = wire.post(
-        "/-/jobs", {"kind": "extract", "source": "s3://pictures/a/", "target": "s3://pictures/b/"}
-    )
-    wire.close()
-    assert (answer.status, error(answer)["code"]) == (501, "NotImplemented")

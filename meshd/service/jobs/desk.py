@@ -1,6 +1,7 @@
 """Jobs as their users meet them: started, listed, looked at, waited for, cancelled.
 
-Law: who starts one is the one (beside root) who sees it. The same document of the same user is one job: while
+Law: the node that is asked is to run it; all of them show it and may stop it. Who starts one is the one
+(beside root) who sees it. The same document of the same user is one job: while
 it runs, starting it again is joining it; afterwards it is run anew. Beyond the limits: Busy.
 """
 
@@ -22,8 +23,7 @@ from meshwire.jobspecs import parse_job
 from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from meshd.cluster.mesh import Mesh
     from meshd.control.buckets import BucketTable
     from meshd.control.interface import ControlStore
     from meshd.control.jobs import JobTable
@@ -48,9 +48,9 @@ class JobDesk:
         buckets: BucketTable,
         access: Access,
         clock: Clock,
-        alone: Callable[[], bool] = lambda: True,
+        mesh: Mesh,
     ) -> None:
-        self._alone = alone
+        self._mesh = mesh
         self._table, self._control, self._buckets = table, control, buckets
         self._access, self._clock = access, clock
 
@@ -59,14 +59,7 @@ class JobDesk:
 
     async def start(self, caller: Caller, body: bytes) -> dict[str, Any]:
         """What `POST /-/jobs` answers. Raises BatchError: InvalidPlan, NoSuchBucket, AccessDenied, Busy,
-        NotImplemented (there are several nodes)."""
-        if not self._alone():
-            raise BatchError(
-                "NotImplemented",
-                "jobs run on a lone node only, as yet: this one is of a mesh of several",
-                help="read views and datasets instead, which work on every node; or run the job on a node of "
-                "its own and copy what it makes with `mesh sync`",
-            )
+        NotImplemented (prefetch on a mesh)."""
         try:
             spec = parse_job(body)
             self._check(caller, spec)
@@ -83,7 +76,8 @@ class JobDesk:
             self._require_room(principal.user_id)
             run = present.run + 1 if present is not None else 1
             text = spec.to_json().decode()
-            return Job(job_id, spec.kind, text, principal, self._clock.now_ms(), run=run)
+            now = self._clock.now_ms()
+            return Job(job_id, spec.kind, text, principal, now, run=run, node=self._mesh.node_id)
 
         job = await self._table.change(job_id, decide)
         assert job is not None
@@ -108,6 +102,12 @@ class JobDesk:
         self._require(caller, Need("s3:PutObject", spec.target.bucket, f"{spec.target.prefix}*"))
 
     def _check_prefetch(self, caller: Caller, spec: JobSpec, *, backed: bool) -> None:
+        if not self._mesh.alone:
+            raise BatchError(
+                "NotImplemented",
+                "prefetching runs on a lone node only, as yet: this one is of a mesh of several",
+                help="read the objects once: each comes into the cache of the node that answers for it",
+            )
         self._require_source(caller, spec)
         if not backed:
             raise PlanError("source", f"{spec.source.bucket!r} has no origin: what is in it lives here")
@@ -131,7 +131,7 @@ class JobDesk:
         if len(alive) >= MAX_WAITING or mine >= MAX_WAITING_EACH:
             raise BatchError(
                 "Busy",
-                f"{len(alive)} jobs wait or run on this node, {mine} of them yours; the limits are "
+                f"{len(alive)} jobs wait or run, {mine} of them yours; the limits are "
                 f"{MAX_WAITING} and {MAX_WAITING_EACH}",
                 help="wait for one to end, or cancel one with `mesh job cancel ID`",
                 retry_after=_RETRY_AFTER,
@@ -205,6 +205,7 @@ def described(job: Job) -> dict[str, Any]:
         "state": ("pausing" if job.pause else "cancelling") if job.cancel and not job.ended else job.state,
         "run": job.run,
         "owner": job.principal.user_id,
+        "node": job.node,
         "spec": json.loads(job.spec),
         "created_ms": job.created_ms,
         "started_ms": job.started_ms,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from meshd.service.jobs.inventories import Inventories
     from meshd.service.jobs.kinds import Running, Tools
     from meshd.service.jobs.plans import PlanShelf
-    from meshd.service.jobs.reading import Opened
+    from meshd.service.jobs.reading import Readable
     from meshwire.jobplans import FileList, JobPlan, SourceFile
 
 _BATCH: Final = 256
@@ -69,7 +69,7 @@ class Extracting:
         batches: Iterator[tuple[int, int]],
         proofs: Proofs,
     ) -> None:
-        with closing(SourceReader(self._tools.store, running, plan, proofs)) as reader:
+        with closing(SourceReader(self._tools, running, plan, proofs)) as reader:
             await _Lane(running, plan, reader, writer).run(batches)
 
     async def _plan(self, running: Running) -> JobPlan:
@@ -112,23 +112,28 @@ class _Lane:
     async def run(self, batches: Iterator[tuple[int, int]]) -> None:
         for first, end in batches:
             keys = self._plan.outputs.take(np.arange(first, end))
-            wanted = list(self._missing(self._plan.files(first, end), keys))
+            wanted = await self._missing(self._plan.files(first, end), keys)
             if wanted and wanted[0][1].size > GROUP:
                 await self._store_large(*wanted[0])
             elif wanted:
                 await self._store(wanted)
 
-    def _missing(
+    async def _missing(
         self, files: Sequence[SourceFile], keys: Sequence[str]
-    ) -> Iterator[tuple[Output, SourceFile]]:
+    ) -> list[tuple[Output, SourceFile]]:
         """What is not there yet."""
-        for key, item in zip(keys, files, strict=True):
-            kind = mimetypes.guess_type(key)[0] or _OTHERWISE
-            output = Output(key, item.size, self._plan.digest_of(item), kind)
-            if self._writer.is_there(output):
+        outputs = [
+            Output(key, item.size, self._plan.digest_of(item), mimetypes.guess_type(key)[0] or _OTHERWISE)
+            for key, item in zip(keys, files, strict=True)
+        ]
+        missing = []
+        there = await self._writer.are_there(outputs)
+        for output, item, done in zip(outputs, files, there, strict=True):
+            if done:
                 self._tally.done(1, item.size, there=True)
             else:
-                yield output, item
+                missing.append((output, item))
+        return missing
 
     async def _store(self, wanted: Sequence[tuple[Output, SourceFile]]) -> None:
         """Small files, all at once."""
@@ -154,20 +159,27 @@ class _Lane:
             yield data
         sums.take(verifier)
 
-    async def _opened(self, files: Sequence[SourceFile]) -> dict[int, Opened]:
-        opened = self._reader.opened({item.source for item in files})
-        await self._reader.prove([Piece(0, item.source, item.offset, item.size) for item in files], opened)
+    async def _opened(self, files: Sequence[SourceFile]) -> dict[int, Readable]:
+        pieces = _placed(files)
+        opened = await self._reader.opened(pieces)
+        await self._reader.prove(pieces, opened)
         return opened
 
 
-def _read(files: Sequence[SourceFile], opened: dict[int, Opened]) -> list[tuple[bytes, Sums]]:
-    """The bytes of each file and what a PUT would keep of them (blocking)."""
+def _placed(files: Sequence[SourceFile]) -> list[Piece]:
+    """The files one after the other in a buffer."""
     pieces: list[Piece] = []
     size = 0
     for item in files:
         pieces.append(Piece(size, item.source, item.offset, item.size))
         size += item.size
-    buffer = bytearray(size)
+    return pieces
+
+
+def _read(files: Sequence[SourceFile], opened: dict[int, Readable]) -> list[tuple[bytes, Sums]]:
+    """The bytes of each file and what a PUT would keep of them (blocking)."""
+    pieces = _placed(files)
+    buffer = bytearray(sum(item.size for item in files))
     read_pieces(memoryview(buffer), pieces, opened)
     found = []
     for piece in pieces:
@@ -180,7 +192,7 @@ def _read(files: Sequence[SourceFile], opened: dict[int, Opened]) -> list[tuple[
     return found
 
 
-def _hashed(item: SourceFile, opened: dict[int, Opened], verifier: BodyVerifier) -> bytes:
+def _hashed(item: SourceFile, opened: dict[int, Readable], verifier: BodyVerifier) -> bytes:
     buffer = bytearray(item.size)
     read_pieces(memoryview(buffer), [Piece(0, item.source, item.offset, item.size)], opened)
     verifier.update(buffer)

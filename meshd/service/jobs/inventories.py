@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from meshd.service.archives.reading import Archives
     from meshd.service.jobs.kinds import Running
     from meshd.service.jobs.principals import Grant
+    from meshd.service.remote import RemoteObjects
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
+    from meshwire.archives.index import ArchiveIndex
     from meshwire.jobspecs import JobSpec
 
 _PAGE: Final = 1000
@@ -38,8 +40,11 @@ _PAGE: Final = 1000
 class Inventories:
     """Makes them. One a node (the steward's)."""
 
-    def __init__(self, store: ObjectStore, catalog: Catalog, archives: Archives) -> None:
-        self._store, self._unpacking = store, Unpacking(store, catalog, archives)
+    def __init__(
+        self, store: ObjectStore, catalog: Catalog, archives: Archives, objects: RemoteObjects
+    ) -> None:
+        self._store, self._archives, self._objects = store, archives, objects
+        self._unpacking = Unpacking(store, catalog, archives)
 
     def __repr__(self) -> str:
         return "<Inventories>"
@@ -52,12 +57,12 @@ class Inventories:
             if spec.layout.takes(key):
                 name = key[len(spec.source.prefix) :].lstrip("/") or key
                 found.add(_source(key, record), [name], start, np.array([record.size]))
-        return found, Contents(self._store, spec.source.bucket)
+        return found, Contents(self._store, spec.source.bucket, self._objects)
 
     async def archives(self, running: Running, grant: Grant) -> tuple[FileList, Contents]:
         """The files in the source's archives. Raises BatchError BadSample."""
         spec, found = running.spec, FileList(archives=True)
-        contents = Contents(self._store, spec.source.bucket)
+        contents = Contents(self._store, spec.source.bucket, self._objects)
         async for key, record in self._list(spec, grant):
             if not is_archive(key):
                 continue
@@ -73,7 +78,11 @@ class Inventories:
         self, found: FileList, contents: Contents, running: Running, key: str, record: Record
     ) -> None:
         spec = running.spec
-        index = await self._unpacking.index(running, spec.source.bucket, key, record)
+        bucket = spec.source.bucket
+        if self._objects.alone:
+            index = await self._unpacking.index(running, bucket, key, record)
+        else:  # whoever holds it inflates it: offsets are the same whichever node runs the job
+            index = await self._archives.index(bucket, key, record)
         folder, match = _folder(spec, key), spec.layout.match
         names = list(index.names)
         last = {name: number for number, name in enumerate(names)}  # a name that stands twice was replaced
@@ -82,15 +91,33 @@ class Inventories:
         shown = [folder + _cleaned(names[number]) for number in chosen]
         found.add(_source(key, record), shown, offsets, sizes, unpacked=index.inflated)
         if index.inflated and spec.layout.reads_files:
+            await self._note_inflated(contents, running, key, record, index)
+
+    async def _note_inflated(
+        self, contents: Contents, running: Running, key: str, record: Record, index: ArchiveIndex
+    ) -> None:
+        """Where the files of a compressed archive are read."""
+        bucket, objects = running.spec.source.bucket, self._objects
+        here = objects.here(bucket, key, record.etag)
+        if objects.alone:
             name = scratch(running) + unpacked_name(record.etag, record.size)
             contents.unpacked[key] = self._store.get(RESERVED_BUCKET, name)
+        elif here is not None:
+            contents.unpacked[key] = await self._archives.plain(bucket, key, here)
+        else:
+            contents.sizes[key] = index.size
 
     async def _list(self, spec: JobSpec, grant: Grant) -> AsyncGenerator[tuple[str, Record], None]:
         """The source's objects in order of their keys."""
         bucket, prefix = spec.source.bucket, spec.source.prefix
         after, more = "", True
         while more:
-            page = await asyncio.to_thread(self._store.list, bucket, prefix=prefix, after=after, limit=_PAGE)
+            if self._objects.alone:
+                page = await asyncio.to_thread(
+                    self._store.list, bucket, prefix=prefix, after=after, limit=_PAGE
+                )
+            else:
+                page = await self._objects.page(bucket, prefix, after, _PAGE)
             for key, record in page.entries:
                 grant.require(key)
                 yield key, record

@@ -14,7 +14,9 @@ from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
     from meshd.service.access import Access, Caller
-    from meshd.service.objects import Stored
+    from meshd.service.archives.reading import Archives
+    from meshd.service.jobs.outputs import Outputs
+    from meshd.service.remote import RemoteObjects
     from meshd.service.versions import Versions
     from meshd.store.interface import ObjectStore
     from meshwire.jobspecs import JobSpec
@@ -37,6 +39,14 @@ class Tally:
         return (
             f"<Tally {self.phase} {self.written + self.there} of {self.outputs_total}, {self.failed} failed>"
         )
+
+    def again(self) -> None:
+        """The job begins anew: what it finds done it counts as such."""
+        self.phase = "planning"
+        self.outputs_total = self.samples_total = self.bytes_total = 0
+        self.samples = self.bytes = self.removed = self.failed = 0
+        self.written = self.there = 0
+        self.failures.clear()
 
     def done(self, samples: int, size: int, *, there: bool) -> None:
         """An output is there, written now or earlier."""
@@ -76,12 +86,14 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What every kind works with. `stored` is told of every output."""
+    """What every kind works with. `store` is this node's own; `objects` knows the others'."""
 
     store: ObjectStore
+    objects: RemoteObjects
+    archives: Archives
     versions: Versions
     access: Access
-    stored: Stored
+    outputs: Outputs
 
 
 @dataclass(frozen=True, slots=True)

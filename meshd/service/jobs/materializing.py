@@ -104,7 +104,7 @@ class Materializing:
         record = made.record
         kind = record.headers.get("content-type", _OTHERWISE)
         output = Output(running.spec.target.prefix + entry.key, record.size, record.etag, kind)
-        if writer.is_there(output):
+        if await writer.is_there(output):
             return True
         sums = Sums(record.etag)
         await writer.write(output, _body(made, sums, proofs), sums)

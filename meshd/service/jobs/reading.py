@@ -1,7 +1,7 @@
 """The bytes of a job's files, read a few megabytes at a time.
 
-Law: a source is read only while it is what the plan pinned. What lies together is read together.
-Invariant: memory is a group's bytes, however large files and sources are.
+Law: a source is read only while it is what the plan pinned, here or at the nodes that hold it. What lies
+together is read together. Invariant: memory is a group's bytes, however large files and sources are.
 """
 
 from __future__ import annotations
@@ -10,24 +10,29 @@ import os
 from bisect import bisect_right
 from collections import OrderedDict
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from awscrt.checksums import crc32c
 
 from meshd.assembly.catalog import RESERVED_BUCKET
+from meshd.assembly.elsewhere import Lost, Part
 from meshd.assembly.errors import BatchError
+from meshd.assembly.memory import Memory
 from meshd.service.jobs.plans import scratch
 from meshd.service.jobs.unpacking import unpacked_name
+from meshd.service.remote import lost_error
 from meshd.store.errors import CorruptExtentError, ExtentGoneError
 from meshd.store.proving import Passing
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from meshd.service.jobs.kinds import Running
-    from meshd.store.interface import ObjectStore
+    from meshd.service.jobs.kinds import Running, Tools
+    from meshd.service.remote import Gathered
     from meshd.store.proving import Proofs
-    from meshd.store.records import Record, Span
+    from meshd.store.records import Location, Record, Span
     from meshwire.jobplans import JobPlan
 
 GROUP: Final = 1 << 20
@@ -96,27 +101,86 @@ class Opened:
         return offset
 
 
+class Readable(Protocol):
+    """A source's bytes; good for what was asked for when it was opened."""
+
+    @property
+    def spans(self) -> Sequence[Span]: ...
+
+    def read(self, offset: int, buffers: list[memoryview]) -> None: ...
+
+    def compare(self, offset: int, data: memoryview) -> None: ...
+
+
+class Fetched:
+    """Bytes of a source that came from another node, which compared them with what it keeps of them."""
+
+    spans: Sequence[Span] = ()
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._places: dict[int, Location] = {}
+
+    def __repr__(self) -> str:
+        return f"<Fetched {len(self._places)} runs>"
+
+    def put(self, offset: int, place: Location) -> None:
+        """What lies at an offset of the source."""
+        self._places[offset] = place
+
+    def read(self, offset: int, buffers: list[memoryview]) -> None:
+        """See Opened (blocking). Raises CorruptExtentError."""
+        length = sum(map(len, buffers))
+        if not length:
+            return
+        place = self._places[offset]
+        data = memoryview(os.pread(self._fd, length, place.offset))
+        if len(data) != place.length or crc32c(data) != place.crc32c:
+            raise CorruptExtentError("what another node sent is not what it said it would be")
+        for buffer in buffers:
+            buffer[:] = data[: len(buffer)]
+            data = data[len(buffer) :]
+
+    def compare(self, offset: int, data: memoryview) -> None:
+        """That was done where the bytes lie."""
+
+
 class SourceReader:
     """Reads one plan's sources, and keeps some of them open. One a lane; close it. `proofs`: the job's."""
 
-    def __init__(self, store: ObjectStore, running: Running, plan: JobPlan, proofs: Proofs) -> None:
-        self._proofs = proofs
-        self._store, self._bucket, self._plan = store, running.spec.source.bucket, plan
+    def __init__(self, tools: Tools, running: Running, plan: JobPlan, proofs: Proofs) -> None:
+        self._proofs, self._tools = proofs, tools
+        self._store, self._bucket, self._plan = tools.store, running.spec.source.bucket, plan
         self._scratch = scratch(running)
         self._held: OrderedDict[int, tuple[AbstractContextManager[object], Opened]] = OrderedDict()
+        self._memory = Memory()
+        self._gathered: Gathered | None = None
+        self._inflated: dict[int, int] = {}
 
     def __repr__(self) -> str:
         return f"<SourceReader of {self._plan!r}, {len(self._held)} open>"
 
-    def opened(self, numbers: Collection[int]) -> dict[int, Opened]:
-        """These sources; good until the next call. Raises BatchError SnapshotChanged."""
-        found = {number: self._open(number) for number in numbers}
-        while len(self._held) > max(_HELD, len(numbers)):
+    async def opened(self, pieces: Sequence[Piece]) -> dict[int, Readable]:
+        """The sources of these pieces; good until the next call. Raises BatchError SnapshotChanged, Busy."""
+        self._forget()
+        found: dict[int, Readable] = {}
+        far: set[int] = set()
+        for number in dict.fromkeys(piece.source for piece in pieces):
+            here = self._open(number)
+            if here is None:
+                here = await self._open_inflated(number)
+            if here is None:
+                far.add(number)
+            else:
+                found[number] = here
+        if far:
+            found |= await self._fetch([run for run in _runs(pieces) if run[0].source in far])
+        while len(self._held) > max(_HELD, len(found)):
             _, (context, _) = self._held.popitem(last=False)
             context.__exit__(None, None, None)
         return found
 
-    async def prove(self, pieces: Sequence[Piece], opened: dict[int, Opened]) -> None:
+    async def prove(self, pieces: Sequence[Piece], opened: dict[int, Readable]) -> None:
         """Files in archives are parts of extents, read in any order: what they lie in is read before. Raises
         CorruptExtentError."""
         wanted = {
@@ -125,73 +189,146 @@ class SourceReader:
         await self._proofs.require([opened[source].spans[number].part(0, 0) for source, number in wanted])
 
     def close(self) -> None:
+        self._forget()
         while self._held:
             _, (context, _) = self._held.popitem()
             context.__exit__(None, None, None)
 
-    def _open(self, number: int) -> Opened:
+    def _forget(self) -> None:
+        gathered, self._gathered = self._gathered, None
+        if gathered is not None:
+            gathered.close()
+
+    # --- here -------------------------------------------------------------------------------------------
+
+    def _open(self, number: int, record: Record | None = None) -> Opened | None:
+        """None: other nodes have it."""
         if number in self._held:
             self._held.move_to_end(number)
             return self._held[number][1]
         try:
-            context, spans = self._spans(number)
+            found = self._spans(number, record)
         except ExtentGoneError:  # moved by compaction
-            context, spans = self._spans(number)
-        self._held[number] = context, Opened(spans)
+            found = self._spans(number, record)
+        if found is None:
+            return None
+        self._held[number] = found[0], Opened(found[1])
         return self._held[number][1]
 
-    def _spans(self, number: int) -> tuple[AbstractContextManager[object], Sequence[Span]]:
-        record = self._record(number)
+    def _spans(
+        self, number: int, record: Record | None
+    ) -> tuple[AbstractContextManager[object], Sequence[Span]] | None:
+        record = record or self._record(number)
+        if record is None:
+            return None
         context = self._store.reading(record, 0, record.size)
         name = f"s3://{self._bucket}/{self._plan.sources.keys[number]}"
         return context, [span.named(name) for span in context.__enter__()]
 
-    def _record(self, number: int) -> Record:
-        sources = self._plan.sources
+    def _record(self, number: int) -> Record | None:
+        sources, objects = self._plan.sources, self._tools.objects
         bucket, key, etag = self._bucket, sources.keys[number], sources.etags[number]
-        unpacked = bool(sources.unpacked[number])
-        if unpacked:
-            bucket, key = RESERVED_BUCKET, self._scratch + unpacked_name(etag, int(sources.sizes[number]))
-        record = self._store.get(bucket, key)
-        if record is None or (record.etag != etag and not unpacked):
-            raise BatchError(
-                "SnapshotChanged",
-                f"s3://{bucket}/{key} was {'removed' if record is None else 'replaced'} while the job ran",
-                help="start the job again: it keeps what is written and takes the source as it is now",
-            )
+        if sources.unpacked[number]:
+            name = self._scratch + unpacked_name(etag, int(sources.sizes[number]))
+            record = self._store.get(RESERVED_BUCKET, name)
+            # Its list says that it was unpacked here; else whoever holds the archive inflates it.
+            if record is None and self._store.get(RESERVED_BUCKET, f"{name}.files") is not None:
+                raise _changed(RESERVED_BUCKET, name, gone=True)
+            return record
+        record = objects.here(bucket, key, etag)
+        if record is None and objects.holds(bucket, key):
+            raise _changed(bucket, key, gone=self._store.get(bucket, key) is None)
         return record
 
+    # --- elsewhere --------------------------------------------------------------------------------------
 
-def _numbers(opened: Opened, piece: Piece) -> range:
+    async def _open_inflated(self, number: int) -> Opened | None:
+        """The inflated copy of an archive that other nodes had when it was listed, and this one has now."""
+        sources = self._plan.sources
+        if not sources.unpacked[number]:
+            return None
+        bucket, key, etag = self._bucket, sources.keys[number], sources.etags[number]
+        here = self._tools.objects.here(bucket, key, etag)
+        if here is not None:
+            return self._open(number, await self._tools.archives.plain(bucket, key, here))
+        if number not in self._inflated:
+            record = await self._tools.objects.find(bucket, key)
+            if record is None or record.etag != etag:
+                raise _changed(bucket, key, gone=record is None)
+            self._inflated[number] = (await self._tools.archives.index(bucket, key, record)).size
+        return None
+
+    async def _fetch(self, runs: Sequence[Sequence[Piece]]) -> dict[int, Readable]:
+        """The bytes of these runs, by one call a node."""
+        parts = [self._part(run) for run in runs]
+        self._gathered = gathered = await self._tools.objects.fetch(parts, self._memory)
+        found = {run[0].source: Fetched(gathered.fd) for run in runs}
+        for run, part, place in zip(runs, parts, gathered.places, strict=True):
+            if isinstance(place, Lost):
+                if place.code in ("NoSuchKey", "SnapshotChanged"):
+                    raise _changed(part.bucket, part.key, gone=place.code == "NoSuchKey")
+                raise lost_error(f"s3://{part.bucket}/{part.key}", place)
+            found[run[0].source].put(run[0].offset, place)
+        return dict(found)
+
+    def _part(self, run: Sequence[Piece]) -> Part:
+        sources, number = self._plan.sources, run[0].source
+        size = self._inflated.get(number, int(sources.sizes[number]))
+        start, end = run[0].offset, run[-1].offset + run[-1].length
+        return Part(self._bucket, sources.keys[number], sources.etags[number], size, start, end - start)
+
+
+def _changed(bucket: str, key: str, *, gone: bool) -> BatchError:
+    return BatchError(
+        "SnapshotChanged",
+        f"s3://{bucket}/{key} was {'removed' if gone else 'replaced'} while the job ran",
+        help="start the job again: it keeps what is written and takes the source as it is now",
+    )
+
+
+def _numbers(opened: Readable, piece: Piece) -> range:
     """The spans a piece lies in."""
-    if len(opened.spans) <= 1 or not piece.length:
+    if not isinstance(opened, Opened) or len(opened.spans) <= 1 or not piece.length:
         return range(min(len(opened.spans), piece.length))
     return range(opened.span_at(piece.offset), opened.span_at(piece.offset + piece.length - 1) + 1)
 
 
-def compare_pieces(buffer: memoryview, pieces: Sequence[Piece], opened: dict[int, Opened]) -> None:
+def compare_pieces(buffer: memoryview, pieces: Sequence[Piece], opened: dict[int, Readable]) -> None:
     """Whole objects that were read one after the other (blocking). Raises CorruptExtentError."""
     for piece in pieces:
         opened[piece.source].compare(piece.offset, buffer[piece.at : piece.at + piece.length])
 
 
-def read_pieces(buffer: memoryview, pieces: Sequence[Piece], opened: dict[int, Opened]) -> None:
+def read_pieces(buffer: memoryview, pieces: Sequence[Piece], opened: dict[int, Readable]) -> None:
     """Fill a group's buffer (blocking). Raises CorruptExtentError when bytes are missing."""
     scratch = memoryview(bytearray(_GAP))
-    run: list[memoryview] = []
-    source = start = end = -1
+    for run in _runs(pieces):
+        buffers: list[memoryview] = []
+        end = run[0].offset
+        for piece in run:
+            if piece.offset > end:
+                buffers.append(scratch[: piece.offset - end])
+            buffers.append(buffer[piece.at : piece.at + piece.length])
+            end = piece.offset + piece.length
+        opened[run[0].source].read(run[0].offset, buffers)
+
+
+def _runs(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+    """Pieces that are read at once: of one source, in order, with little between them."""
+    run: list[Piece] = []
+    source = end = -1
+    entries = 0
     for piece in pieces:
         gap = piece.offset - end
-        if piece.source != source or not 0 <= gap <= _GAP or len(run) >= _IOV:
+        if piece.source != source or not 0 <= gap <= _GAP or entries >= _IOV:
             if run:
-                opened[source].read(start, run)
-            run, source, start = [], piece.source, piece.offset
-        elif gap:
-            run.append(scratch[:gap])
-        run.append(buffer[piece.at : piece.at + piece.length])
+                yield run
+            run, source, entries = [], piece.source, 0
+        run.append(piece)
+        entries += 1 + (gap > 0)
         end = piece.offset + piece.length
     if run:
-        opened[source].read(start, run)
+        yield run
 
 
 def _fill(fd: int, offset: int, buffers: list[memoryview], length: int) -> None:

@@ -1,13 +1,15 @@
 """The steward's side of jobs: takes them from the table, a few at a time, and runs each to its end.
 
-Law: the table is the truth. A job found queued or running and not in hand is begun, whoever began it before;
-its end is written once. Invariant: a job that fails, however it does, ends itself and nothing else.
+Law: the table is the truth, of who runs what as well. A job of this node's that is queued or running and not
+in hand is begun, whoever began it before; one whose node is gone is taken over, as a new run. What nodes do
+not answer now is tried again. Invariant: a job that fails, however it does, ends itself and nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -19,10 +21,12 @@ from meshd.control.jobs import TOPIC
 from meshd.kit import failpoints
 from meshd.kit.accounts import charged
 from meshd.kit.tasks import Tasks
+from meshd.net.peers import PeerUnreachableError
 from meshd.service.jobs.kinds import Running, Tally
 from meshd.service.jobs.principals import caller_of
-from meshd.store.errors import CorruptExtentError, StoreError
+from meshd.store.errors import CorruptExtentError, NotReplicatedError, StoreError
 from meshd.telemetry import metrics
+from meshwire.cluster.meeting import meeting
 from meshwire.documents import PlanError
 from meshwire.jobspecs import parse_job
 from meshwire.s3.errors import S3Error
@@ -30,12 +34,14 @@ from meshwire.s3.errors import S3Error
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from meshd.cluster.mesh import Mesh
     from meshd.control.identities import IdentityTable
     from meshd.control.interface import ControlStore
     from meshd.control.jobs import Job, JobTable, State
     from meshd.kit.clock import Clock
     from meshd.service.jobs.kinds import JobKind
     from meshd.service.jobs.plans import PlanShelf
+    from meshwire.cluster import Node
 
 _log = logging.getLogger("meshd.jobs")
 AT_A_TIME: Final = 2
@@ -43,6 +49,12 @@ KEPT: Final = 500
 """Jobs that have ended and are still shown; of older ones the record goes."""
 _SAVE_EVERY: Final = 1.0
 _SMOOTHING: Final = 0.3
+_LOOK_EVERY: Final = 2.0
+_TRIES: Final = 12
+"""Without a byte written in between; the last of them wait the longest, in seconds."""
+_LONGEST: Final = 8.0
+_PASSING: Final = frozenset({"Busy", "SlowDown", "ServiceUnavailable"})
+_SERVING: Final = ("up", "draining", "joining", "returning")
 
 
 class JobRunner:
@@ -56,7 +68,9 @@ class JobRunner:
         kinds: Mapping[str, JobKind],
         shelf: PlanShelf,
         clock: Clock,
+        mesh: Mesh,
     ) -> None:
+        self._mesh = mesh
         self._table, self._control, self._identities = table, control, identities
         self._kinds, self._shelf, self._clock = kinds, shelf, clock
         self._tasks = Tasks("jobs")
@@ -69,6 +83,7 @@ class JobRunner:
         """Until cancelled; then what runs is left for the next start."""
         try:
             await self._clear_ended()
+            self._tasks.spawn(self._look_often(), "look")
             async with aclosing(self._control.watch(TOPIC)) as changes:
                 async for _ in changes:
                     await self._look()
@@ -79,8 +94,37 @@ class JobRunner:
         """What is left of jobs that ended when the node did."""
         for job_id in self._shelf.jobs():
             job = self._table.get(job_id)
-            if job is None or job.ended:
+            if job is None or job.ended or not self._is_mine(job):
                 await self._shelf.clear(job_id)
+
+    async def _look_often(self) -> None:
+        """For nodes that went away, which no change of a job tells."""
+        while True:
+            await asyncio.sleep(_LOOK_EVERY)
+            if not self._mesh.alone:
+                await self._look()
+
+    def _is_mine(self, job: Job) -> bool:
+        return self._mesh.alone or job.node == self._mesh.node_id
+
+    def _is_orphan(self, job: Job) -> bool:
+        """Whether the node that was to run it does not, and this one is to."""
+        cluster = self._mesh.map()
+        node = cluster.node(job.node)
+        if node is not None and node.state in _SERVING:
+            return False
+        fit = tuple(each for each in cluster.nodes if each.state == "up" and _works(each))
+        heirs = meeting(fit, job.job_id)
+        return bool(heirs) and heirs[0].node_id == self._mesh.node_id
+
+    async def _take_over(self, job: Job) -> None:
+        def decide(now: Job | None) -> Job | None:
+            if now is None or now.ended or now.node != job.node:
+                return None
+            run = now.run + (now.state == "running")
+            return msgspec.structs.replace(now, node=self._mesh.node_id, run=run, state="queued")
+
+        await self._table.change(job.job_id, decide)
 
     async def _look(self) -> None:
         """Begin what may begin, stop what is to be stopped."""
@@ -88,13 +132,18 @@ class JobRunner:
         alive = sorted((job for job in jobs.values() if not job.ended), key=_turn)
         for job in alive:
             task = self._running.get(job.job_id)
-            if job.cancel and task is not None:
+            if not self._is_mine(job):
+                if task is not None:
+                    task.cancel()
+                elif self._is_orphan(job):
+                    await self._take_over(job)
+            elif job.cancel and task is not None:
                 task.cancel()
             elif job.cancel:
                 await self._end(job.job_id, _stopped(job))
             elif task is None and len(self._running) < AT_A_TIME:
                 self._running[job.job_id] = self._tasks.spawn(self._run(job), job.job_id)
-        metrics.jobs_waiting.set(len(alive) - len(self._running))
+        metrics.jobs_waiting.set(sum(map(self._is_mine, alive)) - len(self._running))
         metrics.jobs_running.set(len(self._running))
         ended = sorted((job for job in jobs.values() if job.ended), key=lambda job: -job.ended_ms)
         for job in ended[KEPT:]:
@@ -105,13 +154,13 @@ class JobRunner:
         try:
             saver = self._tasks.spawn(self._save_often(job.job_id, tally), f"{job.job_id}:progress")
             try:
-                await self._work(job, tally)
+                await self._persist(job, tally)
             finally:
                 saver.cancel()
         except asyncio.CancelledError:
             present = self._table.get(job.job_id)
-            if present is None or not present.cancel:
-                raise  # the node stops: the next start goes on
+            if present is None or not present.cancel or not self._is_mine(present):
+                raise  # the node stops: the next start goes on; or another one runs it now
             await self._end(job.job_id, _stopped(present), tally)
         except Exception as error:
             await self._end(job.job_id, "failed", tally, _explained(error, job.job_id))
@@ -121,9 +170,29 @@ class JobRunner:
             self._running.pop(job.job_id, None)
             await self._look()
 
+    async def _persist(self, job: Job, tally: Tally) -> None:
+        """The work, again from its beginning while other nodes do not answer: what is done is left alone."""
+        tries = 0
+        while True:
+            moved = tally.moved
+            try:
+                await self._work(job, tally)
+            except Exception as error:
+                tries = 0 if tally.moved > moved else tries + 1
+                if self._mesh.alone or tries > _TRIES or not _passes(error):
+                    raise
+                _log.info("job waits", extra={"job": job.job_id, "why": str(_first(error))[:300]})
+                await asyncio.sleep(random.uniform(0.5, 1) * min(_LONGEST, 0.25 * 2**tries))
+                tally.again()
+            else:
+                return
+
     async def _work(self, job: Job, tally: Tally) -> None:
         began = msgspec.structs.replace(
-            job, state="running", started_ms=job.started_ms or self._clock.now_ms()
+            job,
+            state="running",
+            started_ms=job.started_ms or self._clock.now_ms(),
+            node=self._mesh.node_id,
         )
         await self._table.change(job.job_id, lambda now: _merged(now, began))
         failpoints.hit("jobs.begun")
@@ -141,13 +210,17 @@ class JobRunner:
             lately = (tally.moved - moved) / max(now - at, 1e-3)
             rate = lately if rate == 0 else rate + _SMOOTHING * (lately - rate)
             at, moved = now, tally.moved
-            await self._table.change(job_id, partial(_saved, tally=tally, rate=rate))
+            save = partial(self._saved, tally=tally, rate=rate)
+            await self._table.change(job_id, save)
+
+    def _saved(self, job: Job | None, tally: Tally, rate: float) -> Job | None:
+        return _saved(job, tally, rate) if job is not None and self._is_mine(job) else None
 
     async def _end(self, job_id: str, state: State, tally: Tally | None = None, error: str = "") -> None:
         now = self._clock.now_ms()
 
         def decide(job: Job | None) -> Job | None:
-            if job is None or job.ended:
+            if job is None or job.ended or not self._is_mine(job):
                 return None
             saved = job if tally is None else _saved(job, tally, 0.0)
             return msgspec.structs.replace(saved, state=state, ended_ms=now, error=error[:1000])
@@ -182,10 +255,27 @@ def _saved(job: Job | None, tally: Tally, rate: float) -> Job:
     )
 
 
-def _explained(error: Exception, job_id: str) -> str:
-    """Why a job failed, for who started it; the log has what only the operator can make sense of."""
+def _works(node: Node) -> bool:
+    return node.stores or "compute" in node.roles
+
+
+def _first(error: Exception) -> Exception:
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
+    return error
+
+
+def _passes(error: Exception) -> bool:
+    """Whether it may go by itself: a node that is away, a map that changes, too much at a time."""
+    error = _first(error)
+    if isinstance(error, BatchError | S3Error):
+        return error.code in _PASSING
+    return isinstance(error, NotReplicatedError | PeerUnreachableError)
+
+
+def _explained(error: Exception, job_id: str) -> str:
+    """Why a job failed, for who started it; the log has what only the operator can make sense of."""
+    error = _first(error)
     if isinstance(error, BatchError):
         told = f"{error.message} {error.help}".strip()
     elif isinstance(error, S3Error):

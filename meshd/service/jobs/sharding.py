@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from meshd.service.jobs.kinds import Running, Tools
     from meshd.service.jobs.packing import Group
     from meshd.service.jobs.plans import PlanShelf
-    from meshd.service.jobs.reading import Opened
-    from meshd.service.jobs.writing import Lent
+    from meshd.service.jobs.outputs import Lent
+    from meshd.service.jobs.reading import Readable
     from meshwire.jobplans import FileList, JobPlan, SourceFile
     from meshwire.jobspecs import JobSpec
 
@@ -73,7 +73,7 @@ class Sharding:
         numbers: Iterator[int],
         proofs: Proofs,
     ) -> None:
-        with closing(SourceReader(self._tools.store, running, plan, proofs)) as reader:
+        with closing(SourceReader(self._tools, running, plan, proofs)) as reader:
             await _Lane(running, plan, reader, writer).run(numbers)
 
     async def _plan(self, running: Running) -> JobPlan:
@@ -111,7 +111,7 @@ class _Lane:
             files = await asyncio.to_thread(plan.of, number)
             size = tar_size(files) if form == "tar" else None
             output = Output(key, size, made_of, FORMATS[form])
-            there = self._writer.is_there(output)
+            there = await self._writer.is_there(output)
             if not there:
                 sums = Sums(f"{made_of}-{max(1, len(files))}")
                 await self._writer.write(output, self._made(form, files, sums), sums)
@@ -151,8 +151,8 @@ class _Lane:
         yield data
         sums.checksums = {"crc32c": _spelled(crc)}
 
-    async def _opened(self, group: Group) -> dict[int, Opened]:
-        opened = self._reader.opened({piece.source for piece in group.pieces})
+    async def _opened(self, group: Group) -> dict[int, Readable]:
+        opened = await self._reader.opened(group.pieces)
         if not self._whole:
             await self._reader.prove(group.pieces, opened)
         return opened
@@ -161,7 +161,7 @@ class _Lane:
         self,
         buffer: memoryview,
         group: Group,
-        opened: dict[int, Opened],
+        opened: dict[int, Readable],
         crc: int,
         seal: Callable[[memoryview], None] | None = None,
     ) -> int:

