@@ -150,9 +150,13 @@ class MeshCrew:
     async def _end(self, one: Running) -> None:
         if not one.listener.is_serving():
             return
-        one.listener.close()
-        for _ in range(10):  # what was being accepted becomes a connection
+        # A connection that is being accepted when its listener closes would be leaked, and its client wait.
+        loop = asyncio.get_running_loop()
+        for listening in one.listener.sockets:
+            loop.remove_reader(listening.fileno())
+        for _ in range(5):
             await asyncio.sleep(0)
+        one.listener.close()
         transports = [connection.transport for connection in one.server.connections]
         await one.server.shutdown(0.2)
         for transport in transports:
