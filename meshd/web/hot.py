@@ -15,6 +15,7 @@ from meshd.store.errors import StoreError
 from meshd.web.authentication import request_context
 from meshd.web.cors import cors_headers
 from meshd.web.hosts import Hosts
+from meshd.web.misdirecting import map_headers
 from meshd.web.replies import head_bytes
 from meshd.web.s3 import SMALL_BYTES, object_answer
 from meshd.web.settling import Trace
@@ -123,7 +124,7 @@ class HotPath:
 
     def _answer(self, connection: Connection, data: bytes, head: RequestHead, trace: Trace) -> bytes | None:
         deps = self._deps
-        trace.also = cors_headers(deps.buckets, head)
+        trace.also = cors_headers(deps.buckets, head) + map_headers(deps.mesh)
         operation = parse_request(head)
         if type(operation) is not GetObject or not deps.views.leaves(operation):
             return None

@@ -1,6 +1,7 @@
-"""What a node says to another one that asked it for what it cannot answer: ask elsewhere.
+"""What a node says of the map it goes by: in a header of every answer, so that the SDK learns of the others;
+and 421 to a node, or the SDK, that asked the wrong one.
 
-Law: told to nodes and to our own SDK only; an S3 client is never told to ask elsewhere (RFC 9110 §15.5.20).
+Law: an S3 client is never told to ask elsewhere (RFC 9110 §15.5.20). A lone node says nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from meshd.net.peers import MAP_HEADER
 from meshd.web.replies import Reply
 
 if TYPE_CHECKING:
+    from meshd.cluster.mesh import Mesh
     from meshd.net.wires import AnswerHead
+    from meshd.web.replies import Header
     from meshwire.s3.errors import S3Error
 
 DAMAGED_HEADER: Final = "x-mesh-damaged"
@@ -25,6 +28,11 @@ class DamagedHereError(Exception):
     def __init__(self, told: S3Error) -> None:
         super().__init__("damaged on this node")
         self.told = told
+
+
+def map_headers(mesh: Mesh) -> list[Header]:
+    """What tells the SDK that there are more nodes."""
+    return [] if mesh.alone else [(MAP_HEADER, str(mesh.map().version))]
 
 
 def stale(version: int, now: int) -> Reply:

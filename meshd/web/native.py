@@ -18,12 +18,12 @@ from urllib.parse import parse_qsl
 from meshd.assembly.addressing import FrameAddress
 from meshd.assembly.errors import BatchError, busy
 from meshd.kit.admission import Admission, FullError
-from meshd.net.peers import MAP_HEADER
 from meshd.service.access import NO_CONTEXT, Caller
 from meshd.service.blobs import UnreadableError
 from meshd.store.errors import CorruptExtentError, DiskFullError, StoreError
 from meshd.store.records import Span
 from meshd.telemetry import metrics
+from meshd.web.misdirecting import map_headers
 from meshd.web.replies import Reply, SentReply, connection_word, head_bytes
 from meshd.web.sending import Outlet, send_spans
 from meshd.web.server import NativeRoute
@@ -252,9 +252,7 @@ class NativeEndpoint:
 
     def said(self) -> list[Header]:
         """What tells the SDK that there are more nodes."""
-        if self._mesh is None or self._mesh.alone:
-            return []
-        return [(MAP_HEADER, str(self._mesh.map().version))]
+        return [] if self._mesh is None else map_headers(self._mesh)
 
     def _refusal(self, trace: Trace, error: BatchError) -> Reply:
         trace.code, request_id = error.code, trace.request_id

@@ -24,7 +24,7 @@ from meshd.web.cors import cors_headers
 from meshd.web.executing import Call, Executor
 from meshd.web.forwarding import AnsweredError, MisdirectedError, name_of
 from meshd.web.hosts import Hosts
-from meshd.web.misdirecting import DamagedHereError, damaged, stale
+from meshd.web.misdirecting import DamagedHereError, damaged, map_headers, stale
 from meshd.web.replies import Reply, SentReply
 from meshd.web.scattering import MEMBERS
 from meshd.web.sending import fetch_cold, send_groups, send_spans
@@ -120,7 +120,7 @@ class S3Endpoint:
                 return answer
             elsewhere = answer
         with deps.still():
-            trace.also = cors_headers(deps.buckets, head)
+            trace.also = cors_headers(deps.buckets, head) + map_headers(deps.mesh)
             operation = parse_request(head) if elsewhere is None else elsewhere.operation
             trace.operation, trace.target = ops.operation_name(operation), operation
             if isinstance(operation, ops.Preflight):  # browsers do not sign it: the rules decide
@@ -178,7 +178,7 @@ class S3Endpoint:
         """The answer of the node that answers for the name asked about, or the request as this one carries it
         out. Raises as `_reply`."""
         deps = self._deps
-        trace.also = cors_headers(deps.buckets, head)
+        trace.also = cors_headers(deps.buckets, head) + map_headers(deps.mesh)
         operation = parse_request(head)
         trace.operation, trace.target = ops.operation_name(operation), operation
         FAR.set(None)

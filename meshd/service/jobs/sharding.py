@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from meshd.service.jobs.contents import Contents
     from meshd.service.jobs.inventories import Inventories
     from meshd.service.jobs.kinds import Running, Tools
+    from meshd.service.jobs.outputs import Lent
     from meshd.service.jobs.packing import Group
     from meshd.service.jobs.plans import PlanShelf
-    from meshd.service.jobs.outputs import Lent
     from meshd.service.jobs.reading import Readable
     from meshwire.jobplans import FileList, JobPlan, SourceFile
     from meshwire.jobspecs import JobSpec
