@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import tarfile
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
+from meshd.service.lifecycle import Lifecycle
+from meshwire.s3.settings import LifecycleRule
 from tests.component.mesh_crew import ROOT, MeshCrew
 from tests.component.native_working import CROP, Mesh, error, png
 
@@ -186,3 +191,28 @@ def test_a_dead_node_is_no_error_while_others_hold_its_objects() -> None:
         assert second.post("/-/gather", {"items": items}).headers["x-mesh-rows"] == "6"
         listing = second.post("/-/snapshots", {"source": "s3://pictures/train/", "fields": TAR})
         assert (listing.status, error(listing)["code"]) == (503, "Busy")  # never a shorter list
+
+
+def test_each_name_expires_once(crew: MeshCrew) -> None:
+    """Every node sweeps what it decides, and all of them have it done."""
+    keys = {f"old/{number}" for number in range(40)}
+    wire = wires(crew)[0]
+    assert wire.call("PUT", "/expiring").status == 200
+    for key in keys:
+        crew.put("expiring", key, b"x")
+    nodes = [one.node for one in crew.nodes]
+    rules = (LifecycleRule("a", True, "old/", expire_date=86_400),)
+
+    async def sweep() -> list[Counter[str]]:
+        await nodes[0].buckets.update("expiring", lambda bucket: replace(bucket, lifecycle=rules))
+        sweeps = [Lifecycle(n.shared, n.buckets, n.control, n.clock, 0, n.mesh) for n in nodes]
+        found = await asyncio.gather(*[each.sweep() for each in sweeps])
+        again = await asyncio.gather(*[each.sweep() for each in sweeps])
+        assert not any(again)
+        return list(found)
+
+    removed = crew.run(sweep())
+    assert sum(removed, Counter()) == Counter(expire=len(keys))
+    assert all(0 < count["expire"] < len(keys) for count in removed)
+    for node in nodes:
+        assert node.store.list("expiring").entries == ()

@@ -8,11 +8,14 @@ import threading
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from botocore.exceptions import ClientError
 from prometheus_client.parser import text_string_to_metric_families
 
+import meshsdk
 from meshd.testing.meshes import Mesh
+from meshsdk import modules, ops
 from meshwire.cluster.meeting import assemblers
 from tests.faults.epochs import BATCH, connect, epoch, fill
 
@@ -135,6 +138,32 @@ def test_batches_are_made_where_it_is_computed_and_kept_beside_the_trainers(mesh
         assert list(epoch([mesh["n1"].endpoint], keys(mesh), 2)) == expected
         hits = counted(mesh, "n4", "meshd_near_reads_total", kind="frame", result="hit") - before
     assert counted(mesh, "n4", "meshd_remote_bytes_total") == moved
+
+
+MODULE = b'''
+import numpy as np
+from meshsdk.userops import image, op
+
+@op(input=image("h", "w", 3), output=image("h", "w", 3), memory=128 << 20)
+def darker(pixels, *, by: float = 2.0):
+    """Pixels divided."""
+    return (pixels / by).astype(np.uint8)
+'''
+
+
+def test_ops_of_users_are_on_every_node(mesh: Mesh) -> None:
+    """Pushed on one that stores, planned on the one that caches, run on the one that computes."""
+    for number, (node_id, by) in enumerate((("n1", 2.0), ("n4", 4.0), ("n3", 8.0))):
+        with connect([mesh[node_id].endpoint], keys(mesh)) as client:
+            if not number:
+                modules.push_module(client.transport, "mine", MODULE)
+            dataset = meshsdk.open("s3://training/train", fields={"image": "png"}, client=client)
+            dataset = dataset.map(ops.decode("image"), ops.user("mine/darker", "image", by=by))
+            loader = meshsdk.Loader(dataset, BATCH, shuffle=False, output="numpy")
+            images = loader.at(0)["image"]
+            loader.close()
+            assert isinstance(images, meshsdk.Ragged)
+            assert np.asarray(images.data).max() == 255 // by
 
 
 def test_nobody_misses_a_cache_or_a_computer_that_dies(mesh: Mesh) -> None:
