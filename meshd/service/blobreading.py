@@ -2,8 +2,9 @@
 
 Law: what the page cache holds is read at once, anything else by a thread; small blobs that lie side by side
 in a file, in the order asked for, cost one system call together; large whole objects are not read at all but
-given as ranges of their files, for their checksum is known. Invariant: small whole objects are compared with
-the checksum the store keeps; what is gone or damaged is zeros in a group, and named as failed.
+given as ranges of their files, for their checksum is known. Invariant: small whole objects, and whole parts
+of those that have several, are compared with the checksums the store keeps; what is gone or damaged is zeros
+in a group, and named as failed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
-from awscrt.checksums import crc32c
+from awscrt.checksums import combine_crc32c, crc32c
 
 from meshd.assembly.elsewhere import ALONE
 from meshd.service.farparts import FarParts
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from meshd.assembly.elsewhere import Elsewhere
     from meshd.service.blobs import Blob
     from meshd.store.interface import ObjectStore
-    from meshd.store.records import Record
+    from meshd.store.records import Extent, Record
 
 _log = logging.getLogger(__name__)
 _GROUP = 1 << 18  # bytes that are read; a buffer this large stays in the processor's cache
@@ -368,9 +369,23 @@ def _finish(blob: Blob, part: _Part, group: Group, sums: dict[int, int], *, lost
 
 
 def _damaged(blob: Blob, total: int) -> bool:
-    """Whether a whole extent's bytes differ from what was stored."""
+    """Whether the bytes of whole extents differ from what was stored."""
     record = blob.record
-    if record is None or len(record.extents) != 1:
+    if record is None:
         return False
-    extent = record.extents[0]
-    return blob.offset == 0 and blob.length == extent.length and total != extent.crc32c
+    expected = stored_crc32c(record.extents, blob.offset, blob.length)
+    return expected is not None and total != expected
+
+
+def stored_crc32c(extents: Sequence[Extent], offset: int, length: int) -> int | None:
+    """The checksum of these bytes of an object as they were stored; None where they are not whole extents."""
+    at, total, begun = 0, 0, False
+    for extent in extents:
+        if at == offset:
+            total, begun = extent.crc32c, True
+        elif begun:
+            total = combine_crc32c(total, extent.crc32c, extent.length)
+        at += extent.length
+        if at >= offset + length:
+            return total if begun and at == offset + length else None
+    return None
