@@ -38,7 +38,7 @@ def mover(node: Node) -> Mover:
         lambda: {bucket.copies for bucket in node.buckets.list_all()},
         Courtesy(node.clock).rest,
         lambda: pulse.gone_by(node.clock.monotonic(), _GRACE),
-        (SHARED, Catalog(node.store, node.objects).ensure),
+        (SHARED, Catalog(node.store, node.objects, node.uses).ensure),
     )
     maps = ClusterMaps(node.control)
     return Mover(node.store, offers(node), node.mesh, maps, node.control, sources, node.clock)

@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 Value = bytes | None
 _KEY = re.compile(rb"<Key>([^<]*)</Key>")
 _SIZES = (0, 10, 3000, 60_000, 400_000)
+_PACE = 0.01  # seconds between two requests of a client: the nodes need the cores, too
 
 
 class Traffic:
     """`keys` under a prefix of a bucket. `asked`: the nodes that clients ask, which a test changes.
     `refused`: how many requests got no answer, or 5xx."""
 
-    def __init__(self, mesh: Mesh, bucket: str, keys: int = 60, seed: int = 1) -> None:
+    def __init__(self, mesh: Mesh, bucket: str, keys: int = 40, seed: int = 1) -> None:
         self._mesh, self._bucket, self._random = mesh, bucket, random.Random(seed)
         self.asked = list(mesh.nodes)
         self.keys = [f"traffic/{number}" for number in range(keys)]
@@ -89,15 +90,15 @@ class Traffic:
         self.__exit__(None, None, None)
 
     def _run_writer(self) -> None:
-        while not self._stop.is_set():
+        while not self._stop.wait(_PACE):
             self._locked(self._write)
 
     def _run_reader(self) -> None:
-        while not self._stop.is_set():
+        while not self._stop.wait(_PACE):
             self._locked(self._read)
 
     def _run_lister(self) -> None:
-        while not self._stop.wait(0.1):
+        while not self._stop.wait(20 * _PACE):
             self._list()
 
     def _locked(self, work: Callable[[str], None]) -> None:

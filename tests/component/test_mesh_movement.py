@@ -163,9 +163,9 @@ def test_a_node_that_lost_its_disk_never_says_that_nothing_is_there(mesh: Mesh, 
 
 
 def test_a_mover_that_is_killed_again_and_again_gets_there(mesh: Mesh) -> None:
-    with Traffic(mesh, BUCKET, keys=100, seed=5) as traffic:
+    with Traffic(mesh, BUCKET, keys=80, seed=5) as traffic:
         traffic.asked = ["n1", "n2", "n3", "n4"]
-        mesh.add("n6", env={"MESHD_FAILPOINTS": "moves.entered=kill:after 40"})
+        mesh.add("n6", env={"MESHD_FAILPOINTS": "moves.entered=kill:after 30"})
         cluster = mesh.await_map(settled)
         assert len(cluster.nodes) == 6
         assert {node.state for node in cluster.nodes} == {"up"}
