@@ -186,6 +186,14 @@ CASES: dict[str, tuple[Series, Series]] = {
         {f"meshd_store_corrupt_reads_total{{{AT}}}": grows(1)},
         {f"meshd_store_corrupt_reads_total{{{AT}}}": "3x240"},
     ),
+    "ShardmeshDiskLost": (
+        {f"meshd_store_disks_lost{{{AT}}}": "0x100 1x140"},
+        {f"meshd_store_disks_lost{{{AT}}}": "0x240"},
+    ),
+    "ShardmeshDamagedData": (
+        {f"meshd_store_quarantined{{{AT}}}": "0x100 3x140"},
+        {f"meshd_store_quarantined{{{AT}}}": "0x100 3x3 0x137"},  # mended
+    ),
     "ShardmeshSlowDisk": (
         {
             f'meshd_store_sync_seconds_bucket{{le="1.0", {AT}}}': grows(50),

@@ -230,6 +230,22 @@ ALERTS: Final = (
         "They were not served. Whoever asked got an error, or the bytes of another copy.",
     ),
     Alert(
+        "ShardmeshDiskLost",
+        "meshd_store_disks_lost > 0",
+        "1m",
+        "critical",
+        "{{ $value | humanize }} disks of {{ $labels.instance }} are out of service",
+        "They failed three probes in a row. What they had comes from other nodes, where these have it.",
+    ),
+    Alert(
+        "ShardmeshDamagedData",
+        "meshd_store_quarantined > 0",
+        "10m",
+        "critical",
+        "{{ $value | humanize }} versions on {{ $labels.instance }} are damaged, and no other node gave them",
+        "They are not given out. Damage that another copy can mend is over within a minute.",
+    ),
+    Alert(
         "ShardmeshSlowDisk",
         "instance:meshd_store_sync_seconds:p99_5m > 1",
         "15m",
