@@ -93,14 +93,15 @@ class ClusterLoop:
         steps = steer(seen.sight)
         await self._change_map(cluster, steps.changes, document)
         await self._make(seen, steps, document)
+        uids = {pod.name: pod.uid for pod in seen.sight.pods}
         for name, why in steps.bury:
-            if await self._kube.delete("Pod", name, cluster.namespace, now=True):
+            if await self._kube.delete_pod(name, cluster.namespace, uids[name], now=True):
                 await self._recorder.say(document, "Replacing", f"{name}: {why}", "Warning")
         for name, why in steps.delete:
-            if await self._kube.delete("Pod", name, cluster.namespace):
+            if await self._kube.delete_pod(name, cluster.namespace, uids[name]):
                 await self._recorder.say(document, "Restarting", f"{name}: {why}")
         for name in steps.discard:
-            await self._discard(cluster, name, document)
+            await self._discard(cluster, name, uids.get(name, ""), document)
         return steps, await self._tell(await self._look(cluster), steps, document)
 
     # --- looking ------------------------------------------------------------------------------------------
@@ -241,7 +242,7 @@ class ClusterLoop:
             if before != after:
                 await self._recorder.say(document, "Scaled", f"pool {pool}: {before} → {after}")
 
-    async def _discard(self, cluster: Cluster, name: str, document: Manifest) -> None:
+    async def _discard(self, cluster: Cluster, name: str, uid: str, document: Manifest) -> None:
         """A daemon with its volumes, for good; the last step is what says that it was wanted."""
         claims = [
             f"{tier.name}-{name}"
@@ -251,7 +252,8 @@ class ClusterLoop:
         ]
         for claim in claims:
             await self._kube.delete("PersistentVolumeClaim", claim, cluster.namespace)
-        await self._kube.delete("Pod", name, cluster.namespace)
+        if uid:
+            await self._kube.delete_pod(name, cluster.namespace, uid)
         await self._kube.delete("MeshNode", name, cluster.namespace)
         await self._recorder.say(document, "Decommissioned", f"{name} is empty, and goes with its volumes")
 
@@ -314,6 +316,7 @@ def _pod(document: Manifest, now: str) -> Pod:
             metadata.get("deletionTimestamp")
             and datetime.fromisoformat(now) > datetime.fromisoformat(metadata["deletionTimestamp"]) + _OVERDUE
         ),
+        metadata.get("uid", ""),
     )
 
 

@@ -161,20 +161,32 @@ class Kube:
             params={"labelSelector": selector, "propagationPolicy": "Background"},
         )
 
-    async def delete(self, kind: str, name: str, namespace: str | None = None, *, now: bool = False) -> bool:
-        """Whether it was there. `now`: without waiting for anybody to end it."""
+    async def delete(self, kind: str, name: str, namespace: str | None = None) -> bool:
+        """Whether it was there."""
         self._note("delete", kind)
         try:
             await self._client.delete(
-                self._class(kind),
-                name,
-                namespace=namespace,
-                cascade=CascadeType.BACKGROUND,
-                grace_period=0 if now else None,
+                self._class(kind), name, namespace=namespace, cascade=CascadeType.BACKGROUND
             )
         except ApiError as error:
             _none_if_missing(error)
             return False
+        return True
+
+    async def delete_pod(self, name: str, namespace: str, uid: str, *, now: bool = False) -> bool:
+        """This very pod, not another of its name; whether it was there. `now`: without waiting for anybody
+        to end it."""
+        self._note("delete", "Pod")
+        options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        answer = await self._client._client._client.request(  # lightkube's own call takes no preconditions
+            "DELETE",
+            f"/api/v1/namespaces/{namespace}/pods/{name}",
+            json=options | ({"gracePeriodSeconds": 0} if now else {}),
+        )
+        if answer.status_code in (404, 409):
+            return False
+        if answer.is_error:
+            raise ApiError(response=answer)
         return True
 
     async def _merge(self, resource: Any, name: str, namespace: str | None, change: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
 """Which of several operators acts: the holder of a Lease.
 
-Law: who acts has renewed within `TTL` by its own clock, and stops before another may begin. A Lease of
-another holder has run out when it has not changed for its duration as seen here: clocks of machines are not
-compared.
+Law: who acts has renewed within `TTL` by its own clock, and begins no pass after that. A Lease of another
+holder has run out when it has not changed for its duration as seen here: clocks of machines are not compared.
+A pass that is still under way then does no harm: maps are compared and swapped, pods ended by uid.
 """
 
 from __future__ import annotations

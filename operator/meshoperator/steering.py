@@ -39,6 +39,7 @@ class Pod:
     node: str = ""
     leaving: bool = False
     overdue: bool = False
+    uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import asyncio
 import copy
 import json
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote
 
@@ -44,7 +45,7 @@ class Fault:
 
 
 @dataclass
-class Api(httpx2.AsyncBaseTransport):
+class Api:
     """`effects`: calls so far that changed something. `streams`: what the next watches answer."""
 
     objects: dict[Place, Document] = field(default_factory=dict)
@@ -55,14 +56,9 @@ class Api(httpx2.AsyncBaseTransport):
     streams: list[list[Document | Exception]] = field(default_factory=list)
 
     def client(self) -> AsyncClient:
-        """lightkube, on this."""
-        config = SingleConfig(
-            context_name="e",
-            context=Context(cluster="e", namespace="default"),
-            cluster=Cluster(server="http://emulated"),
-            user=User(),
-        )
-        return AsyncClient(config=config, transport=self)
+        """lightkube, on this; one for all, for making one takes longer than a scene."""
+        _WIRE.api = self
+        return _client()
 
     def put(self, plural: str, document: Document) -> Document:
         """As somebody else does it."""
@@ -85,6 +81,7 @@ class Api(httpx2.AsyncBaseTransport):
     # --- requests -----------------------------------------------------------------------------------------
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """As a transport of httpx."""
         self.calls += 1
         path = [unquote(part) for part in request.url.path.strip("/").split("/")]
         path = path[2:] if path[0] == "api" else path[3:]
@@ -117,7 +114,8 @@ class Api(httpx2.AsyncBaseTransport):
         if method == "GET":
             return _answer(there)
         if method == "DELETE":
-            return self._deleted(place)
+            wanted = (body.get("preconditions") or {}).get("uid")
+            return self._deleted(place) if wanted in (None, there["metadata"]["uid"]) else refusal(409)
         expected = (body.get("metadata") or {}).get("resourceVersion")
         if expected not in (None, there["metadata"]["resourceVersion"]):
             return refusal(409)
@@ -181,6 +179,29 @@ class Api(httpx2.AsyncBaseTransport):
             )
             if any(owner["uid"] == uid for owner in owners):
                 self._gone(other)
+
+
+class _Wire(httpx2.AsyncBaseTransport):
+    """To the API that a client was asked of last."""
+
+    api: Api
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        return await self.api.handle_async_request(request)
+
+
+_WIRE = _Wire()
+
+
+@cache
+def _client() -> AsyncClient:
+    config = SingleConfig(
+        context_name="e",
+        context=Context(cluster="e", namespace="default"),
+        cluster=Cluster(server="http://emulated"),
+        user=User(),
+    )
+    return AsyncClient(config=config, transport=_WIRE)
 
 
 class _Stream(httpx2.AsyncByteStream):

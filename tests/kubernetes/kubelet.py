@@ -111,13 +111,11 @@ class Kubelet:
 
     # --- nodes --------------------------------------------------------------------------------------------
 
-    def add_node(self, name: str, **labels: str) -> None:
+    def add_node(self, name: str, labels: Mapping[str, str]) -> None:
         """A machine: schedulable, with an empty disk."""
         self._nodes[name] = self._place / name
         self._nodes[name].mkdir(parents=True, exist_ok=True)
-        found = {"kubernetes.io/hostname": name} | {
-            key.replace("__", "/").replace("_", "."): v for key, v in labels.items()
-        }
+        found = {"kubernetes.io/hostname": name, **labels}
         self._client.create(Node.from_dict({"metadata": {"name": name, "labels": found}}))
         room = {"cpu": "64", "memory": "256Gi", "pods": "110"}
         ready = {

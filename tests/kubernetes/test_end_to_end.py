@@ -7,6 +7,7 @@ One scene after the other, on one mesh: a scene leaves it as the next one needs 
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ import boto3
 import pytest
 from botocore.config import Config
 from lightkube.generic_resource import create_namespaced_resource
-from lightkube.resources.core_v1 import ConfigMap, Event, Pod, Secret
+from lightkube.resources.core_v1 import ConfigMap, Event, Node, Pod, Secret
 from lightkube.types import PatchType
 
 from meshwire.cluster import parse_map
@@ -45,6 +46,7 @@ POOL: dict[str, Any] = {
     "replicas": 3,
     "roles": ["store", "cache", "compute"],
     "tiers": [{"name": "disk", "class": "nvme", "hostPath": "/mnt/shardmesh"}],
+    "nodeSelector": {"disks": "nvme"},
     "weight": 1,
     "extraArgs": ["--workers=1", "--transforms=1", "--lease=2", "--drain-timeout=3"],
 }
@@ -192,18 +194,25 @@ def scene(kubeconfig: Path, kube: Client, tmp_path_factory: pytest.TempPathFacto
     from lightkube.models.meta_v1 import ObjectMeta
     from lightkube.resources.core_v1 import Namespace
 
+    if os.environ.get("MESH_TEST_KUBECONFIG") and list(kube.list(Node)):
+        pytest.skip("this cluster has nodes of its own; machines of the tests must not be among them")
     program, place = helm(), tmp_path_factory.mktemp("kubelet")
     namespace = "mesh-end-to-end"
     kube.create(Namespace(metadata=ObjectMeta(name=namespace)))
     try:
         with Kubelet(kubeconfig, place, namespace) as kubelet:
             for number in range(6):
-                kubelet.add_node(f"k{number}", topology_kubernetes_io__zone="abc"[number % 3])
+                zone = {"topology.kubernetes.io/zone": "abc"[number % 3]}
+                kubelet.add_node(f"k{number}", {"disks": "nvme", **zone})
+            kubelet.add_node("office", {"disks": "none"})
             where = ["--namespace", namespace, "--kubeconfig", str(kubeconfig)]
             values = {
                 "webhook": {"enabled": False},
                 "cluster": {"create": True, "spec": SPEC},
-                "operator": {"extraEnv": [{"name": "MESH_OPERATOR_EAGER_SECONDS", "value": "0.5"}]},
+                "operator": {
+                    "nodeSelector": {"disks": "none"},  # a scene loses a machine; it is to be a daemon's
+                    "extraEnv": [{"name": "MESH_OPERATOR_EAGER_SECONDS", "value": "0.5"}],
+                },
             }
             _helm(program, "install", "mesh", str(_chart(place)), *where, "--values", "-", given=values)
             try:

@@ -103,8 +103,7 @@ class Operator:
     """One life of an operator."""
 
     def __init__(self, api: Api) -> None:
-        self.client = api.client()
-        kube = Kube(self.client)
+        kube = Kube(api.client())
         self.loop = ClusterLoop(kube, OperatorSettings(), Recorder(kube, lambda: NOW), lambda: NOW)
 
 
@@ -128,7 +127,6 @@ async def play(world: World, scenes: list[Scene], *, begun: bool = False) -> Non
             world.tick()
         else:
             raise AssertionError(f"{name} never ends: {world.api.of('meshclusters')} {world.map()}")
-    await operator.client.aclose()
 
 
 def test_an_operator_killed_at_any_call_is_followed_by_one_that_goes_on() -> None:
@@ -166,6 +164,38 @@ def test_a_second_pass_changes_nothing() -> None:
     before = api.effects
     asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
     assert api.effects == before
+
+
+def test_what_goes_with_a_mesh_is_what_its_policy_says() -> None:
+    for policy, left in (("Retain", True), ("Delete", False)):
+        api = Api()
+        world = World(api)
+        asyncio.run(play(world, SCENES[:1]))
+        change(world, deletionPolicy=policy)
+        secret = {"name": "mesh.users", "namespace": NAMESPACE, "labels": {"shardmesh.io/store": NAME}}
+        api.put("secrets", {"kind": "Secret", "metadata": secret})
+        asyncio.run(play(world, [SCENES[-1]]))
+        kept = [each["metadata"]["name"] for kind in ("configmaps", "secrets") for each in api.of(kind)]
+        wanted = ["map", "moves-mesh-s-0", "moves-mesh-s-1", "mesh-root", "mesh.users"] if left else []
+        assert kept == wanted
+
+
+def test_a_finalizer_waits_says_for_what_and_gives_up() -> None:
+    api = Api()
+    world = World(api)
+    asyncio.run(play(world, SCENES[:1]))
+    delete(world)
+    loop = Operator(api).loop
+    assert asyncio.run(loop.run(NAMESPACE, NAME)) is not None
+    found = api.find("meshclusters", NAME)
+    assert found is not None
+    assert found["status"]["phase"] == "Deleting"
+    told = {each["type"]: each["message"] for each in found["status"]["conditions"]}
+    assert told["Progressing"] == "waits for mesh-s-0, mesh-s-1 to end"
+    found["metadata"]["deletionTimestamp"] = "2029-12-31T23:00:00Z"
+    assert asyncio.run(loop.run(NAMESPACE, NAME)) is None
+    assert api.of("meshclusters") == []
+    assert "DeletionForced" in [each["reason"] for each in api.of("events")]
 
 
 def test_two_that_change_the_map_at_once_change_it_one_after_the_other() -> None:

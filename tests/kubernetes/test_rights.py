@@ -30,6 +30,7 @@ VERBS = {
     "patch": ("patch",),
     "set_status": ("patch",),
     "delete": ("delete",),
+    "delete_pod": ("delete",),
     "delete_all": ("deletecollection",),
     "watch": ("watch",),
 }
@@ -48,6 +49,7 @@ BY_VALUE: dict[tuple[str, str], set[str]] = {
     },
     ("clusters", "create"): {"Secret"},
     ("clusters", "replace"): {"ConfigMap"},
+    ("clusters", "delete_pod"): {"Pod"},
     ("ending", "delete_all"): {"ConfigMap", "Secret", "Lease"},
     ("leading", "create"): {"Lease"},
     ("leading", "replace"): {"Lease"},
