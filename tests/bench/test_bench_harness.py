@@ -110,6 +110,19 @@ def test_gather_rows_at_toy_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.bench
+def test_passing_on_at_toy_size(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "bench", "--quick", "--only", "passing", "--scratch", str(tmp_path)]
+    env = {**os.environ, "BENCH_INSTALL": "0"}
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=110, env=env)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    [found] = load(tmp_path / "quick.json").values()
+    if not found.skipped:
+        assert len(found.contenders()) == 6
+        assert all(found.value(name, "rate") for name in found.contenders())
+    assert "## Any node of a mesh" in (tmp_path / "quick.md").read_text()
+
+
+@pytest.mark.bench
 def test_our_loader_at_toy_size(tmp_path: Path, daemon: Daemon, s3: Any) -> None:
     album = make_album(tmp_path, 12)
     s3.create_bucket(Bucket="bench-loaders")
