@@ -81,3 +81,15 @@ def test_a_node_is_killed_and_comes_back_and_another_joins_in_mid_epoch(
     assert trainer.steps
     assert trainer.check([mesh["n4"].endpoint]) == []
     assert list(epoch([mesh["n4"].endpoint], keys(mesh), 5)) == expected
+
+
+def test_a_node_is_drained_in_mid_epoch(mesh: Mesh, expected: list[str]) -> None:
+    def drain() -> None:
+        answer = mesh["n3"].request("POST", "/-/cluster/nodes/n2", b'{"action": "drain"}')
+        assert answer.status == 200, answer.body
+
+    mesh.await_map(lambda found: not found.moving)
+    assert run(mesh, {3: drain}, mesh["n2"].endpoint) == expected
+    mesh.await_map(lambda found: not found.moving)
+    mesh.kill("n2")
+    assert list(epoch([mesh["n3"].endpoint], keys(mesh), 5)) == expected
