@@ -285,5 +285,14 @@ def final_values(endpoint: str, keys: tuple[str, str], history: History) -> dict
     """What every key of a history is, by this endpoint."""
     s3 = _connect(endpoint, keys, attempts=8)
     plain = {write.key for write in history.writes} | {write.key for write in history.firsts}
-    values = {key: read_value(s3, key) for key in sorted(plain)}
-    return values | {key: _read_chain(s3, key)[0] for key in sorted({write.key for write in history.chains})}
+    values = {key: _or_error(lambda key=key: read_value(s3, key)) for key in sorted(plain)}  # type: ignore[misc]  # called at once
+    chains = sorted({write.key for write in history.chains})
+    return values | {key: _or_error(lambda key=key: _read_chain(s3, key)[0]) for key in chains}  # type: ignore[misc]  # called at once
+
+
+def _or_error(read: Callable[[], str]) -> str:
+    """What cannot be read at the end is no value that anybody wrote."""
+    try:
+        return read()
+    except (BotoCoreError, ClientError) as error:
+        return f"{type(error).__name__}: {error}"

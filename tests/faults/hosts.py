@@ -7,6 +7,7 @@ Law: whatever was done is undone by `heal`, and everything is gone after `close`
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -159,7 +160,9 @@ class Hosts:
             case "partition" | "isolate" | "control":
                 assert self.networks is not None
                 self.networks.heal()
-            case "restart" | "corrupt":
+            case "corrupt":
+                self._scrub(name)
+            case "restart":
                 pass
 
     def close(self) -> None:
@@ -176,6 +179,20 @@ class Hosts:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _scrub(self, name: str) -> None:
+        """What an operator does who hears of damage."""
+        mesh = self.mesh
+        words = ["mesh", "cluster", "scrub", name, "--wait"]
+        given = {"MESH_ENDPOINT": ",".join(mesh.endpoints.values())}
+        given |= {"AWS_ACCESS_KEY_ID": mesh.access_key, "AWS_SECRET_ACCESS_KEY": mesh.secret_key}
+        code = f"import sys; from meshsdk.cli import main; sys.argv = {words!r}; main()"
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(
+            command, env=os.environ | given, capture_output=True, text=True, check=False, timeout=120
+        )
+        if done.returncode:  # what is damaged in both copies stays so; the checks find it
+            print(done.stdout, done.stderr)
 
     def _audit(self, name: str) -> Path:
         return self._place / f"{name}.audit"
