@@ -25,6 +25,8 @@ ALIASES = dict.fromkeys(("sh", "shell", "zsh"), "bash") | dict.fromkeys(("py", "
 _FENCE = re.compile(r"^(\s*)(`{3,})\s*(\S*)(.*)$")
 _MARK = re.compile(r"^\s*<!--\s*not run\b:?\s*(.*?)\s*-->\s*$")
 _SHORTEST_REASON = 10
+PATIENCE = 230
+"""Seconds a page may take: some start several nodes, on a machine that may be busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ def run_page(page_blocks: Sequence[Block], folder: Path, env: dict[str, str]) ->
             start_new_session=True,
         )
         try:
-            code = page.wait(110)
+            code = page.wait(PATIENCE)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(page.pid, signal.SIGKILL)

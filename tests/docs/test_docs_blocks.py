@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 sys.path.insert(0, str(Path(__file__).parent))
-from docs_blocks import Block, PageError, blocks, run_page, shell_text  # beside this file
+from docs_blocks import PATIENCE, Block, PageError, blocks, run_page, shell_text  # beside this file
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -92,6 +92,7 @@ def environment(daemon: Daemon) -> dict[str, str]:
     }
 
 
+@pytest.mark.timeout(PATIENCE + 10)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_blocks_of_the_page_run(page: Path, documented: Daemon, folder: Path) -> None:
     found = list(blocks(page.name, page.read_text()))
