@@ -132,6 +132,8 @@ class HotPath:
         if not deps.mesh.alone and deps.forwarder is not None:
             hop = deps.forwarder.hop_at_once(head)
             if not deps.mesh.is_reader(operation.bucket, operation.key):
+                if deps.near is not None and deps.near.takes(operation):
+                    return None  # a copy of this node's may do
                 return (
                     b"" if hop is None and self._pass_on(connection, data, head, operation, trace) else None
                 )
