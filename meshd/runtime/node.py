@@ -260,7 +260,15 @@ def native_routes(node: Node, access: Access, data: DataServices) -> list[Native
     ]
     if node.shelf is not None:  # a daemon's: tests may have none
         also.append(residence_routes(Residence(node.store, node.shelf, node.buckets, node.mesh)))
-    holdings = Holdings(node.store, node.mesh, node.archives, data.catalog, data.datasets.lines, node.objects)
+    holdings = Holdings(
+        node.store,
+        node.mesh,
+        node.archives,
+        data.catalog,
+        data.datasets.lines,
+        data.datasets.tfrecords,
+        node.objects,
+    )
     return [
         *build_native(data.datasets, data.batches, gathers, definitions, node.clock, also, node.mesh),
         *holding_routes(holdings, data.frames, node.clock),

@@ -322,6 +322,8 @@ def _own_extension(snapshot: Snapshot, name: str) -> str:
     """A field's extension, or where several have the same one, its name."""
     if snapshot.specs[name].array is not None:
         return f"{name}.row"
+    if snapshot.specs[name].feature is not None:
+        return name
     ext = snapshot.specs[name].ext[0]
     alike = sum(spec.ext[:1] == (ext,) for spec in snapshot.specs.values())
     return ext if alike == 1 else name

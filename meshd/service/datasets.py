@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from meshd.assembly.errors import BatchError
 from meshd.service.lines import Lines
 from meshd.service.structures import Structures, parse_derivation
+from meshd.service.tfrecords import Tfrecords
 from meshd.service.zarrs import ZarrSources
 from meshd.transform.assets import MissingAssetError
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
@@ -20,6 +21,7 @@ from meshwire.documents import PlanError, checked_choice, checked_object, read_j
 from meshwire.fields import parse_fields, parse_source, sample_key
 from meshwire.lines import build_from_lines
 from meshwire.snapshots import EmptySnapshotError, build_from_objects, build_from_tars
+from meshwire.tfrecordsources import build_from_tfrecords, is_tfrecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -35,8 +37,8 @@ if TYPE_CHECKING:
     from meshwire.fields import FieldSpec, Source
     from meshwire.snapshots import Built, Snapshot
 
-Kind = Literal["auto", "objects", "tar", "lines", "zarr"]
-KINDS: tuple[Kind, ...] = ("auto", "objects", "tar", "lines", "zarr")
+Kind = Literal["auto", "objects", "tar", "lines", "zarr", "tfrecord"]
+KINDS: tuple[Kind, ...] = ("auto", "objects", "tar", "lines", "zarr", "tfrecord")
 _PAGE = 1000
 _EMPTY = {
     "source": "check the source's prefix and the fields' extensions",
@@ -71,6 +73,7 @@ class DatasetService:
         self._objects = objects
         self._structures = Structures(store, catalog, readers, archives, objects)
         self.lines, self._zarrs = Lines(store, catalog, objects), ZarrSources(objects)
+        self.tfrecords = Tfrecords(store, catalog, objects)
 
     def __repr__(self) -> str:
         return f"<DatasetService over {self._archives!r}>"
@@ -154,6 +157,8 @@ class DatasetService:
                 for key, record in scanned
             ]
             return await asyncio.to_thread(build_from_lines, files, source=source, fields=fields)
+        if kind == "tfrecord":
+            return await self._of_tfrecords(scanned, source, fields)
         if kind == "tar" or scanned:
             indexed = []
             for key, record in scanned:
@@ -162,6 +167,21 @@ class DatasetService:
             return await asyncio.to_thread(build_from_tars, indexed, source=source, fields=fields)
         objects = [(key, record.etag, record.size) for key, record in listing]
         return await asyncio.to_thread(build_from_objects, objects, source=source, fields=fields)
+
+    async def _of_tfrecords(
+        self, scanned: Sequence[tuple[str, Record]], source: Source, fields: Mapping[str, FieldSpec]
+    ) -> Built:
+        if not scanned:
+            raise EmptySnapshotError(
+                "source",
+                f"no file of records is in {source}: names have .tfrecord, or end in -00000-of-00008",
+            )
+        wanted = [spec.feature for spec in fields.values() if spec.feature is not None]
+        files = [
+            (key, record.etag, record.size, await self.tfrecords.index(source.bucket, key, record, wanted))
+            for key, record in scanned
+        ]
+        return await asyncio.to_thread(build_from_tfrecords, files, source=source, fields=fields)
 
     def _entries(self, source: Source) -> Iterator[tuple[str, Record]]:
         after, more = "", True
@@ -192,6 +212,8 @@ def _scanned(
         return []
     if kind == "zarr":
         return list(listing)
+    if kind == "tfrecord":
+        return [entry for entry in listing if entry[1].size and is_tfrecord(entry[0])]
     if kind == "lines":
         wanted = {ext for spec in fields.values() for ext in spec.ext}
         return [entry for entry in listing if sample_key(entry[0])[1] in wanted]
@@ -206,7 +228,12 @@ def _parse(value: Any) -> tuple[Source, Kind, Mapping[str, FieldSpec]]:
     if not isinstance(fields, dict):
         raise PlanError("fields", 'expected an object, as {"image": {"ext": ["jpg"]}}')
     parsed = parse_fields(fields)
-    wrong = next((name for name, spec in parsed.items() if (spec.array is None) is (kind == "zarr")), None)
-    if wrong is not None:
-        raise PlanError(f"fields.{wrong}", 'fields of the kind zarr, and of no other, are {"array": "name"}')
+    for name, spec in parsed.items():
+        if (spec.array is None) is (kind == "zarr"):
+            raise PlanError(
+                f"fields.{name}", 'fields of the kind zarr, and of no other, are {"array": "name"}'
+            )
+        if spec.kind == "bytes" and (spec.feature is None) is (kind == "tfrecord"):
+            message = 'fields of the kind tfrecord, and of no other, are {"feature": "name"}'
+            raise PlanError(f"fields.{name}", message)
     return source, kind, parsed

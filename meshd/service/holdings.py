@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from meshd.service.blobs import Outgoing
     from meshd.service.lines import Lines
     from meshd.service.remote import RemoteObjects
+    from meshd.service.tfrecords import Tfrecords
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
 
@@ -45,10 +46,12 @@ class Holdings:
         archives: Archives,
         catalog: Catalog,
         lines: Lines,
+        tfrecords: Tfrecords,
         objects: RemoteObjects,
     ) -> None:
         self._store, self._mesh, self._objects = store, mesh, objects
         self._archives, self._catalog, self._lines = archives, catalog, lines
+        self._tfrecords = tfrecords
 
     def __repr__(self) -> str:
         return f"<Holdings of {self._mesh.node_id}>"
@@ -134,6 +137,9 @@ class Holdings:
         if asked.lines:
             lines = await self._lines.index(asked.bucket, asked.key, record)
             return await asyncio.to_thread(lines.to_bytes)
+        if asked.features:
+            records = await self._tfrecords.index(asked.bucket, asked.key, record, asked.features)
+            return await asyncio.to_thread(records.to_bytes)
         index = await self._archives.index(asked.bucket, asked.key, record)
         return await asyncio.to_thread(index.to_bytes)
 

@@ -62,7 +62,7 @@ class Lines:
     async def _index(self, name: str, url: str, record: Record) -> LineIndex:
         try:
             with self._store.reading(record, 0, record.size) as spans:
-                index = await asyncio.to_thread(lambda: index_lines(_pieces(spans)))
+                index = await asyncio.to_thread(lambda: index_lines(pieces_of(spans)))
         except LineError as error:
             raise BatchError(
                 "BadSample",
@@ -74,7 +74,8 @@ class Lines:
         return index
 
 
-def _pieces(spans: Sequence[Span]) -> Iterator[bytes]:
+def pieces_of(spans: Sequence[Span]) -> Iterator[bytes]:
+    """The bytes of a stored file, in pieces."""
     for span in spans:
         for start in range(0, span.length, _PIECE):
             yield os.pread(span.fd, min(_PIECE, span.length - start), span.offset + start)

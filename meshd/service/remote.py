@@ -562,10 +562,12 @@ class RemoteObjects:
         if self.near is not None:
             self.near.keep_frame(address, frame.fd, frame.size, frame.rows)
 
-    async def archive_index(self, bucket: str, key: str, record: Record, *, lines: bool = False) -> bytes:
-        """The document of the index of an archive (or file of lines) that other nodes hold. Raises BatchError
-        BadSample and what else the holder says; Busy."""
-        body = wire.encode(wire.IndexAsk(bucket, key, record.etag, lines))
+    async def archive_index(
+        self, bucket: str, key: str, record: Record, *, lines: bool = False, features: Sequence[str] = ()
+    ) -> bytes:
+        """The document of the index of an archive (a file of lines, or of TFRecords with these `features`)
+        that other nodes hold. Raises BatchError BadSample and what else the holder says; Busy."""
+        body = wire.encode(wire.IndexAsk(bucket, key, record.etag, lines, list(features)))
         found: list[bytes] = []
         refused: list[PeerRefusedError] = []
 

@@ -74,13 +74,14 @@ class ListAnswer(Struct, frozen=True):
     after: str = ""
 
 
-class IndexAsk(Struct, frozen=True, forbid_unknown_fields=True):
-    """The index of an archive, or (`lines`) of a file of lines."""
+class IndexAsk(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The index of an archive, or (`lines`) of a file of lines, or (`features`) of a file of TFRecords."""
 
     bucket: _Text
     key: _Text
     etag: _Text
     lines: bool = False
+    features: Annotated[list[_Text], Meta(max_length=64)] = []
 
 
 def far(record: Record | None) -> FarRecord | None:

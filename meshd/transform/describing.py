@@ -35,6 +35,7 @@ SUBJECTS = {
     "arrays": "Arrays",
     "containers": "Arrays",
     "zarrs": "Arrays",
+    "features": "Arrays",
     "columns": "Arrays",
     "casting": "Arrays",
     "labels": "Labels",

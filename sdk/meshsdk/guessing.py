@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from meshsdk.errors import ConfigurationError, NotFoundError
 from meshwire import tars
 from meshwire.archives.kinds import archive_kind
-from meshwire.fields import class_of, parse_source, sample_key
+from meshwire.examples import ExampleError, features
+from meshwire.fields import MAX_FIELDS, class_of, parse_source, sample_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,6 +42,42 @@ def guess_fields(client: Client, source: str) -> dict[str, Any]:
         names = _members(client, place.bucket, shard) if tar else _listed(client, place.bucket, shard)
         return fields_of_names(names, None, source)
     return fields_of_names(keys, place.prefix, source)
+
+
+def guess_features(client: Client, source: str) -> dict[str, str]:
+    """A field for each feature of the first record of the first file of TFRecords under the source; those
+    that hold nothing there, or several values of bytes, are left out.
+
+    Raises NotFoundError when there is no such file, ConfigurationError when it begins with none.
+    """
+    from meshwire.tfrecordsources import HEAD_BYTES, TfrecordError, head_size, is_tfrecord
+
+    place = parse_source(source)
+    page = next(client.pages(place.bucket, place.prefix, page=_LOOKED_AT))
+    key = next((entry.key for entry in page.entries if entry.size and is_tfrecord(entry.key)), None)
+    if key is None:
+        raise NotFoundError(
+            f"no file of records is under {source}: names have .tfrecord, or end in -00000-of-00008",
+            status=404,
+        )
+    try:
+        size = head_size(client.get(place.bucket, key, length=HEAD_BYTES).ljust(HEAD_BYTES))
+        found = features(client.get(place.bucket, key, offset=HEAD_BYTES, length=size) if size else b"")
+    except (TfrecordError, ExampleError) as error:
+        raise ConfigurationError(f"s3://{place.bucket}/{key}: its first record {error}") from error
+    names = sorted(name.decode(errors="replace") for name, at in found.items() if at.kind and at.values == 1)
+    fields: dict[str, str] = {}
+    for feature in filter(None, names[:MAX_FIELDS]):
+        name = _field_name(feature)[:60]
+        while name in fields:
+            name += "_"
+        fields[name] = feature
+    if not fields:
+        raise ConfigurationError(
+            f"the first record of s3://{place.bucket}/{key} has no feature to go by: pass "
+            'fields={"data": ""} for whole records'
+        )
+    return fields
 
 
 def _listed(client: Client, bucket: str, key: str) -> list[str]:

@@ -279,6 +279,14 @@ def zarr(field: str, metadata: str) -> OpSpec:
     return OpSpec("zarr", _field("zarr", field), {"metadata": _asset("zarr", metadata)})
 
 
+def feature(
+    field: str, type: Literal["integer", "integers", "number", "numbers"], *, length: int = 0
+) -> OpSpec:
+    """The numbers of a `tf.Example`'s feature (a dataset of kind "tfrecord"): one, or a list; with `length`
+    of exactly so many, dense. Features of bytes are bytes already."""
+    return OpSpec("feature", _field("feature", field), {"type": type, "length": length})
+
+
 def raw(field: str) -> OpSpec:
     """The bytes as they are: ragged uint8 (what a bytes field is without any op)."""
     return OpSpec("raw", _field("raw", field))

@@ -53,6 +53,14 @@ def array_fields(fields: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: {"array": value} if isinstance(value, str) else value for name, value in fields.items()}
 
 
+def feature_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of files of TFRecords, names of features; "@class" is the folder still."""
+    return {
+        name: _expand(value) if not isinstance(value, str) or value == CLASS else {"feature": value}
+        for name, value in fields.items()
+    }
+
+
 def _expand(value: Any) -> Any:
     if isinstance(value, ClassOfPrefix) or value == CLASS:
         return {"class": "prefix"}

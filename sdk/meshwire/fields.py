@@ -33,7 +33,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 class FieldSpec:
     """`ext`: extensions, lower case and without the first dot, the preferred first (kind `bytes`);
     `label_of`: where a class label comes from (kind `label`): "prefix", the first folder below the source;
-    `array`: the folder of a Zarr array below the source, None for what is no row of one.
+    `array`: the folder of a Zarr array below the source, None for what is no row of one; `feature`: the name
+    of a `tf.Example`'s feature ("": the whole record), None for what is none.
     """
 
     name: str
@@ -41,6 +42,7 @@ class FieldSpec:
     ext: tuple[str, ...] = ()
     label_of: str = ""
     array: str | None = None
+    feature: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +97,17 @@ def _parse_field(name: str, value: Any) -> FieldSpec:
         )
     if isinstance(value, (str, list)):
         value = {"ext": value}
-    document = checked_object(value, path, ("ext", "class", "array"))
+    document = checked_object(value, path, ("ext", "class", "array", "feature"))
     if len(document) != 1:
-        raise PlanError(path, 'give one of {"ext": [...]}, {"class": "prefix"} and {"array": "name"}')
+        raise PlanError(
+            path, 'give one of {"ext": [...]}, {"class": "prefix"}, {"array": "name"} and {"feature": "name"}'
+        )
     if "array" in document:
         folder = checked_text(document["array"], join(path, "array"), at_most=500).strip("/")
         return FieldSpec(name, "bytes", array=folder)
+    if "feature" in document:
+        feature = checked_text(document["feature"], join(path, "feature"), at_most=500)
+        return FieldSpec(name, "bytes", feature=feature)
     if "class" in document:
         label_of = checked_choice(document["class"], join(path, "class"), ("prefix",))
         return FieldSpec(name, "label", label_of=label_of)
@@ -128,6 +135,8 @@ def fields_document(fields: Mapping[str, FieldSpec]) -> dict[str, Any]:
 def _field_document(spec: FieldSpec) -> dict[str, Any]:
     if spec.array is not None:
         return {"array": spec.array}
+    if spec.feature is not None:
+        return {"feature": spec.feature}
     return {"ext": list(spec.ext)} if spec.kind == "bytes" else {"class": spec.label_of}
 
 

@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from meshd.service.lifecycle import Lifecycle
+from meshd.testing.examples import BytesList, example, record
 from meshwire.s3.settings import LifecycleRule
 from tests.component.mesh_crew import ROOT, MeshCrew
 from tests.component.native_working import CROP, Mesh, error, png
@@ -48,6 +49,9 @@ def fill(crew: MeshCrew) -> None:
         crew.put("pictures", f"shards/{shard:03d}.tar", tar_of(members))
     crew.put("pictures", "lines/a.jsonl", b"".join(b'{"n": %d}\n' % n for n in range(50)))
     crew.put("pictures", "lines/b.jsonl", b"".join(b'{"n": %d}\n' % n for n in range(50, 90)))
+    for part in range(4):
+        rows = [example({"n": BytesList([b"%d" % n])}) for n in range(part * 20, part * 20 + 20)]
+        crew.put("pictures", f"tfrecord/part-{part:05}-of-00004", b"".join(map(record, rows)))
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +93,14 @@ TAR = {"image": {"ext": ["png"]}, "meta": {"ext": ["json"]}}
         ("s3://pictures/train/", None, CROP),
         ("s3://pictures/shards/", TAR, CROP),
         ("s3://pictures/lines/", {"text": {"ext": ["jsonl"]}}, []),
+        ("s3://pictures/tfrecord/", {"n": {"feature": "n"}}, []),
     ],
 )
 def test_frames_are_the_same_on_every_node(
     lone: MeshCrew, crew: MeshCrew, source: str, fields: Any, ops: Any
 ) -> None:
-    more = {"kind": "lines"} if "lines" in source else {}
+    folder = source.split("/")[-2]
+    more = {"kind": folder} if folder in ("lines", "tfrecord") else {}
     expected: dict[str, bytes] = {}
     for number, wire in enumerate(wires(lone, crew)):
         snapshot = wire.snapshot(source, fields, **more)

@@ -16,6 +16,7 @@ SUBJECTS = (
     "containers",
     "decoding",
     "encoding",
+    "features",
     "flipping",
     "geometry",
     "labels",

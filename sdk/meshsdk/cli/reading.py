@@ -49,12 +49,17 @@ def cat(session: Session, urls: Sequence[Remote], offset: int, length: int | Non
 @click.argument("url", type=RemoteType())
 @click.option("-c", "--bytes", "count", type=click.IntRange(0), default=512, help="Bytes of an object.")
 @click.option("-n", "--samples", type=click.IntRange(0), default=3, help="Samples of a dataset.")
-@click.option("--field", "fields", multiple=True, help="NAME=EXT[;EXT] or NAME=@class [default: guessed].")
+@click.option(
+    "--field",
+    "fields",
+    multiple=True,
+    help="NAME=EXT[;EXT], NAME=@class, or of an array or feature NAME=ITS_NAME [default: guessed].",
+)
 @click.option(
     "--kind",
-    type=click.Choice(["auto", "objects", "tar", "lines", "zarr"]),
+    type=click.Choice(["auto", "objects", "tar", "lines", "zarr", "tfrecord"]),
     default="auto",
-    help="What a sample is: files of one stem, of archives, a line (JSONL), a row of Zarr arrays.",
+    help="What a sample is: files of one stem, of archives, a line (JSONL), a row of Zarr arrays, a record.",
 )
 @click.option("--filter", "condition", help="Only samples for which this expression holds.")
 @shared_options
@@ -76,6 +81,7 @@ def head(
     mesh head s3://photos/shards/ --field image=jpg --field label=cls
     mesh head s3://photos/train/ --filter 'label == "cat" and size > 10000'
     mesh head s3://corpus/v1/ --kind lines --field text=jsonl --filter 'text.lang == "en"'
+    mesh head s3://imagenet/records/ --kind tfrecord
     """
     with session.client() as client:
         if not url.is_folder and not fields and condition is None:
