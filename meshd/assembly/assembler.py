@@ -24,7 +24,7 @@ from meshd.assembly.elsewhere import ALONE
 from meshd.assembly.errors import BatchError, busy
 from meshd.assembly.ledger import Ledger
 from meshd.assembly.memory import FrameCache
-from meshd.assembly.packing import Packing, PackTables
+from meshd.assembly.packing import Packing, PackTables, row_bounds
 from meshd.assembly.plans import Plan
 from meshd.kit.accounts import account
 from meshd.kit.admission import Admission, FullError
@@ -32,7 +32,7 @@ from meshd.kit.singleflight import SingleFlight
 from meshd.telemetry import metrics
 from meshwire.documents import PlanError
 from meshwire.frames import FRAME_VERSION
-from meshwire.permutations import order
+from meshwire.mixorders import epoch_order
 from meshwire.plans import batch_rows, rank_rows, rank_slice
 from meshwire.snapshots import Snapshot
 
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from meshd.config import TransformSettings
     from meshd.store.interface import ObjectStore
     from meshwire.columns import Integers
+    from meshwire.packing import PackTable
     from meshwire.permutations import Order
 
 MAX_ROWS = 32768  # being built at a time; a larger frame is built alone
@@ -163,7 +164,7 @@ class Assembler:
 
     async def _pack(self, address: Address, plan: Plan) -> MemoryFrame:
         count, table = count_rows(address, plan), await self._packs.table(plan)
-        rows = self._rows(address, plan, table.shard_starts)
+        rows = self._rows(address, plan, table.shard_starts, table)
         samples = table.samples_of(rows.samples)
         within = await self._assemble(RowsAddress(plan.within, 0, tuple(samples.tolist())))
         with self._admission(0, count * _row_bytes(plan)):
@@ -174,12 +175,14 @@ class Assembler:
             self._cache.put(address, made)
         return made
 
-    def _rows(self, address: Address, plan: Plan, shard_starts: Integers) -> Rows:
+    def _rows(
+        self, address: Address, plan: Plan, shard_starts: Integers, table: PackTable | None = None
+    ) -> Rows:
         try:
             if isinstance(address, RowsAddress):
                 return _chosen_rows(address, plan)
             piece = rank_slice(
-                plan.samples,
+                plan.positions,
                 address.batch,
                 address.origin,
                 address.step,
@@ -189,17 +192,18 @@ class Assembler:
             )
         except PlanError as error:
             raise BatchError("InvalidPlan", str(error), detail={"path": error.path}) from error
-        order = self._order(plan, shard_starts, address.epoch)
+        order = self._order(plan, shard_starts, address.epoch, table)
         rows = rows_of(piece.positions, order.many(piece.positions), piece.pad)
         if plan.pairs is not None:
-            rows.partners = partners_of(rows.positions, plan.samples, order.many)
+            rows.partners = partners_of(rows.positions, plan.positions, order.many)
         return rows
 
-    def _order(self, plan: Plan, shard_starts: Integers, epoch: int) -> Order:
+    def _order(self, plan: Plan, shard_starts: Integers, epoch: int, table: PackTable | None) -> Order:
         key = plan.hash, epoch
         found = self._orders.get(key)
         if found is None:
-            found = self._orders[key] = order(plan.spec.shuffle, shard_starts, plan.spec.seed, epoch)
+            bounds = None if table is None else row_bounds(table, plan.spec)
+            found = self._orders[key] = epoch_order(plan.spec, shard_starts, epoch, bounds)
             if len(self._orders) > _ORDERS:
                 self._orders.popitem(last=False)
         self._orders.move_to_end(key)
@@ -241,7 +245,7 @@ def count_rows(address: Address, plan: Plan) -> int:
     if isinstance(address, RowsAddress):
         return len(address.samples)
     try:
-        whole = batch_rows(plan.samples, address.batch, address.origin, address.step, plan.spec.tail)
+        whole = batch_rows(plan.positions, address.batch, address.origin, address.step, plan.spec.tail)
         first, end = rank_rows(whole, address.rank, address.world)
     except PlanError as error:
         raise BatchError("InvalidPlan", str(error), detail={"path": error.path}) from error

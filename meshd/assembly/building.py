@@ -24,6 +24,7 @@ from meshd.assembly.sources import PinnedObjects, bytes_columns
 from meshd.kit.accounts import account
 from meshd.store.noticing import notice
 from meshwire.frames import Status
+from meshwire.mixorders import mix_bounds
 from meshwire.randomness import KeyedRandom
 
 if TYPE_CHECKING:
@@ -243,10 +244,12 @@ class FrameBuilder:
             row: KeyedRandom(self._plan.spec.seed, self._epoch, int(rows.positions[row]), PROBE_STREAM)
             for row in left
         }
+        whole = {row: self._kin(int(rows.samples[row])) for row in left}
         self._mark(list(left), Status.SUBSTITUTED)
         for _ in range(PROBES):
             for row in left:
-                rows.samples[row] = draws[row].integer(self._snapshot.samples)
+                first, end = whole[row]
+                rows.samples[row] = first + draws[row].integer(end - first)
             again = await self._render(sorted(left))
             left = {failure.row: failure for failure in again}
             if not left:
@@ -254,6 +257,14 @@ class FrameBuilder:
             await self._kitchen.ledger.record(self._plan.hash, [self._entry(failure) for failure in again])
         failure = next(iter(left.values()))
         raise self._bad(failure, f" (and {PROBES} samples drawn to stand in for it are bad, too)")
+
+    def _kin(self, sample: int) -> tuple[int, int]:
+        """First and end of the samples that may stand in for one: all, or its part of a mix."""
+        if self._plan.spec.mix is None:
+            return 0, self._snapshot.samples
+        bounds = mix_bounds(self._plan.spec.mix)
+        part = int(np.searchsorted(bounds, sample, side="right"))
+        return int(bounds[part - 1]), int(bounds[part])
 
     def _mark(self, rows: list[int], status: Status) -> None:
         self._draft.rows.status[rows] = status

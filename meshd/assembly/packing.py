@@ -19,6 +19,7 @@ from meshd.assembly.errors import BatchError
 from meshd.assembly.memory import MemoryFrame
 from meshwire import frames
 from meshwire.frames import DTYPES, Status, layout
+from meshwire.mixorders import mix_bounds
 from meshwire.packing import POSITIONS, SEGMENTS, PackTable
 
 if TYPE_CHECKING:
@@ -31,8 +32,17 @@ if TYPE_CHECKING:
     from meshd.assembly.memory import Memory
     from meshd.assembly.plans import Plan
     from meshwire.packing import Pack
+    from meshwire.plans import PlanSpec
 
 _TABLES = 4
+
+
+def row_bounds(table: PackTable, spec: PlanSpec) -> npt.NDArray[np.int64] | None:
+    """Where the rows of each part of a mix begin, and the last end; None without one."""
+    if spec.mix is None:
+        return None
+    firsts = table.samples[table.row_starts[:-1]]
+    return np.searchsorted(firsts, mix_bounds(spec.mix)).astype(np.int64)
 
 
 def table_key(digest: str) -> str:

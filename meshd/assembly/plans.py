@@ -59,6 +59,7 @@ class Plan:
     `bucket`, `samples`: of the snapshot, so that requests are admitted without loading it. `assets`: sha256
     of what the ops are built with. `pairs`: when rows are mixed. `others`: further buckets of a joined
     snapshot. `within`: of a packed plan, the one that renders its samples; `samples` counts its rows.
+    `positions`: of an epoch, as many unless a mix says otherwise.
     """
 
     hash: str
@@ -71,6 +72,10 @@ class Plan:
     pairs: Pairs | None = None
     others: tuple[str, ...] = ()
     within: str = ""
+
+    @property
+    def positions(self) -> int:
+        return self.samples if self.spec.mix is None else self.spec.mix.positions or self.samples
 
     @cached_property
     def program_text(self) -> str:

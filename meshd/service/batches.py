@@ -29,7 +29,7 @@ from meshwire.documents import MAX_INTEGER, PlanError, checked_integer, checked_
 from meshwire.fields import sample_key
 from meshwire.frames import FRAME_VERSION, Status
 from meshwire.loaderstate import checked_hash
-from meshwire.permutations import order
+from meshwire.mixorders import epoch_order, mix_bounds
 from meshwire.plans import parse_spec, plan_hash, rank_slice, steps
 from meshwire.snapshots import LabelColumn
 
@@ -108,6 +108,7 @@ class BatchService:
     async def drafted(self, caller: Caller, snapshot: Snapshot, spec: PlanSpec) -> Plan:
         """A plan with all that its hash covers, not registered. Raises BatchError as `create` does."""
         try:
+            _check_mix(snapshot, spec)
             spec = await self._assets.pinned(caller, spec)
         except PlanError as error:
             raise invalid(error) from error
@@ -264,9 +265,8 @@ class BatchService:
         count_rows(address, plan)
         snapshot = await self._catalog.snapshot(plan.snapshot)
         piece = slice_of(plan, address)
-        spec = plan.spec
-        epoch_order = order(spec.shuffle, snapshot.shard_starts, spec.seed, address.epoch)
-        samples = epoch_order.many(piece.positions)
+        order = epoch_order(plan.spec, snapshot.shard_starts, address.epoch)
+        samples = order.many(piece.positions)
         pinned = self._pinned(snapshot)
         await pinned.look_up(samples.tolist())
         return snapshot, piece, await _sample_blobs(snapshot, pinned, samples, piece.pad)
@@ -276,7 +276,7 @@ def slice_of(plan: Plan, address: FrameAddress) -> Slice:
     """The rows of an address. Raises BatchError InvalidPlan."""
     try:
         return rank_slice(
-            plan.samples,
+            plan.positions,
             address.batch,
             address.origin,
             address.step,
@@ -343,6 +343,19 @@ def _parse_registration(body: bytes) -> Registration:
         raise invalid(error) from error
 
 
+def _check_mix(snapshot: Snapshot, spec: PlanSpec) -> None:
+    """Raises PlanError when a mix's parts are not the snapshot's."""
+    if spec.mix is None:
+        return
+    bounds = mix_bounds(spec.mix)
+    if bounds[-1] != snapshot.samples or not np.isin(bounds, snapshot.shard_starts).all():
+        raise PlanError(
+            "mix.parts",
+            f"they are not those of the snapshot's {snapshot.samples} samples: each begins at a shard; "
+            "concatenate the parts' snapshots, and give the samples each has",
+        )
+
+
 def _checked_list(value: Any) -> list[Any]:
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_ROWS_ASKED:
         raise PlanError("samples", f"expected a list of 1…{MAX_ROWS_ASKED} sample indices")
@@ -405,7 +418,7 @@ def _describe(plan: Plan, snapshot: Snapshot, batch: int | None) -> dict[str, An
     document = {
         "plan": plan.hash,
         "snapshot": plan.snapshot,
-        "positions": plan.samples,
+        "positions": plan.positions,
         "samples": snapshot.samples,
         "fields": {
             name: plan.columns[name].describe() if name in plan.columns else label
@@ -414,5 +427,5 @@ def _describe(plan: Plan, snapshot: Snapshot, batch: int | None) -> dict[str, An
         "ops": [{"op": op.op, "version": op.version} for op in plan.spec.ops],
     }
     if batch is not None:
-        document["steps"] = steps(plan.samples, batch, 0, plan.spec.tail)
+        document["steps"] = steps(plan.positions, batch, 0, plan.spec.tail)
     return document

@@ -16,7 +16,7 @@ import numpy as np
 
 from meshd.assembly.addressing import RowsAddress
 from meshd.assembly.errors import BatchError
-from meshd.assembly.packing import table_key
+from meshd.assembly.packing import row_bounds, table_key
 from meshd.assembly.plans import Output
 from meshd.kit.patience import LongWork, StillRunningError
 from meshd.telemetry import metrics
@@ -112,6 +112,10 @@ class Packs:
         table = await asyncio.to_thread(pack_rows, np.maximum(lengths, 0), snapshot.shard_starts, pack)
         if not table.rows:
             raise BatchError("NoSuchKey", "every sample is empty: nothing to pack", help="look at the ops")
+        bounds = row_bounds(table, spec)
+        if bounds is not None and not np.diff(bounds).all():
+            part = int(np.flatnonzero(np.diff(bounds) == 0)[0])
+            raise PlanError(f"mix.parts[{part}]", "all its samples are empty: leave it out of the mix")
         await self._catalog.share(table_key(digest), await asyncio.to_thread(table.to_bytes))
         first = pack.fields[0]
         outputs = {name: Output(within.outputs[name].dtype, (pack.length,)) for name in pack.fields}

@@ -18,6 +18,7 @@ from meshd.assembly.errors import BatchError
 from meshd.assembly.sources import PinnedObjects
 from meshd.kit.patience import LongWork, StillRunningError
 from meshd.telemetry import metrics
+from meshwire.concatenating import concatenated, parse_hashes
 from meshwire.documents import PlanError, checked_object, required
 from meshwire.expressions import parse_expression, spelled
 from meshwire.loaderstate import checked_hash
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from meshwire.expressions import Expression
     from meshwire.snapshots import Snapshot
 
-WAYS = ("select", "rename", "relabel", "filter", "join")
+WAYS = ("select", "rename", "relabel", "filter", "join", "concat")
 OWN_NAMES = ("key", "name", "stem", "size", "index")
 MAX_VALUE_BYTES = 1 << 20
 """Of a field's content that an expression sees; of more it sees none."""
@@ -113,6 +114,8 @@ class Structures:
             return await asyncio.to_thread(relabel, base, parse_relabels(asked.value, "relabel"))
         if asked.way == "join":
             return await self._join(caller, base, asked)
+        if asked.way == "concat":
+            return await self._concatenate(caller, base, asked.value)
         chosen = parse_expression(asked.value, "filter", known_names(base))
         return await self._patiently(
             f"filter {base.hash} {chosen.text}", lambda p: self._filter(base, chosen, p)
@@ -152,6 +155,15 @@ class Structures:
         return await self._patiently(
             f"join {left.hash} {right.hash} {asked.on}", partial(self._join_by, (left, right), on)
         )
+
+    async def _concatenate(self, caller: Caller, first: Snapshot, value: Any) -> Built:
+        hashes = parse_hashes(value, "concat")
+        parts = [first, *[await self._snapshot(caller, digest) for digest in hashes]]
+
+        async def work(_: Progress) -> Built:
+            return Built(await asyncio.to_thread(concatenated, parts), 0, ())
+
+        return await self._patiently(f"concat {first.hash} {hashes}", work)
 
     async def _join_by(
         self, sides: tuple[Snapshot, Snapshot], on: Sequence[Expression], progress: Progress

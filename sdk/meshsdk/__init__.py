@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from meshsdk.errors import MeshError
     from meshsdk.gathers import Gathered, Item
     from meshsdk.loaders import Loader
+    from meshsdk.mixing import Stage, mix
     from meshsdk.orders import Blocks
     from meshsdk.selecting import class_of_prefix
 
@@ -33,8 +34,10 @@ __all__ = [
     "Loader",
     "MeshError",
     "Ragged",
+    "Stage",
     "class_of_prefix",
     "connect",
+    "mix",
     "open",
     "ops",
 ]
@@ -49,8 +52,10 @@ _HOMES = {
     "Loader": "loaders",
     "MeshError": "errors",
     "Ragged": "batches",
+    "Stage": "mixing",
     "class_of_prefix": "selecting",
     "connect": "connecting",
+    "mix": "mixing",
     "open": "datasets",
 }
 

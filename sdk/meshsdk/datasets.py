@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from meshsdk.client import Client
     from meshsdk.connections import Response
     from meshsdk.deliveries import Frame
+    from meshsdk.mixing import Mixing
     from meshsdk.native import FieldSchema, PlanInfo, SnapshotInfo
     from meshsdk.orders import Shuffle
     from meshwire.snapshotdocuments import Snapshot
@@ -95,12 +96,14 @@ class Dataset:
         ops: tuple[OpSpec, ...] = (),
         epoch: int = 0,
         packing: Mapping[str, Any] | None = None,
+        mixing: Mixing | None = None,
     ) -> None:
         self.client = client
         self.snapshot = snapshot
         self.ops = ops
         self.epoch = epoch
         self.packing = None if packing is None else dict(packing)
+        self.mixing = mixing
         self._plan: PlanInfo | None = None
 
     def map(self, *ops: OpSpec) -> Dataset:
@@ -139,6 +142,7 @@ class Dataset:
             self.ops if ops is None else ops,
             self.epoch if epoch is None else epoch,
             self.packing if packing is None else packing,
+            self.mixing,
         )
 
     def select(self, *fields: str) -> Dataset:
@@ -193,8 +197,10 @@ class Dataset:
     ) -> Dataset:
         if self.packing is not None:
             raise ConfigurationError("select, rename, filter and join before pack: a packed row is no sample")
+        if self.mixing is not None and not change.keys() <= {"select", "rename"}:
+            raise ConfigurationError("filter, relabel and join before mix: a mix's parts keep their samples")
         made = derive_snapshot(self.client.transport, self.snapshot, change, deadline)
-        return Dataset(self.client, made, tuple(ops), self.epoch)
+        return Dataset(self.client, made, tuple(ops), self.epoch, None, self.mixing)
 
     def _check_op(self, op: object) -> None:
         if not isinstance(op, OpSpec):
@@ -243,8 +249,12 @@ class Dataset:
         tail: str = "pad",
         on_bad: str = "raise",
         max_bad: float = 0.01,
+        batch: int | None = None,
     ) -> dict[str, Any]:
-        """The plan of this dataset as the protocol's document; or a ConfigurationError naming a bad value."""
+        """The plan of this dataset as the protocol's document; or a ConfigurationError naming a bad value.
+
+        `batch`: rows of a step, which is what a mix's stages that begin at steps need.
+        """
         document = {
             "ops": [op_document(op) for op in self.ops],
             "seed": seed,
@@ -253,6 +263,7 @@ class Dataset:
             "on_bad": on_bad,
             "max_bad": max_bad,
             "pack": self.packing,
+            "mix": None if self.mixing is None else self.mixing.document(batch),
         }
         try:
             return spec_document(parse_spec(document))
@@ -260,11 +271,12 @@ class Dataset:
             raise ConfigurationError(str(error)) from error
 
     def plan(self) -> PlanInfo:
-        """The registered plan behind `ds[i]` and `schema`: stored order, seed 0, bad samples raise."""
+        """The registered plan behind `ds[i]` and `schema`: stored order, unmixed, seed 0, bad ones raise."""
         if self._plan is None:
             patience = None if self.packing is None else _PATIENCE
+            unmixed = Dataset(self.client, self.snapshot, self.ops, self.epoch, self.packing)
             self._plan = register_plan(
-                self.client.transport, self.snapshot.hash, self.spec(), deadline=patience
+                self.client.transport, self.snapshot.hash, unmixed.spec(), deadline=patience
             )
         return self._plan
 
@@ -306,11 +318,14 @@ class Dataset:
     def __repr__(self) -> str:
         ops = "".join(f".{op.op}({', '.join(map(repr, op.every))})" for op in self.ops)
         pack = "" if self.packing is None else f".pack(length={self.packing['length']})"
+        mix = "" if self.mixing is None else f".mix({', '.join(map(str, self.mixing.parts))})"
         samples, fields = self.snapshot.samples, ", ".join(self.fields)
-        return f"Dataset({self.snapshot.source}, {samples} samples, {fields}){ops}{pack}"
+        return f"Dataset({self.snapshot.source}, {samples} samples, {fields}){mix}{ops}{pack}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.client, self.snapshot, self.ops, self.epoch, self.packing)
+        return type(self), (
+            self.client, self.snapshot, self.ops, self.epoch, self.packing, self.mixing,
+        )  # fmt: skip
 
 
 def _row(value: Any, row: int) -> Any:

@@ -85,7 +85,9 @@ class Loader:
         self.dataset = dataset
         self.rank, self.world = find_rank(rank, world)
         self.global_batch = _checked_batch(global_batch, self.world)
-        spec = dataset.spec(seed=seed, shuffle=shuffle, tail=tail, on_bad=on_bad, max_bad=max_bad)
+        spec = dataset.spec(
+            seed=seed, shuffle=shuffle, tail=tail, on_bad=on_bad, max_bad=max_bad, batch=global_batch
+        )
         self._transport = dataset.client.transport
         self._stage = make_stage(device, output)
         self.plan = register_plan(self._transport, dataset.snapshot.hash, spec, global_batch, deadline)
@@ -104,7 +106,7 @@ class Loader:
         self._closed = False
         if self._count(0) == 0:
             raise ConfigurationError(
-                f"{self.plan.positions} samples make no step of {self.global_batch} with tail='drop': "
+                f"{self.plan.positions} positions make no step of {self.global_batch} with tail='drop': "
                 "lower global_batch, or use tail='pad'"
             )
 

@@ -126,7 +126,8 @@ def pin_snapshot(
 def derive_snapshot(
     transport: Transport, base: SnapshotInfo, change: Mapping[str, Any], deadline: float | None = None
 ) -> SnapshotInfo:
-    """A snapshot made of another: `change` is one of select, rename, filter, join (with `on`)."""
+    """A snapshot made of another: `change` is one of select, rename, relabel, filter, join (with `on`),
+    concat."""
     document = {"from": base.hash, **change}
     answer = transport.json(json_request("POST", "/-/snapshots", document), deadline)
     return _read(lambda: _snapshot(base.source, answer), "snapshot")

@@ -107,8 +107,8 @@ class LoaderState:
         if self.plan != plan:
             _differ(
                 "plan", self.plan, plan,
-                "ops, op versions, shuffle, tail or on_bad differ; make the loader as in the job that wrote "
-                "the state, or start without it",
+                "ops, op versions, shuffle, mix, tail or on_bad differ; make the loader as in the job that "
+                "wrote the state, or start without it",
             )  # fmt: skip
         if samples is not None and self.position > samples:
             raise StateMismatchError(

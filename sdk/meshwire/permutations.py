@@ -39,7 +39,8 @@ class Order(Protocol):
         """The samples at positions (int64[k] → int64[k]). Raises IndexError if any lies outside 0…n−1."""
 
 
-def _checked(positions: Indices, n: int) -> Indices:
+def checked_positions(positions: Indices, n: int) -> Indices:
+    """As int64; raises IndexError if any lies outside 0…n−1."""
     positions = np.ascontiguousarray(positions, dtype=np.int64)
     if positions.size and (int(positions.min()) < 0 or int(positions.max()) >= n):
         raise IndexError(f"positions outside 0…{n - 1}")
@@ -83,7 +84,7 @@ class Feistel:
 
     def many(self, positions: Indices) -> Indices:
         """The values at positions, int64[k]. Raises IndexError if any lies outside 0…n−1."""
-        values = self._pass_many(_checked(positions, self.n).astype(np.uint64))
+        values = self._pass_many(checked_positions(positions, self.n).astype(np.uint64))
         outside = np.flatnonzero(values >= self.n)
         while outside.size:
             again = self._pass_many(values[outside])
@@ -116,7 +117,7 @@ class StoredOrder:
         return position
 
     def many(self, positions: Indices) -> Indices:
-        return _checked(positions, self.n).copy()
+        return checked_positions(positions, self.n).copy()
 
     def __repr__(self) -> str:
         return f"StoredOrder(n={self.n})"
@@ -159,7 +160,7 @@ class BlocksOrder:
         return int(self.many(np.array([position], dtype=np.int64))[0])
 
     def many(self, positions: Indices) -> Indices:
-        positions = _checked(positions, self.n)
+        positions = checked_positions(positions, self.n)
         if not positions.size:
             return positions
         inside = self._inside_windows(positions)

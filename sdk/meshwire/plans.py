@@ -29,12 +29,14 @@ from meshwire.documents import (
     suggestion,
 )
 from meshwire.loaderstate import LoaderState, StateMismatchError, checked_hash
+from meshwire.mixes import mix_document, parse_mix
 from meshwire.packing import pack_document, parse_pack
 from meshwire.slices import TAILS, Slice, Tail, batch_rows, rank_rows, rank_slice, steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from meshwire.mixes import Mix
     from meshwire.packing import Pack
 
 __all__ = [
@@ -101,7 +103,8 @@ class ShuffleSpec:
 @dataclass(frozen=True, slots=True)
 class PlanSpec:
     """`max_bad`: the share of an epoch's samples, 0…1, above which a job stops whatever `on_bad` says.
-    `pack`: when a row holds many samples; positions count rows.
+    `pack`: when a row holds many samples; positions count rows. `mix`: when parts of the samples have shares
+    of their own.
     """
 
     ops: tuple[OpSpec, ...] = ()
@@ -111,6 +114,7 @@ class PlanSpec:
     on_bad: OnBad = "substitute"
     max_bad: float = 0.01
     pack: Pack | None = None
+    mix: Mix | None = None
 
 
 def parse_spec(source: bytes | str | Mapping[str, Any]) -> PlanSpec:
@@ -118,7 +122,7 @@ def parse_spec(source: bytes | str | Mapping[str, Any]) -> PlanSpec:
     sizes.
     """
     value = read_json(source) if isinstance(source, (bytes, str)) else checked_json(dict(source), "")
-    known = ("version", "ops", "seed", "shuffle", "tail", "on_bad", "max_bad", "pack")
+    known = ("version", "ops", "seed", "shuffle", "tail", "on_bad", "max_bad", "pack", "mix")
     document = checked_object(value, "", known)
     version = checked_integer(document.get("version", SPEC_VERSION), "version", 1, MAX_INTEGER)
     if version != SPEC_VERSION:
@@ -131,6 +135,7 @@ def parse_spec(source: bytes | str | Mapping[str, Any]) -> PlanSpec:
         on_bad=cast("OnBad", checked_choice(document.get("on_bad", "substitute"), "on_bad", ON_BAD)),
         max_bad=checked_number(document.get("max_bad", 0.01), "max_bad", 0.0, 1.0),
         pack=None if document.get("pack") is None else parse_pack(document["pack"]),
+        mix=None if document.get("mix") is None else parse_mix(document["mix"]),
     )
 
 
@@ -215,7 +220,11 @@ def spec_document(spec: PlanSpec) -> dict[str, Any]:
         "on_bad": spec.on_bad,
         "max_bad": spec.max_bad,
     }
-    return document if spec.pack is None else document | {"pack": pack_document(spec.pack)}
+    if spec.pack is not None:
+        document["pack"] = pack_document(spec.pack)
+    if spec.mix is not None:
+        document["mix"] = mix_document(spec.mix)
+    return document
 
 
 def op_document(op: OpSpec) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from meshwire.documents import PlanError, canonical_json, checked_text, read_jso
 from meshwire.fields import MAX_FIELDS, fields_document, parse_fields, parse_source, sample_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from meshwire.columns import Integers
     from meshwire.fields import FieldSpec
@@ -85,17 +85,24 @@ class Objects:
 
     def beside(self, other: Objects) -> Objects:
         """These, and then the others."""
-        buckets = list(dict.fromkeys((*self.buckets, *other.buckets)))
+        return Objects.together((self, other))
+
+    @classmethod
+    def together(cls, runs: Sequence[Objects]) -> Objects:
+        """Several runs of objects, one after the other."""
+        buckets = list(dict.fromkeys(bucket for run in runs for bucket in run.buckets))
         which = [
-            np.array([buckets.index(side.bucket_of(number)) for number in range(len(side))], np.int64)
-            for side in (self, other)
+            np.array([buckets.index(bucket) for bucket in run.buckets], np.int64)[
+                np.zeros(len(run), np.int64) if run.which is None else run.which
+            ]
+            for run in runs
         ]
         return _of_buckets(
             tuple(buckets),
             np.concatenate(which),
-            StringColumn.of([*self.keys, *other.keys]),
-            StringColumn.of([*self.etags, *other.etags]),
-            np.concatenate((self.sizes, other.sizes)),
+            StringColumn.of([key for run in runs for key in run.keys]),
+            StringColumn.of([etag for run in runs for etag in run.etags]),
+            np.concatenate([run.sizes for run in runs]),
         )
 
 

@@ -185,6 +185,8 @@ def test_both_sides_must_be_readable(daemon: Daemon, client: Client, photos: Dat
         with pytest.raises(AccessError):
             mine.join(captions)
         with pytest.raises(AccessError):
+            mesh.mix(mine, captions.rename(caption="image"))
+        with pytest.raises(AccessError):
             narrow.transport.text(mesh.native.FrameAddress(plan, 0, 0, 0, 1, 2).request())
 
 

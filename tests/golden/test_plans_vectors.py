@@ -17,6 +17,7 @@ import safetensors.numpy
 
 from meshwire.fields import parse_fields
 from meshwire.frames import layout, parse_header, verify, views
+from meshwire.mixorders import epoch_order
 from meshwire.permutations import Feistel, order
 from meshwire.plans import LoaderState, ShuffleSpec, canonical, parse_spec, plan_hash
 from meshwire.randomness import KeyedRandom, derive_key
@@ -66,6 +67,23 @@ def orders() -> dict[str, Any]:
         "blocks_2": order(ShuffleSpec("blocks", 2), starts, 7, 0).many(np.arange(20)).tolist(),
         "none": order(ShuffleSpec("none"), starts, 7, 0).many(np.arange(20)).tolist(),
     }
+
+
+def mixes() -> dict[str, Any]:
+    stages = [
+        {"weights": [3, 1, 0]},
+        {"weights": [1, 1, 2], "position": 20},
+        {"weights": [1, 0, 0], "epoch": 2},
+    ]
+    mix = {"parts": [10, 7, 3], "stages": stages, "positions": 40, "block": 8}
+    starts, found = np.array([0, 4, 10, 15, 17, 20], dtype=np.int64), {}
+    for shuffle in ({"kind": "global"}, {"kind": "blocks", "shards": 2}, {"kind": "none"}):
+        spec = parse_spec({"seed": 7, "shuffle": shuffle, "mix": mix})
+        found[f"plan_{shuffle['kind']}"] = plan_hash("ab" * 32, spec)
+        for epoch in range(3):
+            samples = epoch_order(spec, starts, epoch).many(np.arange(40))
+            found[f"{shuffle['kind']}_{epoch}"] = samples.tolist()
+    return found
 
 
 def documents() -> dict[str, Any]:
@@ -118,7 +136,7 @@ def samples() -> bytes:
     return bytes(data)
 
 
-@pytest.mark.parametrize("make", [randomness, orders, documents])
+@pytest.mark.parametrize("make", [randomness, orders, mixes, documents])
 def test_values_are_those_of_the_file(make: Any) -> None:
     path = DATA / f"{make.__name__}.json"
     if REWRITE:

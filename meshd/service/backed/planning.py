@@ -15,7 +15,7 @@ import numpy as np
 
 from meshd.kit.tasks import Tasks
 from meshd.service.backed.shelf import CHUNK, Piece, shelf_name
-from meshwire.permutations import order
+from meshwire.mixorders import epoch_order
 from meshwire.snapshots import BytesColumn
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ def epoch_samples(plan: Plan, snapshot: Snapshot, epoch: int) -> npt.NDArray[np.
     """The samples of an epoch in the order in which they are read; of a packed plan as they are stored."""
     if plan.within:
         return np.arange(snapshot.samples, dtype=np.int64)
-    every = order(plan.spec.shuffle, snapshot.shard_starts, plan.spec.seed, epoch)
-    return np.asarray(every.many(np.arange(snapshot.samples, dtype=np.int64)), dtype=np.int64)
+    every = epoch_order(plan.spec, snapshot.shard_starts, epoch)
+    return np.asarray(every.many(np.arange(plan.positions, dtype=np.int64)), dtype=np.int64)
 
 
 def _listed(plan: Plan, snapshot: Snapshot, epoch: int, shelves: dict[str, str]) -> list[Piece]:
@@ -95,7 +95,7 @@ class PlanHints:
 
     def reading(self, plan: Plan, snapshot: Snapshot, address: FrameAddress) -> None:
         """A frame of a plan is built now. Microseconds; what takes longer is done later."""
-        if not self._buckets.any_backed() or snapshot.samples > _MOST:
+        if not self._buckets.any_backed() or max(snapshot.samples, plan.positions) > _MOST:
             return
         told = self._epochs.get(plan.hash, -1)
         if address.epoch > told:
@@ -106,7 +106,9 @@ class PlanHints:
             self._tasks.spawn(self._tell(plan, snapshot, address.epoch), "tell")
         elif address.epoch == told:
             step = max(0, address.step - _BEHIND)
-            self._keeper.advance(plan.hash, min(1.0, (address.origin + step * address.batch) / plan.samples))
+            self._keeper.advance(
+                plan.hash, min(1.0, (address.origin + step * address.batch) / plan.positions)
+            )
 
     async def _tell(self, plan: Plan, snapshot: Snapshot, epoch: int) -> None:
         try:

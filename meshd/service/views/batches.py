@@ -160,16 +160,16 @@ async def complete_batches(batches: BatchService, caller: Caller, view: BatchesV
             "plan",
             f"its samples lie in {plan.bucket!r}: name the view {plan.bucket}--NAME, not of {view.source!r}",
         )
-    if not steps(plan.samples, view.batch, 0, plan.spec.tail):
+    if not steps(plan.positions, view.batch, 0, plan.spec.tail):
         raise PlanError(
-            "batch", f"an epoch of {plan.samples} positions has no whole batch; use a smaller one"
+            "batch", f"an epoch of {plan.positions} positions has no whole batch; use a smaller one"
         )
     count_rows(_address(view, (0, 0, view.world - 1)), plan)  # the largest slice is the last
     return replace(view, also=tuple(sorted(buckets - {view.source})))
 
 
 def _keys(view: BatchesView, plan: Plan) -> Numbered:
-    return view.keys(steps(plan.samples, view.batch, 0, plan.spec.tail))
+    return view.keys(steps(plan.positions, view.batch, 0, plan.spec.tail))
 
 
 def _address(view: BatchesView, numbers: tuple[int, ...]) -> FrameAddress:

@@ -1,0 +1,138 @@
+"""Mixes: several datasets drawn from in exact shares, as one dataset.
+
+Law: names and numbers only; which sample a position holds is computed by `meshwire.mixorders`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import lcm
+from typing import TYPE_CHECKING, Any
+
+from meshsdk.datasets import Dataset
+from meshsdk.errors import ConfigurationError
+from meshsdk.native import derive_snapshot
+from meshwire.mixes import BLOCK, MAX_WEIGHT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from meshwire.plans import OpSpec
+
+Weight = int | float | Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Other weights, from a place of `epoch` on: its `position`, or its `step`, which a loader turns into a
+    position with its global batch.
+    """
+
+    weights: Sequence[Weight]
+    epoch: int = 0
+    position: int = 0
+    step: int | None = None
+
+    def document(self, batch: int | None) -> dict[str, Any]:
+        """As the protocol says it."""
+        position = self.position
+        if self.step is not None:
+            if self.position:
+                raise ConfigurationError("Stage: give `position` or `step`, not both")
+            if batch is None:
+                raise ConfigurationError(
+                    f"Stage(step={self.step}): how many rows is a step? Give position=, or use a Loader"
+                )
+            position = self.step * batch
+        return {"epoch": self.epoch, "position": position, "weights": _whole(self.weights)}
+
+
+@dataclass(frozen=True, slots=True)
+class Mixing:
+    """`parts`: samples of each dataset; `stages` in order, the first from the beginning on."""
+
+    parts: tuple[int, ...]
+    stages: tuple[Stage, ...]
+    positions: int = 0
+    block: int = BLOCK
+
+    def document(self, batch: int | None) -> dict[str, Any]:
+        """The spec's `mix`."""
+        return {
+            "parts": list(self.parts),
+            "stages": [stage.document(batch) for stage in self.stages],
+            "positions": self.positions,
+            "block": self.block,
+        }
+
+
+def mix(
+    *datasets: Dataset,
+    weights: Sequence[Weight] | None = None,
+    schedule: Sequence[Stage] = (),
+    positions: int | None = None,
+    block: int = BLOCK,
+    deadline: float = 600.0,
+) -> Dataset:
+    """One dataset of several with the same fields and ops, drawn from by weight (left out: by size, so that
+    an epoch has every sample once).
+
+    In each `block` of positions every dataset has exactly its share, shuffled over the block;
+    block=global_batch gives it in every batch. An epoch has `positions` (left out: as many as there are
+    samples). A dataset of n samples that is drawn K times in an epoch gives each of them ⌊K/n⌋ or ⌈K/n⌉
+    times; the next epoch goes on with those that had less. `schedule` changes the weights at places of the
+    training. `ds[i]` and `len` are those of all samples, one dataset after the other. Raises
+    ConfigurationError.
+    """
+    ops = _checked(datasets)
+    given = [dataset.snapshot.samples for dataset in datasets] if weights is None else weights
+    stages = (Stage(given), *schedule)
+    for stage in stages:
+        if len(stage.weights) != len(datasets):
+            raise ConfigurationError(f"{len(stage.weights)} weights for {len(datasets)} datasets")
+    first = datasets[0]
+    change = {"concat": [dataset.snapshot.hash for dataset in datasets[1:]]}
+    snapshot = derive_snapshot(first.client.transport, first.snapshot, change, deadline)
+    parts = tuple(dataset.snapshot.samples for dataset in datasets)
+    made = Mixing(parts, stages, 0 if positions is None else positions, block)
+    mixed = Dataset(first.client, snapshot, ops, first.epoch, None, made)
+    if all(stage.step is None for stage in stages):
+        mixed.spec()  # what is wrong with the numbers is said now
+    return mixed
+
+
+def _checked(datasets: Sequence[Dataset]) -> tuple[OpSpec, ...]:
+    """The ops all have."""
+    if len(datasets) < 2:
+        raise ConfigurationError("mix takes two datasets at least, as mesh.mix(web, books, weights=[3, 1])")
+    first = datasets[0]
+    for number, dataset in enumerate(datasets):
+        if dataset.packing is not None or dataset.mixing is not None:
+            raise ConfigurationError(
+                f"dataset {number} is a packed or mixed one: mix first, then pack; mix all at once"
+            )
+        if dataset.ops != first.ops:
+            raise ConfigurationError(
+                f"the ops of dataset {number} are not those of the first: map after mixing, as "
+                "mesh.mix(...).map(...)"
+            )
+        if sorted(dataset.fields) != sorted(first.fields):
+            raise ConfigurationError(
+                f"dataset {number} has the fields {', '.join(dataset.fields)}, the first "
+                f"{', '.join(first.fields)}: select and rename until all have the same"
+            )
+    return first.ops
+
+
+def _whole(weights: Sequence[Weight]) -> list[int]:
+    """In the same ratio, exactly: 0.7 and 0.3 are 7 and 3."""
+    try:
+        exact = [Fraction(str(weight)) for weight in weights]
+    except (ValueError, ZeroDivisionError) as error:
+        raise ConfigurationError(f"weights={list(weights)!r}: numbers, as [3, 1] or [0.7, 0.3]") from error
+    scale = lcm(*(weight.denominator for weight in exact))
+    whole = [int(weight * scale) for weight in exact]
+    if max(whole) > MAX_WEIGHT:
+        raise ConfigurationError(f"weights={list(weights)!r}: too many digits; round them")
+    return whole
