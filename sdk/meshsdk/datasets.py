@@ -179,6 +179,26 @@ class Dataset:
         """
         return self._derived({"filter": expression}, self.ops, deadline)
 
+    def split(
+        self,
+        fractions: Mapping[str, float] | None = None,
+        *,
+        by: str = "name",
+        seed: int = 0,
+        deadline: float = 600.0,
+        **more: float,
+    ) -> dict[str, Dataset]:
+        """Datasets by name with about these fractions of the samples, as `ds.split(train=0.9, val=0.1)`.
+
+        A hash of `by`, an expression as in `filter`, and of `seed` says where a sample goes: it stays there
+        when the dataset grows, and samples of one value (`by='part(name, "_", 0)'`, a patient or a scene)
+        stay together. What the fractions leave below 1 is in none. Split a split with another seed.
+        Raises ConfigurationError; NotFoundError when a split is empty.
+        """
+        from meshsdk.splitting import split
+
+        return split(self, {**(fractions or {}), **more}, by, seed, deadline)
+
     def join(
         self, other: Dataset, on: str | tuple[str, str] | None = None, *, deadline: float = 600.0
     ) -> Dataset:

@@ -173,6 +173,23 @@ class Loader:
         """Makes the beginning of `epoch` the next batch."""
         self.seek(epoch, 0)
 
+    def skip(self, steps: int) -> None:
+        """Passes over the next batches, into the next epochs where they are more than are left: no rank gets
+        them, after a resume neither. Call it on every rank; raises IndexError below 0."""
+        steps = operator.index(steps)
+        if steps < 0:
+            raise IndexError(f"skip({steps}): to go back, seek")
+        state, left = self._state, self.remaining
+        if steps < left:
+            ahead = steps * self.global_batch
+            moved = replace(state, position=state.position + ahead)
+        else:
+            epochs, step = divmod(steps - left, len(self))
+            last = self.plan.positions - state.position + epochs * self.plan.positions
+            ahead = last + step * self.global_batch
+            moved = replace(state, epoch=state.epoch + 1 + epochs, position=step * self.global_batch)
+        self._move(replace(moved, skips=state.skips + ahead))
+
     def _move(self, state: LoaderState) -> None:
         self._end_pass()
         self._state = state

@@ -148,6 +148,25 @@ def test_a_state_of_another_snapshot_is_refused(server: ScriptedMesh) -> None:
             one.load_state_dict(one.state_dict() | {"position": "x"})
 
 
+@pytest.mark.parametrize("steps", [0, 1, 5, 6, 7, 13, 20])
+def test_skip_passes_over_batches_into_the_next_epochs(server: ScriptedMesh, steps: int) -> None:
+    with loader(server) as whole, loader(server) as one:
+        expected = [labels([batch]) for _ in range(4) for batch in whole]
+        first = next(iter(one))
+        one.skip(steps)
+        state = one.state_dict()
+        with loader(server, rank=1, world=2) as other:
+            other.load_state_dict(state)
+            second = labels([next(iter(other))])
+        found = [labels([batch]) for batch in one]
+    assert labels([first]) == expected[0]
+    assert found[0] == expected[1 + steps]
+    assert second == expected[1 + steps][8:]
+    assert state["skips"] == state["epoch"] * SAMPLES + state["position"] - 16
+    with loader(server) as bad, pytest.raises(IndexError, match="seek"):
+        bad.skip(-1)
+
+
 def test_seek_and_at(server: ScriptedMesh) -> None:
     with loader(server) as one:
         batches = list(one)

@@ -12,7 +12,13 @@ import pytest
 import meshsdk as mesh
 from meshd.testing.daemons import Daemon
 from meshsdk import ops
-from meshsdk.errors import AccessError, InvalidPlanError, NotFoundError, SnapshotChangedError
+from meshsdk.errors import (
+    AccessError,
+    ConfigurationError,
+    InvalidPlanError,
+    NotFoundError,
+    SnapshotChangedError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,6 +114,27 @@ def test_a_filter_keeps_what_holds(photos: Dataset, expression: str, kept: list[
     with mesh.Loader(ds, global_batch=2, seed=3, output="numpy", tail="ragged") as loader:
         seen = [int(image[0]) for batch in loader for image in batch["image"]]
     assert sorted(seen) == sorted(kept)
+
+
+def test_splits_are_disjoint_complete_and_stay_when_the_dataset_grows(photos: Dataset) -> None:
+    parts = photos.split(train=0.5, val=0.3, test=0.2)
+    found = {name: set(numbers(ds)) for name, ds in parts.items()}
+    assert sorted(number for some in found.values() for number in some) == list(range(COUNT))
+    few = photos.filter("index % 3 != 0")
+    for name, ds in few.split({"train": 0.5, "val": 0.3}, test=0.2).items():
+        assert set(numbers(ds)) <= found[name]
+    assert found != {name: set(numbers(ds)) for name, ds in photos.split(train=0.5, val=0.5, seed=2).items()}
+
+
+def test_what_belongs_together_stays_in_one_split(photos: Dataset) -> None:
+    parts = photos.split(a=0.5, b=0.5, by='slice(stem, 0, 2) + ":" + text(floor(meta.width / 400))', seed=3)
+    groups = [{(number // 10, number // 4) for number in numbers(ds)} for ds in parts.values()]
+    assert not groups[0] & groups[1]
+    assert len(photos.split(half=0.5)["half"]) < COUNT
+    with pytest.raises(ConfigurationError, match=r"9 of 12 samples are in no split: 'meta\.tags\[0\]'"):
+        photos.split(all=1.0, by="meta.tags[0]")
+    with pytest.raises(ConfigurationError, match="together at most 1"):
+        photos.split(a=0.7, b=0.4)
 
 
 def test_a_filter_that_makes_no_sense_says_so(photos: Dataset) -> None:
