@@ -40,7 +40,9 @@ if TYPE_CHECKING:
     from meshsdk.mixing import Mixing
     from meshsdk.native import FieldSchema, PlanInfo, SnapshotInfo
     from meshsdk.orders import Shuffle
+    from meshsdk.preflights import Preflight
     from meshwire.snapshotdocuments import Snapshot
+    from meshwire.snapshotstats import SnapshotStats
 
 _ROWS_A_REQUEST = 512
 _PATIENCE = 600.0  # seconds that measuring for packing may take before a dataset gives up
@@ -303,6 +305,32 @@ class Dataset:
     def schema(self) -> Mapping[str, FieldSchema]:
         """dtype and shape of each field of a row, as the ops leave them."""
         return self.plan().fields
+
+    def head(self, count: int = 5) -> list[dict[str, Any]]:
+        """The first samples in stored order, as `ds[i]` gives them."""
+        return self.__getitems__(range(min(operator.index(count), len(self))))
+
+    def stats(self) -> SnapshotStats:
+        """Bytes by field, samples by class and by shard, as they are stored. Downloads the manifest; no
+        sample is read."""
+        from meshwire.snapshotstats import snapshot_stats
+
+        return snapshot_stats(self.manifest())
+
+    def preflight(self, global_batch: int | None = None, *, world: int = 1, rows: int = 8) -> Preflight:
+        """Prepares `rows` samples from all over the dataset and tells how it went. Where no job can work,
+        raises PreflightError with the cause and the fix; see `meshsdk.preflights` for what else."""
+        from meshsdk.preflights import preflight
+
+        return preflight(self, global_batch, world=world, rows=rows)
+
+    def unmapped(self) -> Dataset:
+        """The dataset without its ops: what is stored."""
+        return Dataset(self.client, self.snapshot, (), self.epoch)
+
+    def unpacked(self) -> Dataset:
+        """The dataset without `pack`."""
+        return Dataset(self.client, self.snapshot, self.ops, self.epoch)
 
     def manifest(self) -> Snapshot:
         """The snapshot's document: objects, ETags, and where each sample lies. Downloads it."""

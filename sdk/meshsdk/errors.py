@@ -101,6 +101,10 @@ class InvalidPlanError(ServerError):
     """The plan names an unknown op, a missing field or an impossible argument."""
 
 
+class PreflightError(MeshError):
+    """A job with this dataset cannot work; the message says why and what to do."""
+
+
 _BY_CODE: dict[str, type[ServerError]] = {
     "SnapshotChanged": SnapshotChangedError,
     "BadSample": BadSampleError,

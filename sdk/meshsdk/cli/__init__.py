@@ -18,6 +18,7 @@ from meshsdk.cli.buckets import bucket
 from meshsdk.cli.cache import cache
 from meshsdk.cli.cluster import cluster
 from meshsdk.cli.copying import cp
+from meshsdk.cli.inspecting import preflight, schema, stats
 from meshsdk.cli.jobs import extract, job, reshard, shard
 from meshsdk.cli.listing import ls, mb, rb, stat
 from meshsdk.cli.ops import op
@@ -40,6 +41,7 @@ Examples:
   mesh cp -r ./photos s3://photos/train    upload a folder
   mesh sync --delete ./photos s3://photos/train
   mesh head s3://photos/train/             what a dataset of it would hold
+  mesh preflight s3://photos/train/ --op decode:image   whether a job with it would work
   mesh ls s3://photos/shard-000.tar/-/     the files of an archive: keys below ARCHIVE/-/
   mesh view create photos--small --match .jpg --op decode --op 'resize size=256' --op 'encode format=jpeg'
   mesh bucket create photos --origin s3://company-photos/train
@@ -72,6 +74,9 @@ for command in (
     sync,
     cat,
     head,
+    schema,
+    stats,
+    preflight,
     stat,
     rm,
     mb,

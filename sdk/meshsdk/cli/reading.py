@@ -45,6 +45,14 @@ def cat(session: Session, urls: Sequence[Remote], offset: int, length: int | Non
     output.flush()
 
 
+KIND_OPTION = click.option(
+    "--kind",
+    type=click.Choice(["auto", "objects", "tar", "lines", "zarr", "tfrecord"]),
+    default="auto",
+    help="What a sample is: files of one stem, of archives, a line (JSONL), a row of Zarr arrays, a record.",
+)
+
+
 @click.command()
 @click.argument("url", type=RemoteType())
 @click.option("-c", "--bytes", "count", type=click.IntRange(0), default=512, help="Bytes of an object.")
@@ -55,12 +63,7 @@ def cat(session: Session, urls: Sequence[Remote], offset: int, length: int | Non
     multiple=True,
     help="NAME=EXT[;EXT], NAME=@class, or of an array or feature NAME=ITS_NAME [default: guessed].",
 )
-@click.option(
-    "--kind",
-    type=click.Choice(["auto", "objects", "tar", "lines", "zarr", "tfrecord"]),
-    default="auto",
-    help="What a sample is: files of one stem, of archives, a line (JSONL), a row of Zarr arrays, a record.",
-)
+@KIND_OPTION
 @click.option("--filter", "condition", help="Only samples for which this expression holds.")
 @shared_options
 def head(

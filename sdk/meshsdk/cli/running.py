@@ -37,11 +37,11 @@ class Session:
     quiet: bool
     ca_cert: str | None = None
 
-    def client(self) -> Client:
-        """Raises ConfigurationError."""
+    def client(self, patience: float = _PATIENCE) -> Client:
+        """One that waits `patience` seconds for a server that does not answer. Raises ConfigurationError."""
         from meshsdk.connecting import connect
 
-        return connect(self.endpoint, deadline=_PATIENCE, ca_cert=self.ca_cert)
+        return connect(self.endpoint, deadline=patience, ca_cert=self.ca_cert)
 
     def show(self, text: str, **record: Any) -> None:
         """Prints `text` for a person, or `record` for a program."""

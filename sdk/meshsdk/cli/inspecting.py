@@ -1,0 +1,144 @@
+"""`mesh schema`, `mesh stats`, `mesh preflight`: what a dataset's rows are, what it holds, if it works."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from meshsdk.cli.benching import parse_op
+from meshsdk.cli.places import RemoteType
+from meshsdk.cli.reading import KIND_OPTION, parse_fields
+from meshsdk.cli.running import human, shared_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from meshsdk.cli.places import Remote
+    from meshsdk.cli.running import Session
+    from meshsdk.client import Client
+    from meshsdk.datasets import Dataset
+    from meshwire.snapshotstats import Spread
+
+_PATIENCE = 1.0  # seconds: a preflight is there to say at once that a server is not
+_SHOWN = 20
+
+
+def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds URL, --field, --kind, --filter and --op, and passes a function from a client to the dataset."""
+
+    @click.argument("url", type=RemoteType())
+    @click.option("--field", "fields", multiple=True, help="NAME=EXT[;EXT], NAME=@class [default: guessed].")
+    @KIND_OPTION
+    @click.option("--filter", "condition", help="Only samples for which this expression holds.")
+    @click.option("--op", "ops", multiple=True, help="OP:FIELD or OP:FIELD:SIZE, in order.")
+    @functools.wraps(command)
+    def wrapped(
+        session: Session,
+        /,
+        *,
+        url: Remote,
+        fields: Sequence[str],
+        kind: str,
+        condition: str | None,
+        ops: Sequence[str],
+        **rest: Any,
+    ) -> Any:
+        def opened(client: Client) -> Dataset:
+            from meshsdk.datasets import open as open_dataset
+
+            made = [parse_op(op) for op in ops]
+            ds = open_dataset(str(url), parse_fields(fields) if fields else None, kind=kind, client=client)
+            return (ds if condition is None else ds.filter(condition)).map(*made)
+
+        return command(session, opened, **rest)
+
+    return shared_options(wrapped)
+
+
+@click.command()
+@dataset_options
+def schema(session: Session, opened: Callable[[Client], Dataset]) -> None:
+    """Writes the fields of a dataset's rows, as its ops leave them: dtype and shape.
+
+    \b
+    mesh schema s3://photos/train/
+    mesh schema s3://photos/train/ --op decode:image --op center_crop:image:224
+    """
+    with session.client() as client:
+        for name, field in opened(client).schema().items():
+            shape = None if field.shape is None else list(field.shape)
+            session.show(f"{name}: {field}", field=name, dtype=field.dtype, shape=shape)
+
+
+@click.command()
+@dataset_options
+def stats(session: Session, opened: Callable[[Client], Dataset]) -> None:
+    """Writes what a dataset holds: samples, bytes a field, samples a class and a shard.
+
+    It comes of the snapshot alone: no sample is read, and ops do not matter.
+
+    \b
+    mesh stats s3://photos/train/
+    mesh stats s3://photos/train/ --filter 'label == "cat"' --json
+    """
+    with session.client() as client:
+        ds = opened(client)
+        found = ds.stats()
+    lines = [
+        f"{ds.snapshot.source}: {found.samples} samples, {human(found.bytes)} in {found.objects} objects, "
+        f"{ds.snapshot.skipped} skipped",
+        f"  samples a shard: {_spread(found.shards, str)}",
+    ]
+    for name, spread in found.sizes.items():
+        empty = f"; {found.empty[name]} are empty" if found.empty[name] else ""
+        lines.append(f"  {name}: {_spread(spread, human)}{empty}")
+    for name, counts in found.classes.items():
+        rare = sorted(counts.items(), key=lambda item: (item[1], item[0]))
+        told = ", ".join(f"{label} {count}" for label, count in rare[:_SHOWN])
+        lines.append(f"  {name}: {len(counts)} classes, the rarest first: {told}")
+    record = found.document() | {"skipped": ds.snapshot.skipped, "snapshot": ds.snapshot.hash}
+    session.show("\n".join(lines), source=ds.snapshot.source, **record)
+
+
+def _spread(spread: Spread, told: Callable[[int], str]) -> str:
+    return (
+        f"{told(spread.least)} to {told(spread.most)}, half up to {told(spread.median)}, "
+        f"99 % up to {told(spread.p99)}"
+    )
+
+
+@click.command()
+@click.option("-b", "--batch", type=click.IntRange(1), help="The global batch, to see whether it fits.")
+@click.option("--world", type=click.IntRange(1), default=1, help="Ranks that share it [1].")
+@click.option("-n", "--rows", type=click.IntRange(1, 512), default=8, help="Samples to prepare [8].")
+@dataset_options
+def preflight(
+    session: Session, opened: Callable[[Client], Dataset], batch: int | None, world: int, rows: int
+) -> None:
+    """Prepares a few samples from all over a dataset and says whether a job with it would work; if not, why,
+    and what to do.
+
+    \b
+    mesh preflight s3://photos/train/ --op decode:image --op center_crop:image:224 -b 1024 --world 8
+    """
+    with session.client(_PATIENCE) as client:
+        found = opened(client).preflight(batch, world=world, rows=rows)
+    fields = {name: str(field) for name, field in found.schema.items()}
+    lines = [f"{found.samples} samples; {found.rows - len(found.bad)} of {found.rows} tried can be prepared"]
+    lines += [f"  {name}: {told}" for name, told in fields.items()]
+    each = f"; a rank's batch takes {human(found.batch_bytes)}" if found.batch_bytes else ""
+    lines.append(f"  a row takes {human(found.row_bytes)}{each}")
+    lines += [f"note: {note}" for note in found.notes]
+    session.show(
+        "\n".join(lines),
+        samples=found.samples,
+        fields=fields,
+        rows=found.rows,
+        bad=list(found.bad),
+        row_bytes=found.row_bytes,
+        batch_bytes=found.batch_bytes,
+        seconds=round(found.seconds, 4),
+        notes=list(found.notes),
+    )

@@ -1,0 +1,191 @@
+"""Preflight: a few samples from all over a dataset, prepared once, before a job waits for anything.
+
+Law: it asks, and changes nothing: the plan it registers is the one `ds[i]` uses. What would make every batch
+fail raises with the cause and the fix; what is merely odd is a note.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshsdk.batches import Ragged
+from meshsdk.errors import BadSampleError, ConfigurationError, InvalidPlanError, PreflightError
+from meshwire.sniffing import look
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from meshsdk.datasets import Dataset
+    from meshsdk.native import FieldSchema
+    from meshwire.sniffing import Look
+
+ROWS = 8
+_AHEAD = 4
+_LOOKED_AT = 4096
+_UNTOLD = "the first sample does not tell"  # as the node says where it cannot complete an op's arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """How it went: `rows` samples were prepared, `bad` says of those that could not be why. `row_bytes`: of a
+    prepared row (of ragged fields, on average); `batch_bytes`: of a rank's largest batch, 0 without a batch
+    size. `notes` say what is odd, and what to do about it."""
+
+    samples: int
+    schema: Mapping[str, FieldSchema]
+    rows: int
+    row_bytes: int
+    batch_bytes: int
+    seconds: float
+    bad: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def preflight(ds: Dataset, global_batch: int | None = None, *, world: int = 1, rows: int = ROWS) -> Preflight:
+    """Prepares `rows` samples, evenly spread. Raises PreflightError (no sample can be prepared; a batch does
+    not fit in memory), ConfigurationError (batch and world), and what registering the plan raises:
+    InvalidPlanError, AccessError, SnapshotChangedError, DeadlineError.
+    """
+    began = time.monotonic()
+    _check_batch(global_batch, world)
+    if ds.packing is not None:
+        ds = ds.unpacked()
+    schema = _schema(ds)
+    picks = sorted({int(pick) for pick in np.linspace(0, len(ds) - 1, min(max(rows, 1), len(ds)))})
+    found, bad = _prepared(ds, picks)
+    if not found:
+        raise _hopeless(ds, picks, bad)
+    row_bytes = round(sum(map(_bytes_of, found)) / len(found))
+    batch_bytes = 0 if global_batch is None else -(-global_batch // world) * row_bytes
+    _check_memory(batch_bytes)
+    notes = [*_bad_notes(bad, len(picks)), *_raw_notes(ds, found[0]), *_ragged_notes(schema, found)]
+    if global_batch is not None and global_batch > len(ds):
+        notes.append(f"global_batch={global_batch} is more than the {len(ds)} samples: most rows are padding")
+    told = tuple(str(error) for error in bad.values())
+    seconds = time.monotonic() - began
+    return Preflight(len(ds), schema, len(picks), row_bytes, batch_bytes, seconds, told, tuple(notes))
+
+
+def _schema(ds: Dataset) -> Mapping[str, FieldSchema]:
+    try:
+        return ds.schema()
+    except InvalidPlanError as error:
+        if _UNTOLD not in str(error):
+            raise
+        hints = "".join(_hint(ds, 0, name) for op in ds.ops[:1] for name in op.every)
+        raise PreflightError(f"{error}{hints}") from error
+
+
+def _check_batch(batch: int | None, world: int) -> None:
+    if world < 1:
+        raise ConfigurationError(f"world={world}: the number of ranks, at least 1")
+    if batch is not None and batch < world:
+        raise ConfigurationError(
+            f"global_batch={batch} is less than {world} ranks: some would get no row; raise it"
+        )
+
+
+def _prepared(ds: Dataset, picks: Sequence[int]) -> tuple[list[Mapping[str, Any]], dict[int, BadSampleError]]:
+    """Rows, and of the samples that are bad why. All in one request, unless one is bad."""
+    try:
+        return list(ds.__getitems__(picks)), {}
+    except BadSampleError:
+        pass
+    found: list[Mapping[str, Any]] = []
+    bad: dict[int, BadSampleError] = {}
+    for pick in picks:
+        try:
+            found.append(ds[pick])
+        except BadSampleError as error:
+            bad[pick] = error
+    return found, bad
+
+
+def _hopeless(ds: Dataset, picks: Sequence[int], bad: Mapping[int, BadSampleError]) -> PreflightError:
+    pick, error = next(iter(bad.items()))
+    count = (
+        "its only sample cannot" if len(picks) == 1 else f"none of {len(picks)} samples from all over it can"
+    )
+    field, op = str(error.detail.get("field", "")), error.detail.get("op", "")
+    reason = error.detail.get("error", str(error))
+    hint = _hint(ds, pick, field) if field in ds.fields else ""
+    name = error.detail.get("key", pick)
+    told = f"{op} of {field!r} says of {name}: {reason}." if op else f"{reason}."
+    return PreflightError(f"{ds.snapshot.source}: {count} be prepared. {told}{hint}")
+
+
+def _hint(ds: Dataset, pick: int, field: str) -> str:
+    """What a field's stored bytes look like, and what to do about it."""
+    seen = _seen(ds.unmapped()[pick][field])
+    return "" if seen is None else f" {field!r} is {seen.what}: {seen.fix.format(field=field)}."
+
+
+def _seen(data: Any) -> Look | None:
+    return look(bytes(data[:_LOOKED_AT])) if isinstance(data, np.ndarray) else None
+
+
+def _bytes_of(row: Mapping[str, Any]) -> int:
+    return sum(np.asarray(value).nbytes for value in row.values() if not isinstance(value, Ragged))
+
+
+def _check_memory(batch_bytes: int) -> None:
+    free = _free_memory()
+    if free and _AHEAD * batch_bytes > free:
+        raise PreflightError(
+            f"a rank's batch takes {batch_bytes >> 20} MiB, and a loader holds {_AHEAD}; this machine has "
+            f"{free >> 20} MiB free: lower global_batch, use more ranks, or have the nodes make rows smaller "
+            "(ops.center_crop, ops.resize, uint8 instead of float32)"
+        )
+
+
+def _free_memory() -> int:
+    """Bytes; 0 where the system does not tell."""
+    try:
+        with open("/proc/meminfo") as file:
+            found = next(line for line in file if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return 0
+    return int(found.split()[1]) << 10
+
+
+def _bad_notes(bad: Mapping[int, BadSampleError], tried: int) -> list[str]:
+    if not bad:
+        return []
+    first = next(iter(bad.values()))
+    return [
+        f"{len(bad)} of {tried} samples are bad, the first: {first.detail.get('key', '')}: "
+        f"{first.detail.get('error', first)}. A loader substitutes them up to max_bad of its rows (0.01) and "
+        "raises beyond: repair them, filter them out, or set on_bad and max_bad"
+    ]
+
+
+def _raw_notes(ds: Dataset, row: Mapping[str, Any]) -> list[str]:
+    """Of fields without any op: what they look like."""
+    mapped = {name for op in ds.ops for name in op.every}
+    notes = []
+    for name, field in ds.snapshot.fields.items():
+        if field.kind != "bytes" or name in mapped:
+            continue
+        seen = _seen(row.get(name))
+        if seen is not None:
+            notes.append(f"{name!r} has no op and is {seen.what}: {seen.fix.format(field=name)}")
+    return notes
+
+
+def _ragged_notes(schema: Mapping[str, FieldSchema], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Of fields that come ragged although they are arrays of several dimensions, such as images."""
+    return [
+        f"{name!r} has rows of different shapes, as {' and '.join(shapes[:2])}, and is delivered ragged: "
+        "crop or resize it to one size"
+        for name, field in schema.items()
+        if field.shape is None
+        and np.ndim(rows[0].get(name, 0)) > 1
+        and prod(np.shape(rows[0][name]))
+        and (shapes := sorted({str(list(np.shape(row[name]))) for row in rows}))
+        and len(shapes) > 1
+    ]

@@ -1,0 +1,60 @@
+"""What bytes look like, by how they begin, and how a dataset would read them.
+
+Law: a hint for messages; nothing is decided by it. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Look(NamedTuple):
+    """`what`, as "a JPEG file"; `fix` in the imperative, with {field} for the field's name."""
+
+    what: str
+    fix: str
+
+
+_DECODE: Final = "put ops.decode({field!r}) before any other op"
+_BEGINNINGS: Final[Sequence[tuple[bytes, Look]]] = (
+    (b"\xff\xd8\xff", Look("a JPEG file", _DECODE)),
+    (b"\x89PNG\r\n", Look("a PNG file", _DECODE)),
+    (b"GIF8", Look("a GIF file", "convert it to PNG or WebP: decode reads JPEG, PNG and WebP")),
+    (b"II*\x00", Look("a TIFF file", "convert it to PNG: decode reads JPEG, PNG and WebP")),
+    (b"MM\x00*", Look("a TIFF file", "convert it to PNG: decode reads JPEG, PNG and WebP")),
+    (b"\x93NUMPY", Look("a .npy file", "put ops.npy({field!r}) before any other op")),
+    (b"\x89HDF\r\n", Look("an HDF5 file", "write its arrays as Zarr v3 and open them with kind='zarr'")),
+    (b"PAR1", Look("a Parquet file", "write its rows as JSONL and open them with kind='lines'")),
+    (
+        b"\x28\xb5\x2f\xfd",
+        Look("compressed with zstd", "store it uncompressed, or as a member of a .tar.zst"),
+    ),
+    (b"\x1f\x8b", Look("compressed with gzip", "store it uncompressed, or as a member of a .tgz")),
+    (b"PK\x03\x04", Look("a zip or .npz file", "use ops.npz({field!r}, NAME), or name it .zip")),
+    (b"<html", Look("an HTML page", "fetch it again: a server's error was probably stored in its place")),
+    (b"<!DOCTYPE html", Look("an HTML page", "fetch it again: a server's error was probably stored instead")),
+    (b"version https://git-lfs", Look("a pointer of Git LFS", "store the file itself: git lfs pull")),
+)
+_LINES: Final = Look("lines of JSON", "open the source with kind='lines': every line is a sample")
+_JSON: Final = Look("a JSON document", "take a value out of it: ops.json({field!r}, PATH)")
+_NUMBER: Final = Look("a number as text", "put ops.int_label({field!r}) before any other op")
+
+
+def look(data: bytes) -> Look | None:
+    """What bytes look like; None for what begins like nothing known."""
+    if not data:
+        return Look("empty", "remove such objects, or leave them out: ds.filter('{field}_size > 0')")
+    for beginning, found in _BEGINNINGS:
+        if data.startswith(beginning):
+            return found
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        return Look("a WebP file", _DECODE)
+    if data.lstrip()[:1] in (b"{", b"["):
+        lines = data.strip().split(b"\n")
+        more = len(lines) > 1 and all(line.strip().startswith(b"{") for line in lines[:2])
+        return _LINES if more and lines[0].strip().endswith(b"}") else _JSON
+    text = data[:32].strip()
+    return _NUMBER if len(data) <= 32 and text.lstrip(b"-").isdigit() else None

@@ -1,0 +1,172 @@
+"""What a dataset is, holds, and whether a job with it would work, through the SDK and the command."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import meshsdk as mesh
+from meshd.testing.daemons import Daemon
+from meshsdk import ops, preflights
+from meshsdk.cli import run
+from meshsdk.errors import ConfigurationError, InvalidPlanError, PreflightError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from meshsdk.client import Client
+
+COUNT = 40
+
+
+def jpeg(number: int, width: int = 40) -> bytes:
+    out = io.BytesIO()
+    Image.new("RGB", (width, 30), (number, 0, 0)).save(out, "JPEG")
+    return out.getvalue()
+
+
+def npy(array: Any) -> bytes:
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon.start(args=("--transforms", "2")) as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def client(daemon: Daemon) -> Iterator[Client]:
+    with mesh.connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key) as client:
+        client.create_bucket("data")
+        for number in range(COUNT):
+            kind = "dog" if number < 10 else "cat"
+            client.put("data", f"photos/{kind}/{number:03}.jpg", jpeg(number, 40 + number % 2))
+            client.put("data", f"arrays/{number:03}.npy", npy(np.zeros(100_000)))
+            client.put("data", f"torn/{number:03}.jpg", jpeg(number)[: 300 if number % 2 else None])
+        for number in range(3):
+            client.put("data", f"lines/{number}.jsonl", b'{"x": 1}\n{"x": 2}\n')
+        yield client
+
+
+@pytest.fixture
+def command(
+    daemon: Daemon, client: Client, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    monkeypatch.setenv("MESH_ENDPOINT", daemon.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", daemon.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", daemon.secret_key)
+
+    def call(*arguments: str, code: int = 0) -> str:
+        capfd.readouterr()
+        assert run(list(arguments)) == code
+        out, err = capfd.readouterr()
+        return err if code else out
+
+    return call
+
+
+def photos(client: Client) -> mesh.Dataset:
+    return mesh.open("s3://data/photos", fields={"image": "jpg", "label": "@class"}, client=client)
+
+
+def test_head_and_stats(client: Client) -> None:
+    ds = photos(client)
+    assert [int(row["label"]) for row in ds.head(3)] == [0, 0, 0]
+    assert len(ds.head(1000)) == COUNT
+    found = ds.stats()
+    sizes = sorted(len(jpeg(number, 40 + number % 2)) for number in range(COUNT))
+    spread = found.sizes["image"]
+    assert (spread.least, spread.median, spread.most) == (sizes[0], sizes[19], sizes[-1])
+    assert (spread.total, found.bytes) == (sum(sizes), sum(sizes))
+    assert found.classes == {"label": {"cat": 30, "dog": 10}}
+    assert (found.samples, found.objects, found.shards.total) == (COUNT, COUNT, COUNT)
+    assert ds.filter("label == 'dog'").stats().classes == {"label": {"cat": 0, "dog": 10}}
+
+
+def test_what_works_is_told_with_its_size(client: Client) -> None:
+    ds = photos(client).map(ops.decode("image"), ops.center_crop("image", 16))
+    found = ds.preflight(64, world=4)
+    assert (found.samples, found.rows, found.bad) == (COUNT, 8, ())
+    assert found.row_bytes == 16 * 16 * 3 + 8
+    assert found.batch_bytes == 16 * found.row_bytes
+    assert found.notes == ("global_batch=64 is more than the 40 samples: most rows are padding",)
+    assert (
+        photos(client)
+        .map(ops.decode("image"))
+        .preflight()
+        .notes[0]
+        .startswith("'image' has rows of different shapes, as [30, 40, 3] and [30, 41, 3]")
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "field", "chosen", "cause"),
+    [
+        ("arrays", "npy", ops.decode, r"'x' is a \.npy file: put ops\.npy\('x'\)"),
+        ("photos", "jpg", ops.npy, r"not an npy file.*'x' is a JPEG file: put ops\.decode"),
+        ("lines", "jsonl", ops.int_label, "'x' is lines of JSON: open the source with kind='lines'"),
+    ],
+)
+def test_what_cannot_work_says_why_and_what_to_do(
+    client: Client, place: str, field: str, chosen: Any, cause: str
+) -> None:
+    ds = mesh.open(f"s3://data/{place}", fields={"x": field}, client=client).map(chosen("x"))
+    with pytest.raises(PreflightError, match=cause):
+        ds.preflight()
+
+
+def test_some_bad_samples_are_a_note(client: Client) -> None:
+    ds = mesh.open("s3://data/torn", fields={"x": "jpg"}, client=client).map(ops.decode("x"))
+    found = ds.preflight(rows=COUNT)
+    assert len(found.bad) == COUNT // 2
+    assert found.notes[0].startswith("20 of 40 samples are bad, the first: torn/001:")
+
+
+def test_ops_that_do_not_fit_are_told_before_any_sample(client: Client) -> None:
+    with pytest.raises(InvalidPlanError, match=r"ops\[0\]"):
+        photos(client).map(ops.center_crop("image", 8)).preflight()
+
+
+def test_batches_that_cannot_be(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    ds = photos(client)
+    with pytest.raises(ConfigurationError, match="global_batch=3 is less than 4 ranks"):
+        ds.preflight(3, world=4)
+    arrays = mesh.open("s3://data/arrays", fields={"x": "npy"}, client=client).map(ops.npy("x"))
+    monkeypatch.setattr(preflights, "_free_memory", lambda: 64 << 20)
+    with pytest.raises(PreflightError, match="takes 30 MiB, and a loader holds 4; this machine has 64 MiB"):
+        arrays.preflight(40)
+    assert arrays.preflight(8).batch_bytes == 8 * 800_000
+
+
+def test_the_commands(command: Callable[..., str]) -> None:
+    crop = ("--op", "decode:image", "--op", "center_crop:image:16")
+    assert command("schema", "s3://data/photos/", *crop).splitlines() == [
+        "image: uint8 [16, 16, 3]",
+        "label: int64 []",
+    ]
+    assert json.loads(command("stats", "--json", "s3://data/photos/"))["classes"]["label"]["dog"] == 10
+    assert "2 classes, the rarest first: dog 10, cat 30" in command("stats", "s3://data/photos/")
+    told = json.loads(command("preflight", "--json", "s3://data/photos/", *crop, "-b", "8"))
+    assert (told["rows"], told["bad"], told["batch_bytes"]) == (8, [], 8 * (16 * 16 * 3 + 8))
+    assert "'npy' has no op and is a .npy file" in command("preflight", "s3://data/arrays/")
+    wrong = command("preflight", "s3://data/arrays/", "--op", "decode:npy", code=1)
+    assert "none of 8 samples from all over it can be prepared" in wrong
+    assert "mesh ls" in command("preflight", "s3://nothing/", code=3)
+
+
+def test_a_server_that_is_not_there_is_told_at_once(
+    command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        monkeypatch.setenv("MESH_ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        assert "refused" in command("preflight", "s3://data/photos/", code=1)

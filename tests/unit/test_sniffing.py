@@ -1,0 +1,36 @@
+"""Hints about bytes: each names a fix that can be filled in; nothing makes it fail."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwire.sniffing import look
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"", "empty"),
+        (b"\xff\xd8\xff\xe0", "a JPEG file"),
+        (b"RIFF\0\0\0\0WEBPVP8 ", "a WebP file"),
+        (b"\x93NUMPY\x01", "a .npy file"),
+        (b"PK\x03\x04", "a zip or .npz file"),
+        (b' {"a": 1}', "a JSON document"),
+        (b'[{"a": 1},\n {"b": 2}]', "a JSON document"),
+        (b'{"a": 1}\n{"b": 2}\n', "lines of JSON"),
+        (b" -12\n", "a number as text"),
+        (b"<!DOCTYPE html><html>", "an HTML page"),
+    ],
+)
+def test_what_is_recognised(data: bytes, what: str) -> None:
+    found = look(data)
+    assert found is not None
+    assert found.what == what
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes_have_a_look_or_none(data: bytes) -> None:
+    found = look(data)
+    assert found is None or found.fix.format(field="x")
