@@ -1,0 +1,85 @@
+"""Toy data for the examples, so that they run without yours: coloured photographs, texts, waves.
+
+    python -m examples.toys s3://toys
+
+Law: the same bytes each time. Needs what the server needs (Pillow, tokenizers), and zarr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import meshsdk as mesh
+from examples.checkpoints import split_url
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+COLOURS = {"blue": (30, 40, 220), "green": (30, 200, 60), "red": (220, 40, 30)}
+
+
+def photographs(count: int) -> Iterator[tuple[str, bytes]]:
+    """`photos/COLOUR/NUMBER.jpg`: noise around a colour, which is what there is to learn."""
+    from PIL import Image
+
+    random = np.random.default_rng(7)
+    for number in range(count):
+        name = list(COLOURS)[number % len(COLOURS)]
+        pixels = np.clip(random.normal(COLOURS[name], 60, (40, 48, 3)), 0, 255).astype(np.uint8)
+        body = io.BytesIO()
+        Image.fromarray(pixels).save(body, "JPEG")
+        yield f"photos/{name}/{number:05}.jpg", body.getvalue()
+
+
+def texts(count: int) -> Iterator[tuple[str, bytes]]:
+    """`texts/part-N.jsonl` and the `tokenizer.json` that was trained on them."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    refrain = "the cat sat on the mat. "
+    written = [f"{refrain * (number % 5)}it was number {number}." for number in range(count)]
+    half = count // 2
+    for part, lines in enumerate((written[:half], written[half:])):
+        yield f"texts/part-{part}.jsonl", "\n".join(json.dumps({"text": line}) for line in lines).encode()
+    tokenizer: Any = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(written, trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet))
+    yield "tokenizer.json", tokenizer.to_str().encode()
+
+
+def waves(count: int) -> Iterator[tuple[str, bytes]]:
+    """`waves`: a Zarr v3 array float32 [count, 48], a chunk a row, sixteen rows a shard."""
+    import zarr
+
+    random, time = np.random.default_rng(7), np.arange(48)
+    speed, phase = random.uniform(0.1, 0.5, (count, 1)), random.uniform(0, 6, (count, 1))
+    stored: dict[str, Any] = {}
+    array = zarr.create_array(
+        zarr.storage.MemoryStore(stored), shape=(count, 48), chunks=(1, 48), shards=(16, 48), dtype="float32"
+    )
+    array[:] = np.sin(speed * time + phase)
+    for key, value in stored.items():
+        yield f"waves/{key}", value.to_bytes()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="examples.toys", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("target", help="where to put them, as s3://toys")
+    parser.add_argument("--samples", type=int, default=192, help="of each kind")
+    options = parser.parse_args(arguments)
+    bucket, prefix = split_url(options.target.rstrip("/"))
+    with mesh.connect() as client:
+        client.create_bucket(bucket)
+        for make in (photographs, texts, waves):
+            for name, body in make(options.samples):
+                client.put(bucket, f"{prefix}/{name}" if prefix else name, body)
+    print(f"{options.samples} photographs, texts and waves are below {options.target}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""The examples at toy size: each trains, and what it prints of what it saw is what it should have seen."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+import meshsdk as mesh
+from examples import ddp, series, sweep, tokens, toys
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshd.testing.daemons import Daemon
+
+BUCKET = "toys"
+DDP = (f"s3://{BUCKET}/photos", "--batch", "16", "--epochs", "2", "--accumulate", "2", "--warm", "2")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _toys(daemon: Daemon) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MESH_ENDPOINT", daemon.endpoint)
+        patch.setenv("AWS_ACCESS_KEY_ID", daemon.access_key)
+        patch.setenv("AWS_SECRET_ACCESS_KEY", daemon.secret_key)
+        patch.setenv("OMP_NUM_THREADS", "1")
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        toys.main([f"s3://{BUCKET}", "--samples", "96"])
+        yield
+        torch.set_num_threads(threads)
+        with mesh.connect() as client:
+            client.delete_many(BUCKET, [entry.key for entry in client.list(BUCKET)])
+            client.delete_bucket(BUCKET)
+
+
+def hashes(output: str) -> list[str]:
+    assert re.search(r"samples/s=\d+ stall=\d", output), output
+    return re.findall(r"hash=([0-9a-f]{16})", output)
+
+
+def ranks(number: int, *arguments: str) -> str:
+    """What `number` ranks of the data-parallel example print."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={number}"]
+    done = subprocess.run(
+        [*command, "-m", "examples.ddp", *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_data_parallel_training_goes_on_at_another_world_size(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = ddp.main(DDP)
+    checkpoint = ("--checkpoint", f"s3://{BUCKET}/ddp.pt")
+    ranks(2, *DDP, *checkpoint, "--stop-after", "2")
+    assert whole.loader.epoch == 2
+    resumed = ddp.main([*DDP, *checkpoint])
+    assert (resumed.loader.stats().samples, resumed.steps) == (128, 4)
+    first, second = hashes(capsys.readouterr().out)
+    assert first == second
+    for mine, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.allclose(mine, other, atol=1e-2)  # bfloat16, summed in another order
+    ddp.main([*DDP, *checkpoint])  # nothing is left to do
+    assert hashes(capsys.readouterr().out) == [first]
+
+
+def test_training_stops_early(capsys: pytest.CaptureFixture[str]) -> None:
+    stopped = ddp.main([*DDP, "--epochs", "9", "--rate", "0", "--patience", "2"])
+    assert stopped.loader.epoch == 3
+    assert "epoch=3" in capsys.readouterr().out
+
+
+def test_rates_rise_and_fall() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 1.0)
+    schedule = ddp.warm_up_and_cosine(optimizer, 2, 6)
+    rates = []
+    for _ in range(6):
+        rates.append(round(schedule.get_last_lr()[0], 3))
+        optimizer.step()
+        schedule.step()
+    assert rates == [0.5, 1.0, 1.0, 0.854, 0.5, 0.146]
+
+
+def test_packed_tokens_are_learnt(capsys: pytest.CaptureFixture[str]) -> None:
+    source = (f"s3://{BUCKET}/texts", "--tokenizer", f"s3://{BUCKET}/tokenizer.json")
+    losses = tokens.main([*source, "--vocabulary", "320", "--length", "64", "--steps", "12"])
+    assert losses[-1] < 0.7 * losses[0]
+    assert len(hashes(capsys.readouterr().out)) == 1
+
+
+def test_a_text_sees_nothing_of_its_neighbours_and_nothing_ahead() -> None:
+    torch.manual_seed(0)
+    model = tokens.LanguageModel(vocabulary=32, length=6)
+    segments, places = torch.tensor([[1, 1, 1, 2, 2, 0]]), torch.tensor([[0, 1, 2, 0, 1, 0]])
+    words = torch.tensor([[1, 2, 3, 4, 5, 0]])
+    before = model(words, segments, places)
+    words[0, 2] = 9
+    after = model(words, segments, places)
+    same = [bool(torch.equal(before[0, at], after[0, at])) for at in range(6)]
+    assert same == [True, True, False, True, True, True]
+
+
+def test_series_are_forecast(capsys: pytest.CaptureFixture[str]) -> None:
+    errors = series.main([f"s3://{BUCKET}/waves", "--batch", "16", "--epochs", "8"])
+    assert errors[-1] < 0.6 * errors[0]
+    assert len(hashes(capsys.readouterr().out)) == 1
+
+
+def test_trials_share_one_pass() -> None:
+    source = (f"s3://{BUCKET}/photos", "--batch", "12", "--epochs", "1")
+    outcomes = sweep.main([*source, "--trials", "3", "--parallel", "2"])
+    assert len({outcome.seen for outcome in outcomes}) == 1
+    assert sum(sum(outcome.frames.values()) for outcome in outcomes) == 24
+    assert sum(outcome.frames.get("miss", 0) for outcome in outcomes) == 8
+    assert [sweep.places(busy, 5) for busy in (0.0, 0.26, 0.9, 1.3)] == [5, 3, 1, 1]
