@@ -267,7 +267,9 @@ class FrameBuilder:
         return int(bounds[part - 1]), int(bounds[part])
 
     def _mark(self, rows: list[int], status: Status) -> None:
-        self._draft.rows.status[rows] = status
+        """A row that only fills up a batch stays flagged as that."""
+        found = self._draft.rows.status
+        found[rows] = np.where(found[rows] == Status.PAD, Status.PAD, status)
 
     def _name(self, row: int) -> str:
         return self._snapshot.sample_name(int(self._draft.rows.samples[row]))
