@@ -31,8 +31,8 @@ from meshd.kit.admission import Admission, FullError
 from meshd.kit.singleflight import SingleFlight
 from meshd.telemetry import metrics
 from meshwire.documents import PlanError
+from meshwire.epochs import epoch_order, snapshot_order
 from meshwire.frames import FRAME_VERSION
-from meshwire.mixorders import epoch_order
 from meshwire.plans import batch_rows, rank_rows, rank_slice
 from meshwire.snapshots import Snapshot
 
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from meshd.assembly.sources import PlainArchives
     from meshd.config import TransformSettings
     from meshd.store.interface import ObjectStore
-    from meshwire.columns import Integers
     from meshwire.packing import PackTable
     from meshwire.permutations import Order
 
@@ -155,7 +154,7 @@ class Assembler:
             self.hints.reading(plan, snapshot, address)
         count = count_rows(address, plan)
         with self._admission(count, count * _row_bytes(plan)):
-            rows = self._rows(address, plan, snapshot.shard_starts)
+            rows = self._rows(address, plan, snapshot)
             builder = FrameBuilder(self._kitchen, plan, snapshot, address.epoch, rows, metadata_of(address))
             frame = await builder.build()
         if isinstance(address, FrameAddress):
@@ -164,7 +163,7 @@ class Assembler:
 
     async def _pack(self, address: Address, plan: Plan) -> MemoryFrame:
         count, table = count_rows(address, plan), await self._packs.table(plan)
-        rows = self._rows(address, plan, table.shard_starts, table)
+        rows = self._rows(address, plan, table)
         samples = table.samples_of(rows.samples)
         within = await self._assemble(RowsAddress(plan.within, 0, tuple(samples.tolist())))
         with self._admission(0, count * _row_bytes(plan)):
@@ -175,9 +174,7 @@ class Assembler:
             self._cache.put(address, made)
         return made
 
-    def _rows(
-        self, address: Address, plan: Plan, shard_starts: Integers, table: PackTable | None = None
-    ) -> Rows:
+    def _rows(self, address: Address, plan: Plan, within: Snapshot | PackTable) -> Rows:
         try:
             if isinstance(address, RowsAddress):
                 return _chosen_rows(address, plan)
@@ -192,18 +189,21 @@ class Assembler:
             )
         except PlanError as error:
             raise BatchError("InvalidPlan", str(error), detail={"path": error.path}) from error
-        order = self._order(plan, shard_starts, address.epoch, table)
+        order = self._order(plan, within, address.epoch)
         rows = rows_of(piece.positions, order.many(piece.positions), piece.pad)
         if plan.pairs is not None:
             rows.partners = partners_of(rows.positions, plan.positions, order.many)
         return rows
 
-    def _order(self, plan: Plan, shard_starts: Integers, epoch: int, table: PackTable | None) -> Order:
+    def _order(self, plan: Plan, within: Snapshot | PackTable, epoch: int) -> Order:
         key = plan.hash, epoch
         found = self._orders.get(key)
         if found is None:
-            bounds = None if table is None else row_bounds(table, plan.spec)
-            found = self._orders[key] = epoch_order(plan.spec, shard_starts, epoch, bounds)
+            if isinstance(within, Snapshot):
+                found = snapshot_order(plan.spec, within, epoch)
+            else:
+                found = epoch_order(plan.spec, within.shard_starts, epoch, row_bounds(within, plan.spec))
+            self._orders[key] = found
             if len(self._orders) > _ORDERS:
                 self._orders.popitem(last=False)
         self._orders.move_to_end(key)

@@ -26,10 +26,11 @@ from meshd.service.packs import Packs, within_spec
 from meshd.transform.programs import asset_digests, compile_program, completed
 from meshd.transform.reading import SourceGoneError
 from meshwire.documents import MAX_INTEGER, PlanError, checked_integer, checked_object, read_json, required
+from meshwire.epochs import bucket_lengths, snapshot_order
 from meshwire.fields import sample_key
 from meshwire.frames import FRAME_VERSION, Status
 from meshwire.loaderstate import checked_hash
-from meshwire.mixorders import epoch_order, mix_bounds
+from meshwire.mixorders import mix_bounds
 from meshwire.plans import parse_spec, plan_hash, rank_slice, steps
 from meshwire.snapshots import LabelColumn
 
@@ -109,6 +110,8 @@ class BatchService:
         """A plan with all that its hash covers, not registered. Raises BatchError as `create` does."""
         try:
             _check_mix(snapshot, spec)
+            if spec.buckets is not None:
+                bucket_lengths(spec, snapshot)
             spec = await self._assets.pinned(caller, spec)
         except PlanError as error:
             raise invalid(error) from error
@@ -265,7 +268,7 @@ class BatchService:
         count_rows(address, plan)
         snapshot = await self._catalog.snapshot(plan.snapshot)
         piece = slice_of(plan, address)
-        order = epoch_order(plan.spec, snapshot.shard_starts, address.epoch)
+        order = snapshot_order(plan.spec, snapshot, address.epoch)
         samples = order.many(piece.positions)
         pinned = self._pinned(snapshot)
         await pinned.look_up(samples.tolist())

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from meshsdk.gathers import Gathered, Item
     from meshsdk.loaders import Loader
     from meshsdk.mixing import Stage, mix
-    from meshsdk.orders import Blocks
+    from meshsdk.orders import Blocks, LengthBuckets
     from meshsdk.selecting import class_of_prefix
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "Dataset",
     "Gathered",
     "Item",
+    "LengthBuckets",
     "Loader",
     "MeshError",
     "Ragged",
@@ -49,6 +50,7 @@ _HOMES = {
     "Dataset": "datasets",
     "Gathered": "gathers",
     "Item": "gathers",
+    "LengthBuckets": "orders",
     "Loader": "loaders",
     "MeshError": "errors",
     "Ragged": "batches",

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from meshsdk.deliveries import Frame
     from meshsdk.mixing import Mixing
     from meshsdk.native import FieldSchema, PlanInfo, SnapshotInfo
-    from meshsdk.orders import Shuffle
+    from meshsdk.orders import LengthBuckets, Shuffle
     from meshsdk.preflights import Preflight
     from meshwire.snapshotdocuments import Snapshot
     from meshwire.snapshotstats import SnapshotStats
@@ -272,10 +272,11 @@ class Dataset:
         on_bad: str = "raise",
         max_bad: float = 0.01,
         batch: int | None = None,
+        buckets: LengthBuckets | None = None,
     ) -> dict[str, Any]:
         """The plan of this dataset as the protocol's document; or a ConfigurationError naming a bad value.
 
-        `batch`: rows of a step, which is what a mix's stages that begin at steps need.
+        `batch`: rows of a step, which is what a mix's stages that begin at steps need, and buckets.
         """
         document = {
             "ops": [op_document(op) for op in self.ops],
@@ -286,6 +287,7 @@ class Dataset:
             "max_bad": max_bad,
             "pack": self.packing,
             "mix": None if self.mixing is None else self.mixing.document(batch),
+            "buckets": None if buckets is None else buckets.document(batch),
         }
         try:
             return spec_document(parse_spec(document))

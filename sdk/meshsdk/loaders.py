@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from meshsdk.datasets import Dataset
     from meshsdk.meters import LoaderStats
     from meshsdk.native import BadSample, FieldSchema
-    from meshsdk.orders import Shuffle
+    from meshsdk.orders import LengthBuckets, Shuffle
     from meshsdk.transport import Request
 
 DEFAULT_PREFETCH = 256 << 20
@@ -48,6 +48,7 @@ class Loader:
     global_batch: rows of a step over all ranks; it may change between runs, as may the world size.
     shuffle: True or "global", mesh.Blocks(shards=S), or False for stored order; a function of seed and
     epoch.
+    buckets: mesh.LengthBuckets(field): batches of rows of like lengths.
     tail: "pad" (flagged rows fill the last batch), "drop", "ragged". on_bad: "substitute", "raise",
     "mask", "drop".
     rank, world: of torch.distributed if it is initialised, else RANK and WORLD_SIZE, else 0 of 1.
@@ -68,6 +69,7 @@ class Loader:
         *,
         seed: int = 0,
         shuffle: Shuffle = True,
+        buckets: LengthBuckets | None = None,
         tail: Literal["pad", "drop", "ragged"] = "pad",
         on_bad: Literal["substitute", "raise", "mask", "drop"] = "substitute",
         max_bad: float = 0.01,
@@ -86,7 +88,13 @@ class Loader:
         self.rank, self.world = find_rank(rank, world)
         self.global_batch = _checked_batch(global_batch, self.world)
         spec = dataset.spec(
-            seed=seed, shuffle=shuffle, tail=tail, on_bad=on_bad, max_bad=max_bad, batch=global_batch
+            seed=seed,
+            shuffle=shuffle,
+            tail=tail,
+            on_bad=on_bad,
+            max_bad=max_bad,
+            batch=global_batch,
+            buckets=buckets,
         )
         self._transport = dataset.client.transport
         self._stage = make_stage(device, output)

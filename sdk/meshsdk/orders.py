@@ -22,6 +22,24 @@ class Blocks:
             raise ConfigurationError(f"Blocks(shards={self.shards}): at least one shard a window")
 
 
+@dataclass(frozen=True, slots=True)
+class LengthBuckets:
+    """Batches of rows of like lengths: of `window` batches at a time the rows are sorted by the stored bytes
+    of `field`, and the batches put in random order. `rows`: of a batch; left out, the loader's global batch.
+    """
+
+    field: str
+    window: int = 64
+    rows: int | None = None
+
+    def document(self, batch: int | None) -> dict[str, Any]:
+        """The spec's `buckets`."""
+        rows = batch if self.rows is None else self.rows
+        if rows is None:
+            raise ConfigurationError("LengthBuckets: how many rows is a batch? Give rows=, or use a Loader")
+        return {"field": self.field, "rows": rows, "window": self.window}
+
+
 Shuffle = bool | Literal["global"] | Blocks
 
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from meshwire.mixes import drawn, drawn_before, segments, shares
-from meshwire.permutations import BlocksOrder, Feistel, checked_positions, order
+from meshwire.permutations import BlocksOrder, Feistel, checked_positions
 from meshwire.randomness import derive_key
 
 if TYPE_CHECKING:
     from meshwire.mixes import Mix, Segment
-    from meshwire.permutations import Indices, Order
-    from meshwire.plans import PlanSpec, ShuffleSpec
+    from meshwire.permutations import Indices
+    from meshwire.plans import ShuffleSpec
 
 # What a key is used for, as in `permutations`.
 _BLOCK, _PART, _TAKEN, _SHARDS, _RUN = 0x626C6F636B, 0x70617274, 0x74616B656E, 0x6D7368617264, 0x72756E
@@ -193,11 +193,3 @@ def _draws(
 def mix_bounds(mix: Mix) -> Indices:
     """Where the parts begin in stored order, and where the last ends: int64[D+1]."""
     return np.concatenate(([0], np.cumsum(mix.parts))).astype(np.int64)
-
-
-def epoch_order(spec: PlanSpec, shard_starts: Indices, epoch: int, bounds: Indices | None = None) -> Order:
-    """The order of a plan's epoch. `bounds`: of a mix whose rows are not samples, where its parts begin."""
-    if spec.mix is None:
-        return order(spec.shuffle, shard_starts, spec.seed, epoch)
-    bounds = mix_bounds(spec.mix) if bounds is None else bounds
-    return MixOrder(spec.mix, bounds, shard_starts, spec.shuffle, spec.seed, epoch)

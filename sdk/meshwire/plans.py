@@ -28,6 +28,7 @@ from meshwire.documents import (
     shown,
     suggestion,
 )
+from meshwire.lengthbuckets import buckets_document, parse_buckets
 from meshwire.loaderstate import LoaderState, StateMismatchError, checked_hash
 from meshwire.mixes import mix_document, parse_mix
 from meshwire.packing import pack_document, parse_pack
@@ -36,6 +37,7 @@ from meshwire.slices import TAILS, Slice, Tail, batch_rows, rank_rows, rank_slic
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from meshwire.lengthbuckets import Buckets
     from meshwire.mixes import Mix
     from meshwire.packing import Pack
 
@@ -104,7 +106,7 @@ class ShuffleSpec:
 class PlanSpec:
     """`max_bad`: the share of an epoch's samples, 0…1, above which a job stops whatever `on_bad` says.
     `pack`: when a row holds many samples; positions count rows. `mix`: when parts of the samples have shares
-    of their own.
+    of their own. `buckets`: when rows of like lengths stand together.
     """
 
     ops: tuple[OpSpec, ...] = ()
@@ -115,6 +117,7 @@ class PlanSpec:
     max_bad: float = 0.01
     pack: Pack | None = None
     mix: Mix | None = None
+    buckets: Buckets | None = None
 
 
 def parse_spec(source: bytes | str | Mapping[str, Any]) -> PlanSpec:
@@ -122,7 +125,7 @@ def parse_spec(source: bytes | str | Mapping[str, Any]) -> PlanSpec:
     sizes.
     """
     value = read_json(source) if isinstance(source, (bytes, str)) else checked_json(dict(source), "")
-    known = ("version", "ops", "seed", "shuffle", "tail", "on_bad", "max_bad", "pack", "mix")
+    known = ("version", "ops", "seed", "shuffle", "tail", "on_bad", "max_bad", "pack", "mix", "buckets")
     document = checked_object(value, "", known)
     version = checked_integer(document.get("version", SPEC_VERSION), "version", 1, MAX_INTEGER)
     if version != SPEC_VERSION:
@@ -136,6 +139,7 @@ def parse_spec(source: bytes | str | Mapping[str, Any]) -> PlanSpec:
         max_bad=checked_number(document.get("max_bad", 0.01), "max_bad", 0.0, 1.0),
         pack=None if document.get("pack") is None else parse_pack(document["pack"]),
         mix=None if document.get("mix") is None else parse_mix(document["mix"]),
+        buckets=None if document.get("buckets") is None else parse_buckets(document["buckets"]),
     )
 
 
@@ -224,6 +228,8 @@ def spec_document(spec: PlanSpec) -> dict[str, Any]:
         document["pack"] = pack_document(spec.pack)
     if spec.mix is not None:
         document["mix"] = mix_document(spec.mix)
+    if spec.buckets is not None:
+        document["buckets"] = buckets_document(spec.buckets)
     return document
 
 

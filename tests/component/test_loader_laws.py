@@ -14,6 +14,7 @@ from PIL import Image
 import meshsdk as mesh
 from meshd.testing.daemons import Daemon
 from meshsdk import ops
+from meshsdk.errors import InvalidPlanError
 from meshsdk.testing.loader_suite import LoaderSuite
 
 if TYPE_CHECKING:
@@ -100,6 +101,28 @@ class TestMix(DaemonLaws):
         parts = self.pictures("whole").split(a=0.3, b=0.7)
         schedule = [mesh.Stage([1, 3], position=40), mesh.Stage([1, 0], epoch=1)]
         return mesh.mix(*parts.values(), weights=[0.6, 0.4], schedule=schedule, positions=92, block=24)
+
+
+class TestBuckets(DaemonLaws):
+    more: ClassVar = {"buckets": mesh.LengthBuckets("image", window=3, rows=16)}
+    ranks: ClassVar[Sequence[int]] = (3,)
+
+    def test_batches_are_of_like_lengths(self) -> None:
+        raw = mesh.open("s3://photos/torn", fields={"image": "png"}, client=self.client)
+        spread = {}
+        for buckets in (None, mesh.LengthBuckets("image", window=6)):
+            with mesh.Loader(raw, 15, seed=3, output="numpy", buckets=buckets) as one:
+                sizes = [np.diff(batch["image"].offsets) for batch in one]
+            assert sum(map(sum, sizes)) == raw.snapshot.bytes
+            spread[buckets] = sum(int(np.ptp(size)) for size in sizes)
+        assert spread[buckets] < spread[None] / 2
+
+    def test_a_field_without_bytes_and_packed_rows_are_refused(self) -> None:
+        raw = mesh.open("s3://photos/torn", fields={"image": "png"}, client=self.client)
+        with pytest.raises(InvalidPlanError, match="did you mean 'image'"):
+            mesh.Loader(raw, 15, buckets=mesh.LengthBuckets("imag"))
+        with pytest.raises(InvalidPlanError, match="packed rows are of one length"):
+            mesh.Loader(raw.pack("image", length=400), 15, buckets=mesh.LengthBuckets("image"))
 
 
 class TestPacked(DaemonLaws):

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from meshwire.epochs import epoch_order
 from meshwire.fields import parse_fields
 from meshwire.frames import layout, parse_header, verify, views
-from meshwire.mixorders import epoch_order
+from meshwire.lengthbuckets import BucketOrder
 from meshwire.permutations import Feistel, order
 from meshwire.plans import LoaderState, ShuffleSpec, canonical, parse_spec, plan_hash
 from meshwire.randomness import KeyedRandom, derive_key
@@ -83,6 +84,11 @@ def mixes() -> dict[str, Any]:
         for epoch in range(3):
             samples = epoch_order(spec, starts, epoch).many(np.arange(40))
             found[f"{shuffle['kind']}_{epoch}"] = samples.tolist()
+    spec = parse_spec({"seed": 7, "buckets": {"field": "text", "rows": 4, "window": 3}})
+    assert spec.buckets is not None
+    found["plan_buckets"] = plan_hash("ab" * 32, spec)
+    order = BucketOrder(epoch_order(spec, starts, 1), np.arange(20) * 7 % 20, spec.buckets, 7, 1)
+    found["buckets_1"] = order.many(np.arange(20)).tolist()
     return found
 
 

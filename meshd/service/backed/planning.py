@@ -15,7 +15,7 @@ import numpy as np
 
 from meshd.kit.tasks import Tasks
 from meshd.service.backed.shelf import CHUNK, Piece, shelf_name
-from meshwire.mixorders import epoch_order
+from meshwire.epochs import snapshot_order
 from meshwire.snapshots import BytesColumn
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def epoch_samples(plan: Plan, snapshot: Snapshot, epoch: int) -> npt.NDArray[np.
     """The samples of an epoch in the order in which they are read; of a packed plan as they are stored."""
     if plan.within:
         return np.arange(snapshot.samples, dtype=np.int64)
-    every = epoch_order(plan.spec, snapshot.shard_starts, epoch)
+    every = snapshot_order(plan.spec, snapshot, epoch)
     return np.asarray(every.many(np.arange(plan.positions, dtype=np.int64)), dtype=np.int64)
 
 
