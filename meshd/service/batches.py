@@ -325,7 +325,7 @@ def _own_extension(snapshot: Snapshot, name: str) -> str:
     """A field's extension, or where several have the same one, its name."""
     if snapshot.specs[name].array is not None:
         return f"{name}.row"
-    if snapshot.specs[name].feature is not None:
+    if not snapshot.specs[name].ext:
         return name
     ext = snapshot.specs[name].ext[0]
     alike = sum(spec.ext[:1] == (ext,) for spec in snapshot.specs.values())

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from meshd.assembly.errors import BatchError
 from meshd.service.lines import Lines
+from meshd.service.mds import MdsSources
 from meshd.service.structures import Structures, parse_derivation
 from meshd.service.tfrecords import Tfrecords
 from meshd.service.zarrs import ZarrSources
@@ -20,8 +21,9 @@ from meshwire.archives.kinds import archive_kind
 from meshwire.documents import PlanError, checked_choice, checked_object, read_json, required
 from meshwire.fields import parse_fields, parse_source, sample_key
 from meshwire.lines import build_from_lines
+from meshwire.recordindexes import build_from_records
 from meshwire.snapshots import EmptySnapshotError, build_from_objects, build_from_tars
-from meshwire.tfrecordsources import build_from_tfrecords, is_tfrecord
+from meshwire.tfrecordsources import is_tfrecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -37,8 +39,9 @@ if TYPE_CHECKING:
     from meshwire.fields import FieldSpec, Source
     from meshwire.snapshots import Built, Snapshot
 
-Kind = Literal["auto", "objects", "tar", "lines", "zarr", "tfrecord"]
-KINDS: tuple[Kind, ...] = ("auto", "objects", "tar", "lines", "zarr", "tfrecord")
+Kind = Literal["auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds"]
+KINDS: tuple[Kind, ...] = ("auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds")
+_PARTS = {"array": "zarr", "feature": "tfrecord", "column": "mds"}  # how fields of a kind are named
 _PAGE = 1000
 _EMPTY = {
     "source": "check the source's prefix and the fields' extensions",
@@ -73,7 +76,7 @@ class DatasetService:
         self._objects = objects
         self._structures = Structures(store, catalog, readers, archives, objects)
         self.lines, self._zarrs = Lines(store, catalog, objects), ZarrSources(objects)
-        self.tfrecords = Tfrecords(store, catalog, objects)
+        self.tfrecords, self._mds = Tfrecords(store, catalog, objects), MdsSources(catalog, objects)
 
     def __repr__(self) -> str:
         return f"<DatasetService over {self._archives!r}>"
@@ -150,6 +153,8 @@ class DatasetService:
     ) -> Built:
         if kind == "zarr":
             return await self._zarrs.build(listing, source, fields)
+        if kind == "mds":
+            return await self._mds.build(listing, source, fields)
         scanned = _scanned(listing, kind, fields)
         if kind == "lines":
             files = [
@@ -181,7 +186,9 @@ class DatasetService:
             (key, record.etag, record.size, await self.tfrecords.index(source.bucket, key, record, wanted))
             for key, record in scanned
         ]
-        return await asyncio.to_thread(build_from_tfrecords, files, source=source, fields=fields)
+        return await asyncio.to_thread(
+            build_from_records, files, kind="tfrecord", source=source, fields=fields
+        )
 
     def _entries(self, source: Source) -> Iterator[tuple[str, Record]]:
         after, more = "", True
@@ -210,7 +217,7 @@ def _scanned(
     """The objects whose content tells what samples there are: archives, files of lines, arrays; else none."""
     if kind == "objects":
         return []
-    if kind == "zarr":
+    if kind in ("zarr", "mds"):
         return list(listing)
     if kind == "tfrecord":
         return [entry for entry in listing if entry[1].size and is_tfrecord(entry[0])]
@@ -229,11 +236,11 @@ def _parse(value: Any) -> tuple[Source, Kind, Mapping[str, FieldSpec]]:
         raise PlanError("fields", 'expected an object, as {"image": {"ext": ["jpg"]}}')
     parsed = parse_fields(fields)
     for name, spec in parsed.items():
-        if (spec.array is None) is (kind == "zarr"):
-            raise PlanError(
-                f"fields.{name}", 'fields of the kind zarr, and of no other, are {"array": "name"}'
-            )
-        if spec.kind == "bytes" and (spec.feature is None) is (kind == "tfrecord"):
-            message = 'fields of the kind tfrecord, and of no other, are {"feature": "name"}'
+        held = next((own for own in _PARTS if getattr(spec, own) is not None), "ext")
+        wanted = next((own for own, whose in _PARTS.items() if whose == kind), "ext")
+        if held != wanted and (spec.kind == "bytes" or kind == "zarr"):
+            whose = kind if wanted != "ext" else _PARTS[held]
+            part = held if wanted == "ext" else wanted
+            message = f'fields of the kind {whose}, and of no other, are {{"{part}": "name"}}'
             raise PlanError(f"fields.{name}", message)
     return source, kind, parsed

@@ -15,7 +15,8 @@ from meshd.kit.singleflight import SingleFlight
 from meshd.service.lines import pieces_of
 from meshd.service.remotewire import FarRecord
 from meshwire.columns import ColumnError
-from meshwire.tfrecordsources import TfrecordError, TfrecordIndex, index_records
+from meshwire.recordindexes import RecordIndex
+from meshwire.tfrecordsources import TfrecordError, index_records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,12 +32,12 @@ class Tfrecords:
 
     def __init__(self, store: ObjectStore, catalog: Catalog, objects: RemoteObjects) -> None:
         self._store, self._catalog, self._objects = store, catalog, objects
-        self._indexing: SingleFlight[str, TfrecordIndex] = SingleFlight()
+        self._indexing: SingleFlight[str, RecordIndex] = SingleFlight()
 
     def __repr__(self) -> str:
         return f"<Tfrecords, {len(self._indexing)} files being indexed>"
 
-    async def index(self, bucket: str, key: str, record: Record, features: Sequence[str]) -> TfrecordIndex:
+    async def index(self, bucket: str, key: str, record: Record, features: Sequence[str]) -> RecordIndex:
         """Where these features of a file's records lie. Raises BatchError BadSample."""
         wanted = sorted(set(features))
         digest = hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:32]
@@ -44,7 +45,7 @@ class Tfrecords:
         document = self._catalog.read(name)
         if document is not None:
             try:
-                return TfrecordIndex.from_bytes(document)
+                return RecordIndex.from_bytes(document)
             except ColumnError:  # written by another version: made anew below
                 pass
         index, _ = await self._indexing.run(name, lambda: self._made(name, bucket, key, record, wanted))
@@ -52,7 +53,7 @@ class Tfrecords:
 
     async def _made(
         self, name: str, bucket: str, key: str, record: Record, wanted: Sequence[str]
-    ) -> TfrecordIndex:
+    ) -> RecordIndex:
         here: Record | None = record
         if isinstance(record, FarRecord):
             await self._objects.bring(bucket, key, record)
@@ -61,9 +62,9 @@ class Tfrecords:
             return await self._index(name, f"s3://{bucket}/{key}", here, wanted)
         document = await self._objects.archive_index(bucket, key, record, features=wanted)
         await self._catalog.write(name, document)
-        return TfrecordIndex.from_bytes(document)
+        return RecordIndex.from_bytes(document)
 
-    async def _index(self, name: str, url: str, record: Record, wanted: Sequence[str]) -> TfrecordIndex:
+    async def _index(self, name: str, url: str, record: Record, wanted: Sequence[str]) -> RecordIndex:
         try:
             with self._store.reading(record, 0, record.size) as spans:
                 index = await asyncio.to_thread(lambda: index_records(pieces_of(spans), wanted))

@@ -17,7 +17,7 @@ import numpy as np
 from meshsdk.batches import Ragged, split_frame
 from meshsdk.deliveries import open_frame
 from meshsdk.errors import ConfigurationError, CorruptFrameError, MeshError
-from meshsdk.guessing import guess_features, guess_fields
+from meshsdk.guessing import guess_columns, guess_features, guess_fields
 from meshsdk.native import (
     derive_snapshot,
     describe_snapshot,
@@ -27,7 +27,7 @@ from meshsdk.native import (
     rows_request,
 )
 from meshsdk.orders import shuffle_spec
-from meshsdk.selecting import array_fields, check_source, feature_fields, select_fields
+from meshsdk.selecting import array_fields, check_source, part_fields, select_fields
 from meshwire.declarations import is_user_op
 from meshwire.plans import OpSpec, PlanError, op_document, parse_spec, spec_document
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 _ROWS_A_REQUEST = 512
 _PATIENCE = 600.0  # seconds that measuring for packing may take before a dataset gives up
-_KINDS = ("auto", "objects", "tar", "lines", "zarr", "tfrecord")
+_KINDS = ("auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds")
 
 
 def open(
@@ -64,10 +64,10 @@ def open(
     `fields` names what a sample is made of ("jpg", "jpg;jpeg;png", "cls", "@class"); left out, it is
     guessed from the first keys. `kind` is "objects" (files that share a stem), "tar" (WebDataset shards and
     other archives), "lines" (a sample a line, as in JSONL), "zarr" (a sample a row of the arrays that are
-    the fields), "tfrecord" (a sample a record, features of its `tf.Example` are the fields) or "auto"
-    (archives if there are any, else objects). Raises ConfigurationError,
-    NotFoundError (nothing there), DeadlineError (unavailable for
-    `deadline` seconds, by default the client's).
+    the fields), "tfrecord" (a sample a record, features of its `tf.Example` are the fields), "mds"
+    (mosaicml-streaming's shards, columns are the fields) or "auto" (archives if there are any, else objects).
+    Raises ConfigurationError, NotFoundError (nothing there), DeadlineError (unavailable for `deadline`
+    seconds, by default the client's).
     """
     from meshsdk.connecting import connect
 
@@ -80,7 +80,9 @@ def open(
     if kind == "zarr":
         fields = array_fields(fields)
     if kind == "tfrecord":
-        fields = feature_fields(guess_features(client, source) if fields is None else fields)
+        fields = part_fields(guess_features(client, source) if fields is None else fields, "feature")
+    if kind == "mds":
+        fields = part_fields(guess_columns(client, source) if fields is None else fields, "column")
     chosen = select_fields(fields) if fields is not None else guess_fields(client, source)
     return Dataset(client, pin_snapshot(client.transport, source, kind, chosen, deadline))
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from meshsdk.errors import ConfigurationError, NotFoundError
 from meshwire import tars
 from meshwire.archives.kinds import archive_kind
+from meshwire.documents import PlanError
 from meshwire.examples import ExampleError, features
 from meshwire.fields import MAX_FIELDS, class_of, parse_source, sample_key
 
@@ -65,18 +66,40 @@ def guess_features(client: Client, source: str) -> dict[str, str]:
         found = features(client.get(place.bucket, key, offset=HEAD_BYTES, length=size) if size else b"")
     except (TfrecordError, ExampleError) as error:
         raise ConfigurationError(f"s3://{place.bucket}/{key}: its first record {error}") from error
-    names = sorted(name.decode(errors="replace") for name, at in found.items() if at.kind and at.values == 1)
-    fields: dict[str, str] = {}
-    for feature in filter(None, names[:MAX_FIELDS]):
-        name = _field_name(feature)[:60]
-        while name in fields:
-            name += "_"
-        fields[name] = feature
+    fields = _fields_of(
+        name.decode(errors="replace") for name, at in found.items() if at.kind and at.values == 1
+    )
     if not fields:
         raise ConfigurationError(
             f"the first record of s3://{place.bucket}/{key} has no feature to go by: pass "
             'fields={"data": ""} for whole records'
         )
+    return fields
+
+
+def guess_columns(client: Client, source: str) -> dict[str, str]:
+    """A field for each column of an MDS dataset; Python objects are left out. Raises NotFoundError when there
+    is no index.json in the source, ConfigurationError for one that is none."""
+    from meshwire.mds import INDEX, MAX_INDEX, UNSAFE, parse_mds
+
+    place = parse_source(source)
+    document = client.get(place.bucket, place.prefix + INDEX, length=MAX_INDEX)
+    try:
+        shards = parse_mds(document, INDEX)
+    except PlanError as error:
+        raise ConfigurationError(f"{source}: {error}") from error
+    told = zip(shards[0].names, shards[0].encodings, strict=True) if shards else ()
+    return _fields_of(name for name, encoding in told if encoding != UNSAFE)
+
+
+def _fields_of(parts: Iterable[str]) -> dict[str, str]:
+    """A field for each part of a record that has a name, named alike as far as a field may be."""
+    fields: dict[str, str] = {}
+    for part in sorted(filter(None, parts))[:MAX_FIELDS]:
+        name = _field_name(part)[:60]
+        while name in fields:
+            name += "_"
+        fields[name] = part
     return fields
 
 

@@ -287,6 +287,12 @@ def feature(
     return OpSpec("feature", _field("feature", field), {"type": type, "length": length})
 
 
+def frombuffer(field: str, dtype: str, *, shape: Sequence[int | None] = ()) -> OpSpec:
+    """Numbers as they lie in memory, little endian, such as a column of MDS → an array of this shape, one
+    number by default; one extent may be None, and is what is there."""
+    return OpSpec("frombuffer", _field("frombuffer", field), {"dtype": dtype, "shape": list(shape)})
+
+
 def raw(field: str) -> OpSpec:
     """The bytes as they are: ragged uint8 (what a bytes field is without any op)."""
     return OpSpec("raw", _field("raw", field))

@@ -53,10 +53,11 @@ def array_fields(fields: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: {"array": value} if isinstance(value, str) else value for name, value in fields.items()}
 
 
-def feature_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of files of TFRecords, names of features; "@class" is the folder still."""
+def part_fields(fields: Mapping[str, Any], part: str) -> dict[str, Any]:
+    """Fields that are parts of records, by their names: a "feature" of a TFRecord, a "column" of MDS;
+    "@class" is the folder still."""
     return {
-        name: _expand(value) if not isinstance(value, str) or value == CLASS else {"feature": value}
+        name: _expand(value) if not isinstance(value, str) or value == CLASS else {part: value}
         for name, value in fields.items()
     }
 

@@ -34,7 +34,7 @@ class FieldSpec:
     """`ext`: extensions, lower case and without the first dot, the preferred first (kind `bytes`);
     `label_of`: where a class label comes from (kind `label`): "prefix", the first folder below the source;
     `array`: the folder of a Zarr array below the source, None for what is no row of one; `feature`: the name
-    of a `tf.Example`'s feature ("": the whole record), None for what is none.
+    of a `tf.Example`'s feature ("": the whole record), None for what is none; `column`: the same of MDS.
     """
 
     name: str
@@ -43,6 +43,12 @@ class FieldSpec:
     label_of: str = ""
     array: str | None = None
     feature: str | None = None
+    column: str | None = None
+
+    @property
+    def part(self) -> str:
+        """What it is of a record: the feature's or column's name."""
+        return self.feature or self.column or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +103,12 @@ def _parse_field(name: str, value: Any) -> FieldSpec:
         )
     if isinstance(value, (str, list)):
         value = {"ext": value}
-    document = checked_object(value, path, ("ext", "class", "array", "feature"))
+    document = checked_object(value, path, ("ext", "class", "array", "feature", "column"))
     if len(document) != 1:
         raise PlanError(
-            path, 'give one of {"ext": [...]}, {"class": "prefix"}, {"array": "name"} and {"feature": "name"}'
+            path,
+            'give one of {"ext": [...]}, {"class": "prefix"}, {"array": "name"}, {"feature": "name"} and '
+            '{"column": "name"}',
         )
     if "array" in document:
         folder = checked_text(document["array"], join(path, "array"), at_most=500).strip("/")
@@ -108,6 +116,9 @@ def _parse_field(name: str, value: Any) -> FieldSpec:
     if "feature" in document:
         feature = checked_text(document["feature"], join(path, "feature"), at_most=500)
         return FieldSpec(name, "bytes", feature=feature)
+    if "column" in document:
+        column = checked_text(document["column"], join(path, "column"), at_most=500)
+        return FieldSpec(name, "bytes", column=column)
     if "class" in document:
         label_of = checked_choice(document["class"], join(path, "class"), ("prefix",))
         return FieldSpec(name, "label", label_of=label_of)
@@ -137,6 +148,8 @@ def _field_document(spec: FieldSpec) -> dict[str, Any]:
         return {"array": spec.array}
     if spec.feature is not None:
         return {"feature": spec.feature}
+    if spec.column is not None:
+        return {"column": spec.column}
     return {"ext": list(spec.ext)} if spec.kind == "bytes" else {"class": spec.label_of}
 
 

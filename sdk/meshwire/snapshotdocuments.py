@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     Int32 = np.ndarray[Any, np.dtype[np.int32]]
 
-SnapshotKind = Literal["objects", "tar", "lines", "zarr", "tfrecord", "joined"]
-KINDS: tuple[SnapshotKind, ...] = ("objects", "tar", "lines", "zarr", "tfrecord", "joined")
+SnapshotKind = Literal["objects", "tar", "lines", "zarr", "tfrecord", "mds", "joined"]
+KINDS: tuple[SnapshotKind, ...] = ("objects", "tar", "lines", "zarr", "tfrecord", "mds", "joined")
 CONTENT_TYPE = "application/vnd.shardmesh.snapshot"
 # Plain objects have no shards of their own: runs of this many samples in key order stand in for them.
 SAMPLES_A_SHARD = 1024

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from meshd.service.lifecycle import Lifecycle
 from meshd.testing.examples import BytesList, example, record
+from meshd.testing.mds import mds_files
 from meshwire.s3.settings import LifecycleRule
 from tests.component.mesh_crew import ROOT, MeshCrew
 from tests.component.native_working import CROP, Mesh, error, png
@@ -52,6 +53,8 @@ def fill(crew: MeshCrew) -> None:
     for part in range(4):
         rows = [example({"n": BytesList([b"%d" % n])}) for n in range(part * 20, part * 20 + 20)]
         crew.put("pictures", f"tfrecord/part-{part:05}-of-00004", b"".join(map(record, rows)))
+    for name, data in mds_files({"n": "str"}, [{"n": b"%d" % n} for n in range(70)], shard=20).items():
+        crew.put("pictures", f"mds/{name}", data)
 
 
 @pytest.fixture(scope="module")
@@ -94,13 +97,14 @@ TAR = {"image": {"ext": ["png"]}, "meta": {"ext": ["json"]}}
         ("s3://pictures/shards/", TAR, CROP),
         ("s3://pictures/lines/", {"text": {"ext": ["jsonl"]}}, []),
         ("s3://pictures/tfrecord/", {"n": {"feature": "n"}}, []),
+        ("s3://pictures/mds/", {"n": {"column": "n"}}, []),
     ],
 )
 def test_frames_are_the_same_on_every_node(
     lone: MeshCrew, crew: MeshCrew, source: str, fields: Any, ops: Any
 ) -> None:
     folder = source.split("/")[-2]
-    more = {"kind": folder} if folder in ("lines", "tfrecord") else {}
+    more = {"kind": folder} if folder in ("lines", "tfrecord", "mds") else {}
     expected: dict[str, bytes] = {}
     for number, wire in enumerate(wires(lone, crew)):
         snapshot = wire.snapshot(source, fields, **more)

@@ -15,14 +15,13 @@ from meshd.testing.examples import BytesList, FloatList, Int64List, example, rec
 from meshwire.columns import ColumnError
 from meshwire.documents import PlanError
 from meshwire.examples import ExampleError, features, numbers
-from meshwire.fields import parse_fields
+from meshwire.fields import Source, parse_fields
+from meshwire.recordindexes import RecordIndex, build_from_records
 from meshwire.snapshots import BytesColumn, EmptySnapshotError, Snapshot
 from meshwire.tfrecords import masked, varint
 from meshwire.tfrecordsources import (
     MAX_RECORD_BYTES,
     TfrecordError,
-    TfrecordIndex,
-    build_from_tfrecords,
     index_records,
     is_tfrecord,
 )
@@ -35,7 +34,7 @@ def message(image: bytes, label: int) -> bytes:
     return example({"image": BytesList([image]), "label": Int64List([label]), "box": FloatList([0.5, label])})
 
 
-def taken(data: bytes, index: TfrecordIndex, name: str) -> list[bytes]:
+def taken(data: bytes, index: RecordIndex, name: str) -> list[bytes]:
     offsets, lengths = index.places[name]
     return [data[at : at + size] for at, size in zip(offsets.tolist(), lengths.tolist(), strict=True)]
 
@@ -47,7 +46,7 @@ def test_features_lie_where_the_index_says_however_the_file_is_read(
     file = b"".join(record(message(*row)) for row in rows)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(file)), max_size=5)))
     pieces = [file[a:b] for a, b in zip([0, *cuts], [*cuts, len(file)], strict=True)]
-    index = TfrecordIndex.from_bytes(index_records(pieces, ["image", "label", ""]).to_bytes())
+    index = RecordIndex.from_bytes(index_records(pieces, ["image", "label", ""]).to_bytes())
     assert taken(file, index, "image") == [image for image, _ in rows]
     assert [numbers(item).tolist() for item in taken(file, index, "label")] == [[label] for _, label in rows]
     assert taken(file, index, "") == [message(*row) for row in rows]
@@ -73,7 +72,7 @@ def test_any_bytes_are_features_or_an_error(data: bytes) -> None:
     with contextlib.suppress(TfrecordError):
         index_records([data], ["x"])
     with contextlib.suppress(ColumnError):
-        TfrecordIndex.from_bytes(data)
+        RecordIndex.from_bytes(data)
 
 
 @given(st.data())
@@ -162,7 +161,7 @@ def test_a_folder_of_records_is_a_snapshot() -> None:
     fields = parse_fields(
         {"img": {"feature": "image"}, "n": {"feature": "label"}, "folder": {"class": "prefix"}}
     )
-    snapshot = build_from_tfrecords(files, source="s3://b/d", fields=fields).snapshot
+    snapshot = build_from_records(files, kind="tfrecord", source=Source("b", "d/"), fields=fields).snapshot
     assert Snapshot.from_bytes(snapshot.to_bytes()).hash == snapshot.hash
     assert (snapshot.samples, snapshot.shards) == (6, 2)
     assert snapshot.sample_name(4) == "d/q/x.tfrecord/000000001"
@@ -171,21 +170,26 @@ def test_a_folder_of_records_is_a_snapshot() -> None:
     assert np.array_equal(column.offset[:3], index.places["image"][0])
     again = index_records([file], ["box"])
     with pytest.raises(EmptySnapshotError, match=r"img: 'nothing'.*box \(float\), image \(bytes\)"):
-        build_from_tfrecords(
+        build_from_records(
             [("d/x.tfrecord", "e", len(file), index_records([file], ["nothing"]))],
-            source="s3://b/d",
+            kind="tfrecord",
+            source=Source("b", "d/"),
             fields=parse_fields({"img": {"feature": "nothing"}}),
         )
     other = index_records([record(example({"box": Int64List([1])}))], ["box"])
     with pytest.raises(PlanError, match="'box' is float in 'd/a', and int64 in d/b"):
-        build_from_tfrecords(
+        build_from_records(
             [("d/a", "e", len(file), again), ("d/b", "f", 100, other)],
-            source="s3://b/d",
+            kind="tfrecord",
+            source=Source("b", "d/"),
             fields=parse_fields({"box": {"feature": "box"}}),
         )
     with pytest.raises(PlanError, match="reaches beyond its 10 bytes"):
-        build_from_tfrecords(
-            [("d/a", "e", 10, again)], source="s3://b/d", fields=parse_fields({"b": {"feature": "box"}})
+        build_from_records(
+            [("d/a", "e", 10, again)],
+            kind="tfrecord",
+            source=Source("b", "d/"),
+            fields=parse_fields({"b": {"feature": "box"}}),
         )
 
 

@@ -17,6 +17,7 @@ from meshd.transform.errors import BadSampleError
 from meshd.transform.fieldtypes import BYTES, FieldType
 from meshd.transform.parameters import Parameter, dtype, extents
 from meshd.transform.registry import operation
+from meshwire.documents import PlanError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -91,6 +92,47 @@ class Npy:
         flat = np.frombuffer(value, found, count, start)
         array = flat.reshape(found_shape, order="F" if fortran else "C")
         return checked_shape(np.ascontiguousarray(array, dtype=self.dtype), self.shape)
+
+
+def _extents(value: Any, path: str) -> Extents:
+    """The extents of the array, at most one of them null; [] is a number."""
+    shape = extents(value, path)
+    if shape is None or shape.count(None) > 1 or 0 in shape:
+        raise PlanError(path, "expected a list of extents above 0, at most one of them null")
+    return shape
+
+
+@operation(
+    "frombuffer",
+    Parameter("dtype", dtype),
+    Parameter("shape", _extents, ()),
+    takes="bytes of numbers as they lie in memory, little endian, such as a column of MDS",
+    gives="`dtype` of `shape`; ragged where an extent is null",
+    refuses="another number of bytes",
+)
+@dataclass(frozen=True, slots=True)
+class FromBuffer:
+    """Numbers that are written one after the other and nothing else. An extent that is null is as large as
+    there are bytes for."""
+
+    dtype: str
+    shape: Extents
+
+    def infer(self, field: FieldType) -> FieldType:
+        if field.kind != "bytes":
+            raise ValueError(f"needs bytes, not {field}; make it the first op")
+        return FieldType("array", self.dtype, self.shape)
+
+    def apply(self, value: bytes, random: KeyedRandom) -> npt.NDArray[Any]:
+        shape, kind = self.shape, np.dtype(self.dtype)
+        row = kind.itemsize * math.prod(extent for extent in shape if extent is not None)
+        if len(value) % row or (None not in shape and len(value) != row):
+            raise BadSampleError(
+                f"{len(value)} bytes; {row} of them are an array of {self.dtype}{list(shape)}"
+            )
+        found = np.frombuffer(value, np.uint8 if self.dtype == "bool" else kind.newbyteorder("<"))
+        numbers = found != 0 if self.dtype == "bool" else found.astype(kind, copy=False)
+        return numbers.reshape([-1 if extent is None else extent for extent in shape])
 
 
 def array_type(dtype: str, shape: Extents | None) -> FieldType:

@@ -47,9 +47,10 @@ def cat(session: Session, urls: Sequence[Remote], offset: int, length: int | Non
 
 KIND_OPTION = click.option(
     "--kind",
-    type=click.Choice(["auto", "objects", "tar", "lines", "zarr", "tfrecord"]),
+    type=click.Choice(["auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds"]),
     default="auto",
-    help="What a sample is: files of one stem, of archives, a line (JSONL), a row of Zarr arrays, a record.",
+    help="What a sample is: files of one stem, of archives, a line (JSONL), a row of Zarr arrays, a record "
+    "(TFRecord, MDS).",
 )
 
 

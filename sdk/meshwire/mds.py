@@ -1,0 +1,154 @@
+"""MDS, the shards of mosaicml-streaming: what `index.json` says of them, and where columns of samples lie.
+
+Law: nothing of a shard is believed before it was compared with its own head and its size. A shard: how many
+samples it has, where each begins and the last one ends (uint32, little endian), a description, the samples; a
+sample: the lengths (uint32) of its columns that have no fixed one, then the columns. Pure.
+https://docs.mosaicml.com/projects/streaming (dataset format)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from meshwire.documents import PlanError, checked_integer, checked_text, join, read_json, shown
+from meshwire.recordindexes import RecordIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from meshwire.columns import Integers
+
+INDEX: Final = "index.json"
+MAX_INDEX: Final = 64 << 20
+"""Bytes of an index."""
+MAX_COLUMNS: Final = 1000
+UNSAFE: Final = "pkl"
+_MAX_SAMPLES, _MAX_BYTES = 1 << 30, (1 << 32) - 1
+_EXAMPLES = 5
+
+
+class MdsError(ValueError):
+    """A shard is not what its index says."""
+
+
+@dataclass(frozen=True, slots=True)
+class MdsShard:
+    """`basename`: its key below the index's folder; `sizes`: by column, 0 where samples differ; `packed`: the
+    name of its compressed form, "" where there is none."""
+
+    basename: str
+    bytes: int
+    samples: int
+    names: tuple[str, ...]
+    encodings: tuple[str, ...]
+    sizes: tuple[int, ...]
+    packed: str = ""
+
+    @property
+    def head_bytes(self) -> int:
+        """Of the numbers at its beginning."""
+        return 4 * (self.samples + 2)
+
+    @property
+    def width(self) -> int:
+        """Of the numbers at the beginning of each sample, in bytes."""
+        return 4 * sum(not size for size in self.sizes)
+
+
+def parse_mds(document: bytes, path: str = INDEX) -> tuple[MdsShard, ...]:
+    """The shards of an index, in order of their names. Raises PlanError."""
+    value = read_json(document, path)
+    if not isinstance(value, dict) or value.get("version") != 2 or not isinstance(value.get("shards"), list):
+        raise PlanError(path, "no index of MDS shards in version 2")
+    shards = [_parse_shard(item, f"{path}.shards[{number}]") for number, item in enumerate(value["shards"])]
+    names = [shard.basename for shard in shards]
+    if len(set(names)) != len(names):
+        raise PlanError(path, "two shards have one name")
+    return tuple(sorted(shards, key=lambda shard: shard.basename))
+
+
+def _parse_shard(value: Any, path: str) -> MdsShard:
+    if (
+        not isinstance(value, dict)
+        or value.get("format") != "mds"
+        or not isinstance(value.get("raw_data"), dict)
+    ):
+        found = value.get("format") if isinstance(value, dict) else value
+        raise PlanError(path, f"a shard of the format {shown(found)}; only mds is read")
+    names, encodings, sizes = (
+        _list(value, f"column_{part}", path) for part in ("names", "encodings", "sizes")
+    )
+    if not len(names) == len(encodings) == len(sizes):
+        raise PlanError(path, "not as many names as encodings and sizes of columns")
+    where = join(path, "column_names")
+    texts = tuple(checked_text(name, where, at_most=500) for name in names)
+    if len(set(texts)) != len(texts):
+        raise PlanError(where, "two columns have one name")
+    raw, packed = value["raw_data"], value.get("zip_data")
+    return MdsShard(
+        checked_text(raw.get("basename"), join(path, "raw_data.basename"), at_most=1000),
+        checked_integer(raw.get("bytes"), join(path, "raw_data.bytes"), 0, _MAX_BYTES),
+        checked_integer(value.get("samples"), join(path, "samples"), 0, _MAX_SAMPLES),
+        texts,
+        tuple(checked_text(item, join(path, "column_encodings"), at_most=200) for item in encodings),
+        tuple(
+            0 if size is None else checked_integer(size, join(path, "column_sizes"), 0, _MAX_BYTES)
+            for size in sizes
+        ),
+        str(packed.get("basename", ""))[:1000] if isinstance(packed, dict) else "",
+    )
+
+
+def _list(value: dict[str, Any], name: str, path: str) -> list[Any]:
+    found = value.get(name)
+    if not isinstance(found, list) or not 1 <= len(found) <= MAX_COLUMNS:
+        raise PlanError(join(path, name), f"expected a list of 1…{MAX_COLUMNS}")
+    return found
+
+
+def sample_bounds(shard: MdsShard, head: bytes) -> Integers:
+    """int64[samples + 1]: where each sample begins, and the last one ends, of the first `head_bytes` of a
+    shard. Raises MdsError."""
+    numbers = np.frombuffer(head[: len(head) // 4 * 4], "<u4").astype(np.int64)
+    if numbers.size != shard.samples + 2:
+        raise MdsError(f"it ends before the places of its {shard.samples} samples")
+    if int(numbers[0]) != shard.samples:
+        raise MdsError(f"it says that it has {int(numbers[0])} samples, the index {shard.samples}")
+    bounds = numbers[1:]
+    if int(bounds[0]) < shard.head_bytes or (np.diff(bounds) < 0).any() or int(bounds[-1]) > shard.bytes:
+        raise MdsError("its samples do not lie one after the other within it")
+    return bounds
+
+
+def index_samples(
+    shard: MdsShard, bounds: Integers, heads: npt.NDArray[np.uint8], wanted: Sequence[str]
+) -> RecordIndex:
+    """Where the `wanted` columns of the samples lie. `heads`: uint8[samples, width], what each begins with;
+    a sample that is too short for it may hold anything there. A sample that is not as long as its columns
+    together is left out."""
+    told = dict(zip(shard.names, shard.encodings, strict=True))
+    kinds = {name: told.get(name, "") for name in wanted}
+    lengths = np.diff(bounds)
+    sizes = np.empty((shard.samples, len(shard.sizes)), np.int64)
+    fixed = np.array(shard.sizes, np.int64)
+    sizes[:] = fixed
+    sizes[:, fixed == 0] = np.ascontiguousarray(heads).view("<u4").reshape(shard.samples, -1)
+    ends = shard.width + np.cumsum(sizes, axis=1)
+    wrong = ends[:, -1] != lengths
+    examples = [f"sample {number} is not as long as its columns" for number in np.flatnonzero(wrong).tolist()]
+    if not all(kinds.values()):
+        return RecordIndex(np.zeros(0, np.int64), {}, kinds, shard.samples, tuple(examples[:_EXAMPLES]), told)
+    kept = np.flatnonzero(~wrong)
+    places = {}
+    for name in wanted:
+        column = shard.names.index(name)
+        begins = bounds[:-1] + ends[:, column] - sizes[:, column]
+        places[name] = begins[kept], sizes[kept, column]
+    return RecordIndex(
+        kept.astype(np.int64), places, kinds, int(wrong.sum()), tuple(examples[:_EXAMPLES]), told
+    )
