@@ -1,0 +1,316 @@
+"""The store as an fsspec file system: `mesh://bucket/key`, for pandas, xarray, datasets and the like.
+
+Law: a file that was opened to be written is there as a whole when it is closed, and not at all if the `with`
+block around it failed; one that is read is one version, or an error. Nothing is cached here.
+"""
+
+from __future__ import annotations
+
+import datetime
+import io
+import tempfile
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+
+from meshsdk.connecting import connect
+from meshsdk.errors import AccessError, ConfigurationError, NotFoundError
+from meshsdk.gathers import CREDIT, Item
+from meshsdk.transfers import download, upload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshwire.s3.results import ObjectEntry
+
+PROTOCOL = "mesh"
+_IN_MEMORY = 16 << 20
+
+
+@contextmanager
+def as_os_errors(path: str) -> Iterator[None]:
+    """What callers of a file system expect to catch."""
+    try:
+        yield
+    except NotFoundError as error:
+        raise FileNotFoundError(f"mesh://{path}: {error}") from error
+    except AccessError as error:
+        raise PermissionError(f"mesh://{path}: {error}") from error
+
+
+def split_path(path: str) -> tuple[str, str]:
+    """(bucket, key) of a path without protocol."""
+    bucket, _, key = path.partition("/")
+    return bucket, key
+
+
+class MeshFileSystem(AbstractFileSystem):
+    """Options are those of `meshsdk.connect`: endpoint, access_key, …; left out, the environment's."""
+
+    protocol = PROTOCOL
+    root_marker = ""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(use_listings_cache=False)
+        self.client = connect(**options)
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        path = self._strip_protocol(path)
+        bucket, key = split_path(path)
+        with as_os_errors(path):
+            if not key:
+                if bucket and not self.client.has_bucket(bucket):
+                    raise FileNotFoundError(f"mesh://{path}: no such bucket")
+                return _folder(path)
+            try:
+                found = self.client.head(bucket, key)
+            except NotFoundError:
+                if next(self.client.list(bucket, f"{key}/"), None) is None:
+                    raise
+                return _folder(path)
+        return _file(path, found.size, found.etag, found.modified_ms)
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        path = self._strip_protocol(path)
+        bucket, key = split_path(path)
+        with as_os_errors(path):
+            if not bucket:
+                found = [_folder(entry.name) for entry in self.client.buckets()]
+            else:
+                found = list(self._children(bucket, f"{key}/" if key else ""))
+                if not found and key:
+                    found = [self.info(path)]
+        return found if detail else [entry["name"] for entry in found]
+
+    def _children(self, bucket: str, prefix: str) -> Iterator[dict[str, Any]]:
+        for page in self.client.pages(bucket, prefix, delimiter="/"):
+            for common in page.common_prefixes:
+                yield _folder(f"{bucket}/{common.rstrip('/')}")
+            for entry in page.entries:
+                if entry.key != prefix:
+                    yield _entry(bucket, entry)
+
+    def find(
+        self,
+        path: str,
+        maxdepth: int | None = None,
+        withdirs: bool = False,
+        detail: bool = False,
+        **more: Any,
+    ) -> Any:
+        """All below, by one listing instead of one a folder."""
+        path = self._strip_protocol(path)
+        bucket, key = split_path(path)
+        if maxdepth is not None or withdirs or not bucket:
+            return super().find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **more)
+        with as_os_errors(path):
+            listed = self.client.list(bucket, f"{key}/" if key else "")
+            found = [_entry(bucket, entry) for entry in listed if not entry.key.endswith("/")]
+        if not found and key and self.isfile(path):
+            found = [self.info(path)]
+        return {entry["name"]: entry for entry in found} if detail else [entry["name"] for entry in found]
+
+    def created(self, path: str) -> datetime.datetime:
+        return self.modified(path)
+
+    def modified(self, path: str) -> datetime.datetime:
+        moment: datetime.datetime = self.info(path)["LastModified"]
+        return moment
+
+    def checksum(self, path: str) -> int:
+        """Another number for other content."""
+        return hash(self.info(path)["ETag"])
+
+    # --- bytes ------------------------------------------------------------------------------------
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        path = self._strip_protocol(path)
+        bucket, key = split_path(path)
+        if (start or 0) < 0 or (end or 0) < 0:
+            size = self.info(path)["size"]
+            start, end, _step = slice(start, end).indices(size)
+        length = None if end is None else max(0, end - (start or 0))
+        with as_os_errors(path):
+            return self.client.get(bucket, key, offset=start or 0, length=length)
+
+    def cat_ranges(
+        self,
+        paths: list[str],
+        starts: Any,
+        ends: Any,
+        max_gap: int | None = None,
+        on_error: str = "return",
+        **_: Any,
+    ) -> list[Any]:
+        """Many ranges in a few requests; `max_gap` is the node's affair."""
+        count = len(paths)
+        firsts = starts if isinstance(starts, list) else [starts] * count
+        lasts = ends if isinstance(ends, list) else [ends] * count
+        if not len(firsts) == len(lasts) == count:
+            raise ValueError("paths, starts and ends are not equally many")
+        items = []
+        for path, first, last in zip(paths, firsts, lasts, strict=True):
+            if last is None or (first or 0) < 0 or last < 0 or last - (first or 0) > CREDIT:
+                return super().cat_ranges(paths, firsts, lasts, on_error=on_error)  # type: ignore[no-any-return]
+            length = max(0, last - (first or 0))
+            items.append(Item(*split_path(self._strip_protocol(path)), offset=first or 0, length=length))
+        found: list[Any] = []
+        for answer in self.client.gather(items):
+            try:
+                with as_os_errors(str(answer.item)):
+                    found.append(bytes(answer.data))
+            except Exception as error:
+                if on_error != "return":
+                    raise
+                found.append(error)
+        return found
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+        path = self._strip_protocol(path)
+        with as_os_errors(path):
+            self.client.put(*split_path(path), value, if_absent=mode == "create")
+
+    def put_file(self, lpath: str, rpath: str, **_: Any) -> None:
+        if Path(lpath).is_dir():
+            return
+        path = self._strip_protocol(rpath)
+        with as_os_errors(path):
+            upload(self.client, Path(lpath), *split_path(path))
+
+    def get_file(self, rpath: str, lpath: str, **_: Any) -> None:
+        path = self._strip_protocol(rpath)
+        if self.isdir(path):
+            Path(lpath).mkdir(parents=True, exist_ok=True)
+            return
+        Path(lpath).parent.mkdir(parents=True, exist_ok=True)
+        with as_os_errors(path):
+            download(self.client, *split_path(path), Path(lpath))
+
+    def _open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | None = None,
+        cache_options: Any = None,
+        **more: Any,
+    ) -> Any:
+        if mode == "rb":
+            return MeshFile(self, path, mode, block_size or "default", cache_options=cache_options, **more)
+        if mode in ("wb", "xb"):
+            return MeshWriter(self, path)
+        raise ConfigurationError(f"mode {mode!r}: objects are read or written as a whole: 'rb', 'wb'")
+
+    # --- changing ---------------------------------------------------------------------------------
+
+    def cp_file(self, path1: str, path2: str, **_: Any) -> None:
+        one, two = self._strip_protocol(path1), self._strip_protocol(path2)
+        if self.isdir(one):
+            return
+        with as_os_errors(one):
+            self.client.copy(*split_path(one), *split_path(two))
+
+    def _rm(self, path: str) -> None:
+        bucket, key = split_path(self._strip_protocol(path))
+        with as_os_errors(path):
+            if key:
+                self.client.delete(bucket, key)
+            else:
+                self.client.delete_bucket(bucket)
+
+    def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
+        """Folders are only names: with `recursive` all that is below goes, a thousand a request."""
+        for each in path if isinstance(path, list) else [path]:
+            bucket, key = split_path(self._strip_protocol(each))
+            if not recursive or maxdepth is not None:
+                super().rm(each, recursive=recursive, maxdepth=maxdepth)
+                continue
+            with as_os_errors(each):
+                below = (entry.key for entry in self.client.list(bucket, f"{key}/" if key else ""))
+                while batch := list(islice(below, 1000)):
+                    failed = self.client.delete_many(bucket, batch)
+                    if failed:
+                        raise PermissionError(f"mesh://{bucket}/{failed[0].key}: {failed[0].message}")
+            self._rm(each)
+
+    def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
+        """Makes the bucket; a folder is there once something is in it."""
+        bucket, key = split_path(self._strip_protocol(path))
+        if not key or create_parents:
+            self.client.create_bucket(bucket)
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        if not exist_ok and self.exists(path):
+            raise FileExistsError(path)
+        self.mkdir(path)
+
+    def rmdir(self, path: str) -> None:
+        if not split_path(self._strip_protocol(path))[1]:
+            self._rm(path)
+
+
+class MeshFile(AbstractBufferedFile):
+    """A file that is read, of the version it had when it was opened."""
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        bucket, key = split_path(self.path)
+        with as_os_errors(self.path):
+            client: Any = self.fs.client
+            read: bytes = client.get(bucket, key, offset=start, length=end - start, etag=self.details["ETag"])
+            return read
+
+
+class MeshWriter(tempfile.SpooledTemporaryFile):  # type: ignore[type-arg]
+    """A file that is written: here, up to 16 MiB in memory, and stored when it is closed."""
+
+    def __init__(self, fs: MeshFileSystem, path: str) -> None:
+        super().__init__(max_size=_IN_MEMORY)
+        self.fs, self.path, self._failed = fs, path, False
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        """There is none: what is written is durable when it is closed, and not before."""
+        raise io.UnsupportedOperation("fileno")
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._failed = kind is not None
+        self.close()
+
+    def discard(self) -> None:
+        """Closes it; nothing is stored."""
+        self._failed = True
+        self.close()
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        try:
+            if not self._failed:
+                self.seek(0)
+                with as_os_errors(self.path):
+                    upload(self.fs.client, self, *split_path(self.path))
+        finally:
+            super().close()
+
+
+def _folder(path: str) -> dict[str, Any]:
+    return {"name": path, "size": 0, "type": "directory"}
+
+
+def _file(path: str, size: int, etag: str, modified_ms: int) -> dict[str, Any]:
+    moment = datetime.datetime.fromtimestamp(modified_ms / 1000, datetime.UTC)
+    return {"name": path, "size": size, "type": "file", "ETag": etag, "LastModified": moment}
+
+
+def _entry(bucket: str, entry: ObjectEntry) -> dict[str, Any]:
+    return _file(f"{bucket}/{entry.key}", entry.size, entry.etag, entry.modified_ms)
+
+
+fsspec.register_implementation(PROTOCOL, MeshFileSystem, clobber=True)
