@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 import numpy as np
 
 from meshd.assembly.addressing import BlockAddress, DerivedAddress, FrameAddress, RowsAddress
 from meshd.assembly.assets import asset_key
-from meshd.assembly.building import FrameBuilder, Kitchen, partners_of, rows_of
+from meshd.assembly.building import FrameBuilder, Kitchen, bad_bound, partners_of, rows_of
 from meshd.assembly.catalog import Catalog
 from meshd.assembly.deriving import derive
 from meshd.assembly.drafting import MAX_FRAME_BYTES
@@ -101,11 +103,38 @@ class Assembler:
         """
         cached = self._cache.get(address)
         if cached is not None:
+            await self._judge(address, cached)
             await self._count("hit", address, cached.rows)
             return cached.hand_out("hit")
         built, joined = await self._flights.run(address, lambda: self._build(address))
+        await self._judge(address, built)
         await self._count("joined" if joined else "miss", address, built.rows)
         return built.hand_out("joined" if joined else "miss")
+
+    async def _judge(self, address: Asked, frame: MemoryFrame) -> None:
+        """Raises BatchError BadSample when more rows of the global batch are bad than `max_bad` says.
+
+        Some slice has more than its own share then: only who has looks at the others, which are asked for
+        anyway.
+        """
+        complaint = frame.complaint
+        if complaint is None or not isinstance(address, FrameAddress):
+            return
+        plan = await self.catalog.plan(address.plan)
+        if frame.bad <= plan.spec.max_bad * _real_rows(address, plan, address.rank, address.world):
+            return
+        bound, bad = bad_bound(plan.spec, _real_rows(address, plan, 0, 1)), frame.bad
+        for rank in range(address.world):
+            if rank == address.rank:
+                continue
+            other = msgspec.structs.replace(address, rank=rank)
+            found = self._cache.get(other)
+            if found is None:
+                found, _ = await self._flights.run(other, partial(self._build, other))
+            bad += found.bad
+            if bad > bound:
+                raise complaint.with_traceback(None)
+        frame.complaint = None  # it is settled
 
     async def _count(self, result: FrameResult, address: Asked, rows: int) -> None:
         """In the metrics: what was asked for, and the ops' work that was spared."""
@@ -155,7 +184,10 @@ class Assembler:
         count = count_rows(address, plan)
         with self._admission(count, count * _row_bytes(plan)):
             rows = self._rows(address, plan, snapshot)
-            builder = FrameBuilder(self._kitchen, plan, snapshot, address.epoch, rows, metadata_of(address))
+            whole = _real_rows(address, plan, 0, 1) if isinstance(address, FrameAddress) else None
+            builder = FrameBuilder(
+                self._kitchen, plan, snapshot, address.epoch, rows, metadata_of(address), whole
+            )
             frame = await builder.build()
         if isinstance(address, FrameAddress):
             self._cache.put(address, frame)
@@ -256,6 +288,14 @@ def count_rows(address: Address, plan: Plan) -> int:
             help="use a smaller batch, or more ranks",
         )
     return end - first
+
+
+def _real_rows(address: FrameAddress, plan: Plan, rank: int, world: int) -> int:
+    """The rows of a slice that do not only fill up the last batch."""
+    whole = batch_rows(plan.positions, address.batch, address.origin, address.step, plan.spec.tail)
+    first, end = rank_rows(whole, rank, world)
+    left = plan.positions - address.origin - address.step * address.batch
+    return max(0, min(end, left) - first)
 
 
 def _chosen_rows(address: RowsAddress, plan: Plan) -> Rows:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from meshd.assembly.rendering import Rendered, Renderer, RowFailure
     from meshd.assembly.sources import PlainArchives
     from meshd.store.interface import ObjectStore
+    from meshwire.plans import PlanSpec
     from meshwire.snapshots import Snapshot
 
 _AT_A_TIME = 1024
@@ -84,7 +85,7 @@ async def _drop(ahead: asyncio.Task[_Work] | None, work: _Work | None) -> None:
 
 
 class FrameBuilder:
-    """Builds one frame and is thrown away."""
+    """Builds one frame and is thrown away. `whole`: rows of the global batch it is of, pads left out."""
 
     def __init__(
         self,
@@ -94,8 +95,12 @@ class FrameBuilder:
         epoch: int,
         rows: Rows,
         metadata: Mapping[str, str],
+        whole: int | None = None,
     ) -> None:
         self._kitchen, self._plan, self._snapshot, self._epoch = kitchen, plan, snapshot, epoch
+        self._whole = len(rows) if whole is None else whole
+        self._complaint: BatchError | None = None
+        self._bad_rows = 0
         self._draft = Draft(plan, snapshot, rows, metadata, kitchen.memory)
 
     def __repr__(self) -> str:
@@ -106,10 +111,13 @@ class FrameBuilder:
         try:
             failures = await self._render(range(len(self._draft.rows)))
             kept = await self._settle(failures) if failures else None
-            return self._draft.seal(kept)
+            frame = self._draft.seal(kept)
         except BaseException:
             self._draft.frame.close()
             raise
+        else:
+            frame.bad, frame.complaint = self._bad_rows, self._complaint
+            return frame
         finally:
             self._draft.close()
 
@@ -227,15 +235,20 @@ class FrameBuilder:
         return None
 
     def _check_bound(self, failures: list[RowFailure]) -> None:
-        spec = self._plan.spec
-        bound = 0 if spec.on_bad == "raise" else max(1, int(spec.max_bad * len(self._draft.rows)))
-        if len(failures) > bound:
-            why = (
-                ""
-                if spec.on_bad == "raise"
-                else f" ({len(failures)} bad rows of {len(self._draft.rows)}, {bound} allowed)"
-            )
-            raise self._bad(failures[0], why)
+        """Of this slice alone; the other slices' are added by who knows them."""
+        spec, status = self._plan.spec, self._draft.rows.status
+        if spec.on_bad == "raise":
+            raise self._bad(failures[0], "")
+        counted = [failure for failure in failures if status[failure.row] != Status.PAD]
+        if not counted:
+            return
+        bound = bad_bound(spec, self._whole)
+        if len(counted) > bound:
+            why = f" ({len(counted)} bad rows of {self._whole}, {bound} allowed)"
+            raise self._bad(counted[0], why)
+        self._bad_rows = len(counted)
+        why = f" (with other ranks' slices more than {bound} bad rows of {self._whole}, {bound} allowed)"
+        self._complaint = self._bad(counted[0], why)
 
     async def _substitute(self, failures: list[RowFailure]) -> None:
         rows = self._draft.rows
@@ -338,6 +351,11 @@ class FrameBuilder:
         """The frame that holds just this row: the batch of one that begins at its position."""
         position = int(self._draft.rows.positions[failure.row])
         return f"/-/plans/{self._plan.hash}/{self._epoch}/0?batch=1&origin={position}"
+
+
+def bad_bound(spec: PlanSpec, rows: int) -> int:
+    """How many of the rows of a global batch may be bad."""
+    return max(1, int(spec.max_bad * rows))
 
 
 def partners_of(

@@ -17,6 +17,7 @@ from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
     from meshd.assembly.addressing import FrameResult
+    from meshd.assembly.errors import BatchError
 
 K = TypeVar("K")
 
@@ -57,13 +58,15 @@ class MemoryFrame:
     """`size` bytes of shared memory, written with pwrite: filling mapped pages costs a fault each.
 
     Counted in `memory` until nothing refers to it: not its maker, nor the cache, nor a handle not yet closed.
+    `bad`: rows whose own sample is bad, pads left out; `complaint`: what is said if they are too many.
     """
 
     def __init__(self, size: int, memory: Memory) -> None:
         self.fd = os.memfd_create("mesh-frame", os.MFD_CLOEXEC)
         self._block = _Block(self.fd, 0, memory, account())
         self._finalizer = weakref.finalize(self, self._block.free)
-        self.size = self.rows = 0
+        self.size = self.rows = self.bad = 0
+        self.complaint: BatchError | None = None
         self.grow(size)
 
     @property
