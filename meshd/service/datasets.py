@@ -76,7 +76,10 @@ class DatasetService:
         self._objects = objects
         self._structures = Structures(store, catalog, readers, archives, objects)
         self.lines, self._zarrs = Lines(store, catalog, objects), ZarrSources(objects)
-        self.tfrecords, self._mds = Tfrecords(store, catalog, objects), MdsSources(catalog, objects)
+        self.tfrecords, self._mds = (
+            Tfrecords(store, catalog, objects),
+            MdsSources(store, catalog, archives, objects),
+        )
 
     def __repr__(self) -> str:
         return f"<DatasetService over {self._archives!r}>"

@@ -6,12 +6,17 @@ lie is kept by the shard's ETag and what the index says of it.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from meshd.assembly.elsewhere import Part
 from meshd.assembly.errors import BatchError
+from meshd.service.remotewire import FarRecord
+from meshwire.archives.kinds import packed_kind
 from meshwire.columns import ColumnError
 from meshwire.documents import PlanError, suggestion
 from meshwire.mds import INDEX, MAX_INDEX, UNSAFE, MdsError, index_samples, parse_mds, sample_bounds
@@ -24,7 +29,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from meshd.assembly.catalog import Catalog
+    from meshd.assembly.sources import PlainArchives
     from meshd.service.remote import RemoteObjects
+    from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
     from meshwire.columns import Integers
     from meshwire.fields import FieldSpec, Source
@@ -37,8 +44,10 @@ _WINDOW = 32 << 20
 class MdsSources:
     """One a worker."""
 
-    def __init__(self, catalog: Catalog, objects: RemoteObjects) -> None:
-        self._catalog, self._objects = catalog, objects
+    def __init__(
+        self, store: ObjectStore, catalog: Catalog, archives: PlainArchives, objects: RemoteObjects
+    ) -> None:
+        self._store, self._catalog, self._archives, self._objects = store, catalog, archives, objects
 
     def __repr__(self) -> str:
         return "<MdsSources>"
@@ -55,11 +64,8 @@ class MdsSources:
                 _check_column(name, spec.column, shards[0])
         files = []
         for shard in shards:
-            key = source.prefix + shard.basename
-            record = _stored(records, source, shard)
-            files.append(
-                (key, record.etag, record.size, await self._index(source, key, record, shard, wanted))
-            )
+            held = _stored(records, source, shard)
+            files.append((held.key, held.record.etag, shard.bytes, await self._index(held, wanted)))
         return build_from_records(files, kind="mds", source=source, fields=fields)
 
     async def _shards(self, records: Mapping[str, Record], source: Source) -> tuple[MdsShard, ...]:
@@ -78,11 +84,10 @@ class MdsSources:
             raise EmptySnapshotError("source", f"the {INDEX} in {source} names no samples")
         return found
 
-    async def _index(
-        self, source: Source, key: str, record: Record, shard: MdsShard, wanted: Sequence[str]
-    ) -> RecordIndex:
+    async def _index(self, held: _Held, wanted: Sequence[str]) -> RecordIndex:
+        shard = held.shard
         digest = hashlib.sha256(repr((shard, wanted)).encode()).hexdigest()[:32]
-        name = f"mds/{record.etag}-{record.size}-{digest}"
+        name = f"mds/{held.record.etag}-{held.record.size}-{digest}"
         document = self._catalog.read(name)
         if document is not None:
             try:
@@ -90,32 +95,55 @@ class MdsSources:
             except ColumnError:  # written by another version: made anew below
                 pass
         try:
-            length = min(shard.head_bytes, record.size)
-            head = await self._objects.read(source.bucket, key, record.etag, 0, length)
-            bounds = sample_bounds(shard, head)
+            bounds = sample_bounds(shard, await self._read(held, 0, min(shard.head_bytes, shard.bytes)))
         except MdsError as error:
-            raise _refused(f"s3://{source.bucket}/{key}", str(error)) from error
-        heads = await self._heads(source.bucket, key, record, shard, bounds)
-        index = index_samples(shard, bounds, heads, wanted)
+            raise _refused(held.url, str(error)) from error
+        index = index_samples(shard, bounds, await self._heads(held, bounds), wanted)
         await self._catalog.write(name, index.to_bytes())
         return index
 
-    async def _heads(
-        self, bucket: str, key: str, record: Record, shard: MdsShard, bounds: Integers
-    ) -> npt.NDArray[np.uint8]:
+    async def _heads(self, held: _Held, bounds: Integers) -> npt.NDArray[np.uint8]:
         """What each sample begins with; zeros of those that are too short."""
-        heads = np.zeros((shard.samples, shard.width), np.uint8)
-        if not shard.width:
+        width, size = held.shard.width, held.shard.bytes
+        heads = np.zeros((held.shard.samples, width), np.uint8)
+        if not width:
             return heads
-        columns = np.arange(shard.width)
+        columns = np.arange(width)
         for begin, end in _runs(bounds):
             first = int(bounds[begin])
-            length = min(int(bounds[end - 1]) + shard.width, record.size) - first
-            data = np.frombuffer(await self._objects.read(bucket, key, record.etag, first, length), np.uint8)
+            length = min(int(bounds[end - 1]) + width, size) - first
+            data = np.frombuffer(await self._read(held, first, length), np.uint8)
             places = bounds[begin:end] - first
-            whole = np.flatnonzero(np.diff(bounds[begin : end + 1]) >= shard.width)
+            whole = np.flatnonzero(np.diff(bounds[begin : end + 1]) >= width)
             heads[begin + whole] = data[places[whole][:, None] + columns]
         return heads
+
+    async def _read(self, held: _Held, offset: int, length: int) -> bytes:
+        """Bytes of a shard as it is unpacked. Raises BatchError."""
+        bucket, key, record = held.bucket, held.key, held.record
+        if packed_kind(key) is None:
+            return await self._objects.read(bucket, key, record.etag, offset, length)
+        plain = await self._archives.plain(bucket, key, record)
+        if isinstance(plain, FarRecord):
+            part = Part(bucket, key, record.etag, held.shard.bytes, offset, length)
+            return (await self._objects.read_many([part]))[0]
+        if plain.size != held.shard.bytes:
+            raise _refused(held.url, f"unpacked it has {plain.size} bytes, the index says {held.shard.bytes}")
+        return await asyncio.to_thread(self._store.read, plain, offset, length)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A shard and the object that holds it: as it is, or packed."""
+
+    bucket: str
+    key: str
+    record: Record
+    shard: MdsShard
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.bucket}/{self.key}"
 
 
 def _runs(bounds: Integers) -> Iterator[tuple[int, int]]:
@@ -135,16 +163,21 @@ def _check_column(name: str, column: str, shard: MdsShard) -> None:
         raise PlanError(path, f"{column!r} is Python objects (pkl), which are never read; write it as json")
 
 
-def _stored(records: Mapping[str, Record], source: Source, shard: MdsShard) -> Record:
-    url = f"{source}{shard.basename}"
-    record = records.get(source.prefix + shard.basename)
-    if record is None:
-        packed = shard.packed and source.prefix + shard.packed in records
-        how = "; it is there compressed: write the dataset with compression=None" if packed else ""
-        raise _refused(url, f"it is not there, although the index names it{how}")
-    if record.size != shard.bytes:
-        raise _refused(url, f"it has {record.size} bytes, the index says {shard.bytes}")
-    return record
+def _stored(records: Mapping[str, Record], source: Source, shard: MdsShard) -> _Held:
+    """The shard, or else its packed form. Raises BatchError."""
+    names = [(shard.basename, shard.bytes), (shard.packed, shard.packed_bytes)]
+    for name, size in names:
+        record = records.get(source.prefix + name) if name else None
+        if record is None:
+            continue
+        held = _Held(source.bucket, source.prefix + name, record, shard)
+        if record.size != size:
+            raise _refused(held.url, f"it has {record.size} bytes, the index says {size}")
+        if name == shard.packed and (packed_kind(name) is None or size == shard.bytes):
+            reason = "it is compressed with what is not read: use zstd, gz, or none"
+            raise _refused(held.url, reason if packed_kind(name) is None else "compressing it saved nothing")
+        return held
+    raise _refused(f"{source}{shard.basename}", "it is not there, although the index names it")
 
 
 def _refused(url: str, reason: str) -> BatchError:

@@ -10,17 +10,21 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 FIXED: Final = {"int": 8, "int64": 8, "float64": 8, "int32": 4, "float32": 4, "uint16": 2, "uint8": 1}
 """Encodings with a length of their own, in bytes."""
 
 
 def mds_files(
-    columns: Mapping[str, str], rows: Sequence[Mapping[str, bytes]], *, shard: int = 100
+    columns: Mapping[str, str],
+    rows: Sequence[Mapping[str, bytes]],
+    *,
+    shard: int = 100,
+    packing: tuple[str, Callable[[bytes], bytes]] | None = None,
 ) -> dict[str, bytes]:
     """The files of a dataset by name: `columns` are encodings, of rows already encoded; so many rows a
-    shard."""
+    shard. `packing`: an ending, as "zstd", and what compresses so; without it shards are plain."""
     names = sorted(columns)
     described = {
         "column_encodings": [columns[name] for name in names],
@@ -36,9 +40,13 @@ def mds_files(
     for number, start in enumerate(range(0, len(rows), shard)):
         name = f"shard.{number:05}.mds"
         some = rows[start : start + shard]
-        files[name] = _shard(json.dumps(described).encode(), names, columns, some)
-        raw = {"basename": name, "bytes": len(files[name]), "hashes": {}}
-        shards.append({**described, "raw_data": raw, "samples": len(some), "zip_data": None})
+        data = _shard(json.dumps(described).encode(), names, columns, some)
+        raw, packed = {"basename": name, "bytes": len(data), "hashes": {}}, None
+        if packing is not None:
+            name, data = f"{name}.{packing[0]}", packing[1](data)
+            packed = {"basename": name, "bytes": len(data), "hashes": {}}
+        files[name] = data
+        shards.append({**described, "raw_data": raw, "samples": len(some), "zip_data": packed})
     return files | {"index.json": json.dumps({"version": 2, "shards": shards}).encode()}
 
 

@@ -39,7 +39,7 @@ class MdsError(ValueError):
 @dataclass(frozen=True, slots=True)
 class MdsShard:
     """`basename`: its key below the index's folder; `sizes`: by column, 0 where samples differ; `packed`: the
-    name of its compressed form, "" where there is none."""
+    name of its compressed form, "" where there is none, and `packed_bytes` its size."""
 
     basename: str
     bytes: int
@@ -48,6 +48,7 @@ class MdsShard:
     encodings: tuple[str, ...]
     sizes: tuple[int, ...]
     packed: str = ""
+    packed_bytes: int = 0
 
     @property
     def head_bytes(self) -> int:
@@ -89,7 +90,9 @@ def _parse_shard(value: Any, path: str) -> MdsShard:
     texts = tuple(checked_text(name, where, at_most=500) for name in names)
     if len(set(texts)) != len(texts):
         raise PlanError(where, "two columns have one name")
-    raw, packed = value["raw_data"], value.get("zip_data")
+    raw, packed = value["raw_data"], value.get("zip_data") or {}
+    if not isinstance(packed, dict):
+        raise PlanError(join(path, "zip_data"), f"expected an object, got {shown(packed)}")
     return MdsShard(
         checked_text(raw.get("basename"), join(path, "raw_data.basename"), at_most=1000),
         checked_integer(raw.get("bytes"), join(path, "raw_data.bytes"), 0, _MAX_BYTES),
@@ -100,7 +103,8 @@ def _parse_shard(value: Any, path: str) -> MdsShard:
             0 if size is None else checked_integer(size, join(path, "column_sizes"), 0, _MAX_BYTES)
             for size in sizes
         ),
-        str(packed.get("basename", ""))[:1000] if isinstance(packed, dict) else "",
+        checked_text(packed.get("basename", ""), join(path, "zip_data.basename"), at_most=1000),
+        checked_integer(packed.get("bytes", 0), join(path, "zip_data.bytes"), 0, _MAX_BYTES),
     )
 
 

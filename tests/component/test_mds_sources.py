@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import struct
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,10 +17,17 @@ from meshd.testing.mds import mds_files
 from meshsdk import ops
 from meshsdk.errors import BadSampleError, InvalidPlanError, NotFoundError
 
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from meshsdk.client import Client
+
+    Packing = Callable[[bytes], bytes]
 
 ROWS = 25
 COLUMNS = {"image": "png", "label": "int", "weights": "ndarray:float32", "why": "pkl"}
@@ -110,3 +119,32 @@ def test_refusals_name_the_shard_and_the_cause(client: Client) -> None:
     ds = opened(client, "longer", x="label").map(ops.frombuffer("x", "int64"))
     assert (len(ds), ds.snapshot.skipped) == (4, 1)
     assert [int(one["x"]) for one in ds.head(4)] == [0, -2, -3, -4]
+
+
+@pytest.mark.parametrize(("ending", "pack"), [("zstd", zstd.compress), ("gz", gzip.compress)])
+def test_packed_shards_are_read_through_a_copy(client: Client, ending: str, pack: Packing) -> None:
+    files = mds_files(COLUMNS, [row(number) for number in range(ROWS)], shard=10, packing=(ending, pack))
+    put(client, ending, files)
+    ds = opened(client, ending, label="label", weights="weights").map(ops.frombuffer("label", "int64"))
+    with mesh.Loader(ds, global_batch=ROWS, shuffle=False, output="numpy") as loader:
+        assert loader.at(0)["label"].tolist() == [-number for number in range(ROWS)]
+    assert ds.filter("weights_size == 12").head()[0]["label"] == -3
+    name = f"shard.00001.mds.{ending}"
+    put(client, f"torn-{ending}", files | {name: files[name][:-5] + b"\0" * 5})
+    with pytest.raises(BadSampleError, match=name.replace(".", r"\.")):
+        opened(client, f"torn-{ending}", x="label")
+
+
+def test_a_copy_of_another_size_is_refused(client: Client) -> None:
+    files = mds_files(COLUMNS, [row(number) for number in range(5)], packing=("zstd", zstd.compress))
+    name = "shard.00000.mds.zstd"
+    other = zstd.compress(zstd.decompress(files[name]) + b"more")
+    index = files["index.json"].replace(
+        f'"bytes": {len(files[name])}'.encode(), f'"bytes": {len(other)}'.encode()
+    )
+    put(client, "other-size", {name: other, "index.json": index})
+    with pytest.raises(BadSampleError, match=r"unpacked it has \d+ bytes, the index says"):
+        opened(client, "other-size", x="label")
+    put(client, "brotli", mds_files(COLUMNS, [row(1)], packing=("br", lambda data: data[:50])))
+    with pytest.raises(BadSampleError, match="compressed with what is not read: use zstd, gz, or none"):
+        opened(client, "brotli", x="label")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import json
 import tarfile
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -53,8 +55,13 @@ def fill(crew: MeshCrew) -> None:
     for part in range(4):
         rows = [example({"n": BytesList([b"%d" % n])}) for n in range(part * 20, part * 20 + 20)]
         crew.put("pictures", f"tfrecord/part-{part:05}-of-00004", b"".join(map(record, rows)))
-    for name, data in mds_files({"n": "str"}, [{"n": b"%d" % n} for n in range(70)], shard=20).items():
+    values = [{"n": b"%d" % n} for n in range(70)]
+    for name, data in mds_files({"n": "str"}, values, shard=20).items():
         crew.put("pictures", f"mds/{name}", data)
+    for name, data in mds_files(
+        {"n": "str"}, values, shard=20, packing=("gz", partial(gzip.compress, mtime=0))
+    ).items():
+        crew.put("pictures", f"packed/mds/{name}", data)
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +105,7 @@ TAR = {"image": {"ext": ["png"]}, "meta": {"ext": ["json"]}}
         ("s3://pictures/lines/", {"text": {"ext": ["jsonl"]}}, []),
         ("s3://pictures/tfrecord/", {"n": {"feature": "n"}}, []),
         ("s3://pictures/mds/", {"n": {"column": "n"}}, []),
+        ("s3://pictures/packed/mds/", {"n": {"column": "n"}}, []),
     ],
 )
 def test_frames_are_the_same_on_every_node(

@@ -20,7 +20,7 @@ else:
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from meshwire.archives.kinds import ArchiveKind
+    from meshwire.archives.kinds import CopyKind
 
 PIECE: Final = 1 << 20
 _GZIP, _RAW = 31, -15  # zlib's window bits: a gzip member, a bare deflate stream
@@ -28,9 +28,10 @@ _WINDOW_LOG: Final = 27  # 128 MiB: what zstd writes without --ultra --long
 _Codec = Any  # zlib's and zstd's decompressors have no common type
 
 
-def inflated(kind: ArchiveKind, packed: Iterable[bytes]) -> Iterator[bytes]:
-    """The tar inside a tgz or tar.zst, in pieces of at most 1 MiB. Raises ArchiveError."""
-    return _streams(packed, _gzip if kind == "tgz" else _zstd, "gzip" if kind == "tgz" else "zstd")
+def inflated(kind: CopyKind, packed: Iterable[bytes]) -> Iterator[bytes]:
+    """The file inside a gzip or zstd stream, in pieces of at most 1 MiB. Raises ArchiveError."""
+    gzip = kind in ("tgz", "mds.gz")
+    return _streams(packed, _gzip if gzip else _zstd, "gzip" if gzip else "zstd")
 
 
 def inflated_member(packed: Iterable[bytes], size: int, crc32: int, name: str) -> Iterator[bytes]:

@@ -38,7 +38,7 @@ from meshd.store.proving import naming, prove
 from meshd.store.records import Meta
 from meshd.telemetry import metrics
 from meshwire.archives.index import ArchiveIndex
-from meshwire.archives.kinds import ArchiveError, archive_kind
+from meshwire.archives.kinds import ArchiveError, archive_kind, packed_kind
 from meshwire.archives.zips import STORED
 from meshwire.columns import ColumnError
 from meshwire.conditions import Conditions
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from meshd.service.remote import RemoteObjects
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record, Span
-    from meshwire.archives.kinds import ArchiveKind
+    from meshwire.archives.kinds import ArchiveKind, CopyKind, PackedKind
     from meshwire.archives.zips import ZipMember
 
 INDEXES: Final = "archives/"
@@ -129,6 +129,9 @@ class Archives:
     async def plain(self, bucket: str, key: str, record: Record) -> Record:
         """The object whose bytes the index's offsets are of: the archive, or its inflated copy, made if need
         be. Raises BatchError BadSample, TooLarge."""
+        packed = packed_kind(key)
+        if packed is not None:
+            return await self._unpacked(packed, bucket, key, record)
         index = await self.index(bucket, key, record)
         if not index.inflated:
             return record
@@ -138,12 +141,25 @@ class Archives:
             if here is None:
                 return msgspec.structs.replace(record, size=index.size)
             record = here
-        place = copy_key(index.kind, record)
-        self._used(place)
-        found = self._store.get(RESERVED_BUCKET, place)
+        found = self._kept_copy(index.kind, record)
         if found is not None and found.size == index.size:
             return found
         return await self._copy(index.kind, _url(bucket, key), record)
+
+    async def _unpacked(self, kind: PackedKind, bucket: str, key: str, record: Record) -> Record:
+        """The copy of a packed file; of one that other nodes hold, what is known of it."""
+        if isinstance(record, FarRecord):
+            await self._objects.bring(bucket, key, record)
+            here = self._objects.here(bucket, key, record.etag)
+            if here is None:
+                return record
+            record = here
+        return self._kept_copy(kind, record) or await self._copy(kind, _url(bucket, key), record)
+
+    def _kept_copy(self, kind: CopyKind, record: Record) -> Record | None:
+        place = copy_key(kind, record)
+        self._used(place)
+        return self._store.get(RESERVED_BUCKET, place)
 
     async def member(self, bucket: str, key: str, record: Record, name: str) -> Place | None:
         """Where the bytes of a member lie; None when the archive has no such file. Raises like `plain`."""
@@ -248,12 +264,12 @@ class Archives:
                 await self._written("zip", record, most)
         return index
 
-    async def _copy(self, kind: ArchiveKind, url: str, record: Record) -> Record:
+    async def _copy(self, kind: CopyKind, url: str, record: Record) -> Record:
         """The copy of an archive that was found to be in order. Raises BatchError BadSample, TooLarge."""
         copy, _ = await self._copying.run(copy_key(kind, record), lambda: self._copied(kind, url, record))
         return copy
 
-    async def _copied(self, kind: ArchiveKind, url: str, record: Record) -> Record:
+    async def _copied(self, kind: CopyKind, url: str, record: Record) -> Record:
         try:
             async with self._turn():
                 with naming(url):
@@ -269,7 +285,7 @@ class Archives:
             )
         return made
 
-    async def _written(self, kind: ArchiveKind, record: Record, left: int) -> Record | None:
+    async def _written(self, kind: CopyKind, record: Record, left: int) -> Record | None:
         """A copy, made and kept; None if it would be larger than `left` bytes. Raises ArchiveError."""
         key = copy_key(kind, record)
         writer = self._store.writer(RESERVED_BUCKET, key, size=None)
@@ -301,14 +317,17 @@ class Archives:
         return max(self._most, _BELIEVED_RATIO * record.size)
 
 
-def copy_key(kind: ArchiveKind, record: Record) -> str:
+def copy_key(kind: CopyKind, record: Record) -> str:
     """The name of an archive's inflated copy in the reserved bucket."""
     return f"{COPIES}{_name(kind, record)}"
 
 
 def index_names(key: str, record: Record) -> tuple[str, ...]:
-    """Under which names in the reserved bucket something is kept of an object; none if it is no archive."""
-    kind = archive_kind(key)
+    """Under which names in the reserved bucket something is kept of an object; none if it is neither
+    archive nor packed."""
+    kind, packed = archive_kind(key), packed_kind(key)
+    if packed is not None:
+        return (copy_key(packed, record),)
     return () if kind is None else tuple(each + _name(kind, record) for each in (INDEXES, REFUSALS, COPIES))
 
 
@@ -335,7 +354,7 @@ def _url(bucket: str, key: str) -> str:
     return f"s3://{bucket}/{key}"
 
 
-def _name(kind: ArchiveKind, record: Record) -> str:
+def _name(kind: CopyKind, record: Record) -> str:
     return f"{record.etag}-{record.size:x}.{kind}"
 
 
@@ -360,7 +379,7 @@ def _run_through(kind: ArchiveKind, spans: Iterable[Span], size: int, most: int)
     return ArchiveIndex(kind, files, source.seen, inflated=True)
 
 
-def _plain_bytes(kind: ArchiveKind, spans: Iterable[Span], size: int, most: int) -> Iterator[bytes]:
+def _plain_bytes(kind: CopyKind, spans: Iterable[Span], size: int, most: int) -> Iterator[bytes]:
     spans = list(spans)
     if kind != "zip":
         yield from bounded(inflated(kind, pieces(spans, 0, size)), most)

@@ -16,6 +16,10 @@ ENDINGS: Final[dict[str, ArchiveKind]] = {
     ".tzst": "tar.zst",
     ".zip": "zip",
 }
+PackedKind = Literal["mds.zst", "mds.gz"]
+"""Of single files that are read through an inflated copy, as members of archives are; none has members."""
+PACKED: Final[dict[str, PackedKind]] = {".mds.zstd": "mds.zst", ".mds.zst": "mds.zst", ".mds.gz": "mds.gz"}
+CopyKind = ArchiveKind | PackedKind
 MARK: Final = "/-/"
 """Between an archive's key and the name of a member: `shard.tar/-/a/b.jpg`."""
 _ENDINGS: Final = tuple(ENDINGS)
@@ -38,6 +42,12 @@ def archive_kind(key: str) -> ArchiveKind | None:
     if not lower.endswith(_ENDINGS):
         return None
     return next(kind for ending, kind in ENDINGS.items() if lower.endswith(ending))
+
+
+def packed_kind(key: str) -> PackedKind | None:
+    """The kind of packed file an object of this name is; None for anything else."""
+    lower = key[-9:].lower()
+    return next((kind for ending, kind in PACKED.items() if lower.endswith(ending)), None)
 
 
 def archive_stem(key: str) -> str:
