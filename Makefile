@@ -22,8 +22,10 @@ demo: $(STAMP)   ## the main job on one node: store, preprocess, train, resume, 
 $(BIN)/helm: | $(STAMP)
 	@$(BIN)/python -m tests.kubernetes.helm_binary $(BIN) >/dev/null || echo "no helm: tests of the chart are skipped"
 
-test: $(STAMP) $(BIN)/helm  ## every test that runs without foreign servers
-	@$(BIN)/python -m pytest
+# Files of tests go to JOBS processes, each file to one. JOBS=0: one after the other, in this process.
+JOBS ?= 3
+test: $(STAMP) $(BIN)/helm  ## every test that runs without foreign servers, JOBS=n files at a time
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 check: $(STAMP)  ## lint, types, architecture
 	@$(BIN)/ruff check .
