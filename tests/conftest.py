@@ -11,7 +11,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from meshd.testing.daemons import Daemon
+from meshd.testing.daemons import Daemon, live_daemons
 from meshd.testing.meshes import running_nodes
 from tests.one_node import one_node
 
@@ -59,10 +59,11 @@ def bucket(s3: Any) -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def _no_process_left() -> Iterator[None]:
     """A test ends the processes it starts."""
-    before = {child.pid for child in psutil.Process().children()}
+    before, shared = {child.pid for child in psutil.Process().children()}, live_daemons()
     yield
     # Python keeps a process of its own for shared semaphores, started by whoever needs it first.
     before.add(getattr(resource_tracker._resource_tracker, "_pid", None) or 0)
+    before |= {daemon.pid for daemon in shared}  # a test may have restarted one that others use, too
     before |= running_nodes()  # of meshes that a whole module uses, restarted in between
     left = [child for child in psutil.Process().children() if child.pid not in before]
     assert not left, f"the test left processes running: {left}"

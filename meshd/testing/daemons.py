@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 from meshd.kit.clock import SystemClock
 from meshwire.s3.parsing import RequestHead
@@ -35,6 +36,12 @@ if TYPE_CHECKING:
 
 _READY = re.compile(r"^meshd ready endpoint=(\S+)", re.MULTILINE)
 _clock = SystemClock()
+_all: WeakSet[Daemon] = WeakSet()
+
+
+def live_daemons() -> list[Daemon]:
+    """Those that somebody still has; what starts them again may be another test."""
+    return list(_all)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,7 @@ class Daemon:
         self.authority = _authority(self._scratch / "tls") if tls else None
         self.pair = self.authority.issue() if self.authority else None
         self.endpoint = ""
+        _all.add(self)
         self.host, self.prefix = "127.0.0.1", tuple[str, ...]()
         self._stdout = ""
         self._process: subprocess.Popen[bytes] | None = None

@@ -52,10 +52,9 @@ def world(daemon: Daemon) -> Api:
     return api
 
 
-def program(api: Api, daemon: Daemon, leads: asyncio.Event) -> tuple[Any, DataProgram]:
-    client = api.client()
+def program(api: Api, daemon: Daemon, leads: asyncio.Event) -> DataProgram:
     settings = OperatorSettings(endpoint=daemon.endpoint)
-    return client, DataProgram(Kube(client), settings, Ear(), leads, time.time)
+    return DataProgram(Kube(api.client()), settings, Ear(), leads, time.time)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -76,7 +75,7 @@ def test_refusals_hold_nothing_up(daemon: Daemon, tmp_path: Path, seed: int) -> 
     ]
 
     async def converge() -> None:
-        client, found = program(api, daemon, asyncio.Event())
+        found = program(api, daemon, asyncio.Event())
         passes = found.passes()
         kinds = {"meshdatasets": "MeshDataset", "meshloads": "MeshLoad", "meshviews": "MeshView"}
 
@@ -104,7 +103,6 @@ def test_refusals_hold_nothing_up(daemon: Daemon, tmp_path: Path, seed: int) -> 
                         await look(plural, name)
         finally:
             await found.aclose()
-            await client.aclose()
 
     asyncio.run(converge())
     assert daemon.request("GET", f"/-/buckets/{name}").status == 404
@@ -134,7 +132,7 @@ def test_a_watch_that_breaks_is_begun_again(daemon: Daemon) -> None:
 
     async def follow() -> None:
         leads = asyncio.Event()
-        client, found = program(api, daemon, leads)
+        found = program(api, daemon, leads)
         tasks = [asyncio.ensure_future(work) for work in found.work()]
         try:
             await asyncio.sleep(0.1)
@@ -148,7 +146,6 @@ def test_a_watch_that_breaks_is_begun_again(daemon: Daemon) -> None:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await found.aclose()
-            await client.aclose()
 
     asyncio.run(follow())
     made = api.find("secrets", "keys-b")
