@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import io
 import json
 import threading
@@ -75,7 +76,7 @@ def frame(daemon: Daemon, plan: str, epoch: int, step: int) -> bytes:
     """A frame, asked for until it comes: Busy and lost connections are what a client retries."""
     answer: Answer | None = None
     for _ in range(200):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, http.client.IncompleteRead):
             answer = daemon.request("GET", f"/-/plans/{plan}/{epoch}/{step}?batch={BATCH}")
             if answer.status == 200:
                 return answer.body

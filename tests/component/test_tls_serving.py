@@ -133,19 +133,21 @@ def test_slow_readers_cost_little_memory(client: Any, secured: Daemon, secured_w
 
 
 def test_a_client_that_reads_nothing_is_given_up() -> None:
-    with Daemon.start(tls=True, env={"MESHD_BODY_TIMEOUT": "1"}) as daemon:
+    with Daemon.start(tls=True, env={"MESHD_BODY_TIMEOUT": "4"}) as daemon:
         client = daemon.client()
         client.create_bucket(Bucket=BUCKET)
         client.put_object(Bucket=BUCKET, Key="big", Body=os.urandom(16 * MIB))
         wire = Wire(daemon.endpoint, daemon.access_key, daemon.secret_key, daemon.ca_cert)
-        silent, slow = wire.connect(receive_buffer=4096), wire.connect(receive_buffer=65536)
-        for sock in (silent, slow):
-            sock.sendall(wire.head("GET", f"/{BUCKET}/big"))
-        while b'why="stalled"} 1.0' not in scraped(daemon):
-            assert slow.recv(1 << 14)
-        assert len(slow.recv(1 << 16)) > 0  # whoever reads, however slowly, is served
-        wire.close()
-        client.close()
+        try:
+            silent, slow = wire.connect(receive_buffer=4096), wire.connect(receive_buffer=65536)
+            for sock in (silent, slow):
+                sock.sendall(wire.head("GET", f"/{BUCKET}/big"))
+            while b'why="stalled"} 1.0' not in scraped(daemon):
+                assert slow.recv(1 << 14)
+            assert len(slow.recv(1 << 16)) > 0  # whoever reads, however slowly, is served
+        finally:
+            wire.close()
+            client.close()
 
 
 def scraped(daemon: Daemon) -> bytes:

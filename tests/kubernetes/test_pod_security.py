@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sysconfig
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +115,7 @@ def test_what_helm_test_does_works_on_a_daemon() -> None:
             "MESH_ENDPOINT": daemon.endpoint,
             "AWS_ACCESS_KEY_ID": daemon.access_key,
             "AWS_SECRET_ACCESS_KEY": daemon.secret_key,
+            "PATH": f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}",
         }
         done = subprocess.run(
             [*container["command"], *container["args"]],
