@@ -12,7 +12,7 @@ from meshd.origin.remote import _is_range
     "said",
     [
         "Server returned non-2xx status code: 416 Range Not Satisfiable: <Error><Code>InvalidRange</Code>",
-        "Generic InMemory error: Invalid range: Wanted range starting at 10, but object was only 3 bytes long",
+        "Generic InMemory error: Invalid range: Wanted range starting at 10, but object was only 3 bytes",
     ],
 )
 def test_a_range_behind_the_end(said: str) -> None:
