@@ -22,10 +22,12 @@ demo: $(STAMP)   ## the main job on one node: store, preprocess, train, resume, 
 $(BIN)/helm: | $(STAMP)
 	@$(BIN)/python -m tests.kubernetes.helm_binary $(BIN) >/dev/null || echo "no helm: tests of the chart are skipped"
 
-# Files of tests go to JOBS processes, each file to one. JOBS=0: one after the other, in this process.
+# Files of tests go to JOBS processes, each file to one; JOBS=0: one after the other, in this process. A test
+# that fails is tried once more and counted as a rerun; what fails twice fails. RERUNS=0: the first failure counts.
 JOBS ?= 3
+RERUNS ?= 1
 test: $(STAMP) $(BIN)/helm  ## every test that runs without foreign servers, JOBS=n files at a time
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --reruns $(RERUNS) -rR
 
 check: $(STAMP)  ## lint, types, architecture
 	@$(BIN)/ruff check .
