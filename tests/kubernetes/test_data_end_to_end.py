@@ -48,7 +48,7 @@ def scene(kubeconfig: Path, kube: Client, tmp_path_factory: pytest.TempPathFacto
             Front(lambda: places[0].places() if places else []) as front,
         ):
             places.append(Scene(kube, namespace, kubelet))
-            kubelet.add_node("d0", {"topology.kubernetes.io/zone": "a"})
+            kubelet.add_node("d0", {"topology.kubernetes.io/zone": "a", **POOL["nodeSelector"]})
             where = ["--namespace", namespace, "--kubeconfig", str(kubeconfig)]
             endpoint = {"name": "MESH_OPERATOR_ENDPOINT", "value": front.endpoint}
             eager = {"name": "MESH_OPERATOR_EAGER_SECONDS", "value": "0.5"}
