@@ -231,6 +231,27 @@ def test_unavailable_beyond_the_deadline(server: ScriptedMesh) -> None:
         assert labels([next(iter(one))])
 
 
+@pytest.mark.parametrize("world", [1, 4])
+def test_data_that_is_away_raises_at_its_step_on_every_rank(server: ScriptedMesh, world: int) -> None:
+    with loader(server) as one:
+        whole = labels(one)
+    server.away, parts = range(3, 5), []
+    for rank in range(world):
+        with loader(server, rank=rank, world=world, deadline=0.2) as one:
+            taken: list[list[int]] = []
+            with pytest.raises(DeadlineError):
+                taken.extend(labels([batch]) for batch in one)
+            assert len(taken) == one.step == 3
+            parts.append((taken, one.state_dict()))
+    assert len({json.dumps(state) for _, state in parts}) == 1
+    server.away, rest = range(0), []
+    for rank, (taken, state) in enumerate(parts):
+        with loader(server, rank=rank, world=world) as one:
+            one.load_state_dict(state)
+            rest.append(taken + [labels([batch]) for batch in one])
+    assert [label for step in zip(*rest, strict=True) for part in step for label in part] == whole
+
+
 def test_a_wrong_checksum_passes_when_not_looked_at(server: ScriptedMesh) -> None:
     with loader(server, verify=False) as one:
         server.faults.append("flip")

@@ -18,7 +18,7 @@ import numpy as np
 from meshsdk.batches import Ragged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from meshsdk.batches import Batch
     from meshsdk.loaders import Loader
@@ -42,6 +42,18 @@ class LoaderSuite:
         """A new loader at the beginning of epoch 0, always of the same plan, of six steps of `batch` or more,
         the last one not full, with tail="pad"."""
         raise NotImplementedError
+
+    def events(self) -> Mapping[int, Callable[[], object]]:
+        """What happens before which steps of an epoch: a node is killed, say. By default, nothing."""
+        return {}
+
+    def test_an_epoch_is_the_same_whatever_happens_in_it(self) -> None:
+        whole, events, found = self.epoch(1), self.events(), []
+        with self.loader(self.batch) as one:
+            for batch in one:
+                found.append(rows(batch))
+                events.get(batch.step + 1, lambda: None)()
+        assert found == whole
 
     def test_a_global_batch_is_the_same_for_every_world(self) -> None:
         whole = self.epoch(1)
