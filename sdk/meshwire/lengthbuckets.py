@@ -20,9 +20,9 @@ from meshwire.randomness import derive_key, mix64_many
 if TYPE_CHECKING:
     from meshwire.permutations import Indices, Order
 
-MAX_POOL = 1 << 20
+MAX_POOL = 1 << 18
 _RUNS, _ROWS = 0x72756E73, 0x726F7773  # what a key is used for, as in `permutations`
-_KEPT = 4
+_KEPT = 2
 
 
 @dataclass(frozen=True, slots=True)

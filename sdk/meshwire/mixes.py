@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 BLOCK = 65_536
-MAX_BLOCK = 1 << 20
+MAX_BLOCK = 1 << 18
 MAX_PARTS = 256
 MAX_STAGES = 1000
+MAX_WEIGHTS = 1 << 14  # of all stages together
 MAX_WEIGHT = 1 << 32
 MAX_POSITIONS = 1 << 40
 
@@ -69,6 +70,10 @@ def parse_mix(value: Any, path: str = "mix") -> Mix:
     stages = required(document, "stages", path)
     if not isinstance(stages, list) or not 1 <= len(stages) <= MAX_STAGES:
         raise PlanError(f"{path}.stages", f"expected a list of 1…{MAX_STAGES} stages")
+    if len(stages) * len(parts) > MAX_WEIGHTS:
+        raise PlanError(
+            f"{path}.stages", f"{len(stages)} stages of {len(parts)} weights; at most {MAX_WEIGHTS} together"
+        )
     found = tuple(_parse_stage(item, f"{path}.stages[{at}]", len(parts)) for at, item in enumerate(stages))
     if found[0].start != (0, 0):
         raise PlanError(f"{path}.stages[0]", "the first stage begins at epoch 0, position 0")

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 # What a key is used for, as in `permutations`.
 _BLOCK, _PART, _TAKEN, _SHARDS, _RUN = 0x626C6F636B, 0x70617274, 0x74616B656E, 0x6D7368617264, 0x72756E
-_RUN_SAMPLES = 65_536  # of a small part that is drawn often, so many are shuffled together
-_KEPT = 4
+_RUN_SAMPLES = 65_536  # of small parts that are drawn often so many are shuffled together, over all parts
+_KEPT = 2
 
 
 class _Draws(Protocol):
@@ -60,22 +60,27 @@ class _Sequential:
     """A window of the part's shards in a fixed permuted order, in runs, each a `BlocksOrder` of its own."""
 
     def __init__(
-        self, starts: Indices, count: int, before: int, width: int, key: int, shuffled: tuple[int, int]
+        self,
+        starts: Indices,
+        window: tuple[int, int],
+        width: int,
+        run: int,
+        key: int,
+        shuffled: tuple[int, int],
     ) -> None:
         n, shards = int(starts[-1]), starts.size - 1
         permuted = Feistel(shards, key).many(np.arange(shards))
         self._starts, self._shuffled, self._width = starts[:-1][permuted], shuffled, width
         self._bounds = np.zeros(shards + 1, np.int64)
         np.cumsum(np.diff(starts)[permuted], out=self._bounds[1:])
+        count, before = window
         self._n, self._begin, self._end = n, before % n, before % n + count
-        self._passes = -(-_RUN_SAMPLES // n)
-        laid = (np.arange(self._passes)[:, None] * n + self._bounds[:-1]).reshape(-1)
-        self._edges = np.append(laid, self._passes * n)
+        self._passes = -(-run // n)
         self._runs: OrderedDict[int, BlocksOrder] = OrderedDict()
 
     def many(self, draws: Indices) -> Indices:
         places = draws + self._begin
-        length = int(self._edges[-1])
+        length = self._passes * self._n
         numbers = places // length
         for number in np.unique(numbers).tolist():
             rows, first = numbers == number, max(number * length, self._begin)
@@ -87,7 +92,9 @@ class _Sequential:
     def _run(self, number: int) -> BlocksOrder:
         found = self._runs.get(number)
         if found is None:
-            edges = np.unique(np.clip(self._edges + number * int(self._edges[-1]), self._begin, self._end))
+            passes = np.arange(number * self._passes, (number + 1) * self._passes) * self._n
+            edges = np.append((passes[:, None] + self._bounds[:-1]).reshape(-1), passes[-1] + self._n)
+            edges = np.unique(np.clip(edges, self._begin, self._end))
             key, epoch = self._shuffled
             found = BlocksOrder(edges - edges[0], self._width, derive_key(_RUN, key, number), epoch)
             self._runs[number] = found
@@ -115,9 +122,10 @@ class MixOrder:
         for part in self._segments:
             self._drawn.append(self._drawn[-1] + shares(part.weights, part.end - part.start))
         counts, before = drawn(mix, self.n, epoch), drawn_before(mix, self.n, epoch)
+        run = max(1, _RUN_SAMPLES // len(counts))
         self._parts = [
-            _draws(shuffle, _starts_of(shard_starts, bounds, part), count, before[part], (seed, epoch, part))
-            for part, count in enumerate(counts)
+            _draws(shuffle, _starts_of(shard_starts, bounds, part), window, run, (seed, epoch, part))
+            for part, window in enumerate(zip(counts, before, strict=True))
         ]
         self._laid: tuple[tuple[Segment, int], tuple[Indices, Indices]] | None = None
 
@@ -178,16 +186,16 @@ def _starts_of(shard_starts: Indices, bounds: Indices, part: int) -> Indices:
 
 
 def _draws(
-    shuffle: ShuffleSpec, starts: Indices, count: int, before: int, where: tuple[int, int, int]
+    shuffle: ShuffleSpec, starts: Indices, window: tuple[int, int], run: int, where: tuple[int, int, int]
 ) -> _Draws:
-    (seed, epoch, part), n = where, int(starts[-1])
+    (seed, epoch, part), n, (count, before) = where, int(starts[-1]), window
     if shuffle.kind == "none":
         return _Stored(n, before)
     shuffled = derive_key(_TAKEN, seed, part)
     if shuffle.kind == "global":
         return _Anywhere(n, count, before, (derive_key(_PART, seed, part), derive_key(shuffled, epoch)))
     key = derive_key(_SHARDS, seed, part)
-    return _Sequential(starts, count, before, shuffle.shards, key, (shuffled, epoch))
+    return _Sequential(starts, window, shuffle.shards, run, key, (shuffled, epoch))
 
 
 def mix_bounds(mix: Mix) -> Indices:

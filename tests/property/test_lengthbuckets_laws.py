@@ -58,7 +58,7 @@ def test_runs_and_rows_stand_in_random_order() -> None:
     [
         ({"rows": 0}, "buckets.rows"),
         ({"window": 1}, "buckets.window"),
-        ({"rows": 1 << 19, "window": 3}, "buckets.window"),
+        ({"rows": 1 << 17, "window": 3}, "buckets.window"),
         ({"length": 3}, "buckets.length"),
     ],
 )

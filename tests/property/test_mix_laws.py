@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -114,6 +115,19 @@ def test_a_small_part_drawn_often_costs_no_more_than_its_draws() -> None:
     assert np.bincount(samples[samples < 10]).sum() == BLOCK
 
 
+def test_many_small_parts_take_memory_as_a_few_do() -> None:
+    mix = Mix((1,) * 256, (Stage((1,) * 256),), positions=1 << 30)
+    starts = starts_of(mix.parts, 1)
+    tracemalloc.start()
+    try:
+        order = MixOrder(mix, mix_bounds(mix), starts, ShuffleSpec("blocks", 512), 1, 50)
+        for first in range(0, 20 * BLOCK, 7 * BLOCK):
+            assert order.many(np.arange(first, first + 2048)).max() < 256
+        assert tracemalloc.get_traced_memory()[0] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize(
     ("change", "path"),
     [
@@ -126,6 +140,7 @@ def test_a_small_part_drawn_often_costs_no_more_than_its_draws() -> None:
         ({"stages": [{"weights": [1, 1], "epoch": 1}]}, "mix.stages[0]"),
         ({"stages": [{"weights": [1, 1]}, {"weights": [1, 2]}]}, "mix.stages[1]"),
         ({"block": 1}, "mix.block"),
+        ({"parts": [1] * 200, "stages": [{"weights": [1] * 200}] * 100}, "mix.stages"),
         ({"steps": 1}, "mix.steps"),
     ],
 )
