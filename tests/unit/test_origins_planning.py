@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshd.service.backed.planning import pieces_read
+from meshd.assembly.plans import Plan
+from meshd.service.backed.planning import epoch_samples, pieces_read
 from meshd.service.backed.shelf import CHUNK, Piece
 from meshwire.fields import parse_fields, parse_source
+from meshwire.plans import parse_spec
 from meshwire.snapshots import build_from_objects
 
 FIELDS = parse_fields({"image": {"ext": ["jpg"]}, "mask": {"ext": ["png"]}})
@@ -21,3 +23,16 @@ def test_pieces_come_as_samples_are_read() -> None:
     big = [Piece("shelf", "a.png", number, CHUNK if number < 2 else 5) for number in range(3)]
     assert found == [*b, Piece("shelf", "a.jpg", -1, 10), *big, *b]
     assert list(pieces_read(snapshot, np.array([0]), {})) == []
+
+
+def test_an_epoch_that_goes_round_and_round_is_foretold_for_its_first_rounds() -> None:
+    listed = [(f"{number:02}.jpg", f"{number:032x}", 5) for number in range(10)]
+    fields = parse_fields({"image": {"ext": ["jpg"]}})
+    snapshot = build_from_objects(listed, source=parse_source("s3://photos"), fields=fields).snapshot
+    for mix, positions in ((None, 10), ({"positions": 1 << 40}, 40), ({"positions": 7}, 7)):
+        whole = None if mix is None else {"parts": [10], "stages": [{"weights": [1]}], **mix}
+        plan = Plan("h", snapshot.hash, "photos", 10, parse_spec({"mix": whole}), {})
+        samples = epoch_samples(plan, snapshot, 3)
+        assert samples.size == positions
+        assert np.bincount(samples, minlength=10).size == 10
+        assert positions > 10 or np.unique(samples).size == positions

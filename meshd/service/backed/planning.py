@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("meshd.cache")
 _MOST: Final = 200_000  # samples: their order takes some 200 bytes a read of the steward's memory
 _PLANS: Final = 4  # told at a time; of another one the oldest goes
+_ROUNDS: Final = 4  # as many positions as there are samples, so many times
 _BEHIND: Final = 2  # batches: ranks are not all in the same step
 
 
@@ -71,11 +72,12 @@ def shelves_of(snapshot: Snapshot, buckets: BucketTable) -> dict[str, str]:
 
 
 def epoch_samples(plan: Plan, snapshot: Snapshot, epoch: int) -> npt.NDArray[np.int64]:
-    """The samples of an epoch in the order in which they are read; of a packed plan as they are stored."""
+    """The samples of an epoch in the order in which they are read; of a packed plan as they are stored; of a
+    mix that goes round and round in them, the first rounds."""
     if plan.within:
         return np.arange(snapshot.samples, dtype=np.int64)
-    every = snapshot_order(plan.spec, snapshot, epoch)
-    return np.asarray(every.many(np.arange(plan.positions, dtype=np.int64)), dtype=np.int64)
+    every, count = snapshot_order(plan.spec, snapshot, epoch), min(plan.positions, _ROUNDS * snapshot.samples)
+    return np.asarray(every.many(np.arange(count, dtype=np.int64)), dtype=np.int64)
 
 
 def _listed(plan: Plan, snapshot: Snapshot, epoch: int, shelves: dict[str, str]) -> list[Piece]:
