@@ -17,6 +17,7 @@ from meshd.assembly.errors import BatchError
 from meshwire.columns import StringColumn
 from meshwire.documents import PlanError, suggestion
 from meshwire.snapshots import Built, BytesColumn, EmptySnapshotError, Objects, Snapshot
+from meshwire.zarrchunks import parse_chunked
 from meshwire.zarrsources import METADATA, MISSING, boundaries, parse_array, row_numbers
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from meshd.store.records import Record
     from meshwire.columns import Integers
     from meshwire.fields import FieldSpec, Source
-    from meshwire.zarrsources import SourceArray
+    from meshwire.zarrsources import Stored
 
 MAX_METADATA = 1 << 20
 _TURN = 200
@@ -64,6 +65,8 @@ class ZarrSources:
         labels = [name for name, spec in fields.items() if spec.kind != "bytes"]
         if labels:
             raise PlanError(f"fields.{labels[0]}", "arrays have no folder of a class; name one of labels")
+        if len({spec.chunks for spec in fields.values()}) > 1:
+            raise PlanError("fields", "rows of one array and chunks of another make no sample; choose one")
         arrays = {name: await self._array(records, source, spec) for name, spec in fields.items()}
         rows, starts = row_numbers(list(arrays.values())), boundaries(list(arrays.values()))
         keys: list[str] = []
@@ -77,11 +80,15 @@ class ZarrSources:
         if not kept.size:
             raise EmptySnapshotError("source", f"none of the {rows} rows of the arrays in {source} is stored")
         shard_starts = np.unique(np.searchsorted(kept, starts)).astype(np.int64)
+        if next(iter(fields.values())).chunks:
+            largest = max(arrays, key=lambda name: arrays[name].row_bytes)
+            kept, shard_starts = _by_object(kept, columns[largest])
         found = {name: column.at(kept) for name, column in columns.items()}
         snapshot = _sealed(source, fields, [(key, records[key]) for key in keys], found, kept, shard_starts)
-        return Built(snapshot, rows - int(kept.size), ())
+        left_out = max(array.left_out for array in arrays.values())
+        return Built(snapshot, rows - int(kept.size) + left_out, ())
 
-    async def _array(self, records: Mapping[str, Record], source: Source, spec: FieldSpec) -> SourceArray:
+    async def _array(self, records: Mapping[str, Record], source: Source, spec: FieldSpec) -> Stored:
         key, path = f"{source.prefix}{_folder(spec)}{METADATA}", f"fields.{spec.name}"
         record = records.get(key)
         if record is None:
@@ -91,10 +98,11 @@ class ZarrSources:
             raise PlanError(path, f"there is no {key}{hint}")
         if record.size > MAX_METADATA:
             raise PlanError(path, f"{key} has {record.size} bytes: too many for an array's metadata")
-        return parse_array(await self._objects.read(source.bucket, key, record.etag, 0, record.size), path)
+        document = await self._objects.read(source.bucket, key, record.etag, 0, record.size)
+        return parse_chunked(document, path) if spec.chunks else parse_array(document, path)
 
     async def _column(
-        self, records: Mapping[str, Record], bucket: str, folder: str, array: SourceArray, keys: list[str]
+        self, records: Mapping[str, Record], bucket: str, folder: str, array: Stored, keys: list[str]
     ) -> _Column:
         parts: list[_Column] = []
         stored = [
@@ -109,7 +117,7 @@ class ZarrSources:
                 offsets, lengths = _places(f"s3://{bucket}/{key}", record, array, index)
                 there = np.flatnonzero(offsets != MISSING)
                 which = np.full(there.size, len(keys), np.int64)
-                parts.append(_Column(there + number * array.chunk, which, offsets[there], lengths[there]))
+                parts.append(_Column(array.numbers(number)[there], which, offsets[there], lengths[there]))
                 keys.append(key)
             await asyncio.sleep(0)  # other requests get their turn
         if not parts:
@@ -118,11 +126,12 @@ class ZarrSources:
             np.concatenate([getattr(part, name) for part in parts])
             for name in ("rows", "objects", "offsets", "lengths")
         )
-        inside = rows < array.rows
+        inside = np.flatnonzero(rows < array.rows)
+        inside = inside[np.argsort(rows[inside], kind="stable")]
         return _Column(rows[inside], *(column[inside] for column in columns))
 
     async def _indexes(
-        self, bucket: str, some: Sequence[tuple[int, str, Record]], array: SourceArray
+        self, bucket: str, some: Sequence[tuple[int, str, Record]], array: Stored
     ) -> list[bytes]:
         wanted = []
         for _, key, record in some:
@@ -132,7 +141,7 @@ class ZarrSources:
         return await self._objects.read_many(wanted)
 
 
-def _places(url: str, record: Record, array: SourceArray, index: bytes) -> tuple[Integers, Integers]:
+def _places(url: str, record: Record, array: Stored, index: bytes) -> tuple[Integers, Integers]:
     try:
         return array.places(record.size, index)
     except ValueError as error:
@@ -142,6 +151,14 @@ def _places(url: str, record: Record, array: SourceArray, index: bytes) -> tuple
             help="write the array again",
             detail={"url": url},
         ) from error
+
+
+def _by_object(kept: Integers, column: _Column) -> tuple[Integers, Integers]:
+    """Samples in the order in which they are stored, and where those of each object begin, and the end."""
+    numbers = column.at(kept).object
+    order = np.argsort(numbers, kind="stable")
+    _, firsts = np.unique(numbers[order], return_index=True)
+    return kept[order], np.append(firsts, kept.size).astype(np.int64)
 
 
 def _folder(spec: FieldSpec) -> str:

@@ -36,6 +36,7 @@ SUBJECTS = {
     "containers": "Arrays",
     "zarrs": "Arrays",
     "features": "Arrays",
+    "windows": "Arrays",
     "columns": "Arrays",
     "casting": "Arrays",
     "labels": "Labels",

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 _ROWS_A_REQUEST = 512
 _PATIENCE = 600.0  # seconds that measuring for packing may take before a dataset gives up
-_KINDS = ("auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds")
+_KINDS = ("auto", "objects", "tar", "lines", "zarr", "chunks", "tfrecord", "mds")
 
 
 def open(
@@ -64,10 +64,10 @@ def open(
     `fields` names what a sample is made of ("jpg", "jpg;jpeg;png", "cls", "@class"); left out, it is
     guessed from the first keys. `kind` is "objects" (files that share a stem), "tar" (WebDataset shards and
     other archives), "lines" (a sample a line, as in JSONL), "zarr" (a sample a row of the arrays that are
-    the fields), "tfrecord" (a sample a record, features of its `tf.Example` are the fields), "mds"
-    (mosaicml-streaming's shards, columns are the fields) or "auto" (archives if there are any, else objects).
-    Raises ConfigurationError, NotFoundError (nothing there), DeadlineError (unavailable for `deadline`
-    seconds, by default the client's).
+    the fields), "chunks" (a sample a chunk of such arrays), "tfrecord" (a sample a record, features of its
+    `tf.Example` are the fields), "mds" (mosaicml-streaming's shards, columns are the fields) or "auto"
+    (archives if there are any, else objects). Raises ConfigurationError, NotFoundError (nothing there),
+    DeadlineError (unavailable for `deadline` seconds, by default the client's).
     """
     from meshsdk.connecting import connect
 
@@ -77,8 +77,8 @@ def open(
     client = client or connect()
     if snapshot is not None:
         return Dataset(client, describe_snapshot(fetch_snapshot(client.transport, snapshot)))
-    if kind == "zarr":
-        fields = array_fields(fields)
+    if kind in ("zarr", "chunks"):
+        fields, kind = array_fields(fields, chunks=kind == "chunks"), "zarr"
     if kind == "tfrecord":
         fields = part_fields(guess_features(client, source) if fields is None else fields, "feature")
     if kind == "mds":

@@ -279,6 +279,19 @@ def zarr(field: str, metadata: str) -> OpSpec:
     return OpSpec("zarr", _field("zarr", field), {"metadata": _asset("zarr", metadata)})
 
 
+def zarr_chunk(field: str, metadata: str) -> OpSpec:
+    """A chunk of a Zarr v3 array (a dataset of kind "chunks") → its array; `metadata` as in `zarr`."""
+    return OpSpec("zarr_chunk", _field("zarr_chunk", field), {"metadata": _asset("zarr_chunk", metadata)})
+
+
+def window(
+    field: str, extents: Sequence[int | None], *, at: Literal["random", "center", "first"] = "random"
+) -> OpSpec:
+    """A window of an array: `extents` along each axis, None for all of it; `at` random places (keyed by seed,
+    epoch and position), in the middle, or at the beginning."""
+    return OpSpec("window", _field("window", field), {"extents": list(extents), "at": at})
+
+
 def feature(
     field: str, type: Literal["integer", "integers", "number", "numbers"], *, length: int = 0
 ) -> OpSpec:

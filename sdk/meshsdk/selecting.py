@@ -46,11 +46,15 @@ def select_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
         ) from error
 
 
-def array_fields(fields: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Fields of a Zarr group, names of arrays; raises ConfigurationError when there are none."""
+def array_fields(fields: Mapping[str, Any] | None, *, chunks: bool = False) -> dict[str, Any]:
+    """Fields of a Zarr group, names of arrays; with `chunks` their chunks, not their rows. Raises
+    ConfigurationError when there are none."""
     if not fields:
         raise ConfigurationError('name the arrays: fields={"image": "images", "label": "labels"}')
-    return {name: {"array": value} if isinstance(value, str) else value for name, value in fields.items()}
+    more = {"chunks": True} if chunks else {}
+    return {
+        name: {"array": value, **more} if isinstance(value, str) else value for name, value in fields.items()
+    }
 
 
 def part_fields(fields: Mapping[str, Any], part: str) -> dict[str, Any]:

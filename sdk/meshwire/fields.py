@@ -33,7 +33,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 class FieldSpec:
     """`ext`: extensions, lower case and without the first dot, the preferred first (kind `bytes`);
     `label_of`: where a class label comes from (kind `label`): "prefix", the first folder below the source;
-    `array`: the folder of a Zarr array below the source, None for what is no row of one; `feature`: the name
+    `array`: the folder of a Zarr array below the source, None for what is no row of one (with `chunks`, no
+    chunk of one); `feature`: the name
     of a `tf.Example`'s feature ("": the whole record), None for what is none; `column`: the same of MDS.
     """
 
@@ -42,6 +43,7 @@ class FieldSpec:
     ext: tuple[str, ...] = ()
     label_of: str = ""
     array: str | None = None
+    chunks: bool = False
     feature: str | None = None
     column: str | None = None
 
@@ -103,8 +105,8 @@ def _parse_field(name: str, value: Any) -> FieldSpec:
         )
     if isinstance(value, (str, list)):
         value = {"ext": value}
-    document = checked_object(value, path, ("ext", "class", "array", "feature", "column"))
-    if len(document) != 1:
+    document = checked_object(value, path, ("ext", "class", "array", "chunks", "feature", "column"))
+    if len(document.keys() - {"chunks"}) != 1 or ("chunks" in document and "array" not in document):
         raise PlanError(
             path,
             'give one of {"ext": [...]}, {"class": "prefix"}, {"array": "name"}, {"feature": "name"} and '
@@ -112,7 +114,10 @@ def _parse_field(name: str, value: Any) -> FieldSpec:
         )
     if "array" in document:
         folder = checked_text(document["array"], join(path, "array"), at_most=500).strip("/")
-        return FieldSpec(name, "bytes", array=folder)
+        chunks = document.get("chunks", False)
+        if not isinstance(chunks, bool):
+            raise PlanError(join(path, "chunks"), f"expected true or false, got {shown(chunks)}")
+        return FieldSpec(name, "bytes", array=folder, chunks=chunks)
     if "feature" in document:
         feature = checked_text(document["feature"], join(path, "feature"), at_most=500)
         return FieldSpec(name, "bytes", feature=feature)
@@ -145,7 +150,7 @@ def fields_document(fields: Mapping[str, FieldSpec]) -> dict[str, Any]:
 
 def _field_document(spec: FieldSpec) -> dict[str, Any]:
     if spec.array is not None:
-        return {"array": spec.array}
+        return {"array": spec.array} | ({"chunks": True} if spec.chunks else {})
     if spec.feature is not None:
         return {"feature": spec.feature}
     if spec.column is not None:

@@ -27,6 +27,7 @@ SUBJECTS = (
     "sequences",
     "texts",
     "tokens",
+    "windows",
     "zarrs",
 )
 

@@ -20,6 +20,7 @@ from meshd.transform.fieldtypes import FieldType
 from meshd.transform.parameters import Parameter
 from meshd.transform.registry import operation
 from meshwire.documents import PlanError
+from meshwire.zarrchunks import parse_chunked
 from meshwire.zarrsources import parse_array
 
 if sys.version_info >= (3, 14):
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from meshd.transform.assets import Asset
     from meshwire.randomness import KeyedRandom
+    from meshwire.zarrchunks import ChunkedArray
     from meshwire.zarrsources import SourceArray
 
 
@@ -70,6 +72,42 @@ class Zarr:
         kind = np.dtype(array.dtype)
         found = np.frombuffer(data, kind.newbyteorder(">" if array.swapped else "<"))
         return found.astype(kind, copy=False).reshape(array.row)
+
+
+@operation(
+    "zarr_chunk",
+    Parameter("metadata", asset),
+    takes="bytes of a chunk, of a dataset of kind chunks",
+    gives="the array's dtype, and the shape of its chunks",
+    refuses="damaged, or not of the size that the metadata says",
+)
+@dataclass(frozen=True, slots=True)
+class ZarrChunk:
+    """A chunk of a Zarr v3 array, as its `metadata` (the array's `zarr.json`, an object) says: dtype, shape,
+    and the codecs gzip, zstd and crc32c."""
+
+    metadata: Asset
+    _array: ChunkedArray = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "_array", parse_chunked(self.metadata.data, "zarr.json"))
+        except PlanError as error:
+            raise BadAssetError("metadata", str(error)) from error
+
+    def infer(self, field: FieldType) -> FieldType:
+        check_bytes(field)
+        return FieldType("array", self._array.dtype, self._array.shape)
+
+    def apply(self, value: bytes, random: KeyedRandom) -> npt.NDArray[Any]:
+        array, data = self._array, value
+        for encoding in reversed(array.layout.encodings):
+            data = _decoded(encoding, data, array.row_bytes + 4)
+        if len(data) != array.row_bytes:
+            raise BadSampleError(f"a chunk of {len(data)} bytes; the metadata says {array.row_bytes}")
+        kind = np.dtype(array.dtype)
+        found = np.frombuffer(data, kind.newbyteorder(">" if array.layout.swapped else "<"))
+        return found.astype(kind, copy=False).reshape(array.shape)
 
 
 def _decoded(encoding: str, data: bytes, most: int) -> bytes:

@@ -47,10 +47,10 @@ def cat(session: Session, urls: Sequence[Remote], offset: int, length: int | Non
 
 KIND_OPTION = click.option(
     "--kind",
-    type=click.Choice(["auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds"]),
+    type=click.Choice(["auto", "objects", "tar", "lines", "zarr", "chunks", "tfrecord", "mds"]),
     default="auto",
-    help="What a sample is: files of one stem, of archives, a line (JSONL), a row of Zarr arrays, a record "
-    "(TFRecord, MDS).",
+    help="What a sample is: files of one stem, of archives, a line (JSONL), a row or chunk of Zarr arrays, "
+    "a record (TFRecord, MDS).",
 )
 
 
