@@ -66,7 +66,7 @@ class MdsSources:
         for shard in shards:
             held = _stored(records, source, shard)
             files.append((held.key, held.record.etag, shard.bytes, await self._index(held, wanted)))
-        return build_from_records(files, kind="mds", source=source, fields=fields)
+        return await asyncio.to_thread(build_from_records, files, kind="mds", source=source, fields=fields)
 
     async def _shards(self, records: Mapping[str, Record], source: Source) -> tuple[MdsShard, ...]:
         key = source.prefix + INDEX
@@ -79,7 +79,8 @@ class MdsSources:
             )
         if record.size > MAX_INDEX:
             raise PlanError("source", f"{key} has {record.size} bytes: too many for an index")
-        found = parse_mds(await self._objects.read(source.bucket, key, record.etag, 0, record.size), key)
+        document = await self._objects.read(source.bucket, key, record.etag, 0, record.size)
+        found = await asyncio.to_thread(parse_mds, document, key)
         if not any(shard.samples for shard in found):
             raise EmptySnapshotError("source", f"the {INDEX} in {source} names no samples")
         return found
@@ -98,7 +99,8 @@ class MdsSources:
             bounds = sample_bounds(shard, await self._read(held, 0, min(shard.head_bytes, shard.bytes)))
         except MdsError as error:
             raise _refused(held.url, str(error)) from error
-        index = index_samples(shard, bounds, await self._heads(held, bounds), wanted)
+        heads = await self._heads(held, bounds)
+        index = await asyncio.to_thread(index_samples, shard, bounds, heads, wanted)
         await self._catalog.write(name, index.to_bytes())
         return index
 

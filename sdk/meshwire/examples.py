@@ -7,6 +7,7 @@ https://protobuf.dev/programming-guides/encoding, tensorflow/core/example/{examp
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 MAX_LIST_BYTES: Final = 16 << 20
 """Of the numbers of one feature."""
+MAX_FEATURES: Final = 10_000
+"""Of one message."""
 _VARINT, _EIGHT, _DELIMITED, _FOUR = 0, 1, 2, 5
 KINDS: Final = {1: "bytes", 2: "float", 3: "int64"}
 """The members of a Feature's `oneof`, by their numbers."""
@@ -28,8 +31,8 @@ class ExampleError(ValueError):
 
 
 class Feature(NamedTuple):
-    """A feature of so many `values`, and where it lies in its message: of one of `bytes` the one value, of
-    numbers the whole Feature message. `kind` is "" where it holds nothing."""
+    """Where a feature lies in its message: of one of `bytes` the one value, of numbers the whole Feature
+    message. `kind` is "" where it holds nothing; `values`, of bytes, is 0, 1, or 2 for any more."""
 
     kind: str
     begin: int
@@ -72,12 +75,16 @@ def features(data: bytes, wanted: Collection[bytes] | None = None) -> dict[bytes
     """The features of a `tf.Example` (the context of a `tf.SequenceExample`) by their names; with `wanted`,
     those of these names only. Raises ExampleError."""
     found: dict[bytes, Feature] = {}
+    seen = 0
     for field, wire, begin, end in parts(data, 0, len(data)):
         if field != 1:
             continue
         if wire != _DELIMITED:
             raise ExampleError("its first field is no message of features")
         for number, kind, first, last in parts(data, begin, end):
+            seen += 1
+            if seen > MAX_FEATURES:
+                raise ExampleError(f"it has more than {MAX_FEATURES} features")
             if number != 1:
                 continue
             if kind != _DELIMITED:
@@ -111,7 +118,7 @@ def _feature(data: bytes, begin: int, end: int) -> Feature:
     kind, first, last = found
     if kind != "bytes":
         return Feature(kind, begin, end)
-    values = list(parts(data, first, last))
+    values = list(islice(parts(data, first, last), 2))
     if any(field != 1 or wire != _DELIMITED for field, wire, _, _ in values):
         raise ExampleError("a list of bytes holds something else")
     if len(values) != 1:
@@ -121,7 +128,7 @@ def _feature(data: bytes, begin: int, end: int) -> Feature:
 
 def _list(data: bytes, begin: int, end: int) -> tuple[str, int, int] | None:
     """Kind and place of the list of a Feature; None where there is none."""
-    lists = list(parts(data, begin, end))
+    lists = list(islice(parts(data, begin, end), 2))
     if not lists:
         return None
     field, wire, first, last = lists[0]

@@ -28,7 +28,8 @@ MAX_INDEX: Final = 64 << 20
 """Bytes of an index."""
 MAX_COLUMNS: Final = 1000
 UNSAFE: Final = "pkl"
-_MAX_SAMPLES, _MAX_BYTES = 1 << 30, (1 << 32) - 1
+_MAX_BYTES = (1 << 32) - 1
+_MAX_CELLS = 1 << 26  # samples times columns
 _EXAMPLES = 5
 
 
@@ -96,7 +97,7 @@ def _parse_shard(value: Any, path: str) -> MdsShard:
     return MdsShard(
         checked_text(raw.get("basename"), join(path, "raw_data.basename"), at_most=1000),
         checked_integer(raw.get("bytes"), join(path, "raw_data.bytes"), 0, _MAX_BYTES),
-        checked_integer(value.get("samples"), join(path, "samples"), 0, _MAX_SAMPLES),
+        checked_integer(value.get("samples"), join(path, "samples"), 0, _MAX_CELLS // len(texts)),
         texts,
         tuple(checked_text(item, join(path, "column_encodings"), at_most=200) for item in encodings),
         tuple(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
+from array import array
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 MAX_RECORD_BYTES: Final = 128 << 20
 HEAD_BYTES: Final = 12
+MAX_CELLS: Final = 1 << 26
+"""Numbers of the index of a file; a record takes one, and two more for each feature."""
 _EXAMPLES, _TOLD = 5, 64
 _NAME = re.compile(r"\.tf_?rec(ords?)?\b|-\d+-of-\d+$", re.IGNORECASE)
 _OTHER = re.compile(r"\.(gz|zz|json|pbtxt|txt|md|csv|index|idx)$", re.IGNORECASE)
@@ -102,7 +105,8 @@ class _Indexing:
         self.names = {name.encode(): name for name in wanted}
         self.asked = frozenset(name for name in self.names if name != _WHOLE)
         self.kinds = dict.fromkeys(wanted, "")
-        self.rows: list[list[int]] = []
+        self.width = 1 + 2 * len(self.names)
+        self.cells = array("q")  # of each record its number, and offset and length of each feature
         self.skipped = 0
         self.examples: list[str] = []
         self.told: dict[str, str] | None = None
@@ -128,7 +132,10 @@ class _Indexing:
                 self.skip(number, reason)
                 return
             row += (offset + feature.begin, feature.end - feature.begin)
-        self.rows.append(row)
+        if len(self.cells) >= MAX_CELLS:
+            count = len(self.cells) // self.width
+            raise TfrecordError(f"has more than {count} records, too many to index in one file: split it")
+        self.cells.extend(row)
         for place, name in enumerate(self.names.values()):
             self.kinds[name] = self.kinds[name] or self._kind(found, place)
 
@@ -141,13 +148,14 @@ class _Indexing:
         if feature is None or not feature.kind:
             return f"lacks {shown(name)}"
         if feature.values != 1:
-            return f"holds {feature.values} values of bytes in {shown(name)}; a field is one"
+            how = "several values" if feature.values else "no value"
+            return f"holds {how} of bytes in {shown(name)}; a field is one"
         if self.kinds[name] and feature.kind != self.kinds[name]:
             return f"holds {feature.kind} in {shown(name)}; records before it {self.kinds[name]}"
         return ""
 
     def index(self) -> RecordIndex:
-        table = np.array(self.rows, np.int64).reshape(len(self.rows), 1 + 2 * len(self.names))
+        table = np.frombuffer(self.cells, np.int64).reshape(-1, self.width)
         places = {
             name: (table[:, 1 + 2 * place].copy(), table[:, 2 + 2 * place].copy())
             for place, name in enumerate(self.names.values())

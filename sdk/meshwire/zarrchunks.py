@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from meshwire.frames import Buffer
     from meshwire.zarrsources import Layout
 
+MAX_PIECES = 1 << 18  # of a shard
+MAX_CHUNKS = 1 << 26
+
 
 @dataclass(frozen=True)
 class ChunkedArray:
@@ -125,6 +128,7 @@ def parse_chunked(document: bytes, name: str) -> ChunkedArray:
     made = ChunkedArray(layout)
     if not made.rows:
         raise PlanError(name, f"an array of {list(layout.shape)} has no whole chunk of {list(made.shape)}")
-    if made.row_bytes > MAX_ROW_BYTES or made.objects > MAX_OBJECTS or made.objects * made.chunk > 1 << 30:
+    many = made.objects > MAX_OBJECTS or made.chunk > MAX_PIECES or made.objects * made.chunk > MAX_CHUNKS
+    if made.row_bytes > MAX_ROW_BYTES or many:
         raise PlanError(name, "chunks of more than 1 GiB, or too many of them, or of stored objects")
     return made

@@ -11,15 +11,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from meshd.testing.examples import BytesList, Int64List, example, record
+from meshd.testing.mds import mds_files
 from meshd.transform.chains import compile_chain
 from meshd.transform.errors import BadSampleError
 from meshwire.columns import ColumnError
 from meshwire.documents import PlanError
+from meshwire.examples import ExampleError, features
 from meshwire.lines import LineIndex, index_lines
+from meshwire.mds import MdsError, index_samples, parse_mds, sample_bounds
 from meshwire.packing import PackTable
 from meshwire.plans import OpSpec, parse_spec, spec_document
 from meshwire.randomness import KeyedRandom
+from meshwire.recordindexes import RecordIndex
 from meshwire.snapshots import Snapshot
+from meshwire.tfrecordsources import TfrecordError, index_records
+from meshwire.zarrchunks import parse_chunked
 from meshwire.zarrsources import parse_array
 
 if TYPE_CHECKING:
@@ -37,6 +44,9 @@ _READERS = (
     _chain("json", path="a[0].b", type="numbers"),
     _chain("json", path="", type="json"),
     _chain("json", path="n", type="integer"),
+    _chain("feature", type="integers"),
+    _chain("feature", type="numbers", length=2),
+    _chain("frombuffer", dtype="bool", shape=[None, 3]),
     _chain("utf8", form="NFKC", strip=True),
     _chain("label_map", map={"cat": 1}),
 )
@@ -81,6 +91,50 @@ def array(data: bytes) -> None:
         with contextlib.suppress(ValueError):
             offsets, lengths = read.places(4096, data[: min(read.index_bytes, 4096)])
             assert int((offsets + lengths).max()) <= 4096
+
+
+def chunks(data: bytes) -> None:
+    """Metadata is an array with whole chunks, each numbered once, or refused; places lie in their object."""
+    with contextlib.suppress(PlanError):
+        read = parse_chunked(data, "x")
+        if read.objects * read.chunk <= 1 << 12:
+            found = np.concatenate([read.numbers(number) for number in range(read.objects)])
+            assert np.array_equal(np.sort(found[found < read.rows]), np.arange(read.rows))
+        with contextlib.suppress(ValueError):
+            offsets, lengths = read.places(4096, data[: min(read.index_bytes, 4096)])
+            assert int((offsets + lengths).max()) <= 4096
+
+
+def records(data: bytes) -> None:
+    """Features lie in the file, the same however it is cut; or it is refused, the same way."""
+    for message in (data, data[1:]):
+        with contextlib.suppress(ExampleError):
+            for feature in features(message).values():
+                assert 0 <= feature.begin <= feature.end <= len(message)
+    file = record(data) + record(example({"x": Int64List([7]), "y": BytesList([data])})) + data
+    found = []
+    for at in (0, len(file) // 3, len(file) - 1):
+        try:
+            found.append(index_records([file[:at], file[at:]], ["x"]).to_bytes())
+        except TfrecordError as error:
+            found.append(str(error).encode())
+    assert len(set(found)) == 1
+    with contextlib.suppress(ColumnError):
+        RecordIndex.from_bytes(data)
+
+
+def mds(data: bytes) -> None:
+    """An index names shards, or is refused; samples of a shard lie within it."""
+    with contextlib.suppress(PlanError):
+        for shard in parse_mds(data):
+            assert len(shard.names) == len(shard.sizes)
+    files = mds_files({"a": "str", "b": "int"}, [{"a": b"x", "b": bytes(8)}])
+    (shard,) = parse_mds(files["index.json"])
+    with contextlib.suppress(MdsError):
+        bounds = sample_bounds(shard, data[: shard.head_bytes])
+        heads = np.frombuffer(data[: shard.width].ljust(shard.width), np.uint8).reshape(1, -1)
+        for offsets, lengths in index_samples(shard, bounds, heads, ["a", "b"]).places.values():
+            assert ((offsets >= 0) & (offsets + lengths <= shard.bytes)).all()
 
 
 def reader(data: bytes) -> None:

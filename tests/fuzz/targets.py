@@ -333,6 +333,9 @@ TARGETS = {
         Target("snapshot", datasets.snapshot, words.TABLES, 8192),
         Target("plan", datasets.plan, words.DATASETS, 1024),
         Target("array", datasets.array, words.DATASETS, 2048),
+        Target("chunks", datasets.chunks, words.DATASETS, 2048),
+        Target("records", datasets.records, words.TABLES, 2048),
+        Target("mds", datasets.mds, words.DATASETS, 2048),
         Target("reader", datasets.reader, words.TABLES, 2048),
     )
 }

@@ -88,6 +88,7 @@ def test_other_indexes_are_refused(change: dict[str, Any], complaint: str) -> No
         ({"column_names": ["a", "a", "b"]}, "two columns have one name"),
         ({"column_sizes": [None, -1, None]}, "column_sizes"),
         ({"samples": 1.5}, "samples"),
+        ({"samples": 1 << 26}, "samples"),
         ({"raw_data": {"basename": "x", "bytes": "many"}}, "raw_data.bytes"),
     ],
 )

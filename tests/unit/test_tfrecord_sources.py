@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshd.testing.examples import BytesList, FloatList, Int64List, example, record
+from meshwire import examples, tfrecordsources
 from meshwire.columns import ColumnError
 from meshwire.documents import PlanError
 from meshwire.examples import ExampleError, features, numbers
@@ -128,11 +129,28 @@ def test_records_that_are_no_samples_are_counted_with_the_reason() -> None:
     assert index.kinds == {"image": "bytes", "label": "int64"}
     assert index.told == {"box": "float", "image": "bytes", "label": "int64"}
     for reason, example_ in zip(
-        ["crc32c", "no tf.Example", "lacks 'label'", "2 values of bytes", "float in 'label'; records before"],
+        [
+            "crc32c",
+            "no tf.Example",
+            "lacks 'label'",
+            "several values of bytes",
+            "float in 'label'; records before",
+        ],
         index.examples,
         strict=True,
     ):
         assert reason in example_
+
+
+def test_what_would_take_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = example({f"x{number}": Int64List([1]) for number in range(20)})
+    monkeypatch.setattr(examples, "MAX_FEATURES", 19)
+    assert "more than 19 features" in index_records([record(many)], ["x1"]).examples[0]
+    monkeypatch.setattr(tfrecordsources, "MAX_CELLS", 9)
+    file = record(example({"x": Int64List([1])})) * 4
+    assert index_records([file[: len(file) // 4 * 3]], ["x"]).numbers.size == 3
+    with pytest.raises(TfrecordError, match=r"more than 3 records.*split it"):
+        index_records([file], ["x"])
 
 
 @pytest.mark.parametrize(
