@@ -7,9 +7,11 @@ clear error, never a partial dataset.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from meshd.assembly.errors import BatchError
+from meshd.kit.patience import LongWork, Progress, StillRunningError
 from meshd.service.lines import Lines
 from meshd.service.mds import MdsSources
 from meshd.service.structures import Structures, parse_derivation
@@ -19,7 +21,7 @@ from meshd.transform.assets import MissingAssetError
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
 from meshwire.archives.kinds import archive_kind
 from meshwire.documents import PlanError, checked_choice, checked_object, read_json, required
-from meshwire.fields import parse_fields, parse_source, sample_key
+from meshwire.fields import fields_document, parse_fields, parse_source, sample_key
 from meshwire.lines import build_from_lines
 from meshwire.recordindexes import build_from_records
 from meshwire.snapshots import EmptySnapshotError, build_from_objects, build_from_tars
@@ -37,11 +39,13 @@ if TYPE_CHECKING:
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
     from meshwire.fields import FieldSpec, Source
+    from meshwire.recordindexes import IndexedFile
     from meshwire.snapshots import Built, Snapshot
 
 Kind = Literal["auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds"]
 KINDS: tuple[Kind, ...] = ("auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds")
 _PARTS = {"array": "zarr", "feature": "tfrecord", "column": "mds"}  # how fields of a kind are named
+_READ_THROUGH = ("tfrecord", "mds")  # kinds whose files are read once before anything is known of them
 _PAGE = 1000
 _EMPTY = {
     "source": "check the source's prefix and the fields' extensions",
@@ -76,6 +80,7 @@ class DatasetService:
         self._objects = objects
         self._structures = Structures(store, catalog, readers, archives, objects)
         self.lines, self._zarrs = Lines(store, catalog, objects), ZarrSources(objects)
+        self._long: LongWork[None] = LongWork("datasets")
         self.tfrecords, self._mds = (
             Tfrecords(store, catalog, objects),
             MdsSources(store, catalog, archives, objects),
@@ -145,7 +150,28 @@ class DatasetService:
         listing = await self._list(source)
         scanned = _scanned(listing, kind, fields)
         await self._readers.require_keys(caller, source.bucket, [key for key, _ in scanned])
+        if kind in _READ_THROUGH:
+            await self._patiently(listing, source, kind, fields)
         return await self._built(listing, source, kind, fields)
+
+    async def _patiently(
+        self,
+        listing: Sequence[tuple[str, Record]],
+        source: Source,
+        kind: Kind,
+        fields: Mapping[str, FieldSpec],
+    ) -> None:
+        """Has all files indexed. Raises BatchError Busy (not done yet: ask again), and as `_files`."""
+        named = repr((str(source), kind, fields_document(fields), [(key, r.etag) for key, r in listing]))
+
+        async def index(progress: Progress) -> None:
+            await self._files(listing, source, kind, fields, progress)
+
+        try:
+            await self._long.run(hashlib.sha256(named.encode()).hexdigest(), index)
+        except StillRunningError as error:
+            message = f"the files of {source} are being indexed: {error}"
+            raise BatchError("Busy", message, help="ask again: the work goes on", retry_after=1) from None
 
     async def _built(
         self,
@@ -156,17 +182,16 @@ class DatasetService:
     ) -> Built:
         if kind == "zarr":
             return await self._zarrs.build(listing, source, fields)
-        if kind == "mds":
-            return await self._mds.build(listing, source, fields)
+        if kind == "tfrecord" or kind == "mds":
+            files = await self._files(listing, source, kind, fields, Progress())
+            return await asyncio.to_thread(build_from_records, files, kind=kind, source=source, fields=fields)
         scanned = _scanned(listing, kind, fields)
         if kind == "lines":
-            files = [
+            lines = [
                 (key, record.etag, record.size, await self.lines.index(source.bucket, key, record))
                 for key, record in scanned
             ]
-            return await asyncio.to_thread(build_from_lines, files, source=source, fields=fields)
-        if kind == "tfrecord":
-            return await self._of_tfrecords(scanned, source, fields)
+            return await asyncio.to_thread(build_from_lines, lines, source=source, fields=fields)
         if kind == "tar" or scanned:
             indexed = []
             for key, record in scanned:
@@ -176,22 +201,30 @@ class DatasetService:
         objects = [(key, record.etag, record.size) for key, record in listing]
         return await asyncio.to_thread(build_from_objects, objects, source=source, fields=fields)
 
-    async def _of_tfrecords(
-        self, scanned: Sequence[tuple[str, Record]], source: Source, fields: Mapping[str, FieldSpec]
-    ) -> Built:
+    async def _files(
+        self,
+        listing: Sequence[tuple[str, Record]],
+        source: Source,
+        kind: Kind,
+        fields: Mapping[str, FieldSpec],
+        progress: Progress,
+    ) -> list[IndexedFile]:
+        """The indexes of files of records, made or found."""
+        if kind == "mds":
+            return await self._mds.files(listing, source, fields, progress)
+        scanned = _scanned(listing, kind, fields)
         if not scanned:
             raise EmptySnapshotError(
                 "source",
                 f"no file of records is in {source}: names have .tfrecord, or end in -00000-of-00008",
             )
         wanted = [spec.feature for spec in fields.values() if spec.feature is not None]
-        files = [
-            (key, record.etag, record.size, await self.tfrecords.index(source.bucket, key, record, wanted))
-            for key, record in scanned
-        ]
-        return await asyncio.to_thread(
-            build_from_records, files, kind="tfrecord", source=source, fields=fields
-        )
+        files = []
+        for number, (key, record) in enumerate(scanned):
+            index = await self.tfrecords.index(source.bucket, key, record, wanted)
+            files.append((key, record.etag, record.size, index))
+            progress.done = (number + 1) / len(scanned)
+        return files
 
     def _entries(self, source: Source) -> Iterator[tuple[str, Record]]:
         after, more = "", True

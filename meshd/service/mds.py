@@ -20,7 +20,7 @@ from meshwire.archives.kinds import packed_kind
 from meshwire.columns import ColumnError
 from meshwire.documents import PlanError, suggestion
 from meshwire.mds import INDEX, MAX_INDEX, UNSAFE, MdsError, index_samples, parse_mds, sample_bounds
-from meshwire.recordindexes import RecordIndex, build_from_records
+from meshwire.recordindexes import RecordIndex
 from meshwire.snapshots import EmptySnapshotError
 
 if TYPE_CHECKING:
@@ -30,13 +30,14 @@ if TYPE_CHECKING:
 
     from meshd.assembly.catalog import Catalog
     from meshd.assembly.sources import PlainArchives
+    from meshd.kit.patience import Progress
     from meshd.service.remote import RemoteObjects
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
     from meshwire.columns import Integers
     from meshwire.fields import FieldSpec, Source
     from meshwire.mds import MdsShard
-    from meshwire.snapshots import Built
+    from meshwire.recordindexes import IndexedFile
 
 _WINDOW = 32 << 20
 
@@ -52,10 +53,15 @@ class MdsSources:
     def __repr__(self) -> str:
         return "<MdsSources>"
 
-    async def build(
-        self, listing: Sequence[tuple[str, Record]], source: Source, fields: Mapping[str, FieldSpec]
-    ) -> Built:
-        """Raises PlanError, EmptySnapshotError; BatchError BadSample."""
+    async def files(
+        self,
+        listing: Sequence[tuple[str, Record]],
+        source: Source,
+        fields: Mapping[str, FieldSpec],
+        progress: Progress,
+    ) -> list[IndexedFile]:
+        """The shards and where their columns lie. Raises PlanError, EmptySnapshotError; BatchError
+        BadSample."""
         records = dict(listing)
         shards = await self._shards(records, source)
         wanted = sorted({spec.column for spec in fields.values() if spec.column is not None})
@@ -63,10 +69,11 @@ class MdsSources:
             if spec.column is not None:
                 _check_column(name, spec.column, shards[0])
         files = []
-        for shard in shards:
+        for number, shard in enumerate(shards):
             held = _stored(records, source, shard)
             files.append((held.key, held.record.etag, shard.bytes, await self._index(held, wanted)))
-        return await asyncio.to_thread(build_from_records, files, kind="mds", source=source, fields=fields)
+            progress.done = (number + 1) / len(shards)
+        return files
 
     async def _shards(self, records: Mapping[str, Record], source: Source) -> tuple[MdsShard, ...]:
         key = source.prefix + INDEX

@@ -78,8 +78,12 @@ class RecordIndex:
         return cls(np.cumsum(steps) - 1, places, kinds, skipped, examples, told)
 
 
+IndexedFile = tuple[str, str, int, RecordIndex]
+"""Key, ETag, size in bytes, and where its records' parts lie."""
+
+
 def build_from_records(
-    files: Iterable[tuple[str, str, int, RecordIndex]],
+    files: Iterable[IndexedFile],
     *,
     kind: SnapshotKind,
     source: Source,

@@ -1,0 +1,67 @@
+"""Files that take long to index: who asks is told how far it is, and finds it done later."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from meshd.assembly.catalog import Catalog
+from meshd.assembly.errors import BatchError
+from meshd.kit.clock import ManualClock
+from meshd.kit.patience import LongWork
+from meshd.service.archives.reading import Archives
+from meshd.service.datasets import DatasetService
+from meshd.service.remote import local_objects
+from meshd.store.memory import MemoryStore
+from meshd.store.records import Meta
+from meshd.testing.examples import Int64List, example, record
+from meshwire.fields import Source, parse_fields
+
+if TYPE_CHECKING:
+    from meshd.store.records import Record
+
+FIELDS = parse_fields({"x": {"feature": "x"}})
+
+
+async def put(store: MemoryStore, key: str, data: bytes) -> tuple[str, Record]:
+    writer = store.writer("b", key, size=len(data))
+    await writer.write(data)
+    return key, await writer.commit(Meta(hashlib.md5(data).hexdigest()))
+
+
+def test_what_takes_long_goes_on_and_is_told() -> None:
+    asyncio.run(_told())
+
+
+async def _told() -> None:
+    store = MemoryStore(ManualClock())
+    listing = [
+        await put(store, f"{part}.tfrecord", record(example({"x": Int64List([part])}))) for part in range(4)
+    ]
+    archives = Archives(store, list[str]().append)
+    service = DatasetService(store, Catalog(store), cast("Any", None), archives, local_objects(store))
+    service._long = LongWork("test", patience=0.05)
+    begun, free = asyncio.Event(), asyncio.Event()
+    index = service.tfrecords.index
+
+    async def slow(bucket: str, key: str, found: Record, wanted: list[str]) -> Any:
+        if key == "3.tfrecord":
+            begun.set()
+            await free.wait()
+        return await index(bucket, key, found, wanted)
+
+    service.tfrecords.index = slow  # type: ignore[method-assign, assignment]
+    source = Source("b", "")
+    with pytest.raises(BatchError, match=r"files of s3://b/ are being indexed: \d+% done") as told:
+        await service._patiently(listing, source, "tfrecord", FIELDS)
+    assert (told.value.code, told.value.retry_after) == ("Busy", 1)
+    await begun.wait()
+    with pytest.raises(BatchError, match="75% done"):
+        await service._patiently(listing, source, "tfrecord", FIELDS)
+    free.set()
+    service._long._patience = 30.0
+    await service._patiently(listing, source, "tfrecord", FIELDS)
+    assert (await service._built(listing, source, "tfrecord", FIELDS)).snapshot.samples == 4
