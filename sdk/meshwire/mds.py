@@ -30,6 +30,7 @@ MAX_COLUMNS: Final = 1000
 UNSAFE: Final = "pkl"
 _MAX_BYTES = (1 << 32) - 1
 _MAX_CELLS = 1 << 26  # samples times columns
+_BLOCK_CELLS = 1 << 20  # looked at at once
 _EXAMPLES = 5
 
 
@@ -138,22 +139,33 @@ def index_samples(
     together is left out."""
     told = dict(zip(shard.names, shard.encodings, strict=True))
     kinds = {name: told.get(name, "") for name in wanted}
-    lengths = np.diff(bounds)
-    sizes = np.empty((shard.samples, len(shard.sizes)), np.int64)
-    fixed = np.array(shard.sizes, np.int64)
-    sizes[:] = fixed
-    sizes[:, fixed == 0] = np.ascontiguousarray(heads).view("<u4").reshape(shard.samples, -1)
-    ends = shard.width + np.cumsum(sizes, axis=1)
-    wrong = ends[:, -1] != lengths
-    examples = [f"sample {number} is not as long as its columns" for number in np.flatnonzero(wrong).tolist()]
-    if not all(kinds.values()):
-        return RecordIndex(np.zeros(0, np.int64), {}, kinds, shard.samples, tuple(examples[:_EXAMPLES]), told)
-    kept = np.flatnonzero(~wrong)
-    places = {}
-    for name in wanted:
-        column = shard.names.index(name)
-        begins = bounds[:-1] + ends[:, column] - sizes[:, column]
-        places[name] = begins[kept], sizes[kept, column]
-    return RecordIndex(
-        kept.astype(np.int64), places, kinds, int(wrong.sum()), tuple(examples[:_EXAMPLES]), told
+    known = [name for name in wanted if name in told]
+    places = {name: (np.empty(shard.samples, np.int64), np.empty(shard.samples, np.int64)) for name in known}
+    wrong = np.empty(shard.samples, np.bool_)
+    step = max(1, _BLOCK_CELLS // len(shard.names))
+    for begin in range(0, shard.samples, step):
+        some = slice(begin, min(begin + step, shard.samples))
+        sizes, ends = _columns(shard, heads[some])
+        wrong[some] = ends[:, -1] != np.diff(bounds[some.start : some.stop + 1])
+        for name, (starts, lengths) in places.items():
+            column = shard.names.index(name)
+            starts[some] = bounds[some] + ends[:, column] - sizes[:, column]
+            lengths[some] = sizes[:, column]
+    refused = np.flatnonzero(wrong)
+    examples = tuple(
+        f"sample {number} is not as long as its columns" for number in refused[:_EXAMPLES].tolist()
     )
+    if not all(kinds.values()):
+        return RecordIndex(np.zeros(0, np.int64), {}, kinds, shard.samples, examples, told)
+    kept = np.flatnonzero(~wrong).astype(np.int64)
+    found = {name: (starts[kept], lengths[kept]) for name, (starts, lengths) in places.items()}
+    return RecordIndex(kept, found, kinds, len(refused), examples, told)
+
+
+def _columns(shard: MdsShard, heads: npt.NDArray[np.uint8]) -> tuple[Integers, Integers]:
+    """int64[samples, columns], two of them: lengths, and where they end in their sample."""
+    fixed = np.array(shard.sizes, np.int64)
+    sizes = np.empty((heads.shape[0], fixed.size), np.int64)
+    sizes[:] = fixed
+    sizes[:, fixed == 0] = np.ascontiguousarray(heads).view("<u4").reshape(heads.shape[0], -1)
+    return sizes, shard.width + np.cumsum(sizes, axis=1)

@@ -54,6 +54,21 @@ def test_columns_lie_where_the_index_says(values: list[tuple[bytes, int, bytes]]
     assert index.kinds == COLUMNS
 
 
+def test_many_samples_are_looked_at_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = rows_of([(b"x" * number, number, b"") for number in range(9)])
+    files = mds_files(COLUMNS, rows)
+    _, whole = indexed(files, ["image", "label"])
+    monkeypatch.setattr("meshwire.mds._BLOCK_CELLS", 2 * len(COLUMNS))
+    _, blocks = indexed(files, ["image", "label"])
+    assert blocks.to_bytes() == whole.to_bytes()
+    shard = bytearray(files["shard.00000.mds"])
+    places = struct.unpack_from("<10I", shard, 4)
+    for at in places[2:-1]:
+        shard[at] ^= 1  # the length of its image
+    _, damaged = indexed(files | {"shard.00000.mds": bytes(shard)}, ["image"])
+    assert (damaged.numbers.tolist(), damaged.skipped, len(damaged.examples)) == ([0, 1], 7, 5)
+
+
 @given(st.data())
 def test_any_damage_is_a_refusal_a_sample_left_out_or_other_bytes_of_it(data: st.DataObject) -> None:
     files = mds_files(COLUMNS, rows_of([(b"one", 1, b"a"), (b"", 2, b""), (b"three", 3, b"ccc")]))
