@@ -1,0 +1,52 @@
+"""Loaders for Lightning: a data module whose position is in Lightning's checkpoints.
+
+Law: Lightning neither samples nor splits: ranks, shuffling and resuming are the loader's. Loaders are
+made by functions, when Lightning asks for them: by then the group of ranks is there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pytorch_lightning import LightningDataModule
+
+from meshsdk.adapters.plain import PlainLoader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from meshsdk.loaders import Loader
+
+
+class MeshDataModule(LightningDataModule):
+    """`Trainer(use_distributed_sampler=False).fit(model, MeshDataModule(train, validation))`.
+
+    `train` and `validation` make a `mesh.Loader` each. A step gets a plain dictionary (see `plain.as_dict`).
+    A checkpoint holds where the training loader stands, and resumes there with any number of ranks.
+    """
+
+    def __init__(self, train: Callable[[], Loader], validation: Callable[[], Loader] | None = None) -> None:
+        super().__init__()
+        self._train, self._validation = train, validation
+        self._training: PlainLoader | None = None
+        self._state: Mapping[str, Any] | None = None
+
+    def train_dataloader(self) -> PlainLoader:
+        self._training = PlainLoader(self._train())
+        if self._state is not None:
+            self._training.load_state_dict(self._state)
+            self._state = None
+        return self._training
+
+    def val_dataloader(self) -> Any:
+        return PlainLoader(self._validation()) if self._validation is not None else []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._training is None else self._training.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self._state = dict(state_dict) or None
+
+    def teardown(self, stage: str) -> None:
+        if self._training is not None:
+            self._training.loader.close()

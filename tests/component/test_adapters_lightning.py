@@ -1,0 +1,102 @@
+"""Lightning over a real daemon: a run that is stopped in an epoch and goes on from its checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+import meshsdk as mesh
+from meshsdk import ops
+from meshsdk.batches import Ragged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from meshd.testing.daemons import Daemon
+
+# Lightning's own, on a torch that is newer than it.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Preempted(Exception):
+    """What ends the first run."""
+
+
+class Model(pl.LightningModule):
+    """One weight; notes what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen: list[list[int]] = []
+
+    def training_step(self, batch: dict[str, Any], _: int) -> Any:
+        self.seen.append(batch["n"].tolist())
+        assert batch["__status"].tolist() == [0] * 4
+        assert len(batch["text.offsets"]) == 5
+        return self.layer(batch["n"].float()[:, None]).mean()
+
+    def validation_step(self, batch: dict[str, Any], _: int) -> None:
+        assert batch["__pos"].shape == (4,)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+
+@pytest.fixture
+def dataset(daemon: Daemon, bucket: str) -> Iterator[mesh.Dataset]:
+    with mesh.connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key) as client:
+        for number in range(20):
+            client.put(bucket, f"n/{number:02}.cls", str(number).encode())
+            client.put(bucket, f"n/{number:02}.txt", b"x" * number)
+        opened = mesh.open(f"s3://{bucket}/n", fields={"n": "cls", "text": "txt"}, client=client)
+        yield opened.map(ops.int_label("n"))
+
+
+def test_a_run_goes_on_in_the_middle_of_an_epoch(dataset: mesh.Dataset, tmp_path: Path) -> None:
+    from meshsdk.adapters.lightning import MeshDataModule
+
+    checkpoint = str(tmp_path / "run.ckpt")
+
+    class Stop(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 3:
+                trainer.save_checkpoint(checkpoint)
+                raise Preempted
+
+    def loader() -> mesh.Loader:
+        return mesh.Loader(dataset, 4, seed=3)
+
+    def fit(*callbacks: Any, resume: str | None = None) -> list[list[int]]:
+        model = Model()
+        quiet = dict.fromkeys(
+            ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False
+        )
+        trainer = pl.Trainer(
+            accelerator="cpu", max_epochs=2, use_distributed_sampler=False, callbacks=list(callbacks), **quiet
+        )
+        with contextlib.suppress(Preempted):
+            trainer.fit(model, MeshDataModule(loader, loader), ckpt_path=resume)
+        return model.seen
+
+    whole = fit()
+    for epoch in (whole[:5], whole[5:]):
+        assert sorted(value for batch in epoch for value in batch) == list(range(20))
+    begun = fit(Stop())
+    assert begun + fit(resume=checkpoint) == whole
+
+
+def test_a_ragged_field_is_plain_in_its_parts(dataset: mesh.Dataset) -> None:
+    from meshsdk.adapters.plain import as_dict
+
+    with mesh.Loader(dataset, 20, shuffle=False, output="numpy") as loader:
+        batch = loader.at(0)
+    plain = as_dict(batch)
+    assert list(plain) == ["n", "text.data", "text.offsets", "__pos", "__status"]
+    assert isinstance(batch["text"], Ragged)
+    assert plain["text.data"] is batch["text"].data
