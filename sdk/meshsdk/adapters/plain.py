@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from meshsdk.batches import Ragged
 
 if TYPE_CHECKING:
@@ -30,6 +32,13 @@ def as_dict(batch: Batch) -> dict[str, Any]:
         if value.shapes is not None:
             plain[f"{name}.shapes"] = value.shapes
     return {**plain, POSITIONS: batch.positions, STATUS: batch.status}
+
+
+def plain_types(loader: Loader) -> dict[str, tuple[Any, tuple[int | None, ...]]]:
+    """numpy's dtype and shape of what `as_dict` gives of this loader's batches, by a look at one of them; the
+    first axis, whose length differs, is None."""
+    looked = {name: np.asarray(value) for name, value in as_dict(loader.at(0)).items()}
+    return {name: (value.dtype, (None, *value.shape[1:])) for name, value in looked.items()}
 
 
 class PlainLoader:

@@ -1,0 +1,64 @@
+"""A loader as a Grain pipeline's beginning, for JAX.
+
+Law: the iterator's state is the loader's own, so what Grain (or Orbax) keeps resumes at any number of
+processes. Batches are plain dictionaries of numpy arrays, as Grain's transformations and JAX take them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import grain
+
+from meshsdk.adapters.plain import as_dict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from meshsdk.loaders import Loader
+
+
+class LoaderDataset(grain.IterDataset):
+    """`LoaderDataset(mesh.Loader(ds, 256, output="numpy")).map(…)`; an iterator gives (the rest of) an epoch.
+
+    An iterator that Grain reads ahead of (`mp_prefetch`) is not needed: the loader does.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        super().__init__()
+        self.loader = loader
+
+    def __iter__(self) -> LoaderIterator:
+        return LoaderIterator(self.loader)
+
+    def __repr__(self) -> str:
+        return f"LoaderDataset({self.loader!r})"
+
+
+class LoaderIterator(grain.DatasetIterator):
+    """One pass; begun with the first batch that is asked for, so that a state can be set before."""
+
+    def __init__(self, loader: Loader) -> None:
+        super().__init__()
+        self.loader = loader
+        self._batches: Any = None
+
+    def __next__(self) -> dict[str, Any]:
+        if self._batches is None:
+            self._batches = iter(self.loader)
+            # Grain keeps iterators until the interpreter is half gone: the pass is ended before.
+            weakref.finalize(self, self._batches.close)
+        return as_dict(next(self._batches))
+
+    def get_state(self) -> dict[str, Any]:
+        return self.loader.state_dict()
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self.loader.load_state_dict(state)
+        self._batches = None
+
+    def close(self) -> None:
+        """Ends the pass; the loader stays usable."""
+        if self._batches is not None:
+            self._batches.close()

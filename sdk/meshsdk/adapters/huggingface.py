@@ -1,0 +1,106 @@
+"""Hugging Face: samples as a `datasets.IterableDataset`, and a Trainer that is fed by a loader.
+
+Law: samples come in stored order, many a request, and `datasets` takes it from there. What trains takes the
+loader's batches, and the loader's state lies in each of the Trainer's checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshsdk.adapters.plain import PlainLoader
+from meshsdk.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from meshsdk.datasets import Dataset
+    from meshsdk.loaders import Loader
+
+    Inputs = Callable[[dict[str, Any]], dict[str, Any]]
+
+STATE = "mesh_loader.json"
+_SHARDS = 64
+_ROWS = 256
+
+
+def samples(dataset: Dataset, ranges: Sequence[tuple[int, int]]) -> Iterator[dict[str, Any]]:
+    """The samples of some ranges of a dataset, in order."""
+    for first, last in ranges:
+        for start in range(first, last, _ROWS):
+            yield from dataset.__getitems__(range(start, min(start + _ROWS, last)))
+
+
+def as_iterable(dataset: Dataset, shards: int = _SHARDS) -> Any:
+    """A `datasets.IterableDataset` of samples as the ops leave them, in at most so many shards: `shuffle`,
+    workers and nodes deal in these."""
+    import datasets
+
+    count = len(dataset)
+    shards = max(1, min(shards, count))
+    cuts = [number * count // shards for number in range(shards + 1)]
+    ranges = list(pairwise(cuts))
+    return datasets.IterableDataset.from_generator(samples, gen_kwargs={"dataset": dataset, "ranges": ranges})
+
+
+class InputLoader(PlainLoader):
+    """Batches as the keyword arguments of a model."""
+
+    def __init__(self, loader: Loader, inputs: Inputs) -> None:
+        super().__init__(loader)
+        self.inputs = inputs
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(self.inputs, super().__iter__())
+
+
+class FedByLoader:
+    """Mixed into a Trainer: `class MeshTrainer(FedByLoader, Trainer)`, then `MeshTrainer(model, args,
+    loader=loader, inputs=lambda batch: {"pixel_values": batch["image"], "labels": batch["label"]})`.
+
+    `inputs` makes of a plain dictionary (see `plain.as_dict`) what the model is called with. The Trainer's
+    settings of batch size, seed, workers and skipping mean nothing here: the loader has its own.
+    """
+
+    def __init__(self, *args: Any, loader: Loader, inputs: Inputs, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.loader = loader
+        self._inputs = inputs
+
+    def get_train_dataloader(self) -> InputLoader:
+        return InputLoader(self.loader, self._inputs)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **more: Any) -> Any:
+        """As the Trainer's; the loader goes on where it stood at that checkpoint."""
+        this: Any = self
+        folder = resume_from_checkpoint
+        if folder is True:
+            from transformers.trainer_utils import get_last_checkpoint
+
+            folder = get_last_checkpoint(this.args.output_dir)
+        if folder:
+            this.args.ignore_data_skip = True  # there is nothing to skip: the loader is there already
+            self.loader.load_state_dict(_saved(Path(folder)))
+        parent: Any = super()
+        return parent.train(resume_from_checkpoint=folder or None, **more)
+
+    def _save_checkpoint(self, *args: Any, **more: Any) -> None:
+        this: Any = self
+        parent: Any = super()
+        parent._save_checkpoint(*args, **more)
+        if self.loader.rank == 0:
+            folder = Path(this.args.output_dir) / f"checkpoint-{this.state.global_step}"
+            (folder / STATE).write_text(json.dumps(self.loader.state_dict()))
+
+
+def _saved(folder: Path) -> Mapping[str, Any]:
+    try:
+        state: Mapping[str, Any] = json.loads((folder / STATE).read_text())
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"{folder} has no {STATE}: saved by a Trainer without FedByLoader; load its weights alone"
+        ) from error
+    return state

@@ -1,0 +1,44 @@
+"""A dataset for Ray Data: not run here, where Ray does not install light.
+
+Law: a task asks for its samples by number and holds no position, so Ray may repeat, move or reorder tasks.
+To train, take `mesh.Loader` in each of Ray Train's workers, and `share=` over Ray Tune's trials.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from meshsdk.datasets import Dataset
+
+_ROWS = 256
+
+
+class FetchSamples:
+    """A batch of sample numbers → the fields of these samples, stacked where they are equally large."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        rows = self.dataset.__getitems__([int(number) for number in batch["id"]])
+        return {name: _column([row[name] for row in rows]) for name in rows[0]} if rows else {}
+
+
+def _column(values: list[Any]) -> Any:
+    if len({np.shape(value) for value in values}) == 1:
+        return np.stack([np.asarray(value) for value in values])
+    column = np.empty(len(values), object)
+    column[:] = values
+    return column
+
+
+def as_ray_dataset(dataset: Dataset, rows: int = _ROWS) -> Any:
+    """A `ray.data.Dataset` of the samples as the ops leave them, `rows` a request."""
+    import ray
+
+    return ray.data.range(len(dataset)).map_batches(FetchSamples(dataset), batch_size=rows)

@@ -1,0 +1,166 @@
+"""Adapters of libraries that are not in the development environment: run where they are, else what of them
+needs no library. `pip install --group adapters` brings them."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import meshsdk as mesh
+from meshsdk import ops
+from meshsdk.adapters.dali import ExternalSource
+from meshsdk.adapters.plain import plain_types
+from meshsdk.adapters.rays import FetchSamples
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from meshd.testing.daemons import Daemon
+
+libraries = pytest.mark.filterwarnings("ignore")  # theirs, on a torch that is newer than they are
+
+
+@pytest.fixture
+def dataset(daemon: Daemon, bucket: str) -> Iterator[mesh.Dataset]:
+    """Twenty samples that are their own number, and a text of that length."""
+    with mesh.connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key) as client:
+        for number in range(20):
+            client.put(bucket, f"n/{number:02}.cls", str(number).encode())
+            client.put(bucket, f"n/{number:02}.txt", b"x" * number)
+        opened = mesh.open(f"s3://{bucket}/n", fields={"n": "cls", "text": "txt"}, client=client)
+        yield opened.map(ops.int_label("n"))
+
+
+def loader(dataset: mesh.Dataset, **more: Any) -> mesh.Loader:
+    return mesh.Loader(dataset, 4, seed=3, output="numpy", **more)
+
+
+# --- what needs no library ------------------------------------------------------------------------
+
+
+def test_what_batches_are_is_told_beforehand(dataset: mesh.Dataset) -> None:
+    with loader(dataset) as batches:
+        assert {name: (str(dtype), shape) for name, (dtype, shape) in plain_types(batches).items()} == {
+            "n": ("int64", (None,)),
+            "text.data": ("uint8", (None,)),
+            "text.offsets": ("int64", (None,)),
+            "__pos": ("int64", (None,)),
+            "__status": ("uint8", (None,)),
+        }
+        assert (batches.epoch, batches.step) == (0, 0)
+
+
+def test_a_task_of_ray_fetches_its_samples(dataset: mesh.Dataset) -> None:
+    fetch = pickle.loads(pickle.dumps(FetchSamples(dataset)))
+    found = fetch({"id": np.array([3, 19, 0])})
+    assert found["n"].tolist() == [3, 19, 0]
+    assert [len(text) for text in found["text"]] == [3, 19, 0]
+    assert fetch({"id": np.array([2, 2])})["text"].shape == (2, 2)
+    assert fetch({"id": np.array([], int)}) == {}
+
+
+def test_dalis_source_gives_an_epoch_at_a_time(dataset: mesh.Dataset) -> None:
+    with loader(dataset) as batches:
+        source = ExternalSource(batches, ["n", "__status"])
+        for epoch in range(2):
+            assert batches.epoch == epoch
+            numbers = [int(value) for n, status in source for value in n[status == 0]]
+            assert sorted(numbers) == list(range(20))
+
+
+# --- Grain ----------------------------------------------------------------------------------------
+
+
+@libraries
+def test_a_grain_pipeline_resumes(dataset: mesh.Dataset) -> None:
+    grain = pytest.importorskip("grain")
+    from meshsdk.adapters.grains import LoaderDataset
+
+    def pipeline() -> Any:
+        return LoaderDataset(loader(dataset)).map(lambda batch: (batch["n"] * 2).tolist())
+
+    whole = list(pipeline())
+    assert sorted(sum(whole, [])) == list(range(0, 40, 2))  # noqa: RUF017
+    first = iter(pipeline())
+    begun = [next(first), next(first)]
+    resumed = iter(pipeline())
+    resumed.set_state(first.get_state())
+    assert begun + list(resumed) == whole
+    samples = grain.MapDataset.source(dataset).shuffle(seed=1).map(lambda sample: int(sample["n"]))
+    assert sorted(samples[number] for number in range(20)) == list(range(20))
+
+
+# --- Hugging Face ---------------------------------------------------------------------------------
+
+
+@libraries
+def test_samples_are_an_iterable_dataset(dataset: mesh.Dataset) -> None:
+    pytest.importorskip("datasets")
+    from meshsdk.adapters.huggingface import as_iterable
+
+    samples = as_iterable(dataset, shards=4)
+    assert [int(sample["n"]) for sample in samples] == list(range(20))
+    shuffled = samples.shuffle(seed=1, buffer_size=3)
+    assert sorted(int(sample["n"]) for sample in shuffled) == list(range(20))
+    assert as_iterable(dataset.filter("index < 3")).num_shards == 3
+
+
+@libraries
+def test_a_trainer_resumes_in_the_middle_of_an_epoch(dataset: mesh.Dataset, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    import torch
+
+    from meshsdk.adapters.huggingface import FedByLoader
+    from meshsdk.errors import ConfigurationError
+
+    class MeshTrainer(FedByLoader, transformers.Trainer):  # type: ignore[name-defined,misc]
+        pass
+
+    class Model(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+            self.seen: list[list[int]] = []
+
+        def forward(self, n: Any, labels: Any = None) -> dict[str, Any]:
+            self.seen.append(n.tolist())
+            return {"loss": self.layer(n.float()[:, None]).mean()}
+
+    class Stop(transformers.TrainerCallback):  # type: ignore[name-defined,misc]
+        def on_save(self, *_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+    def run(name: str, *callbacks: Any, resume: Any = None) -> list[list[int]]:
+        model = Model()
+        arguments = transformers.TrainingArguments(
+            str(tmp_path / name),
+            num_train_epochs=2,
+            save_steps=3,
+            report_to=[],
+            use_cpu=True,
+            per_device_train_batch_size=4,
+            disable_tqdm=True,
+        )
+        trainer = MeshTrainer(
+            model,
+            arguments,
+            loader=mesh.Loader(dataset, 4, seed=3),
+            inputs=lambda batch: {"n": batch["n"]},
+            callbacks=list(callbacks),
+        )
+        with contextlib.suppress(KeyboardInterrupt):
+            trainer.train(resume_from_checkpoint=resume)
+        return model.seen
+
+    whole = run("whole")
+    assert len(whole) == 10
+    assert run("stopped", Stop()) == whole[:3]
+    assert run("stopped", resume=True) == whole[3:]
+    with pytest.raises(ConfigurationError, match="FedByLoader"):
+        run("none", resume=str(tmp_path))
