@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import meshsdk as mesh
 from examples import checkpoints
 from examples.figures import SeenRows, report, sum_over_ranks
+from examples.lars import Lars
 from meshsdk import ops
 
 if TYPE_CHECKING:
@@ -52,6 +54,15 @@ def make_model(classes: int) -> nn.Module:
     return nn.Sequential(*block(3, 16), *block(16, 32), *pooled)
 
 
+def spread(net: nn.Module, powersgd: int | None) -> nn.Module:
+    """The model on all ranks; its gradients travel as products of matrices of rank `powersgd`, if given."""
+    model = DistributedDataParallel(net)
+    if powersgd:
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=powersgd, start_powerSGD_iter=2)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return model
+
+
 def warm_up_and_cosine(optimizer: torch.optim.Optimizer, warm: int, total: int) -> LRScheduler:
     """From nothing to the optimizer's rate in `warm` steps, then down to nothing at `total`."""
 
@@ -77,8 +88,9 @@ class Training:
         held_out = images(options.held_out or options.source, self.client, options.side, augment=False)
         self.held_out = mesh.Loader(held_out, options.batch, shuffle=False, device=device)
         self.net = make_model(len(dataset.classes)).to(self.device)
-        self.model = DistributedDataParallel(self.net) if dist.is_initialized() else self.net
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), options.rate)
+        self.model = spread(self.net, options.powersgd) if dist.is_initialized() else self.net
+        optimizer = {"adamw": torch.optim.AdamW, "lars": Lars}[options.optimizer]
+        self.optimizer = optimizer(self.model.parameters(), options.rate)
         steps = options.epochs * math.ceil(len(self.loader) / options.accumulate)
         self.schedule = warm_up_and_cosine(self.optimizer, min(options.warm, steps), steps)
         self.seen, self.best, self.bad_epochs, self.steps = SeenRows(), math.inf, 0, 0
@@ -194,6 +206,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--accumulate", type=int, default=1, help="steps whose gradients are one update")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--patience", type=int, default=3, help="epochs without improvement before it stops")
+    parser.add_argument("--optimizer", choices=("adamw", "lars"), default="adamw", help="lars: large batches")
+    parser.add_argument("--powersgd", type=int, metavar="RANK", help="compress gradients to this rank")
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--warm", type=int, default=20, help="updates of warm-up")
     parser.add_argument("--side", type=int, default=32, help="pixels")
@@ -209,6 +223,8 @@ def main(arguments: Sequence[str] | None = None) -> Training:
         training = Training(options)
         training.resume()
         training.run()
+        if dist.is_initialized():
+            dist.barrier()
         return training
     finally:
         if dist.is_initialized():

@@ -1,4 +1,4 @@
-"""Toy data for the examples, so that they run without yours: coloured photographs, texts, waves.
+"""Toy data for the examples, so that they run without yours: coloured photographs, texts, waves, a graph.
 
     python -m examples.toys s3://toys
 
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import meshsdk as mesh
-from examples.checkpoints import split_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -67,18 +66,32 @@ def waves(count: int) -> Iterator[tuple[str, bytes]]:
         yield f"waves/{key}", value.to_bytes()
 
 
+def graph(count: int) -> Iterator[tuple[str, bytes]]:
+    """`graph/`: nodes of three kinds, each near its kind's mean, its six neighbours of its own kind."""
+    random = np.random.default_rng(7)
+    labels = random.integers(0, 3, count)
+    features = random.normal(0, 1, (3, 32))[labels] + random.normal(0, 2, (count, 32))
+    kinds = [np.flatnonzero(labels == kind) for kind in range(3)]
+    neighbours = np.stack([random.choice(kinds[label], 6) for label in labels])
+    yield "graph/features.bin", features.astype(np.float32).tobytes()
+    for name, array in (("neighbours", neighbours), ("labels", labels)):
+        body = io.BytesIO()
+        np.save(body, array)
+        yield f"graph/{name}.npy", body.getvalue()
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="examples.toys", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("target", help="where to put them, as s3://toys")
     parser.add_argument("--samples", type=int, default=192, help="of each kind")
     options = parser.parse_args(arguments)
-    bucket, prefix = split_url(options.target.rstrip("/"))
+    bucket, _, prefix = options.target.rstrip("/").removeprefix("s3://").partition("/")
     with mesh.connect() as client:
         client.create_bucket(bucket)
-        for make in (photographs, texts, waves):
+        for make in (photographs, texts, waves, graph):
             for name, body in make(options.samples):
                 client.put(bucket, f"{prefix}/{name}" if prefix else name, body)
-    print(f"{options.samples} photographs, texts and waves are below {options.target}")
+    print(f"{options.samples} photographs, texts, waves and nodes are below {options.target}")
 
 
 if __name__ == "__main__":

@@ -8,11 +8,12 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import torch
 
 import meshsdk as mesh
-from examples import ddp, series, sweep, tokens, toys
+from examples import ddp, features, lars, series, sweep, tokens, toys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,6 +76,15 @@ def test_data_parallel_training_goes_on_at_another_world_size(capsys: pytest.Cap
     assert hashes(capsys.readouterr().out) == [first]
 
 
+def test_compressed_gradients_and_layerwise_rates_train_on_the_same_rows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    once = (*DDP, "--epochs", "1")
+    ddp.main([*once, "--optimizer", "lars", "--rate", "1"])
+    seen = hashes(capsys.readouterr().out)
+    assert hashes(ranks(2, *once, "--powersgd", "1")) == seen
+
+
 def test_training_stops_early(capsys: pytest.CaptureFixture[str]) -> None:
     stopped = ddp.main([*DDP, "--epochs", "9", "--rate", "0", "--patience", "2"])
     assert stopped.loader.epoch == 3
@@ -115,6 +125,29 @@ def test_series_are_forecast(capsys: pytest.CaptureFixture[str]) -> None:
     errors = series.main([f"s3://{BUCKET}/waves", "--batch", "16", "--epochs", "8"])
     assert errors[-1] < 0.6 * errors[0]
     assert len(hashes(capsys.readouterr().out)) == 1
+
+
+def test_rows_of_features_are_gathered(capsys: pytest.CaptureFixture[str]) -> None:
+    right = features.main([f"s3://{BUCKET}/graph", "--batch", "20"])
+    assert right[-1] > max(0.8, right[0])
+    assert len(hashes(capsys.readouterr().out)) == 1
+    with mesh.connect() as client:
+        table = features.Table(client, f"s3://{BUCKET}/graph/features.bin", 32, 8)
+        whole = np.frombuffer(client.get(BUCKET, "graph/features.bin"), np.float32).reshape(-1, 32)
+        assert np.array_equal(table.read(np.array([5, 90, 5])).numpy(), whole[[5, 90, 5]])
+        with pytest.raises(ValueError, match="128 bytes"):
+            features.Table(client, f"s3://{BUCKET}/graph/features.bin", 33, 8)
+
+
+def test_lars_moves_a_layer_by_a_share_of_its_length() -> None:
+    layer, bias = torch.nn.Parameter(torch.full((4, 4), 2.0)), torch.nn.Parameter(torch.zeros(4))
+    optimizer = lars.Lars([layer, bias], lr=1.0, momentum=0.0, weight_decay=0.0, trust=0.01)
+    for steepness in (1e-3, 1e3):
+        before = layer.detach().clone()
+        layer.grad, bias.grad = torch.full((4, 4), steepness), torch.ones(4)
+        optimizer.step()
+        assert torch.allclose((before - layer).norm() / before.norm(), torch.tensor(0.01))
+    assert bias.tolist() == [-2.0] * 4
 
 
 def test_trials_share_one_pass() -> None:
