@@ -102,13 +102,16 @@ def test_what_is_missing_replaced_or_failed_is_told(fs: MeshFileSystem, bucket: 
             ask(f"{bucket}/none")
     with pytest.raises(FileNotFoundError):
         fs.info("no-such-bucket-here")
-    with pytest.raises(ConfigurationError, match="as a whole"):
-        fs.open(f"{bucket}/log", "ab")
+    for mode in ("ab", "xb"):
+        with pytest.raises(ConfigurationError, match="as a whole"):
+            fs.open(f"{bucket}/log", mode)
     with contextlib.suppress(ZeroDivisionError), fs.open(f"{bucket}/half", "wb") as file:
         file.write(b"half")
         _ = 1 / 0
     assert not fs.exists(f"{bucket}/half")
-    fs.pipe_file(f"{bucket}/file", b"old")
+    fs.pipe_file(f"{bucket}/file", b"old", mode="create")
+    with pytest.raises(FileExistsError):
+        fs.pipe_file(f"{bucket}/file", b"other", mode="create")
     with fs.open(f"{bucket}/file", "rb") as file:
         fs.pipe_file(f"{bucket}/file", b"new")
         with pytest.raises(PreconditionError):

@@ -1,7 +1,7 @@
 """The store as an fsspec file system: `mesh://bucket/key`, for pandas, xarray, datasets and the like.
 
-Law: a file that was opened to be written is there as a whole when it is closed, and not at all if the `with`
-block around it failed; one that is read is one version, or an error. Nothing is cached here.
+Law: a file that was opened to be written is there as a whole when it is closed; one that is read is one
+version, or an error. Nothing is cached here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import fsspec
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from meshsdk.connecting import connect
-from meshsdk.errors import AccessError, ConfigurationError, NotFoundError
+from meshsdk.errors import AccessError, ConfigurationError, NotFoundError, PreconditionError
 from meshsdk.gathers import CREDIT, Item
 from meshsdk.transfers import download, upload
 
@@ -174,7 +174,10 @@ class MeshFileSystem(AbstractFileSystem):
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
         path = self._strip_protocol(path)
         with as_os_errors(path):
-            self.client.put(*split_path(path), value, if_absent=mode == "create")
+            try:
+                self.client.put(*split_path(path), value, if_absent=mode == "create")
+            except PreconditionError as error:
+                raise FileExistsError(f"mesh://{path}: {error}") from error
 
     def put_file(self, lpath: str, rpath: str, **_: Any) -> None:
         if Path(lpath).is_dir():
@@ -202,7 +205,7 @@ class MeshFileSystem(AbstractFileSystem):
     ) -> Any:
         if mode == "rb":
             return MeshFile(self, path, mode, block_size or "default", cache_options=cache_options, **more)
-        if mode in ("wb", "xb"):
+        if mode == "wb":
             return MeshWriter(self, path)
         raise ConfigurationError(f"mode {mode!r}: objects are read or written as a whole: 'rb', 'wb'")
 
@@ -266,7 +269,8 @@ class MeshFile(AbstractBufferedFile):
 
 
 class MeshWriter(tempfile.SpooledTemporaryFile):  # type: ignore[type-arg]
-    """A file that is written: here, up to 16 MiB in memory, and stored when it is closed."""
+    """A file that is written: here, up to 16 MiB in memory, and stored when it is closed; not if its own
+    `with` block failed (a wrapper's, as of text, closes it like any other)."""
 
     def __init__(self, fs: MeshFileSystem, path: str) -> None:
         super().__init__(max_size=_IN_MEMORY)
