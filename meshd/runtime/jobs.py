@@ -8,6 +8,8 @@ from meshd.assembly.catalog import Catalog
 from meshd.control.jobs import JobTable
 from meshd.service.archives.ingesting import Ingest
 from meshd.service.backed.prefetching import Prefetching
+from meshd.service.backed.spreading import Spreading
+from meshd.service.backed.warming import Warmer
 from meshd.service.jobs.desk import JobDesk
 from meshd.service.jobs.extracting import Extracting
 from meshd.service.jobs.inventories import Inventories
@@ -52,13 +54,14 @@ def job_runner(node: Node, access: Access, views: ViewReader, backed: BackedServ
     tools = Tools(node.store, node.objects, node.archives, versions, access, outputs)
     inventories = Inventories(node.store, catalog, node.archives, node.objects)
     shelf = PlanShelf(node.store, catalog)
+    spreading = Spreading(node.mesh, node.peers, Warmer(backed, node.mesh))
     sharding = Sharding(tools, inventories, shelf)
     kinds: dict[str, JobKind] = {
         "shard": sharding,
         "reshard": sharding,
         "extract": Extracting(tools, inventories, shelf),
         "materialize": Materializing(tools, views),
-        "prefetch": Prefetching(access, backed, catalog, node.buckets),
+        "prefetch": Prefetching(access, backed, catalog, node.buckets, node.objects, spreading),
     }
     return JobRunner(
         JobTable(node.control), node.control, node.identities, kinds, shelf, node.clock, node.mesh

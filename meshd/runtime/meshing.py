@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from meshd.control.nodesecret import NodeSecret
 from meshd.runtime.moving import movement_routes
+from meshd.service.backed.warming import Warmer
 from meshd.service.buckets import BucketService, Everywhere
 from meshd.service.merged import LocalLister, MergedListings
 from meshd.service.news import News
@@ -20,6 +21,7 @@ from meshd.web.listingdoors import listing_routes
 from meshd.web.replicas import ReplicaDoors
 from meshd.web.scattering import Scatterer
 from meshd.web.sourcedoors import SourceDoors
+from meshd.web.warming import WarmingDoors
 
 if TYPE_CHECKING:
     from meshd.runtime.node import Node
@@ -35,7 +37,7 @@ class Meshing:
     def __init__(
         self, node: Node, versions: Versions, members: MemberService, backed: BackedService | None
     ) -> None:
-        self._node = node
+        self._node, self._backed = node, backed
         self.lister = LocalLister(node.store, node.mesh, node.store.own_entries)
         self.merged = MergedListings(self.lister, node.mesh, node.peers, node.clock)
         self.news = News(node.control, node.mesh, node.peers, node.settings.workers)
@@ -58,11 +60,15 @@ class Meshing:
 
     def routes(self) -> list[NativeRoute]:
         """What other nodes may ask for."""
-        node = self._node
+        node, backed = self._node, self._backed
+        warming = (
+            [] if backed is None else WarmingDoors(Warmer(backed, node.mesh), node.mesh, node.clock).routes()
+        )
         return [
             *listing_routes(self.lister, node.mesh, node.clock),
             *bucket_routes(self.buckets, self.news, node.clock),
             *SourceDoors(self.sources, node.mesh, node.clock).routes(),
             *ReplicaDoors(node.store, node.mesh, node.clock).routes(),
             *movement_routes(node),
+            *warming,
         ]

@@ -10,6 +10,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from meshd.testing.meshes import Mesh
+from meshsdk import jobs
 from tests.component.origin_working import bucket, code, eventually, put, read, sdk, write_credentials
 from tests.component.test_origins_training import epoch, fill, opened
 from tests.component.test_origins_writing import at_origin, is_at_origin
@@ -102,6 +103,64 @@ def test_an_epoch_through_any_node(mesh: Mesh, origin: Place) -> None:
             hashes.append(epoch(opened(client, "here")))
     assert all(each == hashes[0] for each in hashes)
     assert len(origin.faults.gets("far/train")) <= 44  # each photograph once, and some were looked at
+
+
+def unasked(clients: list[Any], origin: Place, name: str, keys: dict[str, bytes]) -> None:
+    """All nodes give these, and the origin is not asked for any."""
+    before = len(origin.faults.gets(f"{name}/"))
+    for number, (key, data) in enumerate(keys.items()):
+        assert read(clients[number % 3], name, key) == data
+    assert len(origin.faults.gets(f"{name}/")) == before
+
+
+def test_prefetching_over_all_nodes(mesh: Mesh, clients: list[Any], origin: Place) -> None:
+    keys = {f"a/{number:02d}": os.urandom(2000) for number in range(40)} | {"big": os.urandom(20 * MIB)}
+    for key, data in keys.items():
+        put(origin, "warmed", key, data)
+    bucket(mesh["n1"], origin, "warmed", immutable=True)
+    clients[1].create_bucket(Bucket="lists")
+    clients[1].put_object(Bucket="lists", Key="m.txt", Body=b"a/01\na/02\nmissing\na/03\n")
+    with sdk(mesh["n1"]) as one, sdk(mesh["n2"]) as two:
+        listed = {"kind": "prefetch", "source": "s3://warmed", "manifest": "s3://lists/m.txt"}
+        done = jobs.wait_for_job(two.transport, jobs.start_job(one.transport, listed).id)
+        assert (done.state, done.progress.written, done.failed) == ("done", 3, 1), done
+        assert "missing" in done.failures[0][0]
+        origin.faults.delay = 0.3
+        begun = jobs.start_job(two.transport, {"kind": "prefetch", "source": "s3://warmed/"})
+        eventually(lambda: jobs.show_job(one.transport, begun.id).progress.outputs >= 3)
+        jobs.pause_job(one.transport, begun.id)
+        assert jobs.wait_for_job(two.transport, begun.id).state == "paused"
+        origin.faults.delay = 0
+        done = jobs.wait_for_job(one.transport, jobs.start_job(one.transport, begun.spec).id)
+    assert (done.state, done.progress.outputs, done.failed) == ("done", 41, 0), done
+    assert done.progress.bytes == 80_000 + 20 * MIB
+    assert done.progress.there >= 3
+    unasked(clients, origin, "warmed", keys)
+
+
+@pytest.mark.parametrize("killed", ["n3", "n1"], ids=["another", "who-counts"])
+def test_prefetching_goes_on_when_a_node_is_killed(mesh: Mesh, origin: Place, killed: str) -> None:
+    keys = {f"{number:03d}": os.urandom(1000) for number in range(150)}
+    name = f"lost-{killed}"
+    for key, data in keys.items():
+        put(origin, name, key, data)
+    bucket(mesh["n1"], origin, name, immutable=True)
+    origin.faults.delay = 0.3
+    with sdk(mesh["n1"]) as one:
+        job = jobs.start_job(one.transport, {"kind": "prefetch", "source": f"s3://{name}/"}).id
+        eventually(lambda: jobs.show_job(one.transport, job).progress.outputs >= 30)
+    mesh.kill(killed)
+    try:
+        with sdk(mesh["n2"]) as two:
+            done = jobs.wait_for_job(two.transport, job)
+        assert (done.state, done.progress.outputs, done.failed) == ("done", 150, 0), done
+        mesh.await_state(killed, "away")
+        others = [mesh[node].client() for node in ("n1", "n2", "n3") if node != killed]
+        unasked([*others, others[0]], origin, name, keys)
+    finally:
+        origin.faults.delay = 0
+        mesh.up(killed)
+        mesh.await_state(killed, "up")
 
 
 def test_write_back_survives_the_death_of_a_node(mesh: Mesh, clients: list[Any], origin: Place) -> None:

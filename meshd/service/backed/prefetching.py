@@ -1,7 +1,7 @@
-"""Jobs that bring objects of a backed bucket into its cache, before anybody reads them.
+"""Jobs that bring objects of a backed bucket into the caches of the nodes that answer for them.
 
-Law: what is cached and of the listed ETag is left alone, so a job that was stopped goes on where it was.
-Rights are asked key by key. What the cache's policy does not keep is named at the end.
+Law: one node lists, and counts what all of them do; what is cached is left alone, so a job that was stopped
+goes on where it was. Rights are asked key by key. What a cache's policy does not keep is named at the end.
 """
 
 from __future__ import annotations
@@ -10,36 +10,44 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from meshd.assembly.errors import BatchError
-from meshd.origin.errors import OriginDownError, OriginError
-from meshd.origin.interface import Facts
+from meshd.origin.errors import OriginError
 from meshd.service.backed.planning import epoch_samples, pieces_read, shelves_of
-from meshd.service.backed.shelf import CHUNK, shelf_name
+from meshd.service.backed.reading import told
+from meshd.service.backed.shelf import shelf_name
+from meshd.service.backed.warmwire import Wanted
 from meshd.service.jobs.principals import Grant
-from meshwire.s3.errors import S3Error
-from meshwire.s3.operations import GetObject
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
 
     from meshd.assembly.catalog import Catalog
     from meshd.control.buckets import Bucket, BucketTable
     from meshd.service.access import Access
     from meshd.service.backed.service import BackedService
+    from meshd.service.backed.spreading import Spreading
+    from meshd.service.backed.warmwire import Outcome
     from meshd.service.jobs.kinds import Running
+    from meshd.service.remote import RemoteObjects
 
-_AT_ONCE: Final = 32  # pieces under way
 _PAGE: Final = 1000
 _MANIFEST: Final = 64 << 20
-_TRIES: Final = 5
-_PAUSE: Final = 2.0  # seconds, then twice as long, while the origin is down
-_SETTLE: Final = 0.5  # seconds after the last byte until what came is looked for in the cache
+_SETTLE: Final = 0.5  # seconds after the last byte until what came is looked for in the caches
 
 
 class Prefetching:
     """One a node (the steward's)."""
 
-    def __init__(self, access: Access, backed: BackedService, catalog: Catalog, buckets: BucketTable) -> None:
+    def __init__(
+        self,
+        access: Access,
+        backed: BackedService,
+        catalog: Catalog,
+        buckets: BucketTable,
+        objects: RemoteObjects,
+        spreading: Spreading,
+    ) -> None:
         self._access, self._backed, self._catalog, self._buckets = access, backed, catalog, buckets
+        self._objects, self._spreading = objects, spreading
 
     def __repr__(self) -> str:
         return "<Prefetching>"
@@ -50,50 +58,105 @@ class Prefetching:
         bucket = self._backed.shelf.backed(spec.source.bucket)
         if bucket is None:
             raise BatchError("NoSuchBucket", f"there is no bucket {spec.source.bucket!r} with an origin")
-        self._backed.require_alone("prefetching")
         grant = Grant.of(self._access, running.caller, "s3:GetObject", bucket.name)
         tally.phase = "listing"
-        found: list[tuple[str, Facts]] = []
-        async for key, facts in self._wanted(running, bucket):
-            grant.require(key)
-            found.append((key, facts))
+        found: list[Wanted] = []
+        async for wanted in self._wanted(running, bucket):
+            grant.require(wanted.key)
+            found.append(wanted)
             tally.outputs_total = tally.samples_total = len(found)
-            tally.bytes_total += facts.size
-        tally.phase = "fetching"
-        lanes = iter(found)
-        async with asyncio.TaskGroup() as group:
-            for _ in range(_AT_ONCE):
-                group.create_task(self._lane(running, bucket, lanes))
-        tally.phase = "checking"
-        await asyncio.sleep(_SETTLE)
-        for key, facts in found:
-            if not self._kept(bucket, key, facts):
-                tally.fail(f"s3://{bucket.name}/{key}", "not kept: what is in the cache is worth more to it")
+            tally.bytes_total += max(0, wanted.size)
+        found = left = await self._looked(running, bucket, found)
+        counted: set[str] = set()
+        while True:
+            version = self._spreading.version
+            left = await self._fetch(running, bucket, left, counted)
+            left = await self._lacking(running, bucket, left)
+            if not left or self._spreading.version == version:
+                break  # else what a node had that is gone is fetched by those who took over
+        for wanted in left:
+            why = "not kept: what is in the cache is worth more to it"
+            tally.fail(f"s3://{bucket.name}/{wanted.key}", why)
 
-    async def _wanted(self, running: Running, bucket: Bucket) -> AsyncIterator[tuple[str, Facts]]:
+    async def _fetch(
+        self, running: Running, bucket: Bucket, wanted: list[Wanted], counted: set[str]
+    ) -> list[Wanted]:
+        """Those that came. `counted`: what a node did that is gone now is not counted again."""
+        tally, failed = running.tally, set[int]()
+        tally.phase = "fetching"
+
+        def count(number: int, outcome: Outcome) -> None:
+            key = wanted[number].key
+            if outcome.verdict == "moved":
+                tally.move(outcome.size)
+            elif outcome.verdict == "failed":
+                failed.add(number)
+                tally.fail(f"s3://{bucket.name}/{key}", outcome.text)
+            elif key not in counted:
+                counted.add(key)
+                tally.done(1, max(0, wanted[number].size), there=outcome.verdict == "there")
+
+        await self._spreading.run(bucket, "fetch", wanted, count)
+        return [each for number, each in enumerate(wanted) if number not in failed]
+
+    async def _lacking(self, running: Running, bucket: Bucket, wanted: list[Wanted]) -> list[Wanted]:
+        """Those that are not cached where they are asked for."""
+        running.tally.phase = "checking"
+        await asyncio.sleep(_SETTLE)
+        found: list[int] = []
+
+        def check(number: int, outcome: Outcome) -> None:
+            if outcome.verdict == "lacking":
+                found.append(number)
+
+        await self._spreading.run(bucket, "have", wanted, check)
+        return [wanted[number] for number in sorted(found)]
+
+    async def _looked(self, running: Running, bucket: Bucket, found: list[Wanted]) -> list[Wanted]:
+        """The same in their order, with what the origin has of those of which only the name was known."""
+        tally = running.tally
+        names = [number for number, wanted in enumerate(found) if wanted.size < 0]
+        if not names:
+            return found
+        known: list[Wanted | None] = list(found)
+
+        def look(number: int, outcome: Outcome) -> None:
+            key = found[names[number]].key
+            if outcome.verdict == "found":
+                known[names[number]] = Wanted(key, outcome.size, outcome.etag, outcome.modified)
+                tally.bytes_total += outcome.size
+            elif outcome.last:
+                known[names[number]] = None
+                tally.fail(f"s3://{bucket.name}/{key}", outcome.text)
+
+        await self._spreading.run(bucket, "look", [found[number] for number in names], look)
+        there = [wanted for wanted in known if wanted is not None]
+        tally.outputs_total = tally.samples_total = len(there)
+        return there
+
+    async def _wanted(self, running: Running, bucket: Bucket) -> AsyncIterator[Wanted]:
         spec = running.spec
         if spec.plan:
-            async for key, facts in self._planned(running, bucket):
-                yield key, facts
+            async for wanted in self._planned(running, bucket):
+                yield wanted
             return
         if spec.keys or spec.manifest:
-            keys = spec.keys or await self._manifest(running)
-            for key in keys:
-                try:
-                    yield key, await self._backed.reader.facts(bucket, key)
-                except (OriginError, S3Error) as error:
-                    running.tally.fail(f"s3://{bucket.name}/{key}", str(error))
+            for key in dict.fromkeys(spec.keys or await self._manifest(running)):
+                yield Wanted(key)
             return
         after = ""
         while True:
-            page = await self._backed.listings.page(bucket, spec.source.prefix, "", after, _PAGE)
+            try:
+                page = await self._backed.listings.page(bucket, spec.source.prefix, "", after, _PAGE)
+            except OriginError as error:
+                raise told(error, spec.source.prefix) from error
             for entry in page.entries:
-                yield entry.key, entry.facts()
+                yield Wanted.of(entry.key, entry.facts())
             if not page.after:
                 return
             after = page.after
 
-    async def _planned(self, running: Running, bucket: Bucket) -> AsyncIterator[tuple[str, Facts]]:
+    async def _planned(self, running: Running, bucket: Bucket) -> AsyncIterator[Wanted]:
         """What a plan reads under the source, each object once, in its order. Raises BatchError."""
         spec = running.spec
         plan = await self._catalog.plan(spec.plan)
@@ -112,60 +175,22 @@ class Prefetching:
             seen.add(piece.key)
             number = numbers[piece.key]
             if snapshot.kind == "objects":
-                yield piece.key, Facts(int(objects.sizes[number]), objects.etags[number], 0)
+                yield Wanted(piece.key, int(objects.sizes[number]), objects.etags[number])
             else:  # a compressed archive's size is another one in a snapshot
-                yield piece.key, await self._backed.reader.facts(bucket, piece.key)
+                yield Wanted(piece.key)
 
-    async def _manifest(self, running: Running) -> tuple[str, ...]:
+    async def _manifest(self, running: Running) -> list[str]:
         """The lines of an object, of any bucket that the job's maker may read."""
-        name, _, key = running.spec.manifest.removeprefix("s3://").partition("/")
+        url = running.spec.manifest
+        name, _, key = url.removeprefix("s3://").partition("/")
         Grant.of(self._access, running.caller, "s3:GetObject", name).require(key)
-        data = await self._backed.whole(GetObject(name, key), _MANIFEST)
-        return tuple(line.strip() for line in data.decode().splitlines() if line.strip())
-
-    async def _lane(self, running: Running, bucket: Bucket, wanted: Iterator[tuple[str, Facts]]) -> None:
-        for key, facts in wanted:
-            try:
-                there = await self._object(running, bucket, key, facts)
-            except (OriginError, S3Error) as error:
-                running.tally.fail(f"s3://{bucket.name}/{key}", str(error))
-                continue
-            running.tally.done(1, facts.size, there=there)
-
-    async def _object(self, running: Running, bucket: Bucket, key: str, facts: Facts) -> bool:
-        """Whether it was there."""
-        missing = [number for number in _numbers(facts) if not self._has(bucket, key, facts, number)]
-        if missing:
-            for number in missing:
-                await self._piece(bucket, key, facts, number)
-                running.tally.move(min(CHUNK, facts.size - number * CHUNK))
-            return False
-        self._backed.shelf.note(bucket, key, facts.etag)
-        return True
-
-    async def _piece(self, bucket: Bucket, key: str, facts: Facts, number: int) -> None:
-        pause = _PAUSE
-        for attempt in range(_TRIES):
-            try:
-                flight = await self._backed.reader.fetch(bucket, key, facts, number)
-                try:
-                    await flight.over()
-                finally:
-                    flight.release()
-            except OriginDownError:
-                if attempt == _TRIES - 1:
-                    raise
-                await asyncio.sleep(pause)
-                pause *= 2
-            else:
-                return
-
-    def _kept(self, bucket: Bucket, key: str, facts: Facts) -> bool:
-        return all(self._has(bucket, key, facts, number) for number in _numbers(facts))
-
-    def _has(self, bucket: Bucket, key: str, facts: Facts, number: int) -> bool:
-        return self._backed.reader.chunk(bucket, key, facts, number) is not None
-
-
-def _numbers(facts: Facts) -> range:
-    return range(max(1, -(-facts.size // CHUNK)))
+        record = await self._objects.find(name, key)
+        if record is None:
+            raise BatchError("NoSuchKey", f"there is no manifest {url}")
+        if record.size > _MANIFEST:
+            raise BatchError("TooLarge", f"{url} is larger than a manifest may be: {_MANIFEST} bytes")
+        data = await self._objects.read(name, key, record.etag, 0, record.size)
+        try:
+            return [line.strip() for line in data.decode().splitlines() if line.strip()]
+        except UnicodeDecodeError as error:
+            raise BatchError("BadRequest", f"{url} is no list of keys, one a line in UTF-8") from error

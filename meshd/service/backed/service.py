@@ -6,8 +6,6 @@ Law: one table of what an origin can keep; the rest is refused with a sentence, 
 from __future__ import annotations
 
 import logging
-import os
-from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from meshd.kit.tasks import Tasks
@@ -100,11 +98,6 @@ class BackedService:
     def keeper(self) -> Keeper:
         return self.reader.keeper
 
-    def require_alone(self, what: str) -> None:
-        """Raises S3Error where there are several nodes."""
-        if not self._mesh.alone:
-            raise S3Error("NotImplemented", f"In a mesh of several nodes, {what} is not there yet.")
-
     def is_backed(self, bucket: str) -> bool:
         """Whether a bucket has an origin."""
         return self._shelf.backed(bucket) is not None
@@ -168,22 +161,17 @@ class BackedService:
         except OriginError as error:
             raise told(error, key) from error
 
-    async def whole(self, operation: ops.GetObject, most: int) -> bytes:
-        """All bytes of an object of any bucket, at most so many. Raises S3Error."""
-        opened = await self.opened(operation)
-        if opened is None:
-            with store_errors():
-                record = self._store.get(operation.bucket, operation.key)
-                if record is None:
-                    raise S3Error("NoSuchKey", extra={"Key": operation.key})
-                return self._store.read(record, 0, min(record.size, most))
-        pieces, left = [], most
-        async with aclosing(opened.groups) as groups:
-            async for spans in groups:
-                for span in spans:
-                    pieces.append(os.pread(span.fd, min(span.length, left), span.offset))
-                    left -= len(pieces[-1])
-        return b"".join(pieces)
+    def dirty(self, bucket: Bucket, key: str) -> bool:
+        """Whether this node has something that the origin does not have yet."""
+        return self._store.own(bucket.name, key) is not None
+
+    async def looked(self, bucket: Bucket, key: str) -> Facts:
+        """What there is, here or at the origin. Raises OriginError, S3Error NoSuchKey."""
+        own = self._store.own(bucket.name, key)
+        if own is not None:
+            return Facts(own.size, own.etag, own.modified)
+        checked(key)
+        return await self.reader.facts(bucket, key)
 
     async def made(self, bucket: str, key: str) -> Made | None:
         """An object of a backed bucket with its bytes, wherever they are; None for one that the store has."""

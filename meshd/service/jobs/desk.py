@@ -58,8 +58,7 @@ class JobDesk:
         return "<JobDesk>"
 
     async def start(self, caller: Caller, body: bytes) -> dict[str, Any]:
-        """What `POST /-/jobs` answers. Raises BatchError: InvalidPlan, NoSuchBucket, AccessDenied, Busy,
-        NotImplemented (prefetch on a mesh)."""
+        """What `POST /-/jobs` answers. Raises BatchError: InvalidPlan, NoSuchBucket, AccessDenied, Busy."""
         try:
             spec = parse_job(body)
             self._check(caller, spec)
@@ -102,12 +101,6 @@ class JobDesk:
         self._require(caller, Need("s3:PutObject", spec.target.bucket, f"{spec.target.prefix}*"))
 
     def _check_prefetch(self, caller: Caller, spec: JobSpec, *, backed: bool) -> None:
-        if not self._mesh.alone:
-            raise BatchError(
-                "NotImplemented",
-                "prefetching runs on a lone node only, as yet: this one is of a mesh of several",
-                help="read the objects once: each comes into the cache of the node that answers for it",
-            )
         self._require_source(caller, spec)
         if not backed:
             raise PlanError("source", f"{spec.source.bucket!r} has no origin: what is in it lives here")

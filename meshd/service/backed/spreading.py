@@ -1,0 +1,185 @@
+"""Names of a bucket with an origin dealt out to the nodes that answer for them, until each has its outcome.
+
+Law: a node has few questions at a time, and the next ones as it answers; nobody waits for the slowest. What
+a node that is gone has not answered goes to whoever takes over. Invariant: one outcome of each name is its
+last, and is reported once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from meshd.assembly.errors import busy
+from meshd.errors import MeshdError
+from meshd.net.peers import PeerUnreachableError
+from meshd.net.pieces import PieceError
+from meshd.service.backed.warmwire import WARM, Outcomes, WarmAsk, encode_ask
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+
+    from meshd.cluster.mesh import Mesh
+    from meshd.control.buckets import Bucket
+    from meshd.net.peers import Peers
+    from meshd.service.backed.warming import Warmer
+    from meshd.service.backed.warmwire import Outcome, Wanted, Work
+    from meshwire.cluster import Node
+
+    Report = Callable[[int, Outcome], None]
+
+_FETCHED: Final = 64  # names of one question
+_LOOKED: Final = 500  # of one that fetches nothing
+_QUESTIONS: Final = 2  # under way of one node
+_TRIES: Final = 8  # questions in a row without an outcome
+_PATIENCE: Final = 2.0  # seconds a newer map is waited for
+
+
+class Spreading:
+    """One a process. `own` does what this node answers for."""
+
+    def __init__(self, mesh: Mesh, peers: Peers, own: Warmer) -> None:
+        self._mesh, self._peers, self._own = mesh, peers, own
+
+    def __repr__(self) -> str:
+        return f"<Spreading from {self._mesh.node_id}>"
+
+    async def run(self, bucket: Bucket, work: Work, wanted: Sequence[Wanted], report: Report) -> None:
+        """`report` gets what is said of each, by its number in `wanted`. Raises BatchError Busy when no node
+        answers for some of them."""
+        deal = _Deal(self, bucket, work, wanted, report)
+        try:
+            await deal.run()
+        finally:
+            await deal.aclose()
+
+    def reader(self, bucket: str, key: str) -> Node | None:
+        """Who answers for a name now."""
+        if self._mesh.alone:
+            return self._mesh.me or self._mesh.map().nodes[0]
+        return next(iter(self._mesh.route(bucket, key).readers), None)
+
+    async def outcomes(self, node: Node, ask: WarmAsk) -> AsyncGenerator[list[Outcome], None]:
+        """What a node says. Raises MeshdError when it ends without having said all."""
+        if node.node_id == self._mesh.node_id:
+            async with aclosing(self._own.work(ask)) as said:
+                async for outcomes in said:
+                    yield outcomes
+            return
+        found = Outcomes()
+        async with self._peers.call(node, "POST", WARM, body=encode_ask(ask)) as answer:
+            async for piece in answer.pieces():
+                yield list(found.feed(piece))
+
+    async def lost(self, node: Node, error: Exception, version: int) -> None:
+        """A node did not answer as it should: look at it, and wait for what the map says then."""
+        if isinstance(error, PeerUnreachableError):
+            await self._mesh.suspect(node.node_id, version)
+        await self.news(version)
+
+    async def news(self, version: int) -> None:
+        """Wait for a map that is newer than `version`, for a moment."""
+        if self._mesh.lone:
+            await asyncio.sleep(_PATIENCE)
+        else:
+            await self._mesh.newer_than(version, _PATIENCE)
+
+    @property
+    def version(self) -> int:
+        """Of the map this process goes by."""
+        return self._mesh.map().version
+
+
+class _Deal:
+    def __init__(
+        self, spreading: Spreading, bucket: Bucket, work: Work, wanted: Sequence[Wanted], report: Report
+    ) -> None:
+        self._spreading, self._bucket, self._work = spreading, bucket, work
+        self._wanted, self._report = wanted, report
+        self._most = _FETCHED if work == "fetch" else _LOOKED
+        self._queues: dict[str, deque[int]] = {}
+        self._nodes: dict[str, Node] = {}
+        self._asked: Counter[str] = Counter()
+        self._tasks: dict[asyncio.Task[list[int]], str] = {}
+        self._silent, self._why = 0, "no node answers for it now"
+
+    async def run(self) -> None:
+        self._out(range(len(self._wanted)))
+        self._begin()
+        while self._tasks:
+            done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                name = self._tasks.pop(task)
+                self._asked[name] -= 1
+                left = task.result()
+                if left:
+                    self._out([*left, *self._queues.pop(name, ())])
+            if self._silent > _TRIES:
+                raise busy(f"{self._bucket.name} cannot be brought into caches now: {self._why}")
+            self._begin()
+
+    def _out(self, numbers: Iterable[int]) -> None:
+        """Deal names out by the present map; those nobody answers for wait for another one."""
+        nobody = []
+        for number in numbers:
+            node = self._spreading.reader(self._bucket.name, self._wanted[number].key)
+            if node is None:
+                nobody.append(number)
+                continue
+            self._nodes[node.node_id] = node
+            self._queues.setdefault(node.node_id, deque()).append(number)
+        if nobody:
+            self._tasks[asyncio.ensure_future(self._wait(nobody, self._spreading.version))] = ""
+
+    def _begin(self) -> None:
+        for name, queue in self._queues.items():
+            while queue and self._asked[name] < _QUESTIONS:
+                numbers = [queue.popleft() for _ in range(min(self._most, len(queue)))]
+                task = asyncio.ensure_future(self._ask(self._nodes[name], numbers))
+                self._tasks[task] = name
+                self._asked[name] += 1
+
+    async def _wait(self, numbers: list[int], version: int) -> list[int]:
+        self._silent += 1
+        await self._spreading.news(version)
+        return numbers
+
+    async def _ask(self, node: Node, numbers: list[int]) -> list[int]:
+        """The numbers that are to be dealt out again."""
+        wanted = [self._wanted[number] for number in numbers]
+        ask = WarmAsk(self._bucket.name, self._bucket.created_ms, self._work, wanted)
+        left, version = dict(enumerate(numbers)), self._spreading.version
+        try:
+            async with aclosing(self._spreading.outcomes(node, ask)) as said:
+                async for outcomes in said:
+                    for number, outcome in self._new(outcomes, left):
+                        self._report(number, outcome)
+        except (MeshdError, PieceError, msgspec.MsgspecError) as error:
+            self._why = f"{node.node_id}: {error}"
+            self._silent += 1
+            await self._spreading.lost(node, error, version)
+            return list(left.values())
+        if left:
+            self._silent += 1
+            await self._spreading.news(version)
+        return list(left.values())
+
+    def _new(self, outcomes: list[Outcome], left: dict[int, int]) -> Iterator[tuple[int, Outcome]]:
+        """What is to be reported; `left` loses what has its outcome."""
+        for outcome in outcomes:
+            number = left.get(outcome.number)
+            if number is None or outcome.verdict == "elsewhere":
+                continue
+            self._silent = 0
+            if outcome.last:
+                del left[outcome.number]
+            yield number, outcome
+
+    async def aclose(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
