@@ -19,10 +19,10 @@ from meshd.service.tfrecords import Tfrecords
 from meshd.service.zarrs import ZarrSources
 from meshd.transform.assets import MissingAssetError
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
-from meshwire.archives.kinds import archive_kind
+from meshwire.archives.kinds import archive_kind, plain_first
 from meshwire.documents import PlanError, checked_choice, checked_object, read_json, required
-from meshwire.fields import fields_document, parse_fields, parse_source, sample_key
-from meshwire.lines import build_from_lines
+from meshwire.fields import fields_document, parse_fields, parse_source
+from meshwire.lines import build_from_lines, is_lines
 from meshwire.recordindexes import build_from_records
 from meshwire.snapshots import EmptySnapshotError, build_from_objects, build_from_tars
 from meshwire.tfrecordsources import is_tfrecord
@@ -39,13 +39,18 @@ if TYPE_CHECKING:
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
     from meshwire.fields import FieldSpec, Source
+    from meshwire.lines import LineIndex
     from meshwire.recordindexes import IndexedFile
     from meshwire.snapshots import Built, Snapshot
 
 Kind = Literal["auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds"]
 KINDS: tuple[Kind, ...] = ("auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds")
 _PARTS = {"array": "zarr", "feature": "tfrecord", "column": "mds"}  # how fields of a kind are named
-_READ_THROUGH = ("tfrecord", "mds")  # kinds whose files are read once before anything is known of them
+_READ_THROUGH = (
+    "lines",
+    "tfrecord",
+    "mds",
+)  # kinds whose files are read once, before anything else
 _PAGE = 1000
 _EMPTY = {
     "source": "check the source's prefix and the fields' extensions",
@@ -79,10 +84,11 @@ class DatasetService:
         self._store, self._catalog, self._readers, self._archives = store, catalog, readers, archives
         self._objects = objects
         self._structures = Structures(store, catalog, readers, archives, objects)
-        self.lines, self._zarrs = Lines(store, catalog, objects), ZarrSources(objects)
+        self.lines = Lines(store, catalog, archives, objects)
+        self._zarrs = ZarrSources(objects)
         self._long: LongWork[None] = LongWork("datasets")
         self.tfrecords, self._mds = (
-            Tfrecords(store, catalog, objects),
+            Tfrecords(store, catalog, archives, objects),
             MdsSources(store, catalog, archives, objects),
         )
 
@@ -165,7 +171,10 @@ class DatasetService:
         named = repr((str(source), kind, fields_document(fields), [(key, r.etag) for key, r in listing]))
 
         async def index(progress: Progress) -> None:
-            await self._files(listing, source, kind, fields, progress)
+            if kind == "lines":
+                await self._lines(_scanned(listing, kind, fields), source, progress)
+            else:
+                await self._files(listing, source, kind, fields, progress)
 
         try:
             await self._long.run(hashlib.sha256(named.encode()).hexdigest(), index)
@@ -187,10 +196,7 @@ class DatasetService:
             return await asyncio.to_thread(build_from_records, files, kind=kind, source=source, fields=fields)
         scanned = _scanned(listing, kind, fields)
         if kind == "lines":
-            lines = [
-                (key, record.etag, record.size, await self.lines.index(source.bucket, key, record))
-                for key, record in scanned
-            ]
+            lines = await self._lines(scanned, source, Progress())
             return await asyncio.to_thread(build_from_lines, lines, source=source, fields=fields)
         if kind == "tar" or scanned:
             indexed = []
@@ -200,6 +206,17 @@ class DatasetService:
             return await asyncio.to_thread(build_from_tars, indexed, source=source, fields=fields)
         objects = [(key, record.etag, record.size) for key, record in listing]
         return await asyncio.to_thread(build_from_objects, objects, source=source, fields=fields)
+
+    async def _lines(
+        self, scanned: Sequence[tuple[str, Record]], source: Source, progress: Progress
+    ) -> list[tuple[str, str, int, LineIndex]]:
+        """The indexes of files of lines, made or found."""
+        files = []
+        for number, (key, record) in enumerate(scanned):
+            index = await self.lines.index(source.bucket, key, record)
+            files.append((key, record.etag, index.size or record.size, index))
+            progress.done = (number + 1) / len(scanned)
+        return files
 
     async def _files(
         self,
@@ -222,7 +239,7 @@ class DatasetService:
         files = []
         for number, (key, record) in enumerate(scanned):
             index = await self.tfrecords.index(source.bucket, key, record, wanted)
-            files.append((key, record.etag, record.size, index))
+            files.append((key, record.etag, index.size or record.size, index))
             progress.done = (number + 1) / len(scanned)
         return files
 
@@ -256,11 +273,17 @@ def _scanned(
     if kind in ("zarr", "mds"):
         return list(listing)
     if kind == "tfrecord":
-        return [entry for entry in listing if entry[1].size and is_tfrecord(entry[0])]
+        return _once([entry for entry in listing if entry[1].size and is_tfrecord(entry[0])])
     if kind == "lines":
         wanted = {ext for spec in fields.values() for ext in spec.ext}
-        return [entry for entry in listing if sample_key(entry[0])[1] in wanted]
+        return _once([entry for entry in listing if is_lines(entry[0], wanted)])
     return [entry for entry in listing if archive_kind(entry[0]) is not None]
+
+
+def _once(files: list[tuple[str, Record]]) -> list[tuple[str, Record]]:
+    """Without the packed forms of those that lie there plain."""
+    read = set(plain_first(key for key, _ in files).values())
+    return [entry for entry in files if entry[0] in read]
 
 
 def _parse(value: Any) -> tuple[Source, Kind, Mapping[str, FieldSpec]]:

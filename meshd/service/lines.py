@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshd.assembly.errors import BatchError
 from meshd.kit.singleflight import SingleFlight
 from meshd.service.remotewire import FarRecord
+from meshd.service.unpacking import content_name, unpacked
 from meshwire.columns import ColumnError
 from meshwire.lines import LineError, LineIndex, index_lines
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from meshd.assembly.catalog import Catalog
+    from meshd.assembly.sources import PlainArchives
     from meshd.service.remote import RemoteObjects
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record, Span
@@ -29,8 +32,10 @@ _PIECE = 4 << 20
 class Lines:
     """One a worker."""
 
-    def __init__(self, store: ObjectStore, catalog: Catalog, objects: RemoteObjects) -> None:
-        self._store, self._catalog, self._objects = store, catalog, objects
+    def __init__(
+        self, store: ObjectStore, catalog: Catalog, archives: PlainArchives, objects: RemoteObjects
+    ) -> None:
+        self._store, self._catalog, self._archives, self._objects = store, catalog, archives, objects
         self._indexing: SingleFlight[str, LineIndex] = SingleFlight()
 
     def __repr__(self) -> str:
@@ -38,7 +43,7 @@ class Lines:
 
     async def index(self, bucket: str, key: str, record: Record) -> LineIndex:
         """Where the lines of a file lie. Raises BatchError BadSample."""
-        name = f"lines/{record.etag}-{record.size}"
+        name = f"lines/{content_name(key, record)}"
         document = self._catalog.read(name)
         if document is not None:
             try:
@@ -50,18 +55,19 @@ class Lines:
 
     async def _made(self, name: str, bucket: str, key: str, record: Record) -> LineIndex:
         if not isinstance(record, FarRecord):
-            return await self._index(name, f"s3://{bucket}/{key}", record)
+            return await self._index(name, bucket, key, record)
         await self._objects.bring(bucket, key, record)
         here = self._objects.here(bucket, key, record.etag)
         if here is not None:
-            return await self._index(name, f"s3://{bucket}/{key}", here)
+            return await self._index(name, bucket, key, here)
         document = await self._objects.archive_index(bucket, key, record, lines=True)
         await self._catalog.write(name, document)
         return LineIndex.from_bytes(document)
 
-    async def _index(self, name: str, url: str, record: Record) -> LineIndex:
+    async def _index(self, name: str, bucket: str, key: str, record: Record) -> LineIndex:
+        plain, url = await unpacked(self._archives, bucket, key, record), f"s3://{bucket}/{key}"
         try:
-            with self._store.reading(record, 0, record.size) as spans:
+            with self._store.reading(plain, 0, plain.size) as spans:
                 index = await asyncio.to_thread(lambda: index_lines(pieces_of(spans)))
         except LineError as error:
             raise BatchError(
@@ -70,6 +76,7 @@ class Lines:
                 help="split it, or leave it out of the source's folder",
                 detail={"url": url},
             ) from error
+        index = replace(index, size=plain.size)
         await self._catalog.write(name, index.to_bytes())
         return index
 

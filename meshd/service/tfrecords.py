@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshd.assembly.errors import BatchError
 from meshd.kit.singleflight import SingleFlight
 from meshd.service.lines import pieces_of
 from meshd.service.remotewire import FarRecord
+from meshd.service.unpacking import content_name, unpacked
 from meshwire.columns import ColumnError
 from meshwire.recordindexes import RecordIndex
 from meshwire.tfrecordsources import TfrecordError, index_records
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from meshd.assembly.catalog import Catalog
+    from meshd.assembly.sources import PlainArchives
     from meshd.service.remote import RemoteObjects
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
@@ -30,8 +33,10 @@ if TYPE_CHECKING:
 class Tfrecords:
     """One a worker."""
 
-    def __init__(self, store: ObjectStore, catalog: Catalog, objects: RemoteObjects) -> None:
-        self._store, self._catalog, self._objects = store, catalog, objects
+    def __init__(
+        self, store: ObjectStore, catalog: Catalog, archives: PlainArchives, objects: RemoteObjects
+    ) -> None:
+        self._store, self._catalog, self._archives, self._objects = store, catalog, archives, objects
         self._indexing: SingleFlight[str, RecordIndex] = SingleFlight()
 
     def __repr__(self) -> str:
@@ -41,7 +46,7 @@ class Tfrecords:
         """Where these features of a file's records lie. Raises BatchError BadSample."""
         wanted = sorted(set(features))
         digest = hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:32]
-        name = f"tfrecords/{record.etag}-{record.size}-{digest}"
+        name = f"tfrecords/{content_name(key, record)}-{digest}"
         document = self._catalog.read(name)
         if document is not None:
             try:
@@ -59,14 +64,17 @@ class Tfrecords:
             await self._objects.bring(bucket, key, record)
             here = self._objects.here(bucket, key, record.etag)
         if here is not None:
-            return await self._index(name, f"s3://{bucket}/{key}", here, wanted)
+            return await self._index(name, bucket, key, here, wanted)
         document = await self._objects.archive_index(bucket, key, record, features=wanted)
         await self._catalog.write(name, document)
         return RecordIndex.from_bytes(document)
 
-    async def _index(self, name: str, url: str, record: Record, wanted: Sequence[str]) -> RecordIndex:
+    async def _index(
+        self, name: str, bucket: str, key: str, record: Record, wanted: Sequence[str]
+    ) -> RecordIndex:
+        plain, url = await unpacked(self._archives, bucket, key, record), f"s3://{bucket}/{key}"
         try:
-            with self._store.reading(record, 0, record.size) as spans:
+            with self._store.reading(plain, 0, plain.size) as spans:
                 index = await asyncio.to_thread(lambda: index_records(pieces_of(spans), wanted))
         except TfrecordError as error:
             raise BatchError(
@@ -75,5 +83,6 @@ class Tfrecords:
                 help="write it again, or leave it out of the source's folder",
                 detail={"url": url},
             ) from error
+        index = replace(index, size=plain.size)
         await self._catalog.write(name, index.to_bytes())
         return index

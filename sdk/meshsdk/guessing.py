@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshsdk.errors import ConfigurationError, NotFoundError
 from meshwire import tars
-from meshwire.archives.kinds import archive_kind
+from meshwire.archives.kinds import archive_kind, packed_kind
 from meshwire.documents import PlanError
 from meshwire.examples import ExampleError, features
 from meshwire.fields import MAX_FIELDS, class_of, parse_source, sample_key
@@ -55,11 +55,17 @@ def guess_features(client: Client, source: str) -> dict[str, str]:
 
     place = parse_source(source)
     page = next(client.pages(place.bucket, place.prefix, page=_LOOKED_AT))
-    key = next((entry.key for entry in page.entries if entry.size and is_tfrecord(entry.key)), None)
+    keys = [entry.key for entry in page.entries if entry.size and is_tfrecord(entry.key)]
+    key = min(keys, key=lambda found: packed_kind(found) is not None, default=None)
     if key is None:
         raise NotFoundError(
             f"no file of records is under {source}: names have .tfrecord, or end in -00000-of-00008",
             status=404,
+        )
+    if packed_kind(key) is not None:
+        raise ConfigurationError(
+            f"s3://{place.bucket}/{key} is packed, so its features cannot be guessed: name them, as "
+            'fields={"image": "image/encoded"}'
         )
     try:
         size = head_size(client.get(place.bucket, key, length=HEAD_BYTES).ljust(HEAD_BYTES))

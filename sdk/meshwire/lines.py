@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshwire.columns import ColumnReader, ColumnWriter, StringColumn
+from meshwire.archives.kinds import unpacked_name
+from meshwire.columns import ColumnError, ColumnReader, ColumnWriter, StringColumn
 from meshwire.documents import PlanError, shown
 from meshwire.fields import class_of, parse_source, sample_key
 from meshwire.snapshotdocuments import MAX_BYTES, BytesColumn, LabelColumn, Objects, Snapshot
 from meshwire.snapshots import Built, EmptySnapshotError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from meshwire.columns import Integers
     from meshwire.fields import FieldSpec, Source
@@ -31,14 +32,16 @@ _NEWLINE, _RETURN = 0x0A, 0x0D
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LineIndex:
-    """`offsets`, `lengths` int64[n], in bytes; `numbers` int64[n]: which line of the file, from 1 on."""
+    """`offsets`, `lengths` int64[n], in bytes; `numbers` int64[n]: which line of the file, from 1 on; `size`:
+    bytes of the file as it is unpacked, 0 where nobody said."""
 
     offsets: Integers
     lengths: Integers
     numbers: Integers
+    size: int = 0
 
     def to_bytes(self) -> bytes:
-        writer = ColumnWriter(_KIND, _VERSION, {})
+        writer = ColumnWriter(_KIND, _VERSION, {"size": str(self.size)} if self.size else {})
         writer.integers("gaps", np.diff(self.offsets, prepend=0))
         writer.integers("lengths", self.lengths)
         writer.integers("steps", np.diff(self.numbers, prepend=0))
@@ -51,7 +54,15 @@ class LineIndex:
         lengths = reader.integers("lengths", low=1, high=MAX_LINE_BYTES)
         gaps = reader.integers("gaps", low=0, high=MAX_BYTES, count=lengths.size)
         steps = reader.integers("steps", low=1, high=MAX_BYTES, count=lengths.size)
-        return cls(np.cumsum(gaps), lengths, np.cumsum(steps))
+        size = reader.metadata.get("size", "0")
+        if not (size.isdecimal() and len(size) < len(str(MAX_BYTES))):
+            raise ColumnError(f"a file of {shown(size)} bytes")
+        return cls(np.cumsum(gaps), lengths, np.cumsum(steps), int(size))
+
+
+def is_lines(key: str, endings: Collection[str]) -> bool:
+    """Whether an object's name is that of a file of lines with one of these extensions, packed or not."""
+    return sample_key(key)[1] in endings or sample_key(unpacked_name(key))[1] in endings
 
 
 class LineError(ValueError):
@@ -118,7 +129,7 @@ def build_from_lines(
     taken, skipped, examples = list[tuple[str, str, int, LineIndex, str]](), 0, list[str]()
     for key, etag, size, index in files:
         folder = class_of(key, place.prefix) if labelled else ""
-        if sample_key(key)[1] not in wanted or not index.lengths.size:
+        if not is_lines(key, wanted) or not index.lengths.size:
             continue
         if folder is None:
             skipped += int(index.lengths.size)

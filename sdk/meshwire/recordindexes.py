@@ -34,7 +34,8 @@ _EXAMPLES = 5
 class RecordIndex:
     """`numbers` int64[n]: the records that have every wanted part, from 0 on; `places` by part: offset and
     length int64[n] in the file; `kinds` by part ("" where no record has it). `told`: the parts that there
-    are, with their kinds; `examples`: the first few records left out, and why."""
+    are, with their kinds; `examples`: the first few records left out, and why; `size`: of the file in
+    bytes, as it is unpacked, 0 where nobody said."""
 
     numbers: Integers
     places: Mapping[str, tuple[Integers, Integers]]
@@ -42,6 +43,7 @@ class RecordIndex:
     skipped: int = 0
     examples: tuple[str, ...] = ()
     told: Mapping[str, str] = field(default_factory=dict)
+    size: int = 0
 
     def to_bytes(self) -> bytes:
         facts = {
@@ -50,6 +52,7 @@ class RecordIndex:
             "skipped": self.skipped,
             "examples": list(self.examples),
             "told": dict(self.told),
+            "size": self.size,
         }
         writer = ColumnWriter(_KIND, _VERSION, {"facts": json.dumps(facts)})
         writer.integers("steps", np.diff(self.numbers, prepend=-1))
@@ -65,7 +68,9 @@ class RecordIndex:
         try:
             facts: dict[str, Any] = json.loads(reader.text("facts"))
             names, skipped = [str(name) for name in facts["parts"]], int(facts["skipped"])
-            kinds, told = dict(facts["kinds"]), dict(facts["told"])
+            kinds, told, size = dict(facts["kinds"]), dict(facts["told"]), int(facts.get("size", 0))
+            if not 0 <= size <= MAX_BYTES:
+                raise ColumnError(f"a file of {shown(size)} bytes")
             examples = tuple(map(str, facts["examples"]))
         except (ValueError, TypeError, KeyError) as error:
             raise ColumnError(f"the facts of the index are malformed: {error}") from error
@@ -75,7 +80,7 @@ class RecordIndex:
             gaps = reader.integers(f"gaps.{number}", low=0, high=MAX_BYTES, count=steps.size)
             lengths = reader.integers(f"lengths.{number}", low=0, high=MAX_RECORD_BYTES, count=steps.size)
             places[name] = np.cumsum(gaps), lengths
-        return cls(np.cumsum(steps) - 1, places, kinds, skipped, examples, told)
+        return cls(np.cumsum(steps) - 1, places, kinds, skipped, examples, told, size)
 
 
 IndexedFile = tuple[str, str, int, RecordIndex]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from awscrt.checksums import crc32c
 
+from meshwire.archives.kinds import unpacked_name
 from meshwire.documents import shown
 from meshwire.examples import ExampleError, Feature, features
 from meshwire.recordindexes import RecordIndex
@@ -42,8 +43,8 @@ class TfrecordError(ValueError):
 
 def is_tfrecord(key: str) -> bool:
     """Whether an object's name is that of a file of records: `x.tfrecord`, `x.tfrecord-00000-of-00008`,
-    `train-00000-of-01024`."""
-    name = key[key.rfind("/") + 1 :]
+    `train-00000-of-01024`, and these with `.gz` or `.zst`."""
+    name = unpacked_name(key[key.rfind("/") + 1 :])
     return _NAME.search(name) is not None and _OTHER.search(name) is None
 
 
@@ -51,7 +52,7 @@ def head_size(head: bytes) -> int:
     """Bytes of the message of a record that begins so. Raises TfrecordError."""
     size: int = struct.unpack_from("<Q", head)[0]
     if masked(crc32c(head[:8])) != head[8:HEAD_BYTES]:
-        told = "is compressed with gzip: unpack it first" if head.startswith(_GZIP) else ""
+        told = "is compressed with gzip: give it a name that ends in .gz" if head.startswith(_GZIP) else ""
         raise TfrecordError(told or "does not begin with a length and its crc32c: no TFRecord, or damaged")
     if size > MAX_RECORD_BYTES:
         raise TfrecordError(f"has {size} bytes; a record has at most {MAX_RECORD_BYTES}")

@@ -30,7 +30,7 @@ _Codec = Any  # zlib's and zstd's decompressors have no common type
 
 def inflated(kind: CopyKind, packed: Iterable[bytes]) -> Iterator[bytes]:
     """The file inside a gzip or zstd stream, in pieces of at most 1 MiB. Raises ArchiveError."""
-    gzip = kind in ("tgz", "mds.gz")
+    gzip = kind in ("tgz", "gz")
     return _streams(packed, _gzip if gzip else _zstd, "gzip" if gzip else "zstd")
 
 

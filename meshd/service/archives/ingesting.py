@@ -140,22 +140,11 @@ class Indexer:
 
     async def tidy(self) -> int:
         """Remove indexes, refusals and copies of what no object or version has any more; how many."""
-        kept = await asyncio.to_thread(self._names)
-        before = self._clock.now_ms() - _YOUNG
-        gone = 0
-        for keys in await asyncio.to_thread(lambda: list(self._orphans(kept, before))):
-            await self._store.delete_many(RESERVED_BUCKET, keys)
-            gone += len(keys)
+        orphans = await asyncio.to_thread(self._orphans)
+        for start in range(0, len(orphans), _PAGE):
+            await self._store.delete_many(RESERVED_BUCKET, orphans[start : start + _PAGE])
             await asyncio.sleep(0)
-        return gone
-
-    def _names(self) -> set[str]:
-        """Of the indexes that every archive there is would have."""
-        found: set[str] = set()
-        for bucket in self._buckets():
-            for key, record in self._versions(bucket):
-                found.update(index_names(key, record))
-        return found
+        return len(orphans)
 
     def _versions(self, bucket: str) -> Iterator[tuple[str, Record]]:
         key, version, more = "", "", True
@@ -164,13 +153,20 @@ class Indexer:
             yield from page.entries
             key, version, more = page.next_key, page.next_version, page.truncated
 
-    def _orphans(self, kept: set[str], before: int) -> Iterator[list[str]]:
+    def _orphans(self) -> list[str]:
+        """What is there and no object would have: memory for the former alone."""
+        found = set(self._kept_names(self._clock.now_ms() - _YOUNG))
+        for bucket in self._buckets() if found else ():
+            for key, record in self._versions(bucket):
+                found.difference_update(index_names(key, record))
+        return sorted(found)
+
+    def _kept_names(self, before: int) -> Iterator[str]:
+        """Indexes, refusals and copies made before that time."""
         for prefix in (INDEXES, COPIES):
             after, more = "", True
             while more:
                 page = self._store.list(RESERVED_BUCKET, prefix=prefix, after=after, limit=_PAGE)
-                old = [key for key, record in page.entries if record.modified < before]
-                gone = [key for key in old if key not in kept and not key.startswith(NOTES)]
-                if gone:
-                    yield gone
+                old = (key for key, record in page.entries if record.modified < before)
+                yield from (key for key in old if not key.startswith(NOTES))
                 after, more = page.next_after, page.truncated

@@ -62,6 +62,7 @@ COPIES: Final = "views/archives/"
 """Among the results of views, whose room and eviction they share."""
 _BELIEVED_RATIO: Final = 200
 """Inflated, an archive may have so many times its size even if no copy of it is kept."""
+_READ: Final = "read as an archive"
 _KEPT_FILES: Final = 500_000  # names of members a process keeps at hand, over all archives
 _AT_ONCE: Final = 2  # archives inflated or indexed at a time by one process
 _QUEUED: Final = 64  # that wait for it; what is asked beyond is told to come again
@@ -276,7 +277,7 @@ class Archives:
                     made = await self._written(kind, record, self._most)
         except ArchiveError as error:
             await self._prove(url, record)
-            raise refused(url, str(error)) from error
+            raise refused(url, str(error), "unpacked" if kind in ("gz", "zst") else _READ) from error
         if made is None:
             raise BatchError(
                 "TooLarge",
@@ -331,11 +332,11 @@ def index_names(key: str, record: Record) -> tuple[str, ...]:
     return () if kind is None else tuple(each + _name(kind, record) for each in (INDEXES, REFUSALS, COPIES))
 
 
-def refused(url: str, message: str) -> BatchError:
-    """An archive that cannot be read."""
+def refused(url: str, message: str, how: str = _READ) -> BatchError:
+    """An archive, or packed file, that cannot be read."""
     return BatchError(
         "BadSample",
-        f"{url} cannot be read as an archive: {message}",
+        f"{url} cannot be {how}: {message}",
         help="store it again, whole; its index follows by itself",
         detail={"url": url},
     )

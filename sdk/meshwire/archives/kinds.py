@@ -5,7 +5,10 @@ Law: the ending of the key decides, in any case of letters; what is in the objec
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ArchiveKind = Literal["tar", "tgz", "tar.zst", "zip"]
 ENDINGS: Final[dict[str, ArchiveKind]] = {
@@ -16,9 +19,9 @@ ENDINGS: Final[dict[str, ArchiveKind]] = {
     ".tzst": "tar.zst",
     ".zip": "zip",
 }
-PackedKind = Literal["mds.zst", "mds.gz"]
+PackedKind = Literal["zst", "gz"]
 """Of single files that are read through an inflated copy, as members of archives are; none has members."""
-PACKED: Final[dict[str, PackedKind]] = {".mds.zstd": "mds.zst", ".mds.zst": "mds.zst", ".mds.gz": "mds.gz"}
+PACKED: Final[dict[str, PackedKind]] = {".zstd": "zst", ".zst": "zst", ".gz": "gz"}
 CopyKind = ArchiveKind | PackedKind
 MARK: Final = "/-/"
 """Between an archive's key and the name of a member: `shard.tar/-/a/b.jpg`."""
@@ -45,9 +48,28 @@ def archive_kind(key: str) -> ArchiveKind | None:
 
 
 def packed_kind(key: str) -> PackedKind | None:
-    """The kind of packed file an object of this name is; None for anything else."""
-    lower = key[-9:].lower()
-    return next((kind for ending, kind in PACKED.items() if lower.endswith(ending)), None)
+    """The kind of packed file an object of this name is; None for anything else, archives among it."""
+    return None if archive_kind(key) is not None else PACKED.get(_packing(key))
+
+
+def unpacked_name(key: str) -> str:
+    """The key without the ending of a packed file."""
+    return key if packed_kind(key) is None else key[: len(key) - len(_packing(key))]
+
+
+def plain_first(keys: Iterable[str]) -> dict[str, str]:
+    """Of files that lie there plain, packed or both, by their plain names: the key that is read."""
+    found: dict[str, str] = {}
+    for key in keys:
+        name = unpacked_name(key)
+        if name == key or name not in found:
+            found[name] = key
+    return found
+
+
+def _packing(key: str) -> str:
+    lower = key[-5:].lower()
+    return next((ending for ending in PACKED if lower.endswith(ending)), "")
 
 
 def archive_stem(key: str) -> str:
