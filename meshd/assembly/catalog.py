@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 RESERVED_BUCKET = "-mesh-"
 SHARED: Final = ("snapshots/", "plans/", "assets/", "packs/")
 """What begins like this is named by its content, and means the same on every node."""
+INDEXES: Final = ("lines/", "tfrecords/", "mds/")
+"""Where the samples of files lie: this node's own, made again when they are asked for."""
 T = TypeVar("T")
 
 
@@ -119,11 +121,13 @@ class Catalog:
         self._plans.put(plan.hash, plan)
 
     def _note(self, key: str) -> None:
-        if self._uses is not None and key.startswith(SHARED):
+        if self._uses is not None and key.startswith((*SHARED, *INDEXES)):
             self._uses.note(key)
 
     def read(self, key: str) -> bytes | None:
-        """A document of the reserved bucket, or None."""
+        """A document of the reserved bucket, or None. Reading an index is using it."""
+        if key.startswith(INDEXES):
+            self._note(key)
         record = self._store.get(RESERVED_BUCKET, key)
         return None if record is None else self._store.read(record, 0, record.size)
 

@@ -19,6 +19,7 @@ from meshd.control.modules import ModuleTable
 from meshd.runtime.scrubbing import examine, watch_disks
 from meshd.service.archives.ingesting import Indexer
 from meshd.service.documents import DocumentKeeper
+from meshd.service.indexkeeping import IndexKeeper
 from meshd.service.lifecycle import Lifecycle
 from meshd.service.views.keeping import ResultKeeper
 from meshd.store.errors import StoreError
@@ -83,7 +84,9 @@ def node_chores(node: Node) -> list[Chore]:
     documents = DocumentKeeper(
         node.store, node.uses, lambda: _naming(node), node.clock, lambda: node.mesh.alone
     )
+    indexes = IndexKeeper(node.store, node.uses, node.clock)
     return [
+        Chore("indexes of files", 6 * 3600.0, indexes.sweep),
         Chore("documents", 6 * 3600.0, documents.sweep),
         Chore("archives", 1.0, indexer.work),
         Chore("archive indexes", 6 * 3600.0, indexer.tidy),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from meshd.assembly.catalog import RESERVED_BUCKET, SHARED
 from meshd.service.translation import store_errors
 from meshd.service.views.uses import MINUTE_MS
+from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -66,6 +67,8 @@ class DocumentKeeper:
             some = [key for key in unused[start : start + _PAGE] if uses.minute(key) < first]
             with store_errors():
                 await self._store.delete_many(RESERVED_BUCKET, some)
+            for key in some:
+                metrics.documents_collected.labels(key.partition("/")[0]).inc()
             gone += len(some)
         if gone:
             _log.info("documents that nobody uses are gone", extra={"documents": gone})

@@ -158,6 +158,12 @@ samples_measured = _counter("meshd_samples_measured_total", "Samples rendered to
 view_results = _counter("meshd_view_results_total", "Results of views asked for; hit or miss.", "result")
 view_results_evicted = _counter("meshd_view_results_evicted_total", "Results removed to make room.")
 view_result_bytes = _gauge("meshd_view_result_bytes", "Results of views on the disks.", mode="mostrecent")
+documents_collected = _counter(
+    "meshd_documents_collected_total",
+    "Documents that nobody used any more, removed; kind is snapshots, plans, assets, packs, or, of indexes, "
+    "lines, tfrecords or mds.",
+    "kind",
+)
 view_layouts = _counter(
     "meshd_view_layouts_total", "Scans of the sources of shard views; result is made or same.", "result"
 )

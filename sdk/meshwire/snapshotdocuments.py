@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 SnapshotKind = Literal["objects", "tar", "lines", "zarr", "tfrecord", "mds", "joined"]
 KINDS: tuple[SnapshotKind, ...] = ("objects", "tar", "lines", "zarr", "tfrecord", "mds", "joined")
+_UNINDEXED = (
+    "objects",
+    "tar",
+    "zarr",
+)  # files of lines and records have indexes; joined may be of them
 CONTENT_TYPE = "application/vnd.shardmesh.snapshot"
 # Plain objects have no shards of their own: runs of this many samples in key order stand in for them.
 SAMPLES_A_SHARD = 1024
@@ -213,6 +218,13 @@ class Snapshot:
 
     def __repr__(self) -> str:
         return f"Snapshot({self.hash[:12]}, {self.source!r}, samples={self.samples}, shards={self.shards})"
+
+
+def pinned_files(document: Buffer) -> Iterator[str]:
+    """ETags of the files whose samples an index told, of a snapshot's document; of any other kind, none.
+    Raises ColumnError."""
+    reader = ColumnReader(document, _KIND, _VERSION)
+    return iter(()) if reader.text("kind") in _UNINDEXED else iter(reader.strings("objects.etags"))
 
 
 def _summary(column: BytesColumn | LabelColumn) -> dict[str, Any]:

@@ -55,6 +55,10 @@ def fill(crew: MeshCrew) -> None:
     for part in range(4):
         rows = [example({"n": BytesList([b"%d" % n])}) for n in range(part * 20, part * 20 + 20)]
         crew.put("pictures", f"tfrecord/part-{part:05}-of-00004", b"".join(map(record, rows)))
+        packed = gzip.compress(b"".join(map(record, rows)), mtime=0)
+        crew.put("pictures", f"packed/tfrecord/part-{part:05}-of-00004.gz", packed)
+        packed = gzip.compress(b"".join(b'{"n": %d}\n' % n for n in range(part, 90)), mtime=0)
+        crew.put("pictures", f"packed/lines/{part}.jsonl.gz", packed)
     values = [{"n": b"%d" % n} for n in range(70)]
     for name, data in mds_files({"n": "str"}, values, shard=20).items():
         crew.put("pictures", f"mds/{name}", data)
@@ -105,6 +109,8 @@ TAR = {"image": {"ext": ["png"]}, "meta": {"ext": ["json"]}}
         ("s3://pictures/lines/", {"text": {"ext": ["jsonl"]}}, []),
         ("s3://pictures/tfrecord/", {"n": {"feature": "n"}}, []),
         ("s3://pictures/mds/", {"n": {"column": "n"}}, []),
+        ("s3://pictures/packed/lines/", {"text": {"ext": ["jsonl"]}}, []),
+        ("s3://pictures/packed/tfrecord/", {"n": {"feature": "n"}}, []),
         ("s3://pictures/packed/mds/", {"n": {"column": "n"}}, []),
     ],
 )
