@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from meshsdk.gathers import Gathered, Item
     from meshsdk.loaders import Loader
     from meshsdk.mixing import Stage, mix
+    from meshsdk.normalizing import Normalize
     from meshsdk.orders import Blocks, LengthBuckets
     from meshsdk.selecting import class_of_prefix
 
@@ -34,6 +35,7 @@ __all__ = [
     "LengthBuckets",
     "Loader",
     "MeshError",
+    "Normalize",
     "Ragged",
     "Stage",
     "class_of_prefix",
@@ -53,6 +55,7 @@ _HOMES = {
     "LengthBuckets": "orders",
     "Loader": "loaders",
     "MeshError": "errors",
+    "Normalize": "normalizing",
     "Ragged": "batches",
     "Stage": "mixing",
     "class_of_prefix": "selecting",

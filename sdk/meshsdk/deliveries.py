@@ -51,8 +51,8 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to deliver: `ask(step)` for each of `steps`. `expected` bytes a frame if known beforehand, else
-    0.
+    """What to deliver: `ask(step)` for each of `steps`, an ascending range of any stride. `expected` bytes a
+    frame if known beforehand, else 0.
     """
 
     ask: Callable[[int], Request]
@@ -115,7 +115,7 @@ class _Reader:
         self._due: list[tuple[float, int]] = []
         self._done: dict[int, Frame | MeshError] = {}
         self._asked = self._given = order.steps.start
-        self._stop = order.steps.stop
+        self._stop, self._stride = order.steps.stop, order.steps.step
         self._poll = select.poll()
 
     def run(self) -> None:
@@ -137,15 +137,15 @@ class _Reader:
         while self._due and self._due[0][0] <= now and len(self.flights) < self._order.connections:
             self._send(heapq.heappop(self._due)[1])
         while self._may_ask():
-            self._asked += 1
-            self._send(self._asked - 1)
+            self._asked += self._stride
+            self._send(self._asked - self._stride)
 
     def _may_ask(self) -> bool:
         """Whether the next step's frame has a place: in the budget, or anywhere if nothing else is coming."""
         asked = len(self.flights) + len(self._due)
         if self._asked >= self._stop or asked >= self._order.connections:
             return False
-        if asked == 0 and self._asked - self._order.steps.start == self.taken:
+        if asked == 0 and self._asked - self._order.steps.start == self.taken * self._stride:
             return True
         return self._expected > 0 and self._arena.room() >= (asked + 1) * slot_size(self._expected)
 
@@ -273,7 +273,7 @@ class _Reader:
         self._done[step] = result
         while self._given in self._done:
             self.out.put(self._done.pop(self._given))
-            self._given += 1
+            self._given += self._stride
 
     def _drop(self, flight: _Flight, *, keep: bool = False) -> None:
         descriptor = next((fd for fd, other in self.flights.items() if other is flight), -1)

@@ -31,10 +31,12 @@ from meshwire.plans import LoaderState
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from meshsdk.adapters.iterables import LoaderIterable
     from meshsdk.batches import Batch
     from meshsdk.datasets import Dataset
     from meshsdk.meters import LoaderStats
     from meshsdk.native import BadSample, FieldSchema
+    from meshsdk.normalizing import Normalize
     from meshsdk.orders import LengthBuckets, Shuffle
     from meshsdk.transport import Request
 
@@ -59,6 +61,7 @@ class Loader:
     share: a name; jobs with the same plan and name meet at one preparation. deadline: seconds an
     unavailable server is waited for before DeadlineError. verify: check each tensor's crc32c.
     report: a name under which the nodes' metrics show how long this job waits for data; default MESH_REPORT.
+    normalize: mesh.Normalize(field): images become bfloat16 or float16 in channels-last order, on the device.
     Registers the plan at once; raises ConfigurationError, InvalidPlanError, SnapshotChangedError.
     """
 
@@ -83,9 +86,12 @@ class Loader:
         verify: bool = True,
         connections: int = 4,
         report: str | None = None,
+        normalize: Normalize | None = None,
     ) -> None:
+        self._options = {name: value for name, value in locals().items() if name not in ("self", "dataset")}
         self.dataset = dataset
         self.rank, self.world = find_rank(rank, world)
+        self._options |= {"rank": self.rank, "world": self.world}
         self.global_batch = _checked_batch(global_batch, self.world)
         spec = dataset.spec(
             seed=seed,
@@ -97,7 +103,7 @@ class Loader:
             buckets=buckets,
         )
         self._transport = dataset.client.transport
-        self._stage = make_stage(device, output)
+        self._stage = make_stage(device, output, normalize)
         self.plan = register_plan(self._transport, dataset.snapshot.hash, spec, global_batch, deadline)
         self._tail: Literal["pad", "drop", "ragged"] = tail
         self._share = share
@@ -105,12 +111,14 @@ class Loader:
         self._verify = verify
         self._connections = _checked_connections(connections)
         self._expected = _frame_bytes(self.plan.fields, -(-self.global_batch // self.world))
-        self._arena = Arena(_budget(prefetch_bytes, self._expected), self._stage.memory)
+        self._budget = _budget(prefetch_bytes, self._expected)
+        self._arena = Arena(self._budget, self._stage.memory)
         self._state = LoaderState(self.plan.hash, dataset.snapshot.hash, seed)
         self._meter = Meter()
         name = os.environ.get("MESH_REPORT", "") if report is None else report
         self._reporter = Reporter(name, self.stats) if name else None
         self._pass: Pass | None = None
+        self._moves = 0
         self._closed = False
         if self._count(0) == 0:
             raise ConfigurationError(
@@ -201,6 +209,7 @@ class Loader:
     def _move(self, state: LoaderState) -> None:
         self._end_pass()
         self._state = state
+        self._moves += 1
 
     # --- batches ----------------------------------------------------------------------------------
 
@@ -214,6 +223,7 @@ class Loader:
         if self.remaining == 0:  # resumed behind the last whole batch of a dropped tail
             self._state = replace(self._state, epoch=self._state.epoch + 1, position=0)
             return
+        self._moves += 1
         running = self._begin()
         try:
             for _ in range(self.remaining):
@@ -231,8 +241,12 @@ class Loader:
 
     def _begin(self) -> Pass:
         self._check_open()
-        epoch, origin = self._state.epoch, self._state.origin(self.global_batch)
         steps = range(self.step, self.step + self.remaining)
+        self._pass = self._pass_over(self._state, steps, self._arena)
+        return self._pass
+
+    def _pass_over(self, state: LoaderState, steps: range, arena: Arena) -> Pass:
+        epoch, origin = state.epoch, state.origin(self.global_batch)
         order = Order(
             lambda step: self._request(epoch, step, origin),
             steps,
@@ -241,8 +255,37 @@ class Loader:
             self._connections,
             self._deadline,
         )
-        self._pass = Pass(self._transport, order, self._arena, self._stage, self._meter, epoch)
-        return self._pass
+        return Pass(self._transport, order, arena, self._stage, self._meter, epoch)
+
+    def as_iterable(self) -> LoaderIterable:
+        """For code that insists on torch's loader: `DataLoader(loader.as_iterable(), num_workers=k)` gives
+        each batch once, in order. Workers only cost here; they copy every batch once more."""
+        from meshsdk.adapters.iterables import LoaderIterable
+
+        return LoaderIterable(self)
+
+    def part(self, passes: int, part: int, parts: int) -> Iterator[Batch]:
+        """Every `parts`-th batch from the `part`-th on, of the rest of the epoch or, once `passes` were given
+        to their end, of a later one. Moves nothing: for one of several processes, each with a copy of this
+        loader."""
+        self._check_open()
+        state = self._state
+        if passes:
+            state = replace(state, epoch=state.epoch + passes, position=0)
+        first, stop = state.step(self.global_batch), self._count(state.origin(self.global_batch))
+        steps = range(first + part, stop, parts)
+        if not steps:
+            return
+        least = 3 * slot_size(self._expected)
+        running = self._pass_over(state, steps, Arena(max(self._budget // parts, least), self._stage.memory))
+        try:
+            for _ in steps:
+                batch = running.next()
+                yield batch
+                del batch
+        finally:
+            running.close()
+            self._transport.close()
 
     def _address(self, epoch: int, step: int, origin: int) -> FrameAddress:
         return FrameAddress(
@@ -294,6 +337,10 @@ class Loader:
         if self._closed:
             raise ClosedError("this loader is closed: make another, and load the state of this one into it")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy for another process: the same plan at the same place, with connections of its own."""
+        return _copied, (self.dataset, self._options, self._state, self._moves)
+
     def __enter__(self) -> Self:
         return self
 
@@ -306,6 +353,12 @@ class Loader:
             f"Loader({self.dataset.snapshot.source}, epoch {self.epoch}, step {self.step} of {len(self)}, "
             f"global batch {self.global_batch}, rank {self.rank} of {self.world}, {state}, {self._arena!r})"
         )
+
+
+def _copied(dataset: Dataset, options: dict[str, Any], state: LoaderState, moves: int) -> Loader:
+    made = Loader(dataset, **options)
+    made._state, made._moves = state, moves
+    return made
 
 
 def _checked_batch(batch: int, world: int) -> int:

@@ -1,7 +1,7 @@
 """From received frames to what the training loop gets: arrays, tensors, or tensors on a GPU.
 
 Law: one small class a kind; `begin` starts whatever takes time, `finish` gives the batch. torch is
-imported here only, and only when tensors are asked for.
+imported only when tensors are asked for.
 Invariant: a frame's memory is held until nothing, a running copy included, reads it.
 """
 
@@ -11,14 +11,18 @@ from collections import deque
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
-from meshsdk.arenas import HostMemory, PinnedMemory
-from meshsdk.batches import Ragged, make_batch
+from meshsdk.arenas import HostMemory
+from meshsdk.batches import Batch, Ragged, make_batch
 from meshsdk.errors import ConfigurationError
+from meshsdk.lanes import CudaLane
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from meshsdk.arenas import Memory
-    from meshsdk.batches import Batch
     from meshsdk.deliveries import Frame
+    from meshsdk.lanes import Lane, Mark
+    from meshsdk.normalizing import Normalize
 
 
 class Stage(Protocol):
@@ -54,18 +58,20 @@ class NumpyStage:
 
 
 class TorchStage:
-    """CPU tensors that are views of the arena: their storage holds the array, which holds the slot."""
+    """CPU tensors that are views of the arena: their storage holds the array, which holds the slot. What is
+    normalised is a tensor of its own."""
 
     ahead = 0
 
-    def __init__(self) -> None:
+    def __init__(self, normalize: Normalize | None = None) -> None:
         import torch
 
         self.memory: Memory = HostMemory()
         self._convert = torch.from_numpy
+        self._normalize = normalize
 
     def begin(self, frame: Frame, epoch: int) -> Batch:
-        batch = make_batch(frame, epoch, self._convert)
+        batch = _normalized(make_batch(frame, epoch, self._convert), self._normalize)
         return _with_host(batch, self._convert)
 
     def finish(self, begun: Batch) -> Batch:
@@ -75,55 +81,67 @@ class TorchStage:
         """Nothing is under way."""
 
 
-class CudaStage:
-    """Tensors on a GPU, copied from pinned memory on a stream of their own while the GPU computes.
+class DeviceStage:
+    """Tensors on a device, copied and normalised by a lane of its own while the device computes.
 
-    Two frames are under way at most. Not run: no GPU was at hand when this was written.
+    Two frames are under way at most. A slot is free again when the mark behind its copy has passed.
     """
 
     ahead = 1
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, lane: Lane, normalize: Normalize | None = None) -> None:
         import torch
 
-        if not torch.cuda.is_available():
-            raise ConfigurationError(
-                f"device={device!r}: torch sees no GPU here; use device='cpu', "
-                "or check the driver with nvidia-smi"
-            )
-        self.memory: Memory = PinnedMemory()
-        self._torch = torch
-        self._device = torch.device(device)
-        self._stream = torch.cuda.Stream(self._device)
-        self._held: deque[tuple[Any, Frame]] = deque()
+        self.memory: Memory = lane.memory
+        self._lane = lane
+        self._normalize = normalize
+        self._convert = torch.from_numpy
+        self._held: deque[tuple[Mark, Frame]] = deque()
 
-    def begin(self, frame: Frame, epoch: int) -> tuple[Batch, Any]:
-        """Starts the copies; the frame is held until their event has passed."""
-        with self._torch.cuda.stream(self._stream):
-            batch = make_batch(frame, epoch, self._copy)
-            copied = self._torch.cuda.Event()
-            copied.record(self._stream)
+    def begin(self, frame: Frame, epoch: int) -> tuple[Batch, Mark]:
+        """Starts the copies; the frame is held until their mark has passed."""
+        self._let_go()
+        with self._lane.working():
+            batch = _normalized(make_batch(frame, epoch, self._lane.copy), self._normalize)
+            copied = self._lane.mark()
         self._held.append((copied, frame))
-        return _with_host(batch, self._torch.from_numpy), copied
+        return _with_host(batch, self._convert), copied
 
-    def _copy(self, array: Any) -> Any:
-        return self._torch.from_numpy(array).to(self._device, non_blocking=True)
-
-    def finish(self, begun: tuple[Batch, Any]) -> Batch:
+    def finish(self, begun: tuple[Batch, Mark]) -> Batch:
         """The consumer's stream waits for the copy; the CPU does not."""
         batch, copied = begun
-        current = self._torch.cuda.current_stream(self._device)
-        current.wait_event(copied)
-        for value in batch.values():
-            for tensor in (value.data, value.offsets) if isinstance(value, Ragged) else (value,):
-                tensor.record_stream(current)
+        self._lane.join(copied, list(_tensors(batch)))
+        self._let_go()
+        return batch
+
+    def _let_go(self) -> None:
         while self._held and self._held[0][0].query():
             self._held.popleft()
-        return batch
 
     def close(self) -> None:
         while self._held:
-            self._held.popleft()[0].synchronize()
+            self._held[0][0].synchronize()
+            self._held.popleft()
+
+    def __repr__(self) -> str:
+        return f"DeviceStage({self._lane!r}, {len(self._held)} frames held)"
+
+
+def _tensors(batch: Batch) -> Iterator[Any]:
+    for value in batch.values():
+        yield from (value.data, value.offsets) if isinstance(value, Ragged) else (value,)
+
+
+def _normalized(batch: Batch, normalize: Normalize | None) -> Batch:
+    if normalize is None:
+        return batch
+    fields = dict(batch)
+    if normalize.field not in fields:
+        raise ConfigurationError(
+            f"normalize: no field {normalize.field!r}; this batch has {', '.join(fields)}"
+        )
+    fields[normalize.field] = normalize(fields[normalize.field])
+    return Batch(fields, batch.positions, batch.status, batch.epoch, batch.step)
 
 
 def _with_host(batch: Batch, convert: Any) -> Batch:
@@ -133,8 +151,8 @@ def _with_host(batch: Batch, convert: Any) -> Batch:
     return batch
 
 
-def make_stage(device: str | None, output: str | None) -> Stage:
-    """The stage for `device=` and `output=`.
+def make_stage(device: str | None, output: str | None, normalize: Normalize | None = None) -> Stage:
+    """The stage for `device=`, `output=` and `normalize=`.
 
     Tensors when torch is installed, or asked for, or a device is named; else arrays. Raises
     ConfigurationError.
@@ -147,11 +165,13 @@ def make_stage(device: str | None, output: str | None) -> Stage:
     if output == "numpy" or (output is None and device in (None, "cpu") and not installed):
         if device not in (None, "cpu"):
             raise ConfigurationError(f"output='numpy' stays in host memory: leave device={device!r} out")
+        if normalize is not None:
+            raise ConfigurationError("normalize= makes tensors: install torch, and leave output='numpy' out")
         return NumpyStage()
     if not installed:
         raise ConfigurationError("torch is not installed: pip install 'shardmesh[torch]', or output='numpy'")
     if device is None or device == "cpu":
-        return TorchStage()
+        return TorchStage(normalize)
     if device == "cuda" or device.startswith("cuda:"):
-        return CudaStage(device)
+        return DeviceStage(CudaLane(device), normalize)
     raise ConfigurationError(f"device={device!r}: use 'cpu', 'cuda' or 'cuda:N'")
