@@ -8,7 +8,10 @@ only after an answer whose end was certain.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import socket
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _MAX_HEAD = 96 << 10
+_HEAD_ROOM = 16 << 10  # bytes read at a time while a head is awaited: the rest may be taken otherwise
+_BODY_ROOM = 256 << 10
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9])(?: [^\r\n]*)?\Z")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,8})(?:;[^\r\n]*)?\r\n")
 
@@ -62,7 +67,18 @@ class Exchange(Protocol):
         """No more will come."""
 
 
-class Wire(asyncio.Protocol):
+class _Room(threading.local):
+    """Where a thread's connections read into: what came is handed on before the next read."""
+
+    def __init__(self) -> None:
+        self.body = memoryview(bytearray(_BODY_ROOM))
+        self.head = self.body[:_HEAD_ROOM]
+
+
+_room = _Room()
+
+
+class Wire(asyncio.BufferedProtocol):
     """A connection to a peer. Made by `asyncio`; `start` begins an exchange."""
 
     def __init__(self, name: str, when_free: Callable[[Wire], None] | None = None) -> None:
@@ -86,6 +102,7 @@ class Wire(asyncio.Protocol):
         self.touched = self._loop.time()
         """When something last came or was sent, on the loop's clock."""
         self.uses = 0
+        self._beside: socket.socket | None = None
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "busy" if self._exchange else "free"
@@ -101,6 +118,15 @@ class Wire(asyncio.Protocol):
     def transport(self) -> asyncio.Transport | None:
         return self._transport
 
+    def beside(self) -> socket.socket:
+        """A second socket of the connection, non-blocking, for what is moved past this object while it is
+        paused; closed with it. Raises ConnectionResetError."""
+        if self._beside is None:
+            if self._transport is None:
+                raise ConnectionResetError(f"{self._name} closed the connection")
+            self._beside = duplicate(self._transport)
+        return self._beside
+
     @property
     def left(self) -> int:
         """Bytes of the present answer that are still to come; negative when that is not known."""
@@ -115,13 +141,14 @@ class Wire(asyncio.Protocol):
     def connection_lost(self, exc: BaseException | None) -> None:
         self._transport = None
         self.resume_writing()
-        exchange = self._exchange
-        if exchange is None:
-            return
-        if self._left == -3 and exc is None:
-            self._finish()
-        else:
-            self._break(f"{self._name} closed the connection" if exc is None else f"{self._name}: {exc}")
+        if self._exchange is not None:
+            if self._left == -3 and exc is None:
+                self._finish()
+            else:
+                self._break(f"{self._name} closed the connection" if exc is None else f"{self._name}: {exc}")
+        beside, self._beside = self._beside, None
+        if beside is not None:  # whoever moved something past this object has been told
+            beside.close()
 
     def abort(self) -> None:
         """Ends the connection at once. Idempotent; the exchange hears no more."""
@@ -203,7 +230,13 @@ class Wire(asyncio.Protocol):
         if not self._left:
             self._finish()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return _room.head if self._left == -2 else _room.body
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._came(bytes(self.get_buffer(nbytes)[:nbytes]))
+
+    def _came(self, data: bytes) -> None:
         self.touched = self._loop.time()
         exchange = self._exchange
         if exchange is None:  # nobody asked: not a peer to go on with
@@ -363,6 +396,16 @@ class Wire(asyncio.Protocol):
 
 class _BadAnswerError(Exception):
     """What came is no HTTP/1.1 answer."""
+
+
+def duplicate(transport: asyncio.BaseTransport) -> socket.socket:
+    """A second, non-blocking socket of a connection, the caller's to close. Raises ConnectionResetError."""
+    original = transport.get_extra_info("socket")
+    if original is None:
+        raise ConnectionResetError("the connection is closed")
+    second = socket.socket(original.family, original.type, original.proto, fileno=os.dup(original.fileno()))
+    second.setblocking(False)
+    return second
 
 
 def _parse(raw: bytes) -> tuple[int, dict[str, str]]:

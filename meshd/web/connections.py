@@ -127,21 +127,28 @@ class Connection(RequestHandler):
     def send_at_once(self, head: bytes, span: Span) -> bool:
         """Send a head and a range of a file past the transport, in this moment; False if nothing was sent.
         What the kernel did not take after all is queued."""
-        transport = self.transport
-        # uvloop counts what it has queued in this turn of the loop nowhere: it must not be overtaken.
-        if transport is None or self._encrypted or self._wrote_in == self._guard.turn:
+        transport, at_once = self.transport, self.past_the_queue()
+        if transport is None or at_once is None:
             return False
-        if self._at_once is None:
-            if AtOnce.made >= AtOnce.MOST:
-                return False
-            self._at_once = AtOnce(transport)
-        left = self._at_once.send(head, span)
+        left = at_once.send(head, span)
         if left is None:
             return False
         if left:
             transport.write(left)
             self.wrote(len(left))
         return True
+
+    def past_the_queue(self) -> AtOnce | None:
+        """What sends past the transport, when that can be done in this moment."""
+        transport = self.transport
+        # uvloop counts what it has queued in this turn of the loop nowhere: it must not be overtaken.
+        if transport is None or self._encrypted or self._wrote_in == self._guard.turn:
+            return None
+        if self._at_once is None:
+            if AtOnce.made >= AtOnce.MOST:
+                return None
+            self._at_once = AtOnce(transport)
+        return self._at_once
 
     @property
     def pressed(self) -> bool:

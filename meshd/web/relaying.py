@@ -9,20 +9,22 @@ cut.
 from __future__ import annotations
 
 import asyncio
-import os
+import socket
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from meshd.net.peers import PeerUnreachableError
+from meshd.net.wires import duplicate
 from meshd.web.encrypting import is_encrypted
-from meshd.web.sending import duplicate
+from meshd.web.splicing import Splice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from meshd.net.wires import AnswerHead, Wire
+    from meshd.web.sending import AtOnce
 
-_SPLICED: Final = 512 << 10  # so much must be left for it to be worth a pipe and two descriptors
-_PIPE: Final = 1 << 20
+_SPLICED: Final = 512 << 10  # so much must be left for it to be worth the trouble
 _HIGH: Final = 256 << 10  # bytes queued for the client before the other node is made to wait
 _IDLE_SECONDS: Final = 120.0  # a client that takes nothing for so long is given up
 _SILENCE: Final = 60.0  # seconds: of a node in the middle of an answer
@@ -56,7 +58,10 @@ class Relay:
         self.broken = False
         """Whether the other node broke it off when a part of it was out."""
         self._chunked = False
+        self._early: bytes | None = None  # what goes out before the rest is spliced
         self._helper: asyncio.Task[None] | None = None
+        self._pump: Splice | None = None
+        self._own: socket.socket | None = None
         self._dropping: AnswerHead | None = None
 
     def __repr__(self) -> str:
@@ -64,11 +69,10 @@ class Relay:
 
     def cancel(self) -> None:
         """The client is gone: ask no more."""
+        self._stop()
         if not self.outcome.done():
             self.outcome.cancel()
             self._wire.abort()
-        if self._helper is not None:
-            self._helper.cancel()
 
     def give_up(self, error: Exception) -> None:
         """No answer is waited for any more; one of which a part is out is cut."""
@@ -103,10 +107,13 @@ class Relay:
         if self._chunked:  # its end is the connection's: rare, and the same for every client
             word = "close"
         self.closing = word == "close"
-        self._write(transport, _rewritten(head, word))
+        text = _rewritten(head, word)
         if head.length is not None and head.length >= _SPLICED and not self._is_encrypted(transport):
+            self._early = text
             self._wire.pause()
-            self._helper = self._loop.create_task(self._splice())
+            self._loop.call_soon(self._splice)
+        else:
+            self._write(transport, text)
 
     def came(self, data: bytes) -> None:
         if self._dropping is not None:
@@ -116,6 +123,9 @@ class Relay:
             self.give_up(_client_gone())
             return
         self.sent += len(data)
+        if self._early is not None:
+            self._early += data
+            return
         self._write(transport, data)
         if self._wire.left and self._helper is None and transport.get_write_buffer_size() > _HIGH:
             self._wire.pause()
@@ -129,6 +139,7 @@ class Relay:
         self._fail(error)
 
     def _fail(self, error: Exception) -> None:
+        self._stop()
         if not self.wanted.done():
             self.wanted.set_result(False)
         if self.outcome.done():
@@ -139,8 +150,19 @@ class Relay:
             self.broken = isinstance(error, PeerUnreachableError)
             if self._protocol.transport is not None:
                 self._protocol.transport.abort()
-        if self._helper is not None and self._helper is not asyncio.current_task():
-            self._helper.cancel()
+
+    def _stop(self) -> None:
+        """Move nothing more. Idempotent."""
+        helper, self._helper = self._helper, None
+        if helper is not None and helper is not asyncio.current_task():
+            helper.cancel()
+        pump, self._pump = self._pump, None
+        if pump is not None:
+            pump.close()
+            self.sent += pump.passed
+        own, self._own = self._own, None
+        if own is not None:
+            own.close()
 
     # --- a slow client, a large answer ------------------------------------------------------------------
 
@@ -159,44 +181,68 @@ class Relay:
             self._helper = None
             self._wire.resume()
 
-    async def _splice(self) -> None:
-        if self.outcome.done():
+    def _splice(self) -> None:
+        """Send what is here past the transport's queue, and the rest without reading it."""
+        early, self._early = self._early, None
+        if self.outcome.done() or early is None:
             return
-        try:
-            await self._drain()
-            await self._pump()
-        except (PeerUnreachableError, OSError, TimeoutError) as error:
-            self.give_up(error)
-
-    async def _drain(self) -> None:
-        """Wait until all that is queued for the client is with the kernel: the pump writes past the queue."""
-        transport = self._protocol.transport
-        if transport is None:
-            raise ConnectionResetError
-        await asyncio.sleep(0)  # what uvloop was given in this turn it queues in the next
-        if transport.get_write_buffer_size():
-            low, high = transport.get_write_buffer_limits()
-            transport.set_write_buffer_limits(high=0)
+        transport, past = self._protocol.transport, self._protocol.past_the_queue()
+        if transport is None or transport.is_closing():
+            self.give_up(_client_gone())
+            return
+        if past is not None and not transport.get_write_buffer_size():
             try:
-                async with asyncio.timeout(_IDLE_SECONDS):
-                    await self._protocol._drain_helper()
-            finally:
-                transport.set_write_buffer_limits(high=high, low=low)
+                with suppress(BlockingIOError):
+                    early = early[past.sock.send(early, socket.MSG_MORE) :]
+            except OSError as error:
+                self.give_up(error)
+                return
+        if early:
+            self._write(transport, early)
+            self._helper = self._loop.create_task(self._splice_behind(transport))
+        else:
+            self._start(past)
 
-    async def _pump(self) -> None:
-        source, drain = self._wire.transport, self._protocol.transport
-        if source is None or drain is None:
-            raise ConnectionResetError
-        pump = _Pump(source, drain, self._wire.left)
-        before = self._wire.left
+    async def _splice_behind(self, transport: asyncio.Transport) -> None:
+        """When all that is queued for the client is with the kernel: what is spliced overtakes the queue."""
         try:
-            await pump.run(self._moved)
-        finally:
-            pump.close()
-        self.sent += before
-        self._helper = None
+            await asyncio.sleep(0)  # what uvloop was given in this turn it queues in the next
+            if transport.get_write_buffer_size():
+                low, high = transport.get_write_buffer_limits()
+                transport.set_write_buffer_limits(high=0)
+                try:
+                    async with asyncio.timeout(_IDLE_SECONDS):
+                        await self._protocol._drain_helper()
+                finally:
+                    transport.set_write_buffer_limits(high=high, low=low)
+        except (OSError, TimeoutError) as error:
+            self.give_up(error)
+        else:
+            self._helper = None
+            self._start(self._protocol.past_the_queue())
+
+    def _start(self, past: AtOnce | None) -> None:
+        transport = self._protocol.transport
+        try:
+            if transport is None:
+                raise _client_gone()
+            if past is None:
+                self._own = duplicate(transport)
+            drain = past.sock if past is not None else self._own
+            assert drain is not None
+            self._pump = Splice(self._wire.beside(), drain, self._wire.left, self._moved, self._spliced)
+        except OSError as error:
+            self.give_up(error)
+        else:
+            self._pump.start()
+
+    def _spliced(self, error: Exception | None) -> None:
+        self._stop()
+        if error is not None:
+            self.give_up(error)
+            return
         self._wire.resume()
-        self._wire.passed(before)
+        self._wire.passed(self._wire.left)
 
     def _moved(self) -> None:
         self._protocol.moved += 1
@@ -208,92 +254,6 @@ class Relay:
 
 def _client_gone() -> ConnectionResetError:
     return ConnectionResetError("the client closed the connection")
-
-
-class _Pump:
-    """Moves `left` bytes from one connection's socket to another's by way of a pipe (splice(2)).
-
-    Works on duplicates of both descriptors, while neither transport reads or has anything queued.
-    """
-
-    def __init__(self, source: asyncio.Transport, drain: asyncio.Transport, left: int) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._left, self._held = left, 0
-        self._in = duplicate(source)
-        self._out = duplicate(drain)
-        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._size = _grown(self._writer)
-        self._turn: asyncio.Future[None] | None = None
-
-    async def run(self, moved: Callable[[], None]) -> None:
-        """Raises PeerUnreachableError, OSError, TimeoutError (no byte moved for minutes)."""
-        while self._left or self._held:
-            if self._left and self._held < self._size:
-                taken = self._fill()
-                if not taken and not self._held:
-                    await self._wait(self._in.fileno(), reading=True)
-                    continue
-            if not self._empty():
-                await self._wait(self._out.fileno(), reading=False)
-            else:
-                moved()
-                await asyncio.sleep(0)
-
-    def close(self) -> None:
-        for fd in (self._reader, self._writer):
-            os.close(fd)
-        self._in.close()
-        self._out.close()
-
-    def _fill(self) -> int:
-        try:
-            room = min(self._left, self._size - self._held)
-            flags = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
-            taken = os.splice(self._in.fileno(), self._writer, room, flags=flags)
-        except BlockingIOError:
-            return 0
-        if not taken:
-            raise PeerUnreachableError("a node closed the connection in the middle of an answer", begun=True)
-        self._left -= taken
-        self._held += taken
-        return taken
-
-    def _empty(self) -> int:
-        more = os.SPLICE_F_MORE if self._left else 0
-        flags = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK | more
-        try:
-            given = os.splice(self._reader, self._out.fileno(), self._held, flags=flags)
-        except BlockingIOError:
-            return 0
-        self._held -= given
-        return given
-
-    async def _wait(self, fd: int, *, reading: bool) -> None:
-        turn = self._loop.create_future()
-        sock = self._in if reading else self._out
-        add = self._loop.add_reader if reading else self._loop.add_writer
-        remove = self._loop.remove_reader if reading else self._loop.remove_writer
-        add(sock, _wake, turn)
-        try:
-            async with asyncio.timeout(_IDLE_SECONDS):
-                await turn
-        finally:
-            remove(sock)
-
-
-def _wake(turn: asyncio.Future[None]) -> None:
-    if not turn.done():
-        turn.set_result(None)
-
-
-def _grown(pipe: int) -> int:
-    """The size of a pipe after asking for a larger one: how much one may have is the system's."""
-    import fcntl
-
-    try:
-        return fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)
-    except OSError:
-        return fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
 
 
 def _rewritten(head: AnswerHead, connection: str) -> bytes:

@@ -15,6 +15,7 @@ import termios
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, ClassVar
 
+from meshd.net.wires import duplicate
 from meshd.web.encrypting import is_encrypted, write_spans
 from meshd.web.replies import connection_word, head_bytes
 
@@ -383,18 +384,6 @@ class _Pump:
         self._unwatch()
         if not self._done.done():
             self._done.set_exception(error)
-
-
-def duplicate(transport: asyncio.Transport) -> socket.socket:
-    """A second, non-blocking socket of a connection, the caller's to close. Raises ConnectionResetError."""
-    original = transport.get_extra_info("socket")
-    if original is None:
-        raise ConnectionResetError("the client closed the connection")
-    duplicate = socket.socket(
-        original.family, original.type, original.proto, fileno=os.dup(original.fileno())
-    )
-    duplicate.setblocking(False)
-    return duplicate
 
 
 def _resident(fd: int, offset: int, length: int) -> bool:

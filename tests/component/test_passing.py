@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from meshd.net.wires import duplicate
 from meshd.testing.certificates import Authority
 from meshd.web.connections import Connection
 from meshd.web.draining import drain
-from meshd.web.sending import duplicate
 from tests.component.mesh_nodes import ROOT, NodesBeside
 from tests.component.s3_raw import Wire, read_answer, read_answers
 
