@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from meshd.control.clustermaps import TOPIC, ClusterMaps
 from meshwire.cluster import ClusterMap, Node, Route, routes
+from meshwire.cluster.placement import slot_of
+from meshwire.cluster.routes import SOUND
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -30,9 +32,10 @@ def lone_map(node_id: str, endpoint: str) -> ClusterMap:
 
 class Mesh:
     """One a process. `copies_of` says how many copies a bucket asks for, 0 for the map's; `writes_of` how
-    writes come to its origin, "" where it has none; `look` is what `suspect` does; `goes_by` is told each
-    version of the map that this process goes by, and `is_held` says whether the node's lease holds and such a
-    version is the newest. `lone`: the map of a node that is one for ever."""
+    writes come to its origin, "" where it has none; `homes_of` which nodes keep what is read of that; `look`
+    is what `suspect` does; `goes_by` is told each version of the map that this process goes by, and `is_held`
+    says whether the node's lease holds and such a version is the newest. `lone`: the map of a node that is
+    one for ever."""
 
     def __init__(
         self,
@@ -43,16 +46,19 @@ class Mesh:
         lone: ClusterMap | None = None,
         look: Callable[[Mesh, str, int], Awaitable[None]] | None = None,
         writes_of: Callable[[str], str] | None = None,
+        homes_of: Callable[[str], tuple[str, ...]] = lambda bucket: (),
         goes_by: Callable[[int], None] = lambda version: None,
         is_held: Callable[[int], bool] = lambda version: True,
     ) -> None:
         self.node_id = node_id
         self._control, self._copies_of, self._look = control, copies_of, look
         self._writes_of, self._goes_by, self._is_held = writes_of, goes_by, is_held
+        self._homes_of = homes_of
         self._lone = lone
         self._maps = None if lone is not None else ClusterMaps(control)
         self._of: ClusterMap | None = None
         self._routes: dict[int, Routes] = {}
+        self._homes: dict[tuple[str, ...], tuple[Node, ...]] = {}
         self._alone = True
         self._looking: dict[str, asyncio.Task[None]] = {}
 
@@ -84,7 +90,7 @@ class Mesh:
         assert self._maps is not None
         found = self._maps.current() or _NO_MAP
         if found is not self._of:
-            self._of, self._routes = found, {}
+            self._of, self._routes, self._homes = found, {}, {}
             self._goes_by(found.version)
             self._alone = len(found.nodes) == 1 and found.nodes[0].node_id == self.node_id
         return found
@@ -110,17 +116,34 @@ class Mesh:
 
     def route(self, bucket: str, key: str) -> Route:
         """Who answers for a name. Of a bucket with an origin only the decider reads: what comes from there
-        is asked for once, and kept once. Where nobody decides, any node may read of an origin that has
-        everything that was acknowledged."""
+        is asked for once, and kept once; where it has homes, any of them that answers. Where nobody decides,
+        any node may read of an origin that has everything that was acknowledged."""
         found = self.routes(bucket).of(bucket, key)
         writes = "" if self._writes_of is None else self._writes_of(bucket)
         if not writes:
             return found
+        homes = self._at_home(bucket) if writes == "off" else ()
+        if homes:
+            first = slot_of(bucket, key, self.map().slots) % len(homes)  # so that they share the work
+            return Route(found.decider, homes[first:] + homes[:first], found.writers)
         readers = found.readers[:1]
         if not readers and writes != "back":
             cluster = self.map()
             readers = self._routes_of(cluster, len(cluster.nodes)).of(bucket, key).readers[:1]
         return Route(found.decider, readers, found.writers)
+
+    def _at_home(self, bucket: str) -> tuple[Node, ...]:
+        """The homes of a bucket that answer."""
+        named = self._homes_of(bucket)
+        if not named:
+            return ()
+        cluster = self.map()
+        found = self._homes.get(named)
+        if found is None:
+            nodes = [cluster.node(name) for name in named]
+            found = tuple(node for node in nodes if node is not None and node.state in SOUND)
+            self._homes[named] = found
+        return found
 
     def is_reader(self, bucket: str, key: str) -> bool:
         """Whether this node may answer reads of a name."""

@@ -82,6 +82,11 @@ class BucketTable:
         found = self._documents.current().get(name)
         return "" if found is None or found.origin is None else found.origin.write
 
+    def homes(self, name: str) -> tuple[str, ...]:
+        """Ids of the nodes that keep what is read of a bucket's origin; (): its names are laid over all."""
+        found = self._documents.current().get(name)
+        return () if found is None or found.origin is None else found.origin.homes
+
     def any_backed(self) -> bool:
         """Whether any bucket has an origin. Microseconds."""
         every = self._documents.current()

@@ -48,6 +48,7 @@ def open_mesh(
         buckets.copies,
         look=look,
         writes_of=buckets.writes,
+        homes_of=buckets.homes,
         goes_by=goes_by,
         is_held=lambda version: pulse.is_held(clock.monotonic(), version),
     )

@@ -259,7 +259,9 @@ def native_routes(node: Node, access: Access, data: DataServices) -> list[Native
         origin_routes(_backed_admin(node)),
     ]
     if node.shelf is not None:  # a daemon's: tests may have none
-        also.append(residence_routes(Residence(node.store, node.shelf, node.buckets, node.mesh)))
+        room = node.settings.cache_bytes
+        residence = Residence(node.store, node.shelf, node.buckets, node.mesh, room)
+        also.append(residence_routes(residence))
     holdings = Holdings(
         node.store,
         node.mesh,

@@ -30,8 +30,11 @@ _MOST: Final = 2_000_000
 class Residence:
     """One a worker."""
 
-    def __init__(self, store: Store, shelf: Shelf, buckets: BucketTable, mesh: Mesh) -> None:
+    def __init__(
+        self, store: Store, shelf: Shelf, buckets: BucketTable, mesh: Mesh, cache_bytes: int = 0
+    ) -> None:
         self._store, self._shelf, self._buckets, self._mesh = store, shelf, buckets, mesh
+        self._cache_bytes = cache_bytes  # 0: half of what is free
 
     def __repr__(self) -> str:
         return "<Residence>"
@@ -45,6 +48,9 @@ class Residence:
             size += self._size(bucket, key, record)
         stats = self._shelf.cache.stats() if bucket.origin is not None else self._store.stats()
         used = stats.live_bytes + stats.dead_bytes
+        room = used + sum(disk.free for disk in stats.disks)
+        if bucket.origin is not None:
+            room = min(room, self._cache_bytes or room // 2)
         return {
             "node": self._mesh.node_id,
             "bucket": name,
@@ -53,7 +59,7 @@ class Residence:
             "bytes": size,
             "partial": objects >= _MOST,
             "used": used,
-            "capacity": used + sum(disk.free for disk in stats.disks),
+            "capacity": room,
         }
 
     async def evict(self, identity: Identity, name: str, prefix: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from meshoperator.daemons import DaemonError, UnreachableError
 from meshoperator.dataloops import LATER, SOON, DataLoop
 from meshoperator.datasources import changes, mark, origin, place
 from meshoperator.datastatuses import Figures, dataset_status, prefetches
+from meshoperator.housing import House, residence
 from meshoperator.placing import Holding
 from meshoperator.resources import GROUP, MeshDatasetSpec, ResourceError, parse
 
@@ -73,7 +74,7 @@ class DatasetLoop(DataLoop):
                     await self._daemons.ask(access, "DELETE", f"/-/jobs/{job['id']}")
             if spec.retention.on_delete == "Evict":
                 for each in await self._daemons.nodes(access):
-                    await self._daemons.ask(each, "DELETE", _residence(bucket, ""))
+                    await self._daemons.ask(each, "DELETE", residence(bucket, ""))
                 await self._daemons.ask(access, "DELETE", f"/{quote(bucket, safe='')}")
         if spec.source.secret_ref is not None:
             name, gone = cluster.origins_secret, {"data": {metadata["name"]: None}}
@@ -86,18 +87,23 @@ class DatasetLoop(DataLoop):
         namespace, name = metadata["namespace"], metadata["name"]
         cluster, access = await self._daemons.of(namespace, spec.cluster_ref)
         bucket, prefix = place(spec, name)
+        nodes = await self._daemons.nodes(access)
         if spec.source.uri.startswith("mesh://"):
             await self._require_bucket(access, bucket)
-            jobs: list[dict[str, Any]] = []
+            holdings = await self._holdings(nodes, bucket, prefix)
+            self._board.tell(namespace, name, holdings)
+            figures, homing = Figures.of(spec, holdings, None), None
         else:
-            anew = await self._ensure(document, spec, cluster, access, bucket)
+            anew, homes = await self._ensure(document, spec, cluster, access, bucket)
             jobs = prefetches(await self._jobs(access), bucket)
             jobs = await self._warm(document, spec, access, jobs, anew=anew)
-        holdings = await self._holdings(access, bucket, prefix)
-        self._board.tell(namespace, name, holdings)
-        figures = Figures.of(spec, holdings, jobs[0] if jobs else None)
+            holdings = await self._holdings(nodes, bucket, prefix)
+            figures = Figures.of(spec, holdings, jobs[0] if jobs else None)
+            house = House(self._daemons, self._board, self._recorder, self._now)
+            homing = await house.keep(document, access, nodes, homes, holdings, figures, jobs)
+            homing = homing if self._board.plans or homing.homes else None
         status = dataset_status(
-            spec, figures, self._board.placed(namespace, name), self._board.why(namespace, name)
+            spec, figures, self._board.placed(namespace, name), self._board.why(namespace, name), homing
         )
         status["conditions"] = self.conditions(document, status["conditions"])
         status |= {
@@ -107,7 +113,10 @@ class DatasetLoop(DataLoop):
         }
         if not (document.get("status") or {}).get("bucket"):
             await self._recorder.say(document, "DatasetReady", f"s3://{bucket}/{prefix} can be read")
-        return status, SOON if figures.loading else LATER
+        waits = homing is not None and (
+            homing.moving or homing.release or not homing.homes or self._board.looked != self._board.version
+        )
+        return status, SOON if figures.loading or waits else LATER
 
     async def _require_bucket(self, access: Access, bucket: str) -> None:
         try:
@@ -131,8 +140,8 @@ class DatasetLoop(DataLoop):
 
     async def _ensure(
         self, document: Manifest, spec: MeshDatasetSpec, cluster: Cluster, access: Access, bucket: str
-    ) -> bool:
-        """The bucket, as the spec has it; whether the source is to be read anew."""
+    ) -> tuple[bool, tuple[str, ...]]:
+        """The bucket, as the spec has it: whether the source is to be read anew; its homes."""
         metadata = document["metadata"]
         credentials = ""
         if spec.source.secret_ref is not None:
@@ -155,7 +164,7 @@ class DatasetLoop(DataLoop):
                 await self._daemons.ask(access, "PATCH", target, change)
         if read is None:
             await self._note(document, {REVISION: revision})
-        return anew
+        return anew, tuple(present["origin"].get("homes") or ()) if present is not None else ()
 
     async def _note(self, document: Manifest, annotations: dict[str, str | None]) -> None:
         metadata = document["metadata"]
@@ -221,10 +230,10 @@ class DatasetLoop(DataLoop):
             return [job, *jobs]
         return jobs
 
-    async def _holdings(self, access: Access, bucket: str, prefix: str) -> list[Holding]:
+    async def _holdings(self, nodes: list[Access], bucket: str, prefix: str) -> list[Holding]:
         found = []
-        for each in await self._daemons.nodes(access):
-            told = await self._daemons.ask(each, "GET", _residence(bucket, prefix))
+        for each in nodes:
+            told = await self._daemons.ask(each, "GET", residence(bucket, prefix))
             found.append(
                 Holding(told["node"], told["objects"], told["bytes"], told["capacity"], told["used"])
             )
@@ -245,10 +254,6 @@ class DatasetLoop(DataLoop):
             "phase": phase,
             "conditions": [*told, *kept],
         }
-
-
-def _residence(bucket: str, prefix: str) -> str:
-    return f"/-/residence/{quote(bucket, safe='')}?prefix={quote(prefix, safe='')}"
 
 
 def _again(spec: MeshDatasetSpec, last: Manifest | None) -> float:

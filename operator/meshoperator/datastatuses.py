@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from meshoperator.homing import Homing
     from meshoperator.placing import Holding, Spot
     from meshoperator.resources import MeshDatasetSpec
 
@@ -59,14 +60,19 @@ def prefetches(jobs: Sequence[Mapping[str, Any]], bucket: str) -> list[dict[str,
 
 
 def dataset_status(
-    spec: MeshDatasetSpec, figures: Figures, spots: Sequence[Spot], unplaced: str
+    spec: MeshDatasetSpec,
+    figures: Figures,
+    spots: Sequence[Spot],
+    unplaced: str,
+    homing: Homing | None = None,
 ) -> dict[str, Any]:
-    """Without what is of the object itself; conditions are (type, whether, reason, sentence)."""
+    """Without what is of the object itself; conditions are (type, whether, reason, sentence). `homing`: how
+    far its copies are; None where nothing is planned."""
     source_bytes = figures.source[1] if figures.source else None
     warm = figures.durable or (source_bytes is not None and figures.there >= source_bytes)
     conditions: list[tuple[str, bool | None, str, str]] = [
         ("SourceReachable", True, "Answers", "the source can be read"),
-        _placed(spots, unplaced),
+        _placed(spots, unplaced, homing, durable=figures.durable),
         _warm(spec, figures, warm=warm),
         (
             "Healthy",
@@ -76,7 +82,7 @@ def dataset_status(
         ),
     ]
     status: dict[str, Any] = {
-        "phase": _phase(figures, spots, unplaced),
+        "phase": _phase(figures, unplaced, homing),
         "cachedBytes": figures.there,
         "conditions": conditions,
         "placement": [
@@ -88,20 +94,34 @@ def dataset_status(
     return status
 
 
-def _phase(figures: Figures, spots: Sequence[Spot], unplaced: str) -> str:
+def _phase(figures: Figures, unplaced: str, homing: Homing | None) -> str:
     if figures.trouble:
         return "Degraded"
     if figures.loading:
         return "Loading"
-    return "Placing" if unplaced or not spots else "Ready"
+    if homing is None:
+        return "Ready"
+    return "Placing" if unplaced or homing.moving or not homing.homes else "Ready"
 
 
-def _placed(spots: Sequence[Spot], unplaced: str) -> tuple[str, bool | None, str, str]:
+def _placed(
+    spots: Sequence[Spot], unplaced: str, homing: Homing | None, *, durable: bool
+) -> tuple[str, bool | None, str, str]:
+    if durable:
+        return "Placed", True, "LivesHere", "its copies are where the mesh's own map has them"
+    if homing is None:
+        nobody = "nobody plans: the operator may not read nodes. Names are laid over all daemons that store"
+        return "Placed", None, "NotPlanned", nobody
     if unplaced:
         return "Placed", False, "NoRoom", unplaced
-    if not spots:
+    if not homing.homes:
         return "Placed", None, "NotPlanned", "no plan has been made yet"
-    return "Placed", True, "Planned", f"on {len(spots)} of the daemons"
+    if homing.moving:
+        there = {spot.node: spot.bytes for spot in spots}
+        come = ", ".join(f"{node} has {there.get(node, 0)} bytes" for node in homing.behind)
+        stay = ", ".join(f"{node} ({there.get(node, 0)} bytes)" for node in homing.leaving)
+        return "Placed", False, "Moving", f"{come or 'others are awaited'}; until then {stay} stays"
+    return "Placed", True, "Planned", f"kept on {', '.join(homing.homes)}"
 
 
 def _warm(spec: MeshDatasetSpec, figures: Figures, *, warm: bool) -> tuple[str, bool | None, str, str]:

@@ -16,8 +16,9 @@ Spread = Literal["Zone", "Rack", "Host"]
 
 @dataclass(frozen=True, slots=True)
 class StorageNode:
-    """A daemon that can hold copies. `accepting` is False while it is cordoned, drained or down. `tier`: its
-    best disks with room. `host`: the Kubernetes node it runs on; empty: called like it."""
+    """A daemon that can hold copies. `accepting` is False while it is cordoned, drained or down; `keeping`:
+    what it has stays all the same (it is cordoned, or away for a moment). `tier`: its best disks with room.
+    `host`: the machine it runs on; empty: called like it."""
 
     name: str
     zone: str
@@ -28,6 +29,7 @@ class StorageNode:
     tier: str = ""
     host: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    keeping: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +73,15 @@ class FreeGpus:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """Everything the planner may know. `current`: dataset → names of the nodes that hold it."""
+    """Everything the planner may know. `current`: dataset → names of the nodes that hold it. `moving`: those
+    of which a copy is on its way by an earlier plan."""
 
     nodes: tuple[StorageNode, ...]
     datasets: tuple[Dataset, ...]
     demand: tuple[Demand, ...] = ()
     current: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     free_gpus: tuple[FreeGpus, ...] = ()
+    moving: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ class Landscape:
         self.capacity = np.array([node.capacity for node in self.nodes], dtype=np.float64)
         self.used = np.array([node.used for node in self.nodes], dtype=np.float64)
         self.accepting = np.array([node.accepting for node in self.nodes], dtype=bool)
+        self.keeping = np.array([node.keeping for node in self.nodes], dtype=bool)
         self._zones: dict[str, int] = {}
         self._racks: dict[tuple[str, str], int] = {}
         self._hosts: dict[str, int] = {}

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from meshoperator.children import Place
 from meshoperator.datasources import mark
-from meshoperator.placing import GPU, holders, inventory_of, label_change, labels_wanted
+from meshoperator.placing import GPU, Ground, holders, inventory_of, label_change, labels_wanted
 from meshoperator.planning import plan
-from meshoperator.resources import MeshDatasetSpec, ResourceError, parse
+from meshoperator.resources import MeshClusterSpec, MeshDatasetSpec, ResourceError, parse
 from meshoperator.resources.cluster import Topology
 
 if TYPE_CHECKING:
@@ -44,13 +44,34 @@ class PlacementLoop:
         pods = await self._kube.list_all("Pod")
         meshes = {(namespace, spec.cluster_ref) for (namespace, _), spec in datasets.items()}
         self._board.keep(datasets)
+        self._board.plans, self._board.looked = True, self._board.version
+        grounds: dict[tuple[str, str], Ground] = {}
         for mesh in sorted(meshes):
-            own = {key: spec for key, spec in datasets.items() if (key[0], spec.cluster_ref) == mesh}
+            own = {
+                key: spec
+                for key, spec in datasets.items()
+                if (key[0], spec.cluster_ref) == mesh and not spec.source.uri.startswith("mesh://")
+            }
             daemons = [each for each in nodes if _mesh_of(each) == mesh]
-            # GPUs are everybody's; labels of places are as the planner's defaults have them
-            inventory, names = inventory_of(own, self._board, daemons, places, pods, Topology())
-            self._board.plan(plan(inventory, self._settings), names)
-        return await self._label(datasets, nodes, places)
+            ground = await self._ground(*mesh)
+            if ground is None:
+                continue
+            grounds[mesh] = ground
+            seen = {key: spec for key, spec in own.items() if key in self._board.kept}
+            if seen:  # GPUs are everybody's
+                inventory, names = inventory_of(seen, self._board, daemons, places, pods, ground)
+                self._board.plan(plan(inventory, self._settings), names)
+        return await self._label(datasets, nodes, places, grounds)
+
+    async def _ground(self, namespace: str, name: str) -> Ground | None:
+        document = await self._kube.get("MeshCluster", name, namespace)
+        if document is None:
+            return None
+        try:
+            return Ground.of(parse(MeshClusterSpec, document["spec"]))
+        except ResourceError as error:
+            _log.warning("MeshCluster %s: %s", name, error)
+            return None
 
     async def _datasets(self) -> dict[tuple[str, str], MeshDatasetSpec]:
         found = {}
@@ -71,6 +92,7 @@ class PlacementLoop:
         datasets: dict[tuple[str, str], MeshDatasetSpec],
         mesh_nodes: list[Manifest],
         places: dict[str, Place],
+        grounds: dict[tuple[str, str], Ground],
     ) -> int:
         """Datasets that were not looked at yet keep the labels they have."""
         unknown = {mark(*key) for key in datasets if key not in self._board.holdings}
@@ -80,13 +102,17 @@ class PlacementLoop:
             )
             for each in mesh_nodes
         }
-        marks = {}
+        wanted: dict[str, set[str]] = {name: set() for name in places}
         for namespace, name in datasets.keys() & self._board.holdings.keys():
             on = {hosts.get((namespace, node), "") for node in holders(self._board.holdings[namespace, name])}
-            marks[mark(namespace, name)] = on - {""}
-        wanted, changed = labels_wanted(marks, places, Topology()), 0
-        for name, place in places.items():
-            change = label_change(place, wanted[name], unknown)
+            ground = grounds.get((namespace, datasets[namespace, name].cluster_ref))
+            topology = ground.topology if ground else Topology()
+            found = labels_wanted({mark(namespace, name): on - {""}}, places, topology)
+            for place, labels in found.items():
+                wanted[place] |= labels
+        changed = 0
+        for name, place_of in places.items():
+            change = label_change(place_of, wanted[name], unknown)
             if change:
                 await self._kube.patch("Node", name, None, change)
                 changed += 1

@@ -7,7 +7,7 @@ Law: a Kubernetes node is labelled by what lies on it, never by what is only pla
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from meshoperator.admission import LABEL, LEVELS, label, wanted
@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 
     from meshoperator.children import Manifest, Place
     from meshoperator.inventory import Placement
-    from meshoperator.resources import MeshDatasetSpec
+    from meshoperator.resources import MeshClusterSpec, MeshDatasetSpec
     from meshoperator.resources.cluster import Topology
 
 GPU: Final = "nvidia.com/gpu"
+_KEEPING: Final = ("up", "joining", "away", "returning")
+"""States of daemons on which copies stay for now: one that is restarted has nothing moved."""
+_SPEED: Final = ("mem", "nvme", "ssd", "hdd")
 _OVER: Final = ("Succeeded", "Failed")
 _HALF: Final = 0.5
 
@@ -47,29 +50,72 @@ class Spot:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Of a dataset: its homes, those that only stay until others have all of it, its source's bytes, and the
+    generation of its spec."""
+
+    homes: tuple[str, ...] = ()
+    leaving: tuple[str, ...] = ()
+    source: int | None = None
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Of a mesh: the labels of places, and by pool its roles and its fastest disks."""
+
+    topology: Topology
+    pools: Mapping[str, tuple[tuple[str, ...], str]]
+
+    @classmethod
+    def of(cls, spec: MeshClusterSpec) -> Ground:
+        """Of a MeshCluster."""
+        return cls(
+            spec.topology,
+            {
+                pool.name: (
+                    pool.roles,
+                    min((tier.class_ for tier in pool.tiers), key=_SPEED.index, default=""),
+                )
+                for pool in spec.node_pools
+            },
+        )
+
+
 @dataclass(slots=True)
 class Board:
-    """What passes over datasets tell each other. Lost with the process, and seen again by the next passes."""
+    """What passes over datasets tell each other. Lost with the process, and seen again by the next passes.
+    `plans`: whether there is somebody who plans; `looked`: the version the last plan was made of. `loaded`:
+    for which homes a load was begun."""
 
     holdings: dict[tuple[str, str], tuple[Holding, ...]] = field(default_factory=dict)
+    kept: dict[tuple[str, str], Kept] = field(default_factory=dict)
+    loaded: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    plans: bool = False
+    looked: int = -1
     planned: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
     unplaced: dict[tuple[str, str], str] = field(default_factory=dict)
     version: int = 0
     """Another one when a dataset lies elsewhere than before."""
 
-    def tell(self, namespace: str, name: str, holdings: Iterable[Holding]) -> None:
+    def tell(self, namespace: str, name: str, holdings: Iterable[Holding], kept: Kept = Kept()) -> None:
         """What was seen of a dataset."""
         key, now = (namespace, name), tuple(holdings)
-        if key not in self.holdings or holders(self.holdings[key]) != holders(now):
+        before = self.kept.get(key, Kept())
+        if (
+            key not in self.holdings
+            or holders(self.holdings[key]) != holders(now)
+            or replace(before, source=None) != replace(kept, source=None)
+        ):
             self.version += 1
-        self.holdings[key] = now
+        self.holdings[key], self.kept[key] = now, kept
 
     def forget(self, namespace: str, name: str) -> None:
         """It is gone."""
         self.version += 1
-        self.holdings.pop((namespace, name), None)
-        self.planned.pop((namespace, name), None)
-        self.unplaced.pop((namespace, name), None)
+        for known in (self.holdings, self.planned, self.unplaced, self.kept, self.loaded):
+            known.pop((namespace, name), None)
 
     def keep(self, datasets: Iterable[tuple[str, str]]) -> None:
         """Only these are there any more."""
@@ -89,15 +135,25 @@ class Board:
         held = {each.node: each.bytes for each in self.holdings.get((namespace, name), ())}
         planned = self.planned.get((namespace, name), {})
         found = [Spot(node, held.get(node, 0), reason) for node, reason in sorted(planned.items())]
-        elsewhere = "holds a part of it: names are laid over all daemons that store"
+        kept = self.kept.get((namespace, name), Kept())
         found += [
-            Spot(node, size, elsewhere) for node, size in sorted(held.items()) if size and node not in planned
+            Spot(node, size, _besides(node, kept))
+            for node, size in sorted(held.items())
+            if size and node not in planned
         ]
         return found
 
     def why(self, namespace: str, name: str) -> str:
         """Why a copy has no place; empty: every one has."""
         return self.unplaced.get((namespace, name), "")
+
+
+def _besides(node: str, kept: Kept) -> str:
+    if node in kept.leaving:
+        return "its copy goes when those that are planned are there"
+    if kept.homes and node not in kept.homes:
+        return "what is left of an earlier copy: it goes"
+    return "holds a part of it: names are laid over all daemons that store"
 
 
 def holders(holdings: Iterable[Holding]) -> set[str]:
@@ -113,49 +169,58 @@ def inventory_of(
     mesh_nodes: Sequence[Manifest],
     places: Mapping[str, Place],
     pods: Sequence[Manifest],
-    topology: Topology,
+    ground: Ground,
 ) -> tuple[Inventory, dict[str, tuple[str, str]]]:
     """What the planner looks at, and the datasets behind its names."""
+    topology = ground.topology
     names = {f"{namespace}/{name}": (namespace, name) for namespace, name in datasets}
     room: dict[str, Holding] = {}
-    for held in board.holdings.values():
-        room |= {each.node: each for each in held}
-    nodes = tuple(_storage(each, room, places, topology) for each in mesh_nodes)
+    for key in datasets:  # of this mesh: another one may have daemons of the same names
+        room |= {each.node: each for each in board.holdings.get(key, ())}
+    nodes = tuple(_storage(each, room, places, ground) for each in mesh_nodes)
     wanted_datasets = tuple(
-        _dataset(name, datasets[key], board.holdings.get(key, ())) for name, key in names.items()
+        _dataset(name, datasets[key], board.holdings.get(key, ()), board.kept.get(key, Kept()))
+        for name, key in names.items()
     )
-    current = {name: tuple(sorted(holders(board.holdings.get(key, ())))) for name, key in names.items()}
+    current = {
+        name: board.kept.get(key, Kept()).homes or tuple(sorted(holders(board.holdings.get(key, ()))))
+        for name, key in names.items()
+    }
     demand, free = _gpus(pods, places, topology, datasets)
-    return Inventory(nodes, wanted_datasets, demand, current, free), names
+    moving = frozenset(name for name, key in names.items() if board.kept.get(key, Kept()).leaving)
+    return Inventory(nodes, wanted_datasets, demand, current, free, moving), names
 
 
 def _storage(
-    node: Manifest, room: Mapping[str, Holding], places: Mapping[str, Place], topology: Topology
+    node: Manifest, room: Mapping[str, Holding], places: Mapping[str, Place], ground: Ground
 ) -> StorageNode:
-    spec, status = node["spec"], node.get("status") or {}
+    spec, status, topology = node["spec"], node.get("status") or {}, ground.topology
     host = status.get("node") or ""
     labels = dict(places[host].labels) if host in places else {}
     held = room.get(spec["nodeId"])
-    tiers = [tier.get("class") for tier in status.get("tiers") or () if tier.get("class")]
-    accepting = spec.get("desiredState", "Active") == "Active" and status.get("state") == "up"
+    roles, tier = ground.pools.get(spec["pool"], ((), ""))
+    desired, state = spec.get("desiredState", "Active"), status.get("state")
+    able = "store" in roles or "cache" in roles
+    cordoned = host in places and not places[host].schedulable  # it gives its data away
     return StorageNode(
         spec["nodeId"],
         status.get("zone") or labels.get(topology.zone, ""),
         status.get("rack") or labels.get(topology.rack, ""),
         held.capacity if held else 0,
         held.used if held else 0,
-        accepting,
-        tiers[0] if tiers else "",
-        host,
+        able and desired == "Active" and state == "up" and not cordoned,
+        tier,
+        labels.get(topology.host) or host,
         labels,
+        able and desired in ("Active", "Cordoned") and state in _KEEPING and not cordoned,
     )
 
 
-def _dataset(name: str, spec: MeshDatasetSpec, holdings: Sequence[Holding]) -> Dataset:
+def _dataset(name: str, spec: MeshDatasetSpec, holdings: Sequence[Holding], kept: Kept) -> Dataset:
     placement = spec.placement
     return Dataset(
         name,
-        max((each.bytes for each in holdings), default=0),
+        max((kept.source or 0, *(each.bytes for each in holdings))),
         placement.copies or 1,
         placement.priority,
         placement.full,
@@ -187,20 +252,20 @@ def _gpus(
             if (namespace, name) in datasets:
                 demand[f"{namespace}/{name}", host] += count
     found = [
-        Demand(name, *_where(host, places, topology), host, count)
-        for (name, host), count in sorted(demand.items())
+        Demand(name, *_where(host, places, topology), count) for (name, host), count in sorted(demand.items())
     ]
     free = [
-        FreeGpus(*_where(host, places, topology), host, place.gpus - used[host])
+        FreeGpus(*_where(host, places, topology), place.gpus - used[host])
         for host, place in sorted(places.items())
         if place.schedulable and place.gpus > used[host]
     ]
     return tuple(found), tuple(free)
 
 
-def _where(host: str, places: Mapping[str, Place], topology: Topology) -> tuple[str, str]:
-    labels = places[host].labels if host in places else {}
-    return labels.get(topology.zone, ""), labels.get(topology.rack, "")
+def _where(node: str, places: Mapping[str, Place], topology: Topology) -> tuple[str, str, str]:
+    """Zone, rack, host of a Kubernetes node."""
+    labels = places[node].labels if node in places else {}
+    return labels.get(topology.zone, ""), labels.get(topology.rack, ""), labels.get(topology.host) or node
 
 
 def gpus(pod: Manifest) -> int:
@@ -215,14 +280,14 @@ def labels_wanted(
 ) -> dict[str, set[str]]:
     """Kubernetes node → our labels. `marks`: of a dataset → the Kubernetes nodes it lies on."""
     found: dict[str, set[str]] = {name: set() for name in places}
-    keys = {"host": None, "rack": topology.rack, "zone": topology.zone}
+    keys = {"host": topology.host, "rack": topology.rack, "zone": topology.zone}
     for mark, hosts in marks.items():
         for level, _ in LEVELS:
             key = keys[level]
-            near = {places[host].labels.get(key, "") for host in hosts if host in places} if key else set()
+            near = {places[host].labels.get(key, "") for host in hosts if host in places}
             for name, place in places.items():
-                value = place.labels.get(key, "") if key else ""
-                if name in hosts if key is None else value and value in near:
+                value = place.labels.get(key, "")
+                if (level == "host" and name in hosts) or (value and value in near):
                     found[name].add(label(level, mark))
     return found
 

@@ -39,8 +39,9 @@ class _Planner:
         for each in inventory.demand:
             self._demand.setdefault(each.dataset, []).append(each)
         self._free = sorted(inventory.free_gpus, key=lambda each: each.node)
-        self._budget = settings.move_bytes
-        self._moving: set[str] = set()
+        sizes = {each.name: each.size for each in inventory.datasets}
+        self._budget = settings.move_bytes - sum(sizes.get(name, 0) for name in inventory.moving)
+        self._moving = set(inventory.moving)
         self.assignments: list[Assignment] = []
         self.moves: list[Move] = []
         self.deferred: list[Move] = []
@@ -68,8 +69,8 @@ class _Planner:
     def may_move(self, dataset: Dataset) -> bool:
         """Whether the bandwidth is there to move a copy for the better; taken if so. A dataset larger than
         all of it moves when nothing else does."""
-        if not self._settings.move_bytes:
-            return False
+        if not self._settings.move_bytes or dataset.name in self._inventory.moving:
+            return False  # what is on its way comes first
         crowded = dataset.name not in self._moving and len(self._moving) >= self._settings.moves_at_once
         if crowded or (dataset.size > self._budget and self._moving):
             return False
@@ -102,6 +103,7 @@ class _Placing:
         land = planner.land
         self._matching = land.matching(dataset.selector)
         self._eligible = land.accepting & self._matching
+        self._stays = (land.accepting | land.keeping) & self._matching
         self._fit = _TIER * land.fit(dataset.tiers)
         self._chosen: list[int] = []
         self._because: dict[int, str] = {}  # of those that were moved for the better
@@ -119,7 +121,7 @@ class _Placing:
 
     def _staying(self) -> list[int]:
         """Of the copies that are there, those that are wanted: the most valuable, in that order."""
-        rest = [place for place in self._held if self._eligible[place]]
+        rest = [place for place in self._held if self._stays[place]]
         if self._dataset.full:
             return rest
         chosen: list[int] = []
@@ -253,7 +255,7 @@ class _Placing:
         complete = name not in planner.unplaced
         leaving = [place for place in self._held if place not in self._chosen]
         # what must go because its node does is replaced first
-        leaving.sort(key=lambda place: (bool(self._eligible[place]), place not in dropped, place))
+        leaving.sort(key=lambda place: (bool(self._stays[place]), place not in dropped, place))
         for target in (place for place in self._chosen if place not in self._held):
             source = self._name(leaving.pop(0)) if leaving else None
             planner.moves.append(

@@ -19,6 +19,8 @@ ANONYMOUS: Final = "anonymous"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _MOST_TTL = 10 * 365 * 86400.0
+_MOST_HOMES = 4096
+_HOME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 class OriginError(ValueError):
@@ -35,6 +37,8 @@ class Origin:
     write: "through" (answered when the origin has it), "back" (when this store has it), "off".
     quota: most bytes of the cache; 0: no limit but the cache's.
     pins: prefixes of keys that stay in the cache once they are there.
+    homes: ids of nodes of which each answers for every name and keeps a copy of what is read; () lays the
+    names over all nodes that store. Of a bucket that is only read.
     """
 
     url: str
@@ -46,6 +50,7 @@ class Origin:
     write: str = "through"
     quota: int = 0
     pins: tuple[str, ...] = ()
+    homes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_url(self.url)
@@ -61,6 +66,7 @@ class Origin:
             raise OriginError("quota is a number of bytes, 0 for none")
         if self.web and self.write != "off":
             raise OriginError("an origin on the web is only read: say write=off")
+        _check_homes(self)
 
     @property
     def scheme(self) -> str:
@@ -85,12 +91,13 @@ def parse_origin(document: Mapping[str, Any]) -> Origin:
     if not isinstance(document.get("url"), str):
         raise OriginError("url is required, as s3://bucket/prefix")
     given = dict(document)
-    if "pins" in given:
-        if not isinstance(given["pins"], list | tuple) or not all(isinstance(p, str) for p in given["pins"]):
-            raise OriginError("pins is a list of prefixes")
-        given["pins"] = tuple(given["pins"])
+    for name, what in (("pins", "prefixes"), ("homes", "ids of nodes")):
+        if name in given:
+            if not isinstance(given[name], list | tuple) or not all(isinstance(p, str) for p in given[name]):
+                raise OriginError(f"{name} is a list of {what}")
+            given[name] = tuple(given[name])
     for name, value in document.items():
-        if name == "pins":
+        if name in ("pins", "homes"):
             continue
         kinds: dict[str, tuple[type, ...]] = {"bool": (bool,), "int": (int,), "float": (int, float)}
         wanted = kinds.get(str(known[name]), (str,))
@@ -99,6 +106,16 @@ def parse_origin(document: Mapping[str, Any]) -> Origin:
     if urlsplit(given["url"]).scheme in {"http", "https"}:
         given.setdefault("write", "off")
     return Origin(**given)
+
+
+def _check_homes(origin: Origin) -> None:
+    if origin.homes and origin.write != "off":
+        raise OriginError("homes are of a bucket that is only read: say write=off")
+    if len(origin.homes) > _MOST_HOMES or len(set(origin.homes)) < len(origin.homes):
+        raise OriginError(f"homes are at most {_MOST_HOMES} nodes, each named once")
+    wrong = next((home for home in origin.homes if not _HOME.fullmatch(home)), None)
+    if wrong is not None:
+        raise OriginError(f"homes: {wrong[:80]!r} is no id of a node")
 
 
 def _check_url(url: str) -> None:

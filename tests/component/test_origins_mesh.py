@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -161,6 +162,33 @@ def test_prefetching_goes_on_when_a_node_is_killed(mesh: Mesh, origin: Place, ki
         origin.faults.delay = 0
         mesh.up(killed)
         mesh.await_state(killed, "up")
+
+
+def test_homes_keep_a_copy_each_and_all_others_none(mesh: Mesh, clients: list[Any], origin: Place) -> None:
+    for number in range(8):
+        put(origin, "homely", f"{number}", b"%d" % number * 1000)
+    bucket(mesh["n1"], origin, "homely", write="off", homes=["n3"])
+
+    def lies() -> list[int]:
+        asked = [mesh[name].request("GET", "/-/residence/homely") for name in ("n1", "n2", "n3")]
+        return [json.loads(each.body)["objects"] for each in asked]
+
+    def change(*homes: str) -> None:
+        body = json.dumps({"homes": homes}).encode()
+        assert mesh["n2"].request("PATCH", "/-/buckets/homely", body).status == 200
+
+    for client in clients:
+        for number in range(8):
+            assert read(client, "homely", f"{number}") == b"%d" % number * 1000
+    eventually(lambda: lies() == [0, 0, 8])
+    assert len(origin.faults.gets("homely/")) == 8  # each once, whoever was asked
+    change("n1", "n3")
+    eventually(lambda: [read(clients[0], "homely", f"{number}") for number in range(8)] and lies()[0] == 8)
+    assert lies() == [8, 0, 8]  # asked at home, it answers itself
+    change("n9")  # none of them answers: as if there were none
+    assert [read(clients[1], "homely", f"{number}") for number in range(8)]
+    body = json.dumps({"homes": ["n1"], "write": "through"}).encode()
+    assert mesh["n2"].request("PATCH", "/-/buckets/homely", body).status == 400
 
 
 def test_write_back_survives_the_death_of_a_node(mesh: Mesh, clients: list[Any], origin: Place) -> None:

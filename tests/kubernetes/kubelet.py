@@ -36,7 +36,11 @@ from lightkube.types import PatchType
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-PROGRAMS = {"meshd": [sys.executable, "-m", "meshd"], "operator": [sys.executable, "-m", "kopf"]}
+PROGRAMS = {
+    "meshd": [sys.executable, "-m", "meshd"],
+    "operator": [sys.executable, "-m", "kopf"],
+    "i": ["sleep", "600"],  # a training pod
+}
 _TICK = 0.2
 _FIELDS = {
     "metadata.name": lambda pod: pod["metadata"]["name"],

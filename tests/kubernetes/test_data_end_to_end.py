@@ -4,21 +4,34 @@ the rights of its ServiceAccount and no others, over a real daemon."""
 from __future__ import annotations
 
 import json
+import time
+import uuid
 from base64 import b64decode
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from lightkube.generic_resource import create_namespaced_resource
 from lightkube.models.meta_v1 import ObjectMeta
-from lightkube.resources.core_v1 import Namespace, Node, Pod, Secret
+from lightkube.resources.core_v1 import ConfigMap, Namespace, Node, Pod, Secret
+from lightkube.types import PatchType
 
-from meshoperator.admission import SECRET
+from meshd.testing.certificates import Authority
+from meshoperator.admission import DONE, SECRET
 from tests.kubernetes.front import Front
 from tests.kubernetes.helm_binary import helm
 from tests.kubernetes.kubelet import Kubelet
 from tests.kubernetes.test_crds_served import create
 from tests.kubernetes.test_end_to_end import POOL, SPEC, Scene, _chart, _helm
-from tests.kubernetes.test_webhook import GROUP_VERSION, dataset, pod, until
+from tests.kubernetes.test_webhook import (
+    GROUP_VERSION,
+    dataset,
+    host_of,
+    install,
+    pod,
+    registered,
+    serving,
+    until,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +42,17 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(240)
 PATIENCE = 100.0
 BODY = b"x" * 1000
+RACK = "topology.shardmesh.io/rack"
+BUCKETS = {"shardmesh.io/store": "mesh", "shardmesh.io/topic": "buckets"}
+CACHES = POOL | {
+    "name": "c",
+    "replicas": 2,
+    "roles": ["cache"],
+    "nodeSelector": {"gpus": "yes"},
+    "tiers": [{"name": "disk", "class": "nvme", "hostPath": "/mnt/shardmesh", "quota": "1Gi"}],
+}
+MeshDataset: Any = create_namespaced_resource("shardmesh.io", "v1alpha1", "MeshDataset", "meshdatasets")
+fronts: list[Front] = []
 
 
 @pytest.fixture(autouse=True)
@@ -42,12 +66,14 @@ def scene(kubeconfig: Path, kube: Client, tmp_path_factory: pytest.TempPathFacto
     namespace = "mesh-data"
     kube.create(Namespace(metadata=ObjectMeta(name=namespace)))
     places: list[Scene] = []
+    fronts.clear()
     try:
         with (
             Kubelet(kubeconfig, place, namespace) as kubelet,
             Front(lambda: places[0].places() if places else []) as front,
         ):
             places.append(Scene(kube, namespace, kubelet))
+            fronts.append(front)
             kubelet.add_node("d0", {"topology.kubernetes.io/zone": "a", **POOL["nodeSelector"]})
             where = ["--namespace", namespace, "--kubeconfig", str(kubeconfig)]
             endpoint = {"name": "MESH_OPERATOR_ENDPOINT", "value": front.endpoint}
@@ -67,6 +93,12 @@ def scene(kubeconfig: Path, kube: Client, tmp_path_factory: pytest.TempPathFacto
                 _helm(program, "uninstall", "mesh", *where)
     finally:
         kube.delete(Namespace, namespace)
+
+
+@pytest.fixture
+def front(scene: Scene) -> Front:
+    """The Service of the scene."""
+    return fronts[0]
 
 
 def status(scene: Scene, kind: str, name: str) -> dict[str, Any]:
@@ -112,8 +144,102 @@ def test_data_comes_is_made_and_read(scene: Scene, kube: Client, tmp_path: Path)
         raise AssertionError(f"{error}\n{scene.state()}") from error
 
 
+def test_a_dataset_is_kept_in_the_rack_it_is_planned_for_and_pods_land_there(
+    scene: Scene, kube: Client, kubeconfig: Path, front: Front, tmp_path: Path
+) -> None:
+    """Daemons that only cache, in two racks; from one to the other, too."""
+    for name, rack in (("g1", "r1"), ("g2", "r2")):
+        scene.kubelet.add_node(name, {"gpus": "yes", "pool": "gpus", RACK: rack})
+    scene.change(nodePools=[POOL | {"replicas": 1}, CACHES])
+    scene.settled(3)
+    source = tmp_path / "near"
+    source.mkdir()
+    for number in range(8):
+        (source / f"{number}.bin").write_bytes(BODY)
+    spec = {"placement": {"nodeSelector": {RACK: "r1"}}}
+    dataset(kube, scene.namespace, "near", f"file://{source}", **spec)
+
+    def placed(*hosts: str) -> bool:
+        """All of it lies on the daemons of these machines, and nothing anywhere else."""
+        time.sleep(1)
+        poke = {"metadata": {"annotations": {"looked-at": str(time.time())}}}  # else once a minute
+        kube.patch(MeshDataset, "near", poke, namespace=scene.namespace, patch_type=PatchType.MERGE)
+        told = status(scene, "MeshDataset", "near")
+        where = {name: status(scene, "MeshNode", name)["node"] for name in scene.pods()}
+        found = {where[spot["node"]]: spot["bytes"] for spot in told.get("placement") or ()}
+        conditions = {each["type"]: each["status"] for each in told.get("conditions") or ()}
+        return conditions.get("Placed") == "True" and found == dict.fromkeys(hosts, 8 * len(BODY))
+
+    def read(endpoint: str) -> None:
+        client = scene.client(endpoint)
+        for number in range(8):
+            assert client.get_object(Bucket="near", Key=f"{number}.bin")["Body"].read() == BODY
+
+    def beside(name: str) -> str:
+        """Where a pod that reads it is put."""
+        kube.create(pod(name, "gpus", "near"), namespace=scene.namespace)
+        host = host_of(kube, name, scene.namespace)
+        kube.delete(Pod, name, namespace=scene.namespace, grace_period=0)
+        return host
+
+    try:
+        until(lambda: planned(scene) == ["g1"], PATIENCE)
+        read(front.endpoint)
+        until(lambda: placed("g1"), PATIENCE)
+        label = status(scene, "MeshDataset", "near")["nodeLabel"]
+        until(lambda: labelled(kube, label) == {"g1"}, PATIENCE)
+        authority = Authority(tmp_path / "authority")
+        (tmp_path / "tls").mkdir()
+        install(authority, tmp_path / "tls")
+        with (
+            serving(kubeconfig, tmp_path / "tls") as (_, hook, _),
+            registered(kube, scene.namespace, authority, hook.port),
+        ):
+            until(lambda: admitted(kube, scene.namespace), PATIENCE)
+            assert [beside(f"train-{number}") for number in range(3)] == ["g1"] * 3
+            change = {"spec": {"placement": {"nodeSelector": {RACK: "r2"}}}}
+            kube.patch(MeshDataset, "near", change, namespace=scene.namespace, patch_type=PatchType.MERGE)
+            until(lambda: planned(scene) == ["g1", "g2"], PATIENCE)  # until all of it is there
+            (there,) = (each for each in scene.kubelet.pods.values() if each.name == daemon_on(scene, "g2"))
+            read(f"http://{there.address}:9000")
+            until(lambda: placed("g2"), PATIENCE)
+            until(lambda: labelled(kube, label) == {"g2"}, PATIENCE)
+            assert beside("later") == "g2"
+        assert {"Moving", "Placed", "Released"} <= scene.reasons()
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{status(scene, 'MeshDataset', 'near')}\n{scene.state()}") from error
+
+
+def planned(scene: Scene) -> list[str]:
+    """Machines whose daemons are the homes of the dataset `near`, as the mesh has it."""
+    every = {
+        each.metadata.annotations["shardmesh.io/key"]: json.loads(each.data["value"])
+        for each in scene.kube.list(ConfigMap, namespace=scene.namespace, labels=BUCKETS)
+    }
+    homes = every["buckets/near"]["origin"]["homes"] if "buckets/near" in every else ()
+    return sorted(status(scene, "MeshNode", name)["node"] for name in homes)
+
+
+def daemon_on(scene: Scene, host: str) -> str:
+    return next(name for name in scene.pods() if status(scene, "MeshNode", name).get("node") == host)
+
+
+def labelled(kube: Client, label: str) -> set[str]:
+    every = ((each.metadata.name, each.metadata.labels or {}) for each in kube.list(Node) if each.metadata)
+    return {str(name) for name, labels in every if label in labels}
+
+
+def admitted(kube: Client, namespace: str) -> bool:
+    """The API server hears of a new webhook a moment later."""
+    name = f"probe-{uuid.uuid4().hex[:6]}"
+    made = kube.create(pod(name, "nowhere", "near"), namespace=namespace)
+    kube.delete(Pod, name, namespace=namespace, grace_period=0)
+    return DONE in (made.metadata.annotations or {}) if made.metadata else False
+
+
 def test_what_was_made_is_unmade(scene: Scene, kube: Client) -> None:
-    for kind, name in (("MeshView", "packed"), ("MeshLoad", "some"), ("MeshDataset", "photos")):
+    made = (("MeshView", "packed"), ("MeshLoad", "some"), ("MeshDataset", "photos"), ("MeshDataset", "near"))
+    for kind, name in made:
         found: Any = create_namespaced_resource("shardmesh.io", "v1alpha1", kind, f"{kind.lower()}s")
         kube.delete(found, name, namespace=scene.namespace)
 

@@ -13,7 +13,16 @@ from meshoperator.children import Place
 from meshoperator.datasources import changes, mark, origin, place, shared_with
 from meshoperator.inventory import Demand, FreeGpus
 from meshoperator.loadsteps import Told, decide, sources, told
-from meshoperator.placing import Board, Holding, holders, inventory_of, label_change, labels_wanted
+from meshoperator.placing import (
+    Board,
+    Ground,
+    Holding,
+    Kept,
+    holders,
+    inventory_of,
+    label_change,
+    labels_wanted,
+)
 from meshoperator.planning import plan
 from meshoperator.resources import MeshDatasetSpec, MeshLoadSpec, parse
 from meshoperator.resources.cluster import Topology
@@ -186,14 +195,15 @@ def test_from_what_is_seen_to_a_plan() -> None:
     mesh_nodes = [
         {
             "metadata": {"namespace": "ns"},
-            "spec": {"nodeId": f"m-{number}"},
+            "spec": {"nodeId": f"m-{number}", "pool": "s"},
             "status": {"node": host, "state": "up", "zone": "z1", "rack": rack},
         }
         for number, (host, rack) in enumerate((("k1", "r1"), ("k3", "r2")))
     ]
     datasets = {("ns", "photos"): spec_of("s3://a/b")}
+    ground = Ground(Topology(), {"s": (("store",), "nvme")})
     pods = [pod("here", 4, "photos", "k3"), pod("other", 2, "", "k1"), pod("waits", 1, "photos")]
-    found, names = inventory_of(datasets, board, mesh_nodes, PLACES, pods, Topology())
+    found, names = inventory_of(datasets, board, mesh_nodes, PLACES, pods, ground)
     assert found.demand == (Demand("ns/photos", "", "", "", 1), Demand("ns/photos", "z1", "r2", "k3", 4))
     assert found.free_gpus == (
         FreeGpus("z1", "r1", "k1", 6),
@@ -206,5 +216,18 @@ def test_from_what_is_seen_to_a_plan() -> None:
     spots = board.placed("ns", "photos")
     assert [spot.node for spot in spots] == ["m-1", "m-0"]  # near its GPUs; and where it is until then
     assert "GPUs in the same host" in spots[0].reason
+    board.tell("ns", "photos", board.holdings["ns", "photos"], Kept(("m-0", "m-1"), ("m-0",)))
+    found, _ = inventory_of(datasets, board, mesh_nodes, PLACES, pods, ground)
+    assert (set(found.moving), found.current["ns/photos"]) == ({"ns/photos"}, ("m-0", "m-1"))
+    assert "goes when" in board.placed("ns", "photos")[1].reason
+    mesh_nodes[0]["spec"]["desiredState"] = "Cordoned"
+    mesh_nodes[1]["status"]["state"] = "away"
+    found, _ = inventory_of(datasets, board, mesh_nodes, PLACES, pods, ground)
+    assert [(node.accepting, node.keeping) for node in found.nodes] == [(False, True)] * 2
+    assert not plan(found, OperatorSettings()).moves  # what is there stays
+    elsewhere = Ground(Topology(rack="row"), {"s": (("compute",), "")})
+    found, _ = inventory_of(datasets, board, mesh_nodes, PLACES, pods, elsewhere)
+    assert [(node.accepting, node.keeping) for node in found.nodes] == [(False, False)] * 2
+    assert found.demand[1] == Demand("ns/photos", "z1", "", "k3", 4)  # it has no label of this name
     board.forget("ns", "photos")
     assert board.placed("ns", "photos") == []

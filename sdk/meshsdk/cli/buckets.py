@@ -40,6 +40,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--write", type=click.Choice(["through", "back", "off"]), help="Of writes.  [through]"),
         click.option("--quota", metavar="SIZE", help="Most of the cache, as 500GiB; 0 for no limit.  [0]"),
         click.option("--pin", multiple=True, metavar="PREFIX", help="Keys that stay cached; repeat it."),
+        click.option("--home", multiple=True, metavar="NODE", help="A node to keep it on; repeat it."),
     )
     for option in reversed(options):
         command = option(command)
@@ -72,16 +73,21 @@ def create(session: Session, name: str, origin: str, **options: Any) -> None:
 @click.argument("name")
 @_options
 @click.option("--unpin", is_flag=True, help="Take back every pin.")
+@click.option("--homeless", is_flag=True, help="Keep it on all nodes that store, each a share.")
 @shared_options
-def change(session: Session, name: str, unpin: bool, **options: Any) -> None:
-    """Changes how NAME is read and written, and what of it is kept. Pins given replace those there were.
+def change(session: Session, name: str, unpin: bool, homeless: bool, **options: Any) -> None:
+    """Changes how NAME is read and written, and what of it is kept. Pins and homes given replace those there
+    were.
 
     \b
     mesh bucket change photos --quota 2TiB --pin val/ --pin test/
+    mesh bucket change photos --home gpu-7 --home gpu-8
     """
     document = _given(options)
     if unpin:
         document["pins"] = []
+    if homeless:
+        document["homes"] = []
     if not document:
         raise ConfigurationError("nothing to change: give an option, as --ttl 300")
     with session.client() as client:
@@ -108,8 +114,9 @@ def list_all(session: Session) -> None:
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in options.items() if value is not None and value != ()}
-    if "pin" in given:
-        given["pins"] = list(given.pop("pin"))
+    for one, several in (("pin", "pins"), ("home", "homes")):
+        if one in given:
+            given[several] = list(given.pop(one))
     if "quota" in given:
         given["quota"] = _size(given["quota"])
     return given
@@ -130,4 +137,5 @@ def _show(session: Session, found: BucketInfo) -> None:
     facts.append("immutable" if origin["immutable"] else f"ttl {origin['ttl']:g} s")
     facts += [f"quota {human(origin['quota'])}"] if origin["quota"] else []
     facts += [f"pins {' '.join(origin['pins'])}"] if origin["pins"] else []
+    facts += [f"homes {' '.join(origin['homes'])}"] if origin.get("homes") else []
     session.show(f"{found.name}  {', '.join(facts)}", **asdict(found))

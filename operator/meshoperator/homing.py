@@ -1,0 +1,92 @@
+"""From the homes that a bucket has to those that are planned, a step at a time (docs/decisions/0026). Pure.
+
+Law: a copy goes only when every planned home that answers has as much, or a load has brought what there is to
+be had. Without a plan, and while it is not complete, nothing is taken away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+_ENOUGH: Final = 0.95
+"""Share of a copy that counts as all of it: what a cache did not keep holds nothing up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """`homes`: what the bucket has now. `planned`: None before there is a plan. `held`: bytes on each daemon
+    that answers. `source`: bytes of all there is, if known. `unplaced`: copies are missing in the plan.
+    `brought`: a load of everything has ended well since the homes became these."""
+
+    homes: tuple[str, ...]
+    planned: Collection[str] | None
+    held: Mapping[str, int]
+    source: int | None = None
+    unplaced: bool = False
+    brought: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Homing:
+    """What is to be done. `homes`: what the bucket is to have. `behind`: planned ones that have less than a
+    copy that is to go. `load`: bring everything to the homes, for there was a whole copy. `release`: daemons
+    that let go what they hold."""
+
+    homes: tuple[str, ...]
+    behind: tuple[str, ...] = ()
+    leaving: tuple[str, ...] = ()
+    load: bool = False
+    release: tuple[str, ...] = ()
+
+    @property
+    def moving(self) -> bool:
+        """Whether a copy stays until another is there."""
+        return bool(self.leaving)
+
+
+def step(seen: Seen) -> Homing:
+    """The next step."""
+    if not seen.planned:
+        return Homing(seen.homes)
+    planned = tuple(sorted(seen.planned))
+    most = _most(seen)
+    behind = tuple(name for name in planned if name in seen.held and seen.held[name] < _ENOUGH * most)
+    whole = seen.source is not None and most >= _ENOUGH * seen.source > 0
+    stay = seen.unplaced or (bool(behind) and not seen.brought)
+    leaving = tuple(
+        name
+        for name in seen.homes
+        if name not in planned and stay and (seen.unplaced or seen.held.get(name, 0) > 0)
+    )
+    homes = tuple(sorted({*planned, *leaving}))
+    answers = any(name in seen.held for name in homes)
+    release = tuple(sorted(name for name, size in seen.held.items() if size and name not in homes))
+    return Homing(
+        homes,
+        behind,
+        leaving,
+        load=bool(behind) and whole and not seen.brought,
+        release=release if answers else (),
+    )
+
+
+def _most(seen: Seen) -> int:
+    """Bytes of the largest copy; of a bucket that had no homes, of all shares together."""
+    if not seen.homes:
+        return sum(seen.held.values())
+    return max(seen.held.values(), default=0)
+
+
+def told(before: Sequence[str], now: Homing) -> str:
+    """What changes, for an event; empty: nothing."""
+    if set(before) == set(now.homes):
+        return ""
+    come = sorted(set(now.homes) - set(before))
+    gone = sorted(set(before) - set(now.homes))
+    words = [f"kept on {', '.join(come)}" if come else "", f"no longer on {', '.join(gone)}" if gone else ""]
+    until = f"{', '.join(now.leaving)} until all of it is there" if now.leaving else ""
+    return "; ".join(filter(None, (*words, until)))
