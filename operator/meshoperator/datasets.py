@@ -98,7 +98,7 @@ class DatasetLoop(DataLoop):
             jobs = prefetches(await self._jobs(access), bucket)
             jobs = await self._warm(document, spec, access, jobs, anew=anew)
             holdings = await self._holdings(nodes, bucket, prefix)
-            figures = Figures.of(spec, holdings, jobs[0] if jobs else None)
+            figures = Figures.of(spec, holdings, jobs[0] if jobs else None, homes)
             house = House(self._daemons, self._board, self._recorder, self._now)
             homing = await house.keep(document, access, nodes, homes, holdings, figures, jobs)
             homing = homing if self._board.plans or homing.homes else None

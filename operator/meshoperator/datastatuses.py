@@ -29,9 +29,18 @@ class Figures:
     durable: bool = False
 
     @classmethod
-    def of(cls, spec: MeshDatasetSpec, holdings: Sequence[Holding], job: Mapping[str, Any] | None) -> Figures:
-        """Of what the daemons hold, and the last job that brought all of it."""
+    def of(
+        cls,
+        spec: MeshDatasetSpec,
+        holdings: Sequence[Holding],
+        job: Mapping[str, Any] | None,
+        homes: Sequence[str] = (),
+    ) -> Figures:
+        """Of what the daemons hold, and the last job that brought all of it. With homes each holds a copy,
+        without it lies in shares."""
         held = sum(each.bytes for each in holdings)
+        if homes:
+            held = max((each.bytes for each in holdings if each.node in homes), default=0)
         if spec.source.uri.startswith("mesh://"):
             return cls((sum(each.objects for each in holdings), held), held, durable=True)
         if job is None:

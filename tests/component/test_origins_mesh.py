@@ -185,6 +185,14 @@ def test_homes_keep_a_copy_each_and_all_others_none(mesh: Mesh, clients: list[An
     change("n1", "n3")
     eventually(lambda: [read(clients[0], "homely", f"{number}") for number in range(8)] and lies()[0] == 8)
     assert lies() == [8, 0, 8]  # asked at home, it answers itself
+    change("n1", "n2")
+    with sdk(mesh["n3"]) as client:
+        done = jobs.wait_for_job(
+            client.transport,
+            jobs.start_job(client.transport, {"kind": "prefetch", "source": "s3://homely/"}).id,
+        )
+    assert (done.progress.outputs, done.progress.bytes, done.failed) == (8, 8000, 0)
+    assert lies() == [8, 8, 8]  # what n3 has nobody reads any more
     change("n9")  # none of them answers: as if there were none
     assert [read(clients[1], "homely", f"{number}") for number in range(8)]
     body = json.dumps({"homes": ["n1"], "write": "through"}).encode()

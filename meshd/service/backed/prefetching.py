@@ -66,22 +66,24 @@ class Prefetching:
             found.append(wanted)
             tally.outputs_total = tally.samples_total = len(found)
             tally.bytes_total += max(0, wanted.size)
-        found = left = await self._looked(running, bucket, found)
+        found = await self._looked(running, bucket, found)
         counted: set[str] = set()
-        while True:
-            version = self._spreading.version
-            left = await self._fetch(running, bucket, left, counted)
-            left = await self._lacking(running, bucket, left)
-            if not left or self._spreading.version == version:
-                break  # else what a node had that is gone is fetched by those who took over
-        for wanted in left:
-            why = "not kept: what is in the cache is worth more to it"
-            tally.fail(f"s3://{bucket.name}/{wanted.key}", why)
+        for home in self._spreading.homes(bucket):
+            left = found
+            while True:
+                version = self._spreading.version
+                left = await self._fetch(running, bucket, left, counted, home)
+                left = await self._lacking(running, bucket, left, home)
+                if not left or self._spreading.version == version:
+                    break  # else what a node had that is gone is fetched by those who took over
+            for wanted in left:
+                why = f"not kept{f' on {home}' if home else ''}: what is in the cache is worth more to it"
+                tally.fail(f"s3://{bucket.name}/{wanted.key}", why)
 
     async def _fetch(
-        self, running: Running, bucket: Bucket, wanted: list[Wanted], counted: set[str]
+        self, running: Running, bucket: Bucket, wanted: list[Wanted], counted: set[str], home: str
     ) -> list[Wanted]:
-        """Those that came. `counted`: what a node did that is gone now is not counted again."""
+        """Those that came. `counted`: a name counts once, however many homes have it or have gone."""
         tally, failed = running.tally, set[int]()
         tally.phase = "fetching"
 
@@ -96,10 +98,12 @@ class Prefetching:
                 counted.add(key)
                 tally.done(1, max(0, wanted[number].size), there=outcome.verdict == "there")
 
-        await self._spreading.run(bucket, "fetch", wanted, count)
+        await self._spreading.run(bucket, "fetch", wanted, count, home)
         return [each for number, each in enumerate(wanted) if number not in failed]
 
-    async def _lacking(self, running: Running, bucket: Bucket, wanted: list[Wanted]) -> list[Wanted]:
+    async def _lacking(
+        self, running: Running, bucket: Bucket, wanted: list[Wanted], home: str
+    ) -> list[Wanted]:
         """Those that are not cached where they are asked for."""
         running.tally.phase = "checking"
         await asyncio.sleep(_SETTLE)
@@ -109,7 +113,7 @@ class Prefetching:
             if outcome.verdict == "lacking":
                 found.append(number)
 
-        await self._spreading.run(bucket, "have", wanted, check)
+        await self._spreading.run(bucket, "have", wanted, check, home)
         return [wanted[number] for number in sorted(found)]
 
     async def _looked(self, running: Running, bucket: Bucket, found: list[Wanted]) -> list[Wanted]:

@@ -19,6 +19,7 @@ from meshd.errors import MeshdError
 from meshd.net.peers import PeerUnreachableError
 from meshd.net.pieces import PieceError
 from meshd.service.backed.warmwire import WARM, Outcomes, WarmAsk, encode_ask
+from meshwire.cluster.routes import SOUND
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
@@ -48,20 +49,29 @@ class Spreading:
     def __repr__(self) -> str:
         return f"<Spreading from {self._mesh.node_id}>"
 
-    async def run(self, bucket: Bucket, work: Work, wanted: Sequence[Wanted], report: Report) -> None:
-        """`report` gets what is said of each, by its number in `wanted`. Raises BatchError Busy when no node
-        answers for some of them."""
-        deal = _Deal(self, bucket, work, wanted, report)
+    def homes(self, bucket: Bucket) -> Sequence[str]:
+        """The nodes that are to have a copy each; ("",): each name has its one node."""
+        named = () if bucket.origin is None or self._mesh.alone else bucket.origin.homes
+        nodes = [self._mesh.map().node(name) for name in named]
+        return [node.node_id for node in nodes if node is not None and node.state in SOUND] or [""]
+
+    async def run(
+        self, bucket: Bucket, work: Work, wanted: Sequence[Wanted], report: Report, toward: str = ""
+    ) -> None:
+        """`report` gets what is said of each, by its number in `wanted`. `toward`: by this node, while it
+        answers for them. Raises BatchError Busy when no node answers for some of them."""
+        deal = _Deal(self, bucket, work, wanted, report, toward)
         try:
             await deal.run()
         finally:
             await deal.aclose()
 
-    def reader(self, bucket: str, key: str) -> Node | None:
-        """Who answers for a name now."""
+    def reader(self, bucket: str, key: str, toward: str = "") -> Node | None:
+        """Who answers for a name now; `toward`, if it is one of them."""
         if self._mesh.alone:
             return self._mesh.me or self._mesh.map().nodes[0]
-        return next(iter(self._mesh.route(bucket, key).readers), None)
+        readers = self._mesh.route(bucket, key).readers
+        return next((node for node in readers if node.node_id == toward), next(iter(readers), None))
 
     async def outcomes(self, node: Node, ask: WarmAsk) -> AsyncGenerator[list[Outcome], None]:
         """What a node says. Raises MeshdError when it ends without having said all."""
@@ -96,10 +106,16 @@ class Spreading:
 
 class _Deal:
     def __init__(
-        self, spreading: Spreading, bucket: Bucket, work: Work, wanted: Sequence[Wanted], report: Report
+        self,
+        spreading: Spreading,
+        bucket: Bucket,
+        work: Work,
+        wanted: Sequence[Wanted],
+        report: Report,
+        toward: str,
     ) -> None:
         self._spreading, self._bucket, self._work = spreading, bucket, work
-        self._wanted, self._report = wanted, report
+        self._wanted, self._report, self._toward = wanted, report, toward
         self._most = _FETCHED if work == "fetch" else _LOOKED
         self._queues: dict[str, deque[int]] = {}
         self._nodes: dict[str, Node] = {}
@@ -126,7 +142,7 @@ class _Deal:
         """Deal names out by the present map; those nobody answers for wait for another one."""
         nobody = []
         for number in numbers:
-            node = self._spreading.reader(self._bucket.name, self._wanted[number].key)
+            node = self._spreading.reader(self._bucket.name, self._wanted[number].key, self._toward)
             if node is None:
                 nobody.append(number)
                 continue
