@@ -191,6 +191,8 @@ class NodeSettings:
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     workers: int = 1
     """HTTP processes on the one port. Default: min(4, cores). With 1, the steward lives in the worker."""
+    lost_disks: tuple[Path, ...] = ()
+    """Disks that are gone for good: the node starts without what was on them, whoever else has it."""
     users_file: Path | None = None
     """YAML list of users; read at start and on SIGHUP."""
     hang_timeout: float = 60.0
@@ -474,6 +476,7 @@ OPTIONS: Mapping[str, Option] = {
     for option in (
         Option("data-dir", _path, lambda: None),
         Option("disk", _paths, tuple),
+        Option("lost-disk", _paths, tuple),
         Option("index-dir", _path, lambda: None),
         Option("durability", _choice("commit", "relaxed"), lambda: "commit"),
         Option("small-object", parse_size, lambda: 1 << 20),
@@ -630,6 +633,7 @@ def _assemble(values: Mapping[str, object]) -> NodeSettings:
         ),
         cluster=_cluster(value),
         workers=value["workers"],
+        lost_disks=value["lost-disk"],
         users_file=value["users"],
         view_cache_bytes=value["view-cache"],
         cache_bytes=value["cache"],

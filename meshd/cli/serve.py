@@ -40,6 +40,9 @@ pair again (that also when it changes) and opens the audit log anew.
 @click.command(epilog=_EXAMPLE)
 @click.option("--data-dir", metavar="DIR", help="Where the node keeps its data; made if missing.")
 @click.option("--disk", multiple=True, metavar="DIR", help="A disk's directory for data files; repeat it.")
+@click.option(
+    "--lost-disk", multiple=True, metavar="DIR", help="One that is gone for good: start without it."
+)
 @click.option("--index-dir", metavar="DIR", help="The index; wants the fastest device.  [DATA_DIR/index]")
 @click.option("--listen", metavar="HOST:PORT", help="Port 0 takes a free one.  [127.0.0.1:9000]")
 @click.option("--domain", multiple=True, metavar="NAME", help="BUCKET.NAME is a bucket; repeat it.")

@@ -15,11 +15,12 @@ from meshd.cluster.pulling import HolderLostError, Pull, Tally
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from meshd.cluster.mesh import Mesh
     from meshd.cluster.offers import Offers
     from meshd.cluster.pulling import Holder
+    from meshd.store.quarantine import Quarantined
     from meshd.store.store import Store
     from meshwire.cluster import Node
 
@@ -48,20 +49,29 @@ class Mender:
         StoreError."""
         if self._mesh.alone:
             return 0
-        mended, tried = 0, set[str]()
-        while left := self._wanted(tried):
-            holder = next(iter(left))
-            tried.add(holder)
-            mended += await self._from(holder, left[holder])
+        mended, after = 0, None
+        while found := self._store.quarantined(_AT_ONCE, after):
+            mended += await self._some(found)
+            after = found[-1][:2]
         if mended:
             metrics.scrub_mended.inc(mended)
             _log.warning("damaged versions were restored from other nodes", extra={"number": mended})
         return mended
 
-    def _wanted(self, tried: set[str]) -> dict[str, list[Item]]:
+    async def _some(self, found: Sequence[tuple[bytes, int, Quarantined]]) -> int:
+        mended, tried = 0, set[str]()
+        while left := self._wanted(found, tried):
+            holder = next(iter(left))
+            tried.add(holder)
+            mended += await self._from(holder, left[holder])
+        return mended
+
+    def _wanted(
+        self, found: Sequence[tuple[bytes, int, Quarantined]], tried: set[str]
+    ) -> dict[str, list[Item]]:
         """What may be had, by the id of a node that was not asked yet."""
         items: dict[str, list[Item]] = defaultdict(list)
-        for name, stamp, _ in self._store.quarantined(_AT_ONCE):
+        for name, stamp, _ in found:
             bucket, _, key = name.decode().partition("\0")
             record = self._store.at(name, stamp)
             if record is None or not record.broken:

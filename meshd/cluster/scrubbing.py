@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from meshd.control.interface import ControlError
 from meshd.store.errors import StoreError
+from meshd.store.probing import DiskState  # noqa: TC001  msgspec reads the annotations
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ _LOOK: Final = 0.5  # seconds between two looks at what is asked and what is dam
 _SLICE: Final = 1.0  # seconds of scrubbing in between
 _TELL: Final = 1.0
 _AGAIN: Final = 30.0  # seconds until what could not be mended is tried again
+_SPARING: Final = 20.0  # a look at the whole quarantine takes at most a part of so many of the time
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -42,7 +44,8 @@ class Asked(msgspec.Struct, frozen=True):
 class Told(msgspec.Struct, frozen=True):
     """`scrubs/NODE`: what the scrubber does. Times in ms since the epoch. `asked`: the last request it
     heeded; `total`: bytes in use; `compared`: whether the node was compared with the other owners after the
-    pass; `damaged` and `mended`: versions, since it began; `quarantined`: now."""
+    pass; `damaged` and `mended`: versions, since it began; `quarantined`: now, of `lacking` bytes, and `eta`:
+    seconds until they are restored, None when nobody knows; `disks`: of this node."""
 
     running: bool = False
     asked: int = 0
@@ -54,6 +57,9 @@ class Told(msgspec.Struct, frozen=True):
     mended: int = 0
     quarantined: int = 0
     compared: bool = True
+    lacking: int = 0
+    eta: int | None = None
+    disks: tuple[DiskState, ...] = ()
 
 
 class Pace:
@@ -70,6 +76,32 @@ class Pace:
         self._free = max(self._free, now - 1.0) + size / self._rate
         if self._free > now:
             await asyncio.sleep(self._free - now)
+
+
+class Rate:
+    """How fast a number of bytes that are still to come falls."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._most = self._left = 0
+        self._began = 0.0
+
+    def see(self, left: int) -> None:
+        """So many are to come now."""
+        if left > self._left:
+            self._most, self._began = left, self._clock.monotonic()
+        self._left = left
+
+    def eta(self) -> int | None:
+        """Seconds until none are, None when nobody knows."""
+        done = self._most - self._left
+        if not self._left:
+            return 0
+        return round(self._left * (self._clock.monotonic() - self._began) / done) if done else None
+
+
+def _is_over(task: asyncio.Task[Any] | None) -> bool:
+    return task is None or task.done()
 
 
 class Scrubber:
@@ -93,9 +125,13 @@ class Scrubber:
         self._told: Told | None = None
         self._told_at = self._mended_at = -_AGAIN
         self._mended = 0
-        self._tried: frozenset[tuple[bytes, int]] = frozenset()
-        self._left = 0
+        self._expected = 0  # versions in quarantine that nobody could give when all were asked
+        self._lacking, self._sweep_at = 0, -_AGAIN
+        self._restoring = Rate(clock)
+        self._mending: asyncio.Task[int] | None = None
         self._comparing: asyncio.Task[object] | None = None
+        self._restored: asyncio.Task[object] | None = None
+        self._disks: tuple[DiskState, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Scrubber of {self._node_id}: {self._store.scrub!r}>"
@@ -110,8 +146,9 @@ class Scrubber:
                     _log.warning("the scrub is broken off, and goes on later", extra={"why": str(error)})
                 await asyncio.sleep(_LOOK)
         finally:
-            if self._comparing is not None:
-                self._comparing.cancel()
+            for task in (self._comparing, self._restored, self._mending):
+                if task is not None:
+                    task.cancel()
 
     async def turn(self) -> None:
         """Begin what is due, scrub for a moment, mend. Raises StoreError, ControlError."""
@@ -153,20 +190,33 @@ class Scrubber:
             _log.exception("the comparison after a scrub failed; the next one is made in its time")
 
     async def _look_after(self) -> None:
-        """Mend what is new in quarantine at once, and what could not be mended now and then."""
-        await self._store.sweep_quarantine()
-        found = frozenset((name, stamp) for name, stamp, _ in self._store.quarantined())
-        now = self._clock.monotonic()
-        self._left = len(found)
-        if found and (found - self._tried or now - self._mended_at > _AGAIN):
-            self._tried, self._mended_at = found, now
-            self._mended += await self._mend()
-            self._left = len(self._store.quarantined())
+        """Mend what is new in quarantine at once, and what could not be mended now and then. What was lost
+        with a disk is more than that: the comparison with the other owners brings it."""
+        began = self._clock.monotonic()
+        if began >= self._sweep_at:
+            await self._store.sweep_quarantine()
+            self._lacking = await self._store.lacking()
+            now = self._clock.monotonic()
+            self._sweep_at = now + _SPARING * (now - began)
+        self._restoring.see(self._lacking)
+        if self._store.disks.take_news() and _is_over(self._restored):
+            self._restored = asyncio.ensure_future(self._compared())
+        if not _is_over(self._mending) or not _is_over(self._restored):
+            return
+        if self._mending is not None:
+            self._mended += self._mending.result()
+            self._expected -= self._mending.result()
+            self._mending = None
+        left = self._store.in_quarantine()
+        if left and (left > self._expected or began - self._mended_at > _AGAIN):
+            self._mended_at, self._expected = began, left
+            self._mending = asyncio.ensure_future(self._mend())
 
     async def _tell(self) -> None:
         state = self._store.scrub.state
+        self._disks = tuple(await asyncio.to_thread(self._store.disks.states))
         metrics.scrub_ended.set(state.ended / 1e3)
-        busy = self._comparing is not None and not self._comparing.done()
+        busy = not all(map(_is_over, (self._comparing, self._mending, self._restored)))
         told = Told(
             state.running,
             state.asked,
@@ -176,8 +226,11 @@ class Scrubber:
             self._told.total if self._told is not None and state.running else self._store.stats().live_bytes,
             state.damaged,
             self._mended,
-            self._left,
-            compared=not state.running and not busy,
+            self._store.in_quarantine(),
+            not state.running and not busy,
+            self._lacking,
+            self._restoring.eta(),
+            self._disks,
         )
         now = self._clock.monotonic()
         if told == self._told or (state.running and now - self._told_at < _TELL):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from meshd.control.interface import ControlError
 from meshd.control.jobs import JobTable
 from meshd.control.modules import ModuleTable
-from meshd.runtime.scrubbing import examine, watch_disks
+from meshd.runtime.scrubbing import examine, replace_disks, watch_disks
 from meshd.service.archives.ingesting import Indexer
 from meshd.service.documents import DocumentKeeper
 from meshd.service.indexkeeping import IndexKeeper
@@ -94,6 +94,7 @@ def node_chores(node: Node) -> list[Chore]:
         Chore("lifecycle", settings.lifecycle_interval, lifecycle.sweep),
         Chore("measure", 15.0, lambda: asyncio.to_thread(measure, node)),
         Chore("disks", 5.0, lambda: watch_disks(node)),
+        Chore("gone disks", 0.5, lambda: replace_disks(node)),
         Chore("compact", 60.0, lambda: compact(node.store, node.clock)),
         Chore("removals", 3600.0, node.store.forget_graves),
     ]

@@ -31,6 +31,7 @@ from meshd.runtime.children import ChildSpec, ended, fork
 from meshd.runtime.credentials import given_credentials, root_credentials
 from meshd.runtime.listening import endpoint, open_doors
 from meshd.runtime.meeting import MADE, meet
+from meshd.runtime.sparing import spare_disk
 from meshd.runtime.steward import run_steward
 from meshd.runtime.supervisor import Hooks, Stage, Supervisor
 from meshd.runtime.transforming import run_transform
@@ -203,7 +204,9 @@ class _People:
 
 
 def _recover(settings: NodeSettings, people: _People) -> None:
-    recover(settings.store)
+    lost = recover(settings.store, partial(spare_disk, settings))
+    if lost:
+        _log.error("the bytes of versions are lost with a disk", extra={"number": lost})
     recover_cache(settings.cache_store)
     people.store()
 

@@ -59,20 +59,31 @@ async def watch_disks(node: Node) -> None:
     os.kill(os.getppid(), signal.SIGTERM)
 
 
+async def replace_disks(node: Node) -> None:
+    """Disks that were emptied or taken away go out of service, and empty ones in."""
+    await node.store.disks.look_for_gone()
+    if node.shelf is not None:
+        await node.shelf.cache.disks.look_for_gone()
+
+
 async def examine(node: Node) -> None:
     """What readers of this process found damaged goes into quarantine; out of the cache it goes for good. A
     disk that the steward found to fail is out of service here, too."""
     node.store.disks.heed()
     await node.store.examine()
-    if node.shelf is not None and await node.shelf.cache.examine():
+    if node.shelf is None:
+        return
+    node.shelf.cache.disks.heed()
+    if await node.shelf.cache.examine() or node.shelf.cache.disks.take_news():
         await _evict_damaged(node.shelf.cache)
 
 
 async def _evict_damaged(cache: Store) -> None:
-    damaged = []
-    for name, stamp, _ in cache.quarantined():
-        record = cache.at(name, stamp)
-        if record is not None:
-            damaged.append(Held(name, (HeldVersion(record.version, stamp),)))
-    await cache.drop(damaged)
+    after = None
+    while found := cache.quarantined(after=after):
+        records = [(name, stamp, cache.at(name, stamp)) for name, stamp, _ in found]
+        await cache.drop(
+            [Held(name, (HeldVersion(each.version, stamp),)) for name, stamp, each in records if each]
+        )
+        after = found[-1][:2]
     await cache.sweep_quarantine()

@@ -164,19 +164,6 @@ class Convictor:
                 return Use(name, upload=member.upload, part=member.part)
         return None
 
-    def on_disk(self, disk: int) -> Iterator[tuple[Use, Extent]]:
-        """Everybody who uses bytes on a disk, and is not in quarantine: goes through the whole index."""
-        with self._index.reading() as txn:
-            for name, record in self._index.all_records(txn):
-                if not record.broken:
-                    for extent in record.extents:
-                        if extent.disk == disk:
-                            yield Use(name, record.stamp), extent
-            for upload_id, part in self._index.all_parts(txn):
-                for extent in part.extents:
-                    if extent.disk == disk:
-                        yield Use(b"", upload=upload_id, part=part.number), extent
-
     def search(self, wanted: set[Extent]) -> Iterator[tuple[Use, Extent]]:
         """Everybody who uses one of these: goes through the whole index."""
         with self._index.reading() as txn:

@@ -16,13 +16,16 @@ import msgspec
 from meshd.store.errors import DiskFailedError, FormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 FORMAT = 1
 EXTENTS = "extents"
 MARKER = "DISK"
 DRAFTS = "drafts"
+LOST = "disks_lost"
+MOUNTED = "disks_mounted"
+"""Facts of the index: numbers of disks that are out of service, and of those that are file systems."""
 FANOUT = 64
 
 
@@ -85,14 +88,20 @@ def sync_directory(path: Path | str) -> None:
         os.close(fd)
 
 
+def is_mounted(root: Path) -> bool:
+    """Whether a directory is a file system of its own. Raises OSError."""
+    return os.stat(root).st_dev != os.stat(root.parent).st_dev
+
+
 class Disks:
-    """The disks of one store: number → root, of those in service; `lost` are those that failed. Drafts lie in
-    a directory of their own, so that a worker's start does not look at every data file.
+    """The disks of one store: number → root, of those in service; `lost` are those that failed or are gone.
+    Drafts lie in a directory of their own, so that a worker's start does not look at every data file.
     """
 
     def __init__(self, roots: Mapping[int, Path], lost: Mapping[int, Path] | None = None) -> None:
         self.lost: Mapping[int, Path] = dict(lost or {})
         self._lent: Mapping[int, str] = {}
+        self._learn: Callable[[], None] = lambda: None
         self._serve(dict(sorted(roots.items())))
 
     def _serve(self, roots: Mapping[int, Path]) -> None:
@@ -110,6 +119,20 @@ class Disks:
         self._lent = others._bases
         self._serve(self.roots)
 
+    def learn_by(self, learn: Callable[[], None]) -> None:
+        """`learn` is called when a disk is asked for that is not known here: another process put it in."""
+        self._learn = learn
+
+    def put_in(self, disk: int, root: Path) -> None:
+        """From here on a new disk is in service. Idempotent."""
+        if disk not in self.roots and disk not in self.lost:
+            self._serve({**self.roots, disk: root})
+
+    def there(self, disk: int) -> bool:
+        """Whether a disk is in service, and has not been emptied or taken away."""
+        base = self._bases.get(disk) or self._lent.get(disk)
+        return base is not None and os.path.exists(f"{base}/{MARKER}")
+
     def take_out(self, disk: int) -> None:
         """From here on nothing is placed on a disk, nor looked for by walking it. Idempotent."""
         if disk in self.roots:
@@ -118,15 +141,20 @@ class Disks:
 
     def directory(self, disk: int, file: int) -> str:
         """Directory of a data file."""
-        return f"{self._paths[disk]}/{file % FANOUT:02x}"
+        return f"{self._base(disk)}/{file % FANOUT:02x}"
+
+    def _base(self, disk: int) -> str:
+        if disk not in self._paths:
+            self._learn()
+        return self._paths[disk]
 
     def path(self, disk: int, file: int) -> str:
         """Path of a committed data file."""
-        return f"{self._paths[disk]}/{file % FANOUT:02x}/{file:012x}.tar"
+        return f"{self._base(disk)}/{file % FANOUT:02x}/{file:012x}.tar"
 
     def draft(self, disk: int, file: int, writer: str) -> str:
         """Path of a file of its own while it is written: swept when its writer starts again."""
-        return f"{self._paths[disk]}/{DRAFTS}/{file:012x}.{writer}.part"
+        return f"{self._base(disk)}/{DRAFTS}/{file:012x}.{writer}.part"
 
     def place(self, bucket: str, key: str) -> int:
         """Disk for a new object: rendezvous hashing, so that another disk moves only its share. Raises

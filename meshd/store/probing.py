@@ -1,4 +1,5 @@
-"""Disks that fail: found by probes, taken out of service, and what was on them into quarantine.
+"""Disks that fail or are gone: found by probes, taken out of service, what was on them into quarantine, and
+an empty one in their place put in.
 
 Law: one process a node looks (the steward), and says what it found in the index, where the others see it. A
 disk that is out stays out: it comes back empty, as a new one. Invariant: a full disk is no failing disk.
@@ -6,53 +7,35 @@ disk that is out stays out: it comes back empty, as a new one. Invariant: a full
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import os
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from meshd.kit import failpoints
 from meshd.store.direct import DirectFile
-from meshd.store.intents import Intent
-from meshd.store.layout import DRAFTS, EXTENTS, write_lost
-from meshd.store.quarantine import Confine, ConfinePart
+from meshd.store.layout import DRAFTS, EXTENTS, LOST, MOUNTED, is_mounted, write_lost
+from meshd.store.losing import PutIn, TakeOut, confinement, is_bare, is_blank, uses_on
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
+    from collections.abc import Awaitable, Callable, Sequence
 
     from meshd.kit.clock import Clock
     from meshd.store.committer import Committer
-    from meshd.store.convicting import Convictor, Use
     from meshd.store.index import Index
     from meshd.store.layout import Disks
-    from meshd.store.records import Extent
-    from meshd.store.works import Work
 
 _log = logging.getLogger(__name__)
-LOST: Final = "disks_lost"
 _FAILURES: Final = 3  # probes in a row
 _AT_ONCE: Final = 256
 _PROBE: Final = bytes(4096)
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-
-
-class TakeOut(Intent):
-    """Says that a disk is out of service; whether it was not."""
-
-    exclusive = True
-
-    def __init__(self, disk: int) -> None:
-        self.disk = disk
-
-    def apply(self, work: Work, txn: Any) -> bool:
-        known = work.index.get_meta(LOST, txn) or []
-        if self.disk in known:
-            return False
-        work.index.put_meta(txn, LOST, [*known, self.disk])
-        return True
 
 
 def probe(root: Path, disk: int) -> None:
@@ -82,39 +65,84 @@ def _written_and_read(path: str) -> bytes:
         return b"".join(map(bytes, found.pieces(0, len(_PROBE))))
 
 
+class DiskState(msgspec.Struct, frozen=True):
+    """A directory that was given with `--disk`. `why`: it is out of service."""
+
+    path: str
+    serves: bool
+    why: str = ""
+
+
 class DiskWatch:
-    """See the module; one a process."""
+    """See the module; one a process. `wanted`: the directories that are to be disks."""
 
     def __init__(
         self,
         index: Index,
         disks: Disks,
         committer: Committer,
-        convictor: Convictor,
         clock: Clock,
         run: Callable[..., Awaitable[Any]],
+        wanted: Sequence[Path],
     ) -> None:
-        self._index, self._disks, self._committer, self._convictor = index, disks, committer, convictor
-        self._clock, self._run = clock, run
+        self._index, self._disks, self._committer = index, disks, committer
+        self._clock, self._run, self._wanted = clock, run, tuple(wanted)
         self._failures: dict[int, int] = {}
         self._cleared: set[int] = set()
+        self._looking = asyncio.Lock()
+        self._news = False
+        disks.learn_by(self.heed)
 
     def __repr__(self) -> str:
         return f"<DiskWatch, out of service: {sorted(self._disks.lost)}>"
 
     def heed(self) -> None:
-        """Puts out of service here what another process found to fail."""
-        for disk in self._index.get_meta(LOST) or ():
+        """Puts out of service here what another process found to fail, and in what it put in."""
+        lost = self._index.get_meta(LOST) or ()
+        for disk in lost:
             self._disks.take_out(disk)
+        for disk, path in (self._index.get_meta("disks") or {}).items():
+            if disk not in lost:
+                self._disks.put_in(disk, Path(path))
 
     @property
     def any(self) -> bool:
         """Whether there is a disk in service."""
         return bool(self._disks.roots)
 
+    def take_news(self) -> bool:
+        """Whether bytes were found to be lost with a disk since this was last asked."""
+        news, self._news = self._news, False
+        return news
+
+    def states(self) -> list[DiskState]:
+        """Of every directory that is to be a disk."""
+        serving = set(self._disks.roots.values())
+        return [
+            DiskState(str(root), root in serving, "" if root in serving else self._why(root))
+            for root in self._wanted
+        ]
+
+    def _why(self, root: Path) -> str:
+        try:
+            if root in self._was_mounted() and not is_mounted(root):
+                return "not mounted: mount an empty one"
+            return "failed: empty it, or put an empty one in its place" if any(root.iterdir()) else "fails"
+        except OSError as error:
+            return f"failed ({error.strerror}): put an empty one in its place"
+
+    def _was_mounted(self) -> set[Path]:
+        paths = self._index.get_meta("disks") or {}
+        return {Path(paths[disk]) for disk in self._index.get_meta(MOUNTED) or () if disk in paths}
+
     async def look(self) -> bool:
-        """Probes every disk; one that fails for the third time goes out. Whether one that has failed is in
-        doubt: look again in a moment. Raises StoreError."""
+        """Probes every disk; one that fails for the third time goes out, one that was emptied or taken away
+        at once; an empty one in its place goes in. Whether one that has failed is in doubt: look again in a
+        moment. Raises StoreError."""
+        async with self._looking:
+            return await self._look()
+
+    async def _look(self) -> bool:
         self.heed()
         for disk, root in list(self._disks.roots.items()):
             try:
@@ -123,40 +151,65 @@ class DiskWatch:
                 failures = self._failures[disk] = self._failures.get(disk, 0) + 1
                 metrics.store_disk_errors.labels("failed").inc()
                 _log.warning("a disk failed a probe", extra={"disk": str(root), "why": str(error)})
-                if failures >= _FAILURES:
-                    await self._take_out(disk, root, error)
+                if failures >= _FAILURES or not await self._run(lambda disk=disk: self._disks.there(disk)):
+                    await self._take_out(disk, root, str(error))
             else:
                 self._failures.pop(disk, None)
-        for disk in set(self._disks.lost) - self._cleared:
-            await self._clear(disk)
-            self._cleared.add(disk)
-        metrics.store_disks_lost.set(len(self._disks.lost))
+        await self._settle()
         return bool(self._failures)
 
-    async def _take_out(self, disk: int, root: Path, error: OSError) -> None:
+    async def look_for_gone(self) -> None:
+        """As `look`, without a probe: cheap enough to be done again and again."""
+        async with self._looking:
+            roots = dict(self._disks.roots)
+            gone = await self._run(lambda: [disk for disk in roots if not self._disks.there(disk)])
+            for disk in gone:
+                await self._take_out(disk, roots[disk], "it was emptied, or taken away")
+            if gone or len(roots) < len(self._wanted):
+                await self._settle()
+
+    async def _settle(self) -> None:
+        for disk in sorted(set(self._disks.lost) - self._cleared):
+            await self._clear(disk)
+            self._cleared.add(disk)
+        for root in self._wanted:
+            if root not in self._disks.roots.values() and await self._run(
+                lambda root=root: is_blank(root, mounted=root in self._was_mounted())
+            ):
+                await self._put_in(root)
+        serving = set(self._disks.roots.values())
+        metrics.store_disks_lost.set(sum(root not in serving for root in self._wanted))
+
+    async def _take_out(self, disk: int, root: Path, why: str) -> None:
         await self._committer.submit(TakeOut(disk))
         self._disks.take_out(disk)
         self._failures.pop(disk, None)
         _log.error(
-            "a disk fails and is out of service: what it had comes from other nodes, if they have it; "
-            "replace it, and start the node again",
-            extra={"disk": str(root), "why": str(error)},
+            "a disk is out of service: what it had comes from other nodes, if they have it; put an empty one "
+            "in its place",
+            extra={"disk": str(root), "why": why},
         )
         await self._run(lambda: write_lost(self._disks))
 
+    async def _put_in(self, root: Path) -> None:
+        number = await self._committer.submit(PutIn(root))
+        self._disks.put_in(number, root)
+        await self._run(lambda: write_lost(self._disks))
+        _log.warning("an empty disk took the place of one that was lost", extra={"disk": str(root)})
+
     async def _clear(self, disk: int) -> None:
         """All that lies on a lost disk goes into quarantine."""
+        with self._index.reading() as txn:
+            if is_bare(self._index, txn, disk):
+                return
+        self._news = True
         done = 0
-        uses = await self._run(lambda: list(self._convictor.on_disk(disk)))
+        uses = await self._run(lambda: list(uses_on(self._index, {disk})))
         for start in range(0, len(uses), _AT_ONCE):
-            intents = [self._confine(use, extent) for use, extent in uses[start : start + _AT_ONCE]]
+            some, now = uses[start : start + _AT_ONCE], self._clock.now_ms()
+            intents = [confinement(use, extent, now) for use, extent in some]
             for intent in [self._committer.submit(intent) for intent in intents]:
                 done += bool(await intent)
         metrics.quarantined.inc(done)
         if done:
             _log.error("the bytes of versions are lost with a disk", extra={"number": done})
-
-    def _confine(self, use: Use, extent: Extent) -> Intent:
-        if use.part:
-            return ConfinePart(use.upload, use.part, [extent])
-        return Confine(use.name, use.stamp, [extent], self._clock.now_ms(), "its disk has failed")

@@ -57,9 +57,12 @@ def discharge(index: Index, txn: Any, name: bytes, stamp: int) -> None:
     index.quarantine.delete(txn, _key(name, stamp))
 
 
-def all_quarantined(index: Index, txn: Any) -> Iterator[tuple[bytes, int, Quarantined]]:
-    """(name, stamp, what is known) of every damaged version, in order."""
-    for key, raw in index.quarantine.items(txn):
+def all_quarantined(
+    index: Index, txn: Any, after: tuple[bytes, int] | None = None
+) -> Iterator[tuple[bytes, int, Quarantined]]:
+    """(name, stamp, what is known) of every damaged version, in order, from behind `after` on."""
+    start = b"" if after is None else _key(after[0], after[1] + 1)
+    for key, raw in index.quarantine.items(txn, start):
         stamp = int.from_bytes(key[1 - _STAMP :], "big")
         yield key[:-_STAMP], stamp, msgspec.msgpack.decode(raw, type=Quarantined)
 

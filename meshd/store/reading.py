@@ -17,7 +17,7 @@ from awscrt import checksums
 
 from meshd.kit import failpoints
 from meshd.store.committer import translate
-from meshd.store.errors import CorruptExtentError, ExtentGoneError, StoreError
+from meshd.store.errors import CorruptExtentError, ExtentGoneError, QuarantinedError, StoreError
 from meshd.store.noticing import notice
 from meshd.store.quarantine import require_sound
 from meshd.store.records import Location, Span
@@ -180,6 +180,8 @@ class Reader:
         require_sound(record)
         path = self._disks.path
         extents = [e for e in record.extents if e.length]
+        if self._disks.lost and any(extent.disk in self._disks.lost for extent in extents):
+            raise _lost()
         return [Location(path(e.disk, e.file), e.offset, e.length, e.crc32c) for e in extents]
 
     def _acquire(self, extent: Extent) -> _Handle:
@@ -195,6 +197,8 @@ class Reader:
         try:
             handle = _Handle(os.open(self._disks.path(extent.disk, extent.file), os.O_RDONLY | os.O_CLOEXEC))
         except FileNotFoundError as error:
+            if not self._disks.there(extent.disk):
+                raise _lost() from error
             raise ExtentGoneError("the object was removed or moved meanwhile; look it up again") from error
         except OSError as error:
             raise translate(error) from error
@@ -231,3 +235,7 @@ class Reader:
         """Drops the cache; running readings keep theirs."""
         for file in list(self._cache):
             self._drop(file)
+
+
+def _lost() -> QuarantinedError:
+    return QuarantinedError("the disk with these bytes is gone: they come from another node, if one has them")

@@ -26,7 +26,7 @@ from meshd.store.intents import LinkObject, judge_conditions
 from meshd.store.inventory import take_inventory
 from meshd.store.locking import Locks
 from meshd.store.noticing import take_noticed
-from meshd.store.preparing import prepare, recover, sweep_drafts
+from meshd.store.preparing import mount_it, prepare, recover, sweep_drafts
 from meshd.store.probing import DiskWatch
 from meshd.store.quarantine import Sweep, all_quarantined, is_over, require_sound
 from meshd.store.reading import Reader
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from meshd.kit.clock import Clock
     from meshd.store.changes import Change
     from meshd.store.inventory import Held, InventoryPage
+    from meshd.store.preparing import Spare
     from meshd.store.quarantine import Quarantined
     from meshd.store.records import (
         EntryPage,
@@ -97,7 +98,7 @@ class Store:
         self._convictor = convictor
         self.scrub = Scrub(index, self._disks, self._committer, convictor, clock, self._run)
         """One process a node uses it: the steward."""
-        self.disks = DiskWatch(index, self._disks, self._committer, convictor, clock, self._run)
+        self.disks = DiskWatch(index, self._disks, self._committer, clock, self._run, settings.disks)
         self._reader = Reader(self._disks, small=settings.small_object_bytes)
         self._clock = clock
         self._beside: Beside | None = None
@@ -126,9 +127,9 @@ class Store:
             raise
 
     @staticmethod
-    def recover(settings: StoreSettings) -> None:
+    def recover(settings: StoreSettings, spare: Spare = mount_it) -> int:
         """Cleans up after a crash; once, before any process opens the store. See `preparing.recover`."""
-        recover(settings)
+        return recover(settings, spare)
 
     def close(self) -> None:
         if self._closed:
@@ -520,18 +521,36 @@ class Store:
         )
         return await self._convictor.convict(noticed) if noticed else 0
 
-    def quarantined(self, limit: int = 1000) -> Sequence[tuple[bytes, int, Quarantined]]:
-        """(name, stamp, what is known) of versions in quarantine, in order."""
+    def quarantined(
+        self, limit: int = 1000, after: tuple[bytes, int] | None = None
+    ) -> Sequence[tuple[bytes, int, Quarantined]]:
+        """(name, stamp, what is known) of versions in quarantine, in order, from behind `after` on."""
         with self._index.reading() as txn:
-            return tuple(islice(all_quarantined(self._index, txn), limit))
+            return tuple(islice(all_quarantined(self._index, txn, after), limit))
+
+    def in_quarantine(self) -> int:
+        """How many there are."""
+        with self._index.reading() as txn:
+            return self._index.quarantine.count(txn)
 
     async def sweep_quarantine(self) -> int:
         """Forgets of the quarantine what was removed or overwritten; how many."""
-        with self._index.reading() as txn:
-            if not any(True for _ in is_over(self._index, txn)):
-                return 0
-        swept: int = await self._submit(Sweep())
+        swept: int = await self._submit(Sweep()) if await self._run(self._is_any_over) else 0
         return swept
+
+    def _is_any_over(self) -> bool:
+        with self._index.reading() as txn:
+            return any(True for _ in is_over(self._index, txn))
+
+    async def lacking(self) -> int:
+        """Bytes of what is in quarantine. Goes through all of it, as `sweep_quarantine` does."""
+        size: int = await self._run(self._damaged_bytes)
+        return size
+
+    def _damaged_bytes(self) -> int:
+        with self._index.reading() as txn:
+            found = all_quarantined(self._index, txn)
+            return sum(extent.length for *_, about in found for extent in about.extents)
 
     async def purge(self) -> int:
         """Removes files that were retired a grace time ago; how many."""

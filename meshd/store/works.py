@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from meshd.kit import failpoints
-from meshd.store.errors import StaleEpochError
+from meshd.store.errors import DiskFailedError, StaleEpochError
 from meshd.store.graves import Graves
+from meshd.store.layout import LOST
 from meshd.store.members import ALIGNED, PAGE, RESERVE, render, stamp_text, undoes, version_of
 from meshd.store.records import DataFile, Extent
 from meshd.telemetry import metrics
@@ -254,6 +255,7 @@ class Work:
             return
         if self._restamped:
             self.flush()
+        self._refuse_lost(txn)
         committed = self.index.get_meta("last_stamp", txn) or 0
         self.last_stamp = max(self.last_stamp, committed + 1)  # the revision rises, whatever was entered
         for file, change in self._changes.items():
@@ -262,6 +264,15 @@ class Work:
                 self._account(txn, file, info, change)
         self.index.put_meta(txn, "last_stamp", self.last_stamp)
         failpoints.hit("store.index.before_commit")
+
+    def _refuse_lost(self, txn: Any) -> None:
+        """What was written to a disk that went out of service meanwhile would never be looked for again."""
+        lost = self.index.get_meta(LOST, txn)
+        if not lost:
+            return
+        made = [change.made for change in self._changes.values() if change.made is not None]
+        if any(file.disk in lost for file in made):
+            raise DiskFailedError("a disk went out of service under this write; write it again")
 
     def _account(self, txn: Any, file: int, info: DataFile, change: _Change) -> None:
         stamps = [*change.stamps, *([info.first_stamp, info.last_stamp] if info.last_stamp else [])]

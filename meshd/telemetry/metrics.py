@@ -203,7 +203,7 @@ store_quarantined = _gauge(
     "meshd_store_quarantined", "Versions whose bytes on this node are damaged.", mode="mostrecent"
 )
 store_disks_lost = _gauge(
-    "meshd_store_disks_lost", "Disks that failed and are out of service.", mode="mostrecent"
+    "meshd_store_disks_lost", "Directories of disks that are out of service.", mode="mostrecent"
 )
 quarantined = _counter("meshd_quarantined_total", "Versions and parts that were put in quarantine.")
 scrub_bytes = _counter("meshd_scrub_bytes_total", "Bytes the scrub has compared with their checksums.")

@@ -12,9 +12,10 @@ import pytest
 from meshd.config import StoreSettings
 from meshd.kit import failpoints
 from meshd.kit.clock import ManualClock
+from meshd.store import losing, probing
 from meshd.store.changes import bare
 from meshd.store.checking import check
-from meshd.store.errors import DiskFailedError, QuarantinedError
+from meshd.store.errors import DiskFailedError, FormatError, QuarantinedError
 from meshd.store.rebuilding import rebuild
 from meshd.store.store import Store
 from meshd.testing.store_writing import LARGE, put, refused
@@ -112,6 +113,99 @@ def test_a_start_without_it_and_a_rebuild_know_of_it(tmp_path: Path) -> None:
         assert check(_settings(tmp_path, "one")).problems == []
         with closing(_open(tmp_path, "one")) as store:
             assert {key: store.read(each, 0, each.size) for key, each in _all(store).items()} == BODIES
+
+    asyncio.run(run())
+
+
+def test_an_empty_directory_takes_its_place_at_a_start(tmp_path: Path) -> None:
+    async def run() -> None:
+        settings = _settings(tmp_path, "one", "two")
+        with closing(_open(tmp_path, "one", "two")) as store:
+            for key, body in BODIES.items():
+                await put(store, key, body, size=len(body))
+            every = _all(store)
+        (tmp_path / "two" / "extents").rename(tmp_path / "gone")
+        with pytest.raises(FormatError, match="two is missing; mount it"):
+            Store.recover(settings)
+        gone = {key for key, record in every.items() if record.extents[0].disk == 1}
+        assert Store.recover(settings, lambda path: None) == len(gone)
+        for _ in range(2):  # and so it stays
+            with closing(_open(tmp_path, "one", "two")) as store:
+                assert {key for key, record in _all(store).items() if record.broken} == gone
+                assert [state.serves for state in store.disks.states()] == [True, True]
+        with closing(_open(tmp_path, "one", "two")) as store:
+            await store.disks.look()
+            assert (store.disks.take_news(), store.disks.take_news()) == (True, False)
+            await _restore(store, every, gone)
+            assert {key: store.read(each, 0, each.size) for key, each in _all(store).items()} == BODIES
+            assert {record.extents[0].disk for record in _all(store).values()} == {0, 2}
+        assert check(settings).problems == []
+        rebuild(settings)
+        with closing(_open(tmp_path, "one", "two")) as store:
+            assert {key: store.read(each, 0, each.size) for key, each in _all(store).items()} == BODIES
+
+    asyncio.run(run())
+
+
+def test_an_empty_directory_takes_its_place_under_a_running_store(tmp_path: Path) -> None:
+    async def run() -> None:
+        with closing(_open(tmp_path, "one", "two")) as store:
+            for key, body in BODIES.items():
+                await put(store, key, body, size=len(body))
+            every = _all(store)
+            gone = {key for key, record in every.items() if record.extents[0].disk == 1}
+            (tmp_path / "two" / "extents").rename(tmp_path / "gone")
+            for key in gone:
+                if len(BODIES[key]) == LARGE:  # no file of a large object is kept open
+                    with pytest.raises(QuarantinedError):
+                        store.read(every[key], 0, 10)
+            await store.disks.look_for_gone()
+            assert {key for key, record in _all(store).items() if record.broken} == gone
+            assert sorted(store._disks.roots) == [0, 2]
+            await _restore(store, every, gone)
+            assert {key: store.read(each, 0, each.size) for key, each in _all(store).items()} == BODIES
+            assert store.quarantined() == ()
+
+    asyncio.run(run())
+
+
+def test_what_another_process_finds_out_is_heeded(tmp_path: Path) -> None:
+    async def run() -> None:
+        with closing(_open(tmp_path, "one", "two")) as store:
+            key = next(key for key in BODIES if store._disks.place("b", key) == 1)
+            await store._committer.submit(losing.TakeOut(1))
+            error = await refused(DiskFailedError, put(store, key, b"late"))  # this one does not know yet
+            assert "write it again" in str(error)
+            await store._committer.submit(losing.PutIn(tmp_path / "three"))
+            assert store._disks.path(2, 7).startswith(
+                str(tmp_path / "three")
+            )  # asked for before it is heeded
+            assert sorted(store._disks.roots) == [0, 2]
+            record = await put(store, key, b"late")
+            assert record.extents[0].disk != 1
+
+    asyncio.run(run())
+
+
+def test_a_mount_that_failed_is_no_empty_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounted = {"two"}
+    for module in (losing, probing):
+        monkeypatch.setattr(module, "is_mounted", lambda root: root.name in mounted)
+    settings = _settings(tmp_path, "one", "two")
+    with closing(_open(tmp_path, "one", "two")):
+        pass
+    (tmp_path / "two" / "extents").rename(tmp_path / "gone")
+    mounted.clear()
+    Store.recover(settings, lambda path: None)
+    assert not (tmp_path / "two" / "extents").exists()
+
+    async def run() -> None:
+        with closing(_open(tmp_path, "one", "two")) as store:
+            await store.disks.look()
+            assert [state.why for state in store.disks.states()] == ["", "not mounted: mount an empty one"]
+            mounted.add("two")
+            await store.disks.look_for_gone()
+            assert [state.serves for state in store.disks.states()] == [True, True]
 
     asyncio.run(run())
 

@@ -235,7 +235,7 @@ ALERTS: Final = (
         "1m",
         "critical",
         "{{ $value | humanize }} disks of {{ $labels.instance }} are out of service",
-        "They failed three probes in a row. What they had comes from other nodes, where these have it.",
+        "They failed, or are not mounted. What they had comes from other nodes, where these have it.",
     ),
     Alert(
         "ShardmeshDamagedData",

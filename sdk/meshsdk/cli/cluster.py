@@ -271,7 +271,19 @@ def _notes(node: dict[str, Any], *, hurt: bool) -> Iterator[str]:
     if told and told["running"]:
         yield f"scrubs: {_percent(told)}"
     if told and told["quarantined"]:
-        yield f"{told['quarantined']} damaged objects in quarantine"
+        yield _lacks(told)
+    yield from (f"{disk['path']} {disk['why']}" for disk in _disks(told) if not disk["serves"])
+
+
+def _disks(told: dict[str, Any] | None) -> list[dict[str, Any]]:
+    return list(told.get("disks", ())) if told else []
+
+
+def _lacks(told: dict[str, Any]) -> str:
+    words = f"{_count(told['quarantined'], 'damaged or lost object')} to be restored"
+    if told.get("lacking"):
+        words += f", {human(told['lacking'])}"
+    return words + (f", about {_time(told['eta'])} left" if told.get("eta") else "")
 
 
 def _work(work: dict[str, Any]) -> Iterator[str]:

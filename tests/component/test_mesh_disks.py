@@ -1,0 +1,158 @@
+"""One disk of several is lost in a mesh of real daemons: what lay on it comes back from other owners."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from botocore.config import Config
+
+from meshd.config import StoreSettings
+from meshd.kit.clock import SystemClock
+from meshd.store.checking import check
+from meshd.testing.daemons import DaemonFailedError
+from meshd.testing.meshes import Mesh
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from meshd.testing.daemons import Daemon
+
+NODES = ("n1", "n2", "n3")
+_clock = SystemClock()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("disks")
+
+
+@pytest.fixture(scope="module")
+def mesh(place: Path) -> Iterator[Mesh]:
+    disks = [word for name in ("one", "two") for word in ("--disk", str(place / "n2-disks" / name))]
+    with Mesh.start(3, place, workers=2, own={"n2": disks}) as found:
+        found["n1"].client().create_bucket(Bucket="disks")
+        yield found
+
+
+def _disk(place: Path, name: str) -> Path:
+    return place / "n2-disks" / name
+
+
+def _patient(daemon: Daemon) -> Any:
+    return daemon.client(config=Config(retries={"mode": "standard", "total_max_attempts": 8}))
+
+
+def _fill(mesh: Mesh, count: int, prefix: str) -> dict[str, bytes]:
+    client, bodies = _patient(mesh["n1"]), {}
+    for number in range(count):
+        key = f"{prefix}-{number}"
+        bodies[key] = os.urandom((900, 40_000, 300_000, 3 << 20)[number % 4])
+        client.put_object(Bucket="disks", Key=key, Body=bodies[key])
+    return bodies
+
+
+def _read_everywhere(mesh: Mesh, bodies: dict[str, bytes]) -> None:
+    for name in NODES:
+        client = mesh[name].client()
+        for key, body in bodies.items():
+            assert client.get_object(Bucket="disks", Key=key)["Body"].read() == body, (name, key)
+            part = client.get_object(Bucket="disks", Key=key, Range="bytes=100-299")["Body"].read()
+            assert part == body[100:300], (name, key)
+
+
+def _scrub(mesh: Mesh) -> dict[str, Any]:
+    """What n2 says of its disks and its quarantine."""
+    status = json.loads(mesh["n1"].request("GET", "/-/cluster").body)
+    found: dict[str, Any] = next(node["scrub"] for node in status["nodes"] if node["id"] == "n2")
+    return found
+
+
+def _await(mesh: Mesh, wanted: Callable[[], bool]) -> None:
+    deadline = _clock.monotonic() + 60
+    while not wanted():
+        assert _clock.monotonic() < deadline, mesh.output()
+        threading.Event().wait(0.1)
+
+
+def _is_whole(mesh: Mesh) -> bool:
+    """Both disks of n2 are in service, and it lacks nothing."""
+    told = _scrub(mesh)
+    return (
+        len(told["disks"]) == 2
+        and all(disk["serves"] for disk in told["disks"])
+        and not told["quarantined"]
+        and mesh.metric("n2", "meshd_store_disks_lost") == 0
+    )
+
+
+def _data_files(root: Path) -> int:
+    return sum(1 for _ in root.glob("extents/*/*.tar"))
+
+
+def test_a_node_starts_without_a_disk_and_gets_back_what_was_on_it(mesh: Mesh, place: Path) -> None:
+    bodies = _fill(mesh, 24, "killed")
+    mesh.kill("n2")
+    kept = _data_files(_disk(place, "one"))
+    assert kept
+    assert _data_files(_disk(place, "two"))
+    shutil.rmtree(_disk(place, "two"))
+    mesh.up("n2")
+    _read_everywhere(mesh, bodies)
+    bodies |= _fill(mesh, 4, "meanwhile")
+    _await(mesh, lambda: _is_whole(mesh))
+    mesh.await_state("n2", "up")
+    _read_everywhere(mesh, bodies)
+    assert _data_files(_disk(place, "two"))
+    assert _data_files(_disk(place, "one")) >= kept
+
+
+def test_a_disk_emptied_under_a_running_node(mesh: Mesh, place: Path) -> None:
+    bodies = _fill(mesh, 12, "emptied")
+    over, wrong = threading.Event(), []
+
+    def read() -> None:
+        clients = [mesh[name].client() for name in NODES]
+        while not over.is_set():
+            for key, body in bodies.items():
+                for client in clients:
+                    if client.get_object(Bucket="disks", Key=key)["Body"].read() != body:
+                        wrong.append(key)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        shutil.rmtree((_disk(place, "one") / "extents").rename(place / "one-gone"))
+        written = _fill(mesh, 8, "written")
+        _await(mesh, lambda: mesh.metric("n2", "meshd_quarantined_total") > 0)
+        _await(mesh, lambda: _is_whole(mesh))
+    finally:
+        over.set()
+        reader.join()
+    assert wrong == []
+    assert _data_files(_disk(place, "one"))
+    _read_everywhere(mesh, bodies | written)
+
+
+def test_a_disk_that_has_the_only_copy_is_not_given_up_unasked(mesh: Mesh, place: Path) -> None:
+    mesh.kill("n2")
+    mesh.await_state("n2", "away")
+    mesh.kill("n3")
+    mesh.await_state("n3", "away")
+    moved = _disk(place, "two").rename(place / "two-moved")
+    with pytest.raises(DaemonFailedError, match=r"two is missing, and by the map no other node that is up"):
+        mesh.up("n2")
+    shutil.rmtree(_disk(place, "two"))  # made anew, and empty
+    moved.rename(_disk(place, "two"))
+
+
+def test_fsck_agrees_when_all_is_over(mesh: Mesh, place: Path) -> None:
+    for name in NODES:
+        mesh.stop(name)
+    disks = (_disk(place, "one"), _disk(place, "two"))
+    assert check(StoreSettings.at(mesh["n2"].data_dir, disks=disks)).problems == []
