@@ -56,8 +56,9 @@ bench: $(STAMP)  ## side by side with SeaweedFS, nginx and the peer loaders; wri
 	@$(BIN)/python -m pip install --quiet --group bench
 	@$(BIN)/python -m bench
 
-reference: $(STAMP) ## write what is generated: a part of docs/ops.md, the chart's CRDs, docs/resources.md
+reference: $(STAMP) ## write what is generated: a part of docs/ops.md, the chart's CRDs, docs/resources.md, docs/api.md
 	@$(BIN)/python tests/docs/ops_page.py
+	@$(BIN)/python tests/docs/api_page.py
 	@$(BIN)/python tests/docs/kubernetes_pages.py
 	@$(BIN)/python tests/docs/monitoring_pages.py
 	@$(BIN)/python tests/docs/values_page.py

@@ -21,9 +21,13 @@ _DATA, _OFFSETS, _SHAPES = ".data", ".offsets", ".shapes"
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """Rows of unequal length: row i is `data[offsets[i]:offsets[i+1]]`; `offsets` has rows + 1 entries.
-    Where rows have more than one dimension, row i has the shape `shapes[i]` (int64[rows, dimensions], in host
-    memory)."""
+    """Rows of unequal length: `ragged[i]` is `data[offsets[i]:offsets[i+1]]`, a view.
+
+    Attributes:
+        data: all rows' elements one after the other, [elements].
+        offsets: int64[rows + 1], in elements.
+        shapes: where rows have more than one dimension, int64[rows, dimensions], in host memory; else None.
+    """
 
     data: Any
     offsets: Any
@@ -45,11 +49,17 @@ class Ragged:
 
 
 class Batch(Mapping[str, Any]):
-    """This rank's rows of one global batch; `batch["image"]` is a tensor, an array, or a Ragged.
+    """This rank's rows of one global batch, a mapping: `batch["image"]` is a tensor or array [rows, …], or a
+    Ragged.
 
-    `positions` int64[rows]: epoch positions; `status` uint8[rows]: 0 ok, 1 substituted, 2 masked, 3 pad.
-    Both stay in host memory. `step` counts from the loader's origin (0 unless the epoch was resumed with
-    another batch size).
+    Keeping a batch, a tensor or a slice of one keeps its slot of the loader's arena; `.clone()` does not.
+
+    Attributes:
+        positions: int64[rows], which positions of the epoch; in host memory, a copy.
+        status: uint8[rows], 0 ok, 1 substituted, 2 masked, 3 pad; in host memory, a copy.
+        epoch: of the rows, from 0.
+        step: from the loader's origin on (the epoch's beginning, unless it was resumed with another batch
+        size).
     """
 
     __slots__ = ("_fields", "epoch", "positions", "status", "step")
@@ -63,6 +73,7 @@ class Batch(Mapping[str, Any]):
 
     @property
     def rows(self) -> int:
+        """Samples in it, of this rank."""
         return len(self.positions)
 
     def __getitem__(self, name: str) -> Any:

@@ -40,8 +40,14 @@ _PAGE = 1000
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """`size` in bytes, `etag` without quotes, `modified_ms` since the epoch; `headers` as they came,
-    lower-case.
+    """What a HEAD tells of an object.
+
+    Attributes:
+        size: in bytes.
+        etag: without quotes.
+        modified_ms: milliseconds since 1970, UTC.
+        metadata: its own, names in lower case without `x-amz-meta-`.
+        headers: as they came, names in lower case.
     """
 
     size: int
@@ -79,7 +85,13 @@ def crc64(data: Buffer) -> str:
 
 
 class Client:
-    """S3 operations on one endpoint. Keys and bucket names are plain text; errors are MeshErrors."""
+    """S3 operations on a store; made by `mesh.connect`. Keys and bucket names are plain text.
+
+    A call is one request (lists: one a page), asked again with jittered waits while the server is
+    unavailable, for `deadline` seconds; then it raises DeadlineError. Every call may raise AccessError
+    (403), NotFoundError (404), ServerError, and ConfigurationError for names that S3 does not have.
+    Thread-safe; pickles without its sockets; a forked child connects anew.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -88,7 +100,7 @@ class Client:
     # --- buckets ----------------------------------------------------------------------------------
 
     def buckets(self) -> tuple[BucketEntry, ...]:
-        """All buckets of the caller."""
+        """All buckets of the caller: name, and when it was made."""
         found: tuple[BucketEntry, ...] = ()
         token: str | None = ""
         while token is not None:
@@ -103,10 +115,11 @@ class Client:
         self.transport.text(Request("PUT", object_path(bucket)))
 
     def delete_bucket(self, bucket: str) -> None:
-        """The bucket must be empty."""
+        """The bucket must be empty, else ServerError BucketNotEmpty."""
         self.transport.text(Request("DELETE", object_path(bucket)))
 
     def has_bucket(self, bucket: str) -> bool:
+        """Whether there is one of this name; raises AccessError where it is another's."""
         try:
             self.transport.text(Request("HEAD", object_path(bucket)))
         except NotFoundError:
@@ -118,7 +131,8 @@ class Client:
     def pages(
         self, bucket: str, prefix: str = "", *, delimiter: str = "", start_after: str = "", page: int = _PAGE
     ) -> Iterator[ObjectListing]:
-        """Pages of at most `page` keys in the order of their UTF-8 bytes, asked for as they are taken."""
+        """Pages of at most `page` keys that begin with `prefix`, in the order of their UTF-8 bytes, asked
+        for as they are taken. With a `delimiter`, what goes on behind it is one common prefix."""
         fixed: dict[str, str | int] = {
             "list-type": 2,
             "encoding-type": "url",
@@ -144,7 +158,8 @@ class Client:
             token = listing.next_after
 
     def list(self, bucket: str, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectEntry]:
-        """Every object under a prefix."""
+        """Every object whose key begins with `prefix` and comes after `start_after`: key, size, ETag and
+        time, a page a request."""
         for listing in self.pages(bucket, prefix, start_after=start_after):
             yield from listing.entries
 
@@ -175,7 +190,7 @@ class Client:
     # --- objects ----------------------------------------------------------------------------------
 
     def head(self, bucket: str, key: str) -> ObjectInfo:
-        """Raises NotFoundError."""
+        """Size, ETag, type and metadata of an object, without its bytes; raises NotFoundError."""
         request = Request("HEAD", object_path(bucket, key))
         try:
             return self.transport.call(request, lambda response: read_info(response, response_size(response)))
@@ -193,7 +208,8 @@ class Client:
         member: str | None = None,
     ) -> bytes:
         """The bytes from `offset`, `length` of them or to the end; of an archive's `member`, if given. With
-        `etag`, PreconditionError if it changed.
+        `etag`, PreconditionError if it changed. Raises NotFoundError. For what does not fit in memory there
+        are `transfers.download` and `stream`.
         """
         if length == 0:
             return b""
@@ -216,7 +232,7 @@ class Client:
         if_absent: bool = False,
     ) -> str:
         """Stores `data`; durable when it returns. Gives the ETag. With `if_absent`, PreconditionError if it
-        exists.
+        exists. The store verifies a crc64nvme of the bytes. For large files there is `transfers.upload`.
         """
         headers = object_headers(metadata, content_type) | {"x-amz-checksum-crc64nvme": crc64(data)}
         if if_absent:
@@ -254,7 +270,7 @@ class Client:
         self.transport.text(Request("DELETE", object_path(bucket, key)))
 
     def delete_many(self, bucket: str, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
-        """Deletes in requests of 1000 keys; gives what could not be deleted."""
+        """Deletes in requests of 1000 keys; gives what could not be deleted, with key, code and message."""
         remaining = iter(keys)
         failures: tuple[DeleteFailure, ...] = ()
         while batch := tuple(islice(remaining, _PAGE)):

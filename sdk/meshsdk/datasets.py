@@ -58,16 +58,27 @@ def open(
     client: Client | None = None,
     deadline: float | None = None,
 ) -> Dataset:
-    """Pins what is stored under `url` now and gives a dataset of it; with `snapshot` (a hash) what was
-    pinned before.
+    """Pins what is stored under `url` now and gives a dataset of it.
 
-    `fields` names what a sample is made of ("jpg", "jpg;jpeg;png", "cls", "@class"); left out, it is
-    guessed from the first keys. `kind` is "objects" (files that share a stem), "tar" (WebDataset shards and
-    other archives), "lines" (a sample a line, as in JSONL), "zarr" (a sample a row of the arrays that are
-    the fields), "chunks" (a sample a chunk of such arrays), "tfrecord" (a sample a record, features of its
-    `tf.Example` are the fields), "mds" (mosaicml-streaming's shards, columns are the fields) or "auto"
-    (archives if there are any, else objects). Raises ConfigurationError, NotFoundError (nothing there),
-    DeadlineError (unavailable for `deadline` seconds, by default the client's).
+    Arguments:
+        url: a bucket or a folder of one, as "s3://photos/train".
+        fields: what a sample is made of, by name: an extension ("jpg"), several with the preferred first
+            ("jpg;jpeg;png"), or "@class" (the first folder below `url`, as int64). Of "zarr" names of arrays,
+            of "tfrecord" features, of "mds" columns. Left out, guessed from what is there.
+        kind: "objects" (files that share a stem are a sample), "tar" (WebDataset shards and other
+            archives), "lines" (a sample a line, as in JSONL), "zarr" (a sample a row of the arrays),
+            "chunks" (a sample a chunk of them), "tfrecord" (a sample a record's `tf.Example`), "mds"
+            (mosaicml-streaming's shards) or "auto": archives if there are any, else objects.
+        snapshot: the hash of what was pinned before (`ds.snapshot.hash`), instead of what is there now.
+        client: see `mesh.connect`; left out, one of the environment's.
+        deadline: seconds an unavailable server is waited for; the client's if left out.
+
+    Raises:
+        ConfigurationError: the URL, a field or the kind makes no sense; endpoint or keys are missing.
+        NotFoundError: no such bucket, or no sample has all fields; it says what is there.
+        BadSampleError: an archive or file of records is not what it should be; it names it.
+        AccessError: the keys may not read it.
+        DeadlineError: nobody answered for so long.
     """
     from meshsdk.connecting import connect
 
@@ -90,7 +101,15 @@ def open(
 class Dataset:
     """`len(ds)` samples in stored order; `ds[i]` is a dict of numpy values, `ds.map(...)` a dataset with ops.
 
-    Random ops applied through `ds[i]` are keyed by (seed 0, epoch, i): use `at_epoch` to vary them.
+    Immutable: every method gives another dataset. Pickles without sockets, so forked and spawned workers may
+    have it. Random ops applied through `ds[i]` are keyed by (seed 0, epoch, i): use `at_epoch` to vary them.
+    What the structure methods (select, filter, join …) need is done once, on the node; all of them raise
+    ConfigurationError for an argument that makes no sense.
+
+    Attributes:
+        snapshot: what was pinned: hash, counts, sizes, fields (SnapshotInfo).
+        ops: what is done to each sample, in order.
+        client: where it is asked for.
     """
 
     def __init__(
@@ -111,7 +130,10 @@ class Dataset:
         self._plan: PlanInfo | None = None
 
     def map(self, *ops: OpSpec) -> Dataset:
-        """A dataset with these ops (see `meshsdk.ops`) after those it has; they run on the storage nodes."""
+        """A dataset with these ops (see `meshsdk.ops`) after those it has; they run on the storage nodes.
+
+        Raises ConfigurationError for a Python function, a field that is not there, or a class label.
+        """
         for op in ops:
             self._check_op(op)
         return self._with(ops=(*self.ops, *ops))
@@ -252,6 +274,7 @@ class Dataset:
 
     @property
     def fields(self) -> tuple[str, ...]:
+        """The names of a sample's fields, before ops."""
         return tuple(self.snapshot.fields)
 
     @property
@@ -297,7 +320,10 @@ class Dataset:
             raise ConfigurationError(str(error)) from error
 
     def plan(self) -> PlanInfo:
-        """The registered plan behind `ds[i]` and `schema`: stored order, unmixed, seed 0, bad ones raise."""
+        """The registered plan behind `ds[i]` and `schema`: stored order, unmixed, seed 0, bad ones raise.
+
+        Raises InvalidPlanError where ops do not fit the fields or each other.
+        """
         if self._plan is None:
             patience = None if self.packing is None else _PATIENCE
             unmixed = Dataset(self.client, self.snapshot, self.ops, self.epoch, self.packing)
@@ -307,11 +333,12 @@ class Dataset:
         return self._plan
 
     def schema(self) -> Mapping[str, FieldSchema]:
-        """dtype and shape of each field of a row, as the ops leave them."""
+        """dtype and shape of each field of a row, as the ops leave them; the shape of a ragged one is
+        None."""
         return self.plan().fields
 
     def head(self, count: int = 5) -> list[dict[str, Any]]:
-        """The first samples in stored order, as `ds[i]` gives them."""
+        """The first `count` samples in stored order (all, where there are fewer), as `ds[i]` gives them."""
         return self.__getitems__(range(min(operator.index(count), len(self))))
 
     def stats(self) -> SnapshotStats:
@@ -322,8 +349,12 @@ class Dataset:
         return snapshot_stats(self.manifest())
 
     def preflight(self, global_batch: int | None = None, *, world: int = 1, rows: int = 8) -> Preflight:
-        """Prepares `rows` samples from all over the dataset and tells how it went. Where no job can work,
-        raises PreflightError with the cause and the fix; see `meshsdk.preflights` for what else."""
+        """Prepares `rows` samples from all over the dataset and tells how it went.
+
+        With `global_batch` rows over `world` ranks it says what a rank's batch takes, and raises where four
+        of them do not fit in this machine's free memory. Where no job can work, raises PreflightError with
+        the cause and the fix; ConfigurationError for a batch smaller than the world.
+        """
         from meshsdk.preflights import preflight
 
         return preflight(self, global_batch, world=world, rows=rows)
@@ -341,10 +372,12 @@ class Dataset:
         return fetch_snapshot(self.client.transport, self.snapshot.hash)
 
     def __len__(self) -> int:
+        """Samples; of a packed dataset rows, for which every sample is measured once."""
         return self.snapshot.samples if self.packing is None else self.plan().positions
 
     def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
-        """Sample `index` in stored order; raises IndexError, BadSampleError."""
+        """Sample `index` in stored order: numpy arrays and scalars by field. One request; raises IndexError,
+        BadSampleError (it cannot be prepared), SnapshotChangedError (it was replaced since it was pinned)."""
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[dict[str, Any]]:

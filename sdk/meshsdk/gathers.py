@@ -49,8 +49,8 @@ _OVERHEAD = 256  # bytes of a frame for an item beside its data: index, checksum
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One thing to gather: an object, or with `member` a file of a tar shard; of either the whole, or
-    `length` bytes (None: all) from `offset`. `tag` is yours: it stays here and comes back with the answer.
+    """One thing to gather: an object, or with `member` a file of an archive; of either the whole, or `length`
+    bytes (None: to the end) from `offset`. `tag` is yours: it stays here and comes back with the answer.
     """
 
     bucket: str
@@ -66,7 +66,7 @@ class Item:
 
 
 class Gathered:
-    """The answer to an item: `error`, or else `data`."""
+    """The answer to an `item`: its `data`, or else an `error` (a ServerError; None if there is none)."""
 
     __slots__ = ("_data", "error", "item")
 
@@ -75,6 +75,7 @@ class Gathered:
 
     @property
     def tag(self) -> Any:
+        """The item's."""
         return self.item.tag
 
     @property

@@ -47,22 +47,41 @@ _FRAME_OVERHEAD = 16 << 10
 class Loader:
     """Batches of a dataset. One `for` is (the rest of) one epoch, the next `for` the next epoch.
 
-    global_batch: rows of a step over all ranks; it may change between runs, as may the world size.
-    shuffle: True or "global", mesh.Blocks(shards=S), or False for stored order; a function of seed and
-    epoch.
-    buckets: mesh.LengthBuckets(field): batches of rows of like lengths.
-    tail: "pad" (flagged rows fill the last batch), "drop", "ragged". on_bad: "substitute", "raise",
-    "mask", "drop".
-    rank, world: of torch.distributed if it is initialised, else RANK and WORLD_SIZE, else 0 of 1.
-    output: "torch" or "numpy"; default torch if it is installed. device: "cpu" (default), "cuda",
-    "cuda:N".
-    prefetch_bytes: the arena, and with it how far ahead is asked; default 256 MiB, or four frames if that
-    is more.
-    share: a name; jobs with the same plan and name meet at one preparation. deadline: seconds an
-    unavailable server is waited for before DeadlineError. verify: check each tensor's crc32c.
-    report: a name under which the nodes' metrics show how long this job waits for data; default MESH_REPORT.
-    normalize: mesh.Normalize(field): images become bfloat16 or float16 in channels-last order, on the device.
-    Registers the plan at once; raises ConfigurationError, InvalidPlanError, SnapshotChangedError.
+    Give every rank the same arguments. The plan is registered at once, so that what cannot work is said
+    before the first step. A batch's memory is the loader's until no tensor of it is left; only one iterator
+    runs at a time.
+
+    Arguments:
+        dataset: what to load; its ops run on the storage nodes.
+        global_batch: rows of a step over all ranks, at least one a rank; may change between runs, as may the
+            number of ranks.
+        seed: of the order and of random ops, an integer.
+        shuffle: True or "global" (any sample anywhere), `mesh.Blocks(shards=S)` (reads sequentially), or
+            False (stored order); a function of seed and epoch.
+        buckets: `mesh.LengthBuckets(field)`: batches of rows of like lengths.
+        tail: the last batch of an epoch: "pad" (filled up with rows of status 3), "drop" (left out) or
+            "ragged" (smaller).
+        on_bad: a sample that cannot be prepared: "substitute" (another one, status 1), "mask" (zeros, status
+            2), "drop" (a smaller batch) or "raise".
+        max_bad: the share of a global batch's rows, 0 to 1, above which bad samples raise all the same; one
+            row is always allowed.
+        rank, world: which part of each batch; those of `torch.distributed` if it is initialised, else RANK
+            and WORLD_SIZE, else 0 of 1.
+        device: "cpu", "cuda" or "cuda:N": where tensors are.
+        output: "torch" or "numpy"; torch if it is installed.
+        prefetch_bytes: bytes of the arena, and with it how far ahead is asked; 256 MiB, or four frames if
+            that is more.
+        share: a name; jobs with the same plan and name have each batch prepared once.
+        deadline: seconds an unavailable server is waited for.
+        verify: check each tensor's crc32c.
+        connections: requests in flight at most, 1 to 64.
+        report: a name under which the nodes' metrics show how long this job waits; MESH_REPORT if left out.
+        normalize: `mesh.Normalize(field)`: images become bfloat16 or float16, channels last, on the device.
+
+    Raises:
+        ConfigurationError: an argument makes no sense, or an epoch has no step.
+        InvalidPlanError: ops do not fit the fields; the message has the op's number.
+        SnapshotChangedError: an object was replaced since the dataset was opened.
     """
 
     def __init__(
@@ -151,16 +170,20 @@ class Loader:
         return plans.steps(self.plan.positions, self.global_batch, origin, self._tail)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the job stands, as plain values (about 200 bytes of JSON), the same on all ranks.
+        """Where the job stands, as plain values (about 200 bytes of JSON), the same on all ranks: one
+        rank's is enough for a checkpoint.
 
-        It counts batches returned: inside the loop body, the one at hand included.
+        It counts batches returned: inside the loop body, the one at hand included; what was prefetched is
+        not.
         """
         return self._state.to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any] | str | bytes) -> None:
-        """Goes on where a state says, written with any world size and batch size.
+        """Goes on where a state says, written with any number of ranks and any global batch. Ends a running
+        iteration.
 
-        Raises StateMismatchError naming the field when plan, snapshot or seed differ.
+        Raises StateMismatchError when plan, snapshot or seed differ (`.field` names what does), and
+        ConfigurationError for what is no state.
         """
         try:
             loaded = LoaderState.from_json(state)
@@ -177,7 +200,8 @@ class Loader:
         self._move(loaded)
 
     def seek(self, epoch: int, step: int = 0) -> None:
-        """Makes `step` of `epoch` (counted from the epoch's beginning) the next batch; raises IndexError."""
+        """Makes `step` of `epoch` (both from 0; steps of the present global batch, from the epoch's
+        beginning) the next batch. Call it on every rank; raises IndexError."""
         if epoch < 0 or not 0 <= step < len(self):
             raise IndexError(f"epoch {epoch}, step {step}: an epoch has steps 0 to {len(self) - 1}")
         position = operator.index(step) * self.global_batch
@@ -214,7 +238,13 @@ class Loader:
     # --- batches ----------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Batch]:
-        """The rest of the epoch. A new iteration ends the one before; so do `seek` and `load_state_dict`."""
+        """The rest of the epoch. A new iteration ends the one before, which then raises ClosedError; so do
+        `seek` and `load_state_dict`.
+
+        While it runs it raises BadSampleError (`on_bad="raise"`, or more than `max_bad`),
+        SnapshotChangedError, DeadlineError. Batches before that were returned and counted: iterate again to
+        go on.
+        """
         self._check_open()
         return self._iterate()
 
@@ -298,7 +328,8 @@ class Loader:
         return replace(request, headers={**request.headers, **reported}) if reported else request
 
     def at(self, step: int, epoch: int | None = None) -> Batch:
-        """The batch of a step (as `Batch.step` counts) of the present or another epoch; changes no state."""
+        """The batch of a step (as `Batch.step` counts) of the present or another epoch, in memory of its own;
+        changes no state. Raises IndexError, and what iterating raises."""
         self._check_open()
         origin = self._state.origin(self.global_batch)
         if not 0 <= step < self._count(origin):
@@ -313,12 +344,12 @@ class Loader:
     # --- the rest ---------------------------------------------------------------------------------
 
     def stats(self) -> LoaderStats:
-        """What this loader has done so far."""
+        """What this loader has done so far, without a request."""
         running = self._pass.tally if self._pass is not None else None
         return self._meter.read(running, self._arena.overflows)
 
     def bad(self) -> tuple[BadSample, ...]:
-        """The plan's ledger of bad samples, from all jobs."""
+        """The plan's ledger of bad samples, from all jobs: up to 1,000. A request."""
         return bad_samples(self._transport, self.plan.hash)
 
     def close(self) -> None:

@@ -18,9 +18,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LoaderStats:
-    """Since the loader was made. `seconds`: inside `for` loops; `waited`: of these, spent waiting for a
-    batch; `cpu`: seconds of processor time; `frames`: how the nodes came by the frames (hit, joined,
-    miss); `flagged`: rows that are substitutes, masked or pads; `overflows`: leases beyond the arena.
+    """Since the loader was made, of this rank; `print(stats)` tells it in a line.
+
+    Attributes:
+        samples, batches, bytes: received by the program; bytes as they came over the network.
+        seconds: inside `for` loops.
+        waited: of these, spent waiting for a batch.
+        cpu: seconds of processor time that loading took in this process.
+        retries: requests asked again.
+        overflows: batches for which memory beyond the arena was taken.
+        flagged: rows that are substitutes, masked or pads.
+        frames: how the nodes came by the frames: "miss" (prepared for this request), "joined" (together with
+            another job), "hit" (prepared before).
     """
 
     samples: int
@@ -36,6 +45,7 @@ class LoaderStats:
 
     @property
     def samples_per_second(self) -> float:
+        """Of this rank, over the loop's time; 0 before the first batch."""
         return self.samples / self.seconds if self.seconds else 0.0
 
     @property

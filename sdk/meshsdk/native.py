@@ -36,8 +36,13 @@ class FieldInfo:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """A pinned list of objects. `bytes` is the size of all of them, `skipped` counts keys that formed no
-    sample.
+    """A pinned list of objects.
+
+    Attributes:
+        hash: its name; the same content has the same.
+        samples, shards, objects: how many.
+        bytes: of all objects.
+        skipped: keys that formed no sample, as a field was lacking.
     """
 
     hash: str
@@ -100,7 +105,15 @@ class FrameAddress:
 
 @dataclass(frozen=True, slots=True)
 class BadSample:
-    """An entry of a plan's ledger; `position` is in `epoch`, `times` how often it was met."""
+    """An entry of a plan's ledger: a sample that could not be prepared.
+
+    Attributes:
+        key: of the object, with the member of an archive.
+        op: in which it failed.
+        error: why, in the op's words.
+        position, epoch: where it was met last; `mesh replay` prepares it again.
+        times: how often it was met.
+    """
 
     key: str
     op: str

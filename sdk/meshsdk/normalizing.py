@@ -22,7 +22,10 @@ class Normalize:
     """(x / 255 - mean) / std of a field of uint8 images, [rows, channels, height, width] in torch's
     channels-last order of memory, whichever order they came in.
 
-    mean, std: a value a channel, ImageNet's if left out. dtype: "bfloat16", "float16" or "float32".
+    Arguments:
+        field: which one.
+        mean, std: a value a channel, of images from 0 to 1; ImageNet's if left out.
+        dtype: "bfloat16", "float16" or "float32".
     """
 
     field: str = "image"

@@ -32,9 +32,18 @@ _UNTOLD = "the first sample does not tell"  # as the node says where it cannot c
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """How it went: `rows` samples were prepared, `bad` says of those that could not be why. `row_bytes`: of a
-    prepared row (of ragged fields, on average); `batch_bytes`: of a rank's largest batch, 0 without a batch
-    size. `notes` say what is odd, and what to do about it."""
+    """How a preflight went.
+
+    Attributes:
+        samples: of the dataset.
+        schema: dtype and shape of a row's fields.
+        rows: how many samples were tried.
+        row_bytes: of a prepared row; of ragged fields, on average.
+        batch_bytes: of a rank's largest batch; 0 without a batch size.
+        seconds: that it took.
+        bad: of the samples that could not be prepared, why.
+        notes: what is odd, and what to do about it.
+    """
 
     samples: int
     schema: Mapping[str, FieldSchema]

@@ -1,0 +1,233 @@
+"""docs/api.md, made of the SDK's docstrings; run as a program it writes it.
+
+make reference
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).parent))
+from api_source import Module
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from api_source import Documented
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "api.md"
+_SDK = ROOT / "sdk"
+_ENTRY = re.compile(r"(\*{0,2}\w+(?:, \*{0,2}\w+)*): (.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """`home` is MODULE.NAME below sdk/, or MODULE.* for all it has; `title` how users write it. `made`: users
+    call the class themselves."""
+
+    home: str
+    title: str = ""
+    made: bool = True
+    members: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    title: str
+    introduction: str
+    entries: tuple[Entry, ...]
+
+
+def _given(home: str, title: str = "") -> Entry:
+    """Something users are given, and do not make."""
+    return Entry(home, title, made=False)
+
+
+SECTIONS = (
+    Section(
+        "Datasets",
+        "What is there, what a sample is made of, and what nodes do to it: [told in order](sdk.md#datasets).",
+        (
+            Entry("meshsdk.datasets.open", "mesh.open"),
+            _given("meshsdk.datasets.Dataset", "mesh.Dataset"),
+            Entry("meshsdk.mixing.mix", "mesh.mix"),
+            Entry("meshsdk.mixing.Stage", "mesh.Stage", members=False),
+            Entry("meshsdk.selecting.class_of_prefix", "mesh.class_of_prefix"),
+            _given("meshsdk.native.SnapshotInfo"),
+            _given("meshsdk.native.FieldInfo"),
+            _given("meshsdk.native.FieldSchema"),
+            _given("meshsdk.native.PlanInfo"),
+            _given("meshsdk.preflights.Preflight"),
+            Entry("meshwire.snapshotstats.SnapshotStats", made=False, members=False),
+            Entry("meshwire.snapshotstats.Spread", made=False, members=False),
+        ),
+    ),
+    Section(
+        "The loader",
+        "Batches in a training process: [told in order](sdk.md#the-loader); [what is exact](batches.md).",
+        (
+            Entry("meshsdk.loaders.Loader", "mesh.Loader"),
+            _given("meshsdk.batches.Batch", "mesh.Batch"),
+            _given("meshsdk.batches.Ragged", "mesh.Ragged"),
+            Entry("meshsdk.orders.Blocks", "mesh.Blocks"),
+            Entry("meshsdk.orders.LengthBuckets", "mesh.LengthBuckets", members=False),
+            Entry("meshsdk.normalizing.Normalize", "mesh.Normalize"),
+            _given("meshsdk.meters.LoaderStats"),
+            _given("meshsdk.native.BadSample"),
+        ),
+    ),
+    Section(
+        "Ops",
+        "`from meshsdk import ops`. Constructors for `ds.map(...)`; the work is done on the nodes, and"
+        " [the op library](ops.md) says exactly what each does and when a sample is bad. All raise"
+        " ConfigurationError for an argument that makes no sense.",
+        (Entry("meshsdk.ops.*", "ops."),),
+    ),
+    Section(
+        "The S3 client",
+        "For scripts, and what datasets and loaders go through: [told in order](sdk.md#the-s3-client).",
+        (
+            Entry("meshsdk.connecting.connect", "mesh.connect"),
+            _given("meshsdk.client.Client", "mesh.Client"),
+            _given("meshsdk.client.ObjectInfo"),
+            Entry("meshsdk.gathers.Item", "mesh.Item"),
+            _given("meshsdk.gathers.Gathered", "mesh.Gathered"),
+            Entry("meshsdk.transfers.upload"),
+            Entry("meshsdk.transfers.download"),
+            Entry("meshsdk.transfers.stream"),
+            Entry("meshsdk.transfers.copy"),
+            Entry("meshsdk.transfers.Tuning"),
+        ),
+    ),
+    Section(
+        "Adapters",
+        "One module for each library, imported by whoever uses it: [told in order](adapters.md).",
+        tuple(
+            Entry(f"meshsdk.adapters.{name}", name, members=False)
+            for name in (
+                "plain.PlainLoader",
+                "plain.as_dict",
+                "plain.plain_types",
+                "torchdata.LoaderDataset",
+                "torchdata.LoaderNode",
+                "torchdata.as_it_is",
+                "lightning.MeshDataModule",
+                "huggingface.FedByLoader",
+                "huggingface.as_iterable",
+                "grains.LoaderDataset",
+                "filesystems.MeshFileSystem",
+                "zarrs.MeshStore",
+                "webdatasets.register",
+                "tensorflow.as_tf_dataset",
+                "rays.as_ray_dataset",
+                "dali.ExternalSource",
+            )
+        ),
+    ),
+    Section(
+        "Laws, as tests",
+        "For your own test files: [how](sdk.md#the-laws-as-tests).",
+        (Entry("meshsdk.testing.loader_suite.LoaderSuite", made=False, members=False),),
+    ),
+)
+
+_HEAD = """# API reference
+
+Made of the docstrings by `make reference`. `mesh.` stands for `import meshsdk as mesh`; other names are
+imported from the module given with them. [The SDK's page](sdk.md) tells the same in the order in which
+one needs it; [the quick start](quickstart.md) is shorter.
+
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [_HEAD]
+    parts += [f"- [{section.title}](#{_anchor(section.title)})\n" for section in SECTIONS]
+    parts.append("- [Errors](#errors)\n")
+    for section in SECTIONS:
+        parts.append(f"\n## {section.title}\n\n{section.introduction}\n")
+        for home, found in _found(section):
+            parts += _object(home, found)
+    parts += _errors()
+    return "".join(parts)
+
+
+def _found(section: Section) -> Iterator[tuple[str, Documented]]:
+    for entry in section.entries:
+        home, _, name = entry.home.rpartition(".")
+        module = Module(_SDK / (home.replace(".", "/") + ".py"))
+        for each in module.names() if name == "*" else (name,):
+            title = entry.title + each if name == "*" else entry.title or each
+            yield home, module.find(each, title, made=entry.made, members=entry.members)
+
+
+def _object(home: str, found: Documented) -> Iterator[str]:
+    yield f"\n### {found.title}\n\n"
+    if not found.title.startswith(("mesh.", "ops.")):
+        yield f"In `{home}`.\n\n"
+    yield _code(found.signature)
+    yield markdown(found.text)
+    for member in found.members:
+        yield f"\n#### {member.title}\n\n{_code(member.signature)}{markdown(member.text)}"
+
+
+def _errors() -> Iterator[str]:
+    yield "\n## Errors\n\nIn `meshsdk.errors`; [what the SDK did before](sdk.md#when-something-fails).\n\n"
+    yield "| error | is a | when |\n|---|---|---|\n"
+    module = Module(_SDK / "meshsdk" / "errors.py")
+    for name in module.names():
+        if name.endswith("Error"):
+            found = module.find(name, name, members=False)
+            yield f"| `{name}` | {', '.join(f'`{base}`' for base in found.bases)} | {_line(found.text)} |\n"
+
+
+def _code(signature: str) -> str:
+    return f"```\n{signature}\n```\n\n" if signature else ""
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def markdown(text: str) -> str:
+    """A docstring: paragraphs, and where an indented block follows `Arguments:` and the like, a list."""
+    return "\n".join(_block(block) for block in re.split(r"\n\n+", text))
+
+
+def _block(block: str) -> str:
+    head, _, rest = block.partition("\n")
+    if not head.endswith(":") or not rest.startswith("    "):
+        return f"{_line_of(block)}\n"
+    items: list[str] = []
+    for line in rest.splitlines():
+        if line.startswith("     "):
+            items[-1] += " " + line.strip()
+        else:
+            items.append(line.strip())
+    return f"{head}\n\n" + "".join(f"- {_item(item)}\n" for item in items)
+
+
+def _item(item: str) -> str:
+    match = _ENTRY.fullmatch(item)
+    if not match:
+        return item
+    names = ", ".join(f"`{name}`" for name in match[1].split(", "))
+    return f"{names}: {match[2]}"
+
+
+def _line_of(block: str) -> str:
+    return "\n".join(line.strip() for line in block.splitlines())
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"[^\w-]", "", title.lower().replace(" ", "-"))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
