@@ -18,6 +18,7 @@ import msgspec
 
 from meshd.errors import MeshdError
 from meshd.net import pieces as framing
+from meshd.net.loopback import unpaced_to
 from meshd.net.wires import PeerUnreachableError, Wire
 from meshwire.s3.parsing import RequestHead
 from meshwire.sigv4 import UNSIGNED_PAYLOAD, Credential, sign
@@ -247,23 +248,34 @@ class Peers:
         wire = self.idle(node)
         if wire is not None:
             return wire
-        where = urlsplit(node.endpoint)
-        loop = asyncio.get_running_loop()
-        tls = self._context() if where.scheme == "https" else None
-        port = where.port or (443 if tls else 80)
         endpoint = node.endpoint
         try:
             async with asyncio.timeout(patience):
-                _, wire = await loop.create_connection(
-                    lambda: Wire(node.node_id, lambda free: self._keep(endpoint, free)),
-                    where.hostname or "",
-                    port,
-                    ssl=tls,
+                wire = await self._connect(
+                    endpoint, lambda: Wire(node.node_id, lambda free: self._keep(endpoint, free))
                 )
         except (OSError, TimeoutError) as error:
             why = "it does not answer" if isinstance(error, TimeoutError) else str(error)
             raise PeerUnreachableError(f"node {node.node_id} at {node.endpoint}: {why}") from error
         self._open.add(wire)
+        return wire
+
+    async def _connect(self, endpoint: str, protocol: Callable[[], Wire]) -> Wire:
+        """Raises OSError."""
+        where, loop = urlsplit(endpoint), asyncio.get_running_loop()
+        tls = self._context() if where.scheme == "https" else None
+        host, port = where.hostname or "", where.port or (443 if tls else 80)
+        own = unpaced_to(host)
+        if own is None:
+            _, wire = await loop.create_connection(protocol, host, port, ssl=tls)
+            return wire
+        try:
+            await loop.sock_connect(own, (host, port))
+            name = host if tls else None
+            _, wire = await loop.create_connection(protocol, sock=own, ssl=tls, server_hostname=name)
+        except BaseException:
+            own.close()
+            raise
         return wire
 
     def idle(self, node: Node) -> Wire | None:

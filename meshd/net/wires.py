@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
 from meshd.errors import MeshdError
-from meshd.net.loopback import unpace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -134,9 +133,6 @@ class Wire(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
-        sock, address = transport.get_extra_info("socket"), transport.get_extra_info("peername")
-        if sock is not None:
-            unpace(sock, address)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._transport = None

@@ -14,7 +14,7 @@ import mmap
 from typing import TYPE_CHECKING, Any
 
 from meshd.kit.tasks import Tasks
-from meshd.net.loopback import unpace
+from meshd.net.loopback import pace, unpace
 
 if TYPE_CHECKING:
     import socket
@@ -70,6 +70,7 @@ class Porter:
         self._timer: asyncio.TimerHandle | None = None
         self._looks = 0
         listener.setblocking(False)
+        unpace(listener)
         server.when_lost = self._tell
         self._tell()
         self._watch()
@@ -132,7 +133,7 @@ class Porter:
                 _log.warning("a connection was not taken", extra={"why": error.strerror})
             return False
         client.setblocking(False)
-        unpace(client, address)
+        pace(client, address)
         self._coming += 1
         self._tell()
         self._tasks.spawn(self._welcome(client), "welcome")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _PIPE: Final = 1 << 20  # what is asked for; how much one may have is the system's
 _TURN: Final = 4 << 20  # bytes until other connections get their turn
-_GATHERED: Final = 128 << 10  # bytes that come together before the reader is woken: each time costs as much
+_GATHERED: Final = 128 << 10
 _KEPT: Final = 32  # pipes
 _IDLE_SECONDS: Final = 120.0  # without a byte moved
 _FLAGS: Final = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK

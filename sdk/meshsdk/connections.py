@@ -48,13 +48,21 @@ def _receive_buffer() -> int:
     return wanted if wanted >= min(grown, _WANTED_RCVBUF) else 0
 
 
-def _unpace(sock: socket.socket) -> None:
+def _connected(host: str, port: int, timeout: float) -> socket.socket:
     """Over loopback nothing is lost, and the pacing of a congestion control (BBR's) costs more than all the
-    copying."""
-    host = str(sock.getpeername()[0])
-    if host == "::1" or host.removeprefix("::ffff:").startswith("127."):
+    copying; a connection that began with it keeps it. Raises OSError."""
+    if not (host == "::1" or host.removeprefix("::ffff:").startswith("127.")):
+        return socket.create_connection((host, port), timeout=timeout)
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
         with contextlib.suppress(OSError, AttributeError):  # AttributeError: not on this system
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+        sock.settimeout(timeout)
+        sock.connect((host, port))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 class Connection:
@@ -83,11 +91,10 @@ class Connection:
             ) from error
 
     def _open(self, timeout: float, connect_timeout: float) -> socket.socket:
-        sock = socket.create_connection((self.endpoint.host, self.endpoint.port), timeout=connect_timeout)
+        sock = _connected(self.endpoint.host, self.endpoint.port, connect_timeout)
         try:
             sock.settimeout(timeout)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _unpace(sock)
             if size := _receive_buffer():
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
             if self._tls:

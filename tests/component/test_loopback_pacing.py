@@ -3,32 +3,53 @@
 from __future__ import annotations
 
 import socket
+from contextlib import closing
 
 import pytest
 
-from meshd.net.loopback import unpace
+from meshd.net.loopback import pace, unpace, unpaced_to
 
 
 def control_of(sock: socket.socket) -> str:
     return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
 
 
+@pytest.fixture
+def usual() -> str:
+    with socket.socket() as sock:
+        return control_of(sock)
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.9", "::1", "::ffff:127.0.0.1"])
 def test_loopback_is_not_paced(host: str) -> None:
-    with socket.socket() as sock:
-        unpace(sock, (host, 9000))
+    sock = unpaced_to(host)
+    assert sock is not None
+    with sock:
         assert control_of(sock) == "reno"
 
 
-@pytest.mark.parametrize("address", [("10.1.2.3", 9000), ("::2", 9000, 0, 0), ("", 0), "", None])
-def test_others_keep_what_they_have(address: object) -> None:
-    with socket.socket() as sock:
-        before = control_of(sock)
-        unpace(sock, address)
-        assert control_of(sock) == before
+@pytest.mark.parametrize("host", ["10.1.2.3", "::2", "localhost", "", "mesh-0.mesh.svc"])
+def test_others_keep_what_they_have(host: str) -> None:
+    assert unpaced_to(host) is None
+
+
+@pytest.mark.parametrize(
+    ("address", "paced"),
+    [(("127.0.0.1", 9000), False), (("10.1.2.3", 9000), True), (("::2", 9000, 0, 0), True), ("", True)],
+)
+def test_what_a_listener_accepts(address: object, paced: bool, usual: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        unpace(listener)
+        with closing(socket.create_connection(listener.getsockname())):
+            accepted, _ = listener.accept()
+            with accepted:
+                assert control_of(accepted) == "reno"
+                pace(accepted, address)
+                assert control_of(accepted) == (usual if paced else "reno")
 
 
 def test_what_has_no_congestion_control_is_left_alone() -> None:
     one, other = socket.socketpair()
     with one, other:
-        unpace(one, ("127.0.0.1", 9000))
+        unpace(one)
+        pace(other, "")
