@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from meshd.net.wires import AnswerHead, Wire
     from meshd.web.sending import AtOnce
 
-_SPLICED: Final = 512 << 10  # so much must be left for it to be worth the trouble
+_SPLICED: Final = 96 << 10  # so much must be left for it to be worth the trouble
 _HIGH: Final = 256 << 10  # bytes queued for the client before the other node is made to wait
 _IDLE_SECONDS: Final = 120.0  # a client that takes nothing for so long is given up
 _SILENCE: Final = 60.0  # seconds: of a node in the middle of an answer

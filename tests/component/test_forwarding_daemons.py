@@ -21,7 +21,7 @@ SENT = 8 * MIB
 DECLARED = 256 * MIB
 OBJECT = 48 * MIB
 ALLOWED = 96 * MIB  # whole bodies in memory would be 24 × 8 and 24 × 48 MiB
-HIGHER_UP = 400_000  # too little to be spliced
+HIGHER_UP = 90_000  # too little to be spliced
 
 
 @pytest.fixture(scope="module")
