@@ -178,7 +178,7 @@ def _object(home: str, found: Documented) -> Iterator[str]:
 
 
 def _errors() -> Iterator[str]:
-    yield "\n## Errors\n\nIn `meshsdk.errors`; [what the SDK did before](sdk.md#when-something-fails).\n\n"
+    yield "\n## Errors\n\nIn `meshsdk.errors`; [what to do about each](failures.md).\n\n"
     yield "| error | is a | when |\n|---|---|---|\n"
     module = Module(_SDK / "meshsdk" / "errors.py")
     for name in module.names():
