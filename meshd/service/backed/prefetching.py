@@ -69,11 +69,12 @@ class Prefetching:
         found = await self._looked(running, bucket, found)
         counted: set[str] = set()
         for home in self._spreading.homes(bucket):
-            left = found
+            sound = left = found
             while True:
                 version = self._spreading.version
-                left = await self._fetch(running, bucket, left, counted, home)
-                left = await self._lacking(running, bucket, left, home)
+                failed = await self._fetch(running, bucket, left, counted, home)
+                sound = [wanted for wanted in sound if wanted.key not in failed]
+                left = await self._lacking(running, bucket, sound, home)
                 if not left or self._spreading.version == version:
                     break  # else what a node had that is gone is fetched by those who took over
             for wanted in left:
@@ -82,9 +83,10 @@ class Prefetching:
 
     async def _fetch(
         self, running: Running, bucket: Bucket, wanted: list[Wanted], counted: set[str], home: str
-    ) -> list[Wanted]:
-        """Those that came. `counted`: a name counts once, however many homes have it or have gone."""
-        tally, failed = running.tally, set[int]()
+    ) -> set[str]:
+        """The keys that could not be had. `counted`: a name counts once, however many homes have it or have
+        gone."""
+        tally, failed = running.tally, set[str]()
         tally.phase = "fetching"
 
         def count(number: int, outcome: Outcome) -> None:
@@ -92,14 +94,14 @@ class Prefetching:
             if outcome.verdict == "moved":
                 tally.move(outcome.size)
             elif outcome.verdict == "failed":
-                failed.add(number)
+                failed.add(key)
                 tally.fail(f"s3://{bucket.name}/{key}", outcome.text)
             elif key not in counted:
                 counted.add(key)
                 tally.done(1, max(0, wanted[number].size), there=outcome.verdict == "there")
 
         await self._spreading.run(bucket, "fetch", wanted, count, home)
-        return [each for number, each in enumerate(wanted) if number not in failed]
+        return failed
 
     async def _lacking(
         self, running: Running, bucket: Bucket, wanted: list[Wanted], home: str
