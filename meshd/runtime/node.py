@@ -55,6 +55,7 @@ from meshd.service.uploads import UploadService
 from meshd.service.versions import Versions
 from meshd.service.views.definitions import ViewDefinitions
 from meshd.service.views.dispatch import ViewReader
+from meshd.service.views.making import ViewMaker
 from meshd.service.views.uses import UseFile
 from meshd.store.store import Store
 from meshd.transform.userops.modules import MODULES
@@ -70,6 +71,7 @@ from meshd.web.peers import PeerGate
 from meshd.web.residence import residence_routes
 from meshd.web.server import WebDeps
 from meshd.web.sessions import SessionEndpoint
+from meshd.web.viewdoors import ViewDoors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -275,4 +277,5 @@ def native_routes(node: Node, access: Access, data: DataServices) -> list[Native
         *build_native(data.datasets, data.batches, gathers, definitions, node.clock, also, node.mesh),
         *holding_routes(holdings, data.frames, node.clock),
         *output_routes(node),
+        *ViewDoors(ViewMaker(node.store, data.frames, node.objects), node.mesh, node.clock).routes(),
     ]

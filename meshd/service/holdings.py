@@ -15,7 +15,7 @@ from meshd.assembly.elsewhere import Part
 from meshd.assembly.errors import BatchError
 from meshd.service import remotewire as wire
 from meshd.service.blobs import Blob, as_samples
-from meshd.service.remote import decided_page
+from meshd.service.remotelisting import decided_page
 from meshwire.frames import FRAME_VERSION
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
     from meshd.service.objects import Found
-    from meshd.service.remote import Gathered, RemoteObjects
+    from meshd.service.remote import RemoteObjects
+    from meshd.service.remotefetching import Gathered
     from meshd.service.versions import Versions
     from meshd.store.records import Record
     from meshwire.s3.operations import GetObject

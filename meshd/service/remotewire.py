@@ -18,6 +18,7 @@ READ: Final = "/-/peer/objects/read"
 FIND: Final = "/-/peer/objects/find"
 LIST: Final = "/-/peer/objects/list"
 INDEX: Final = "/-/peer/archives/index"
+MADE: Final = "/-/peer/views/made"
 FRAMES: Final = "/-/peer/frames"
 DOCUMENTS: Final = "/-/peer/documents/"
 MAX_PARTS: Final = 20_000
@@ -84,6 +85,16 @@ class IndexAsk(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     features: Annotated[list[_Text], Meta(max_length=64)] = []
 
 
+class MadeAsk(Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of a view (its document) for a source object of this content, as bytes."""
+
+    view: Annotated[str, Meta(max_length=1 << 20)]
+    bucket: _Text
+    key: _Text
+    etag: _Text
+    size: int
+
+
 def far(record: Record | None) -> FarRecord | None:
     """The record as other nodes may see it."""
     if record is None:
@@ -98,5 +109,6 @@ decode_find = msgspec.msgpack.Decoder(FindAsk).decode
 decode_found = msgspec.msgpack.Decoder(FindAnswer).decode
 decode_list = msgspec.msgpack.Decoder(ListAsk).decode
 decode_listed = msgspec.msgpack.Decoder(ListAnswer).decode
+decode_made = msgspec.msgpack.Decoder(MadeAsk).decode
 decode_index = msgspec.msgpack.Decoder(IndexAsk).decode
 decode_address: Callable[[bytes], Asked] = msgspec.msgpack.Decoder(Asked).decode

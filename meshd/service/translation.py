@@ -35,7 +35,7 @@ _NOT_REPLICATED = (
 )
 _NOT_CACHED = (
     "The bucket has an origin, and what this needs is not in the cache: read the objects once, or "
-    "`mesh prefetch` them. Listings of such a bucket are for S3 requests only."
+    "`mesh prefetch` them."
 )
 
 

@@ -11,6 +11,7 @@ import hashlib
 import heapq
 import re
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from meshwire.documents import PlanError, canonical_json, checked_object, checked_text, required
@@ -150,33 +151,34 @@ def walk_view(
     an ending moves a key past others only if those begin with its stem and a dot; so looking up the stems of
     a key that end before a dot finds all that is out of place. Memory: one pair a dot.
     """
-    held: list[tuple[bytes, bytes, Pair[T]]] = []
+    held: list[tuple[bytes, bytes, int, Pair[T]]] = []
+    numbers = count()  # what is found twice may have changed in between: the pairs are not compared
     last = after.encode() if after else b""
 
     def hold(origin: str, value: T) -> None:
         key = view.mapped(origin)
         if key is not None and key.startswith(prefix) and (raw := key.encode()) > last:
-            heapq.heappush(held, (raw, origin.encode(), Pair(key, origin, value)))
+            heapq.heappush(held, (raw, origin.encode(), next(numbers), Pair(key, origin, value)))
 
-    def hold_displaced(near: str) -> None:
+    def hold_displaced(near: str, known: str = "") -> None:
         for origin in _displaced(view, near):
-            value = look(origin)
+            value = look(origin) if origin != known else None
             if value is not None:
                 hold(origin, value)
 
     for place in {after, prefix}:
         hold_displaced(place)
     for origin, value in source:
-        hold_displaced(origin)
+        hold_displaced(origin, origin)
         raw = origin.encode()
         while held and held[0][0] <= raw:
-            key, _, pair = heapq.heappop(held)
+            key, *_, pair = heapq.heappop(held)
             if key > last:
                 last = key
                 yield pair
         hold(origin, value)
     while held:
-        key, _, pair = heapq.heappop(held)
+        key, *_, pair = heapq.heappop(held)
         if key > last:
             last = key
             yield pair

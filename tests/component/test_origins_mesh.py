@@ -12,6 +12,7 @@ from botocore.exceptions import ClientError
 
 from meshd.testing.meshes import Mesh
 from meshsdk import jobs
+from tests.component import origin_views
 from tests.component.origin_working import bucket, code, eventually, put, read, sdk, write_credentials
 from tests.component.test_origins_training import epoch, fill, opened
 from tests.component.test_origins_writing import at_origin, is_at_origin
@@ -197,6 +198,25 @@ def test_homes_keep_a_copy_each_and_all_others_none(mesh: Mesh, clients: list[An
     assert [read(clients[1], "homely", f"{number}") for number in range(8)]
     body = json.dumps({"homes": ["n1"], "write": "through"}).encode()
     assert mesh["n2"].request("PATCH", "/-/buckets/homely", body).status == 400
+
+
+def calls(mesh: Mesh) -> float:
+    """Samples that ops worked on, at all nodes."""
+    return sum(mesh.metric(node, "meshd_op_calls_total") for node in mesh.nodes)
+
+
+def test_views_over_all_nodes(mesh: Mesh, clients: list[Any], origin: Place) -> None:
+    fill(mesh["n1"], origin, "seen", "lives")
+    origin_views.make(mesh["n1"], "seen", "lives")
+    before, once = calls(mesh), 2 * 40  # two counted steps a photograph
+    for name in origin_views.VIEWS:
+        with ThreadPoolExecutor(3) as pool:  # all nodes at once
+            found = list(pool.map(origin_views.contents, clients, [f"seen--{name}"] * 3))
+        if name == "small":  # what is made of one object is made once, by the node that reads that
+            eventually(lambda: calls(mesh) - before >= once)
+            assert calls(mesh) - before == once
+        assert found == [origin_views.contents(clients[0], f"lives--{name}")] * 3
+    assert len(origin.faults.gets("seen/train")) <= 44  # each photograph once, and some were looked at
 
 
 def test_write_back_survives_the_death_of_a_node(mesh: Mesh, clients: list[Any], origin: Place) -> None:

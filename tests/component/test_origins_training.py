@@ -16,6 +16,7 @@ import meshsdk as mesh
 from meshsdk import jobs, ops
 from meshsdk.errors import MeshError
 from meshsdk.gathers import Item
+from tests.component import origin_views
 from tests.component.origin_working import bucket, eventually, metric, put, sdk, small_daemon
 from tests.component.test_sdk_training import picture
 
@@ -82,6 +83,32 @@ def test_an_epoch_is_that_of_a_bucket_that_lives_here(small: Daemon, origin: Pla
         eventually(lambda: metric(small, "meshd_cache_plans") >= 1)  # what is read next is known to the cache
         origin.faults.refuse = True  # what was read is cached, and content by its ETag needs no question
         assert len(epoch(far)) == 5
+
+
+def test_views_are_those_of_a_bucket_that_lives_here(small: Daemon, origin: Place) -> None:
+    fill(small, origin, "seen", "lives")
+    origin_views.make(small, "seen", "lives")
+    client = small.client()
+    for name in origin_views.VIEWS:
+        expected = origin_views.contents(client, f"lives--{name}")
+        assert len(expected) >= 4
+        assert origin_views.contents(client, f"seen--{name}") == expected
+    assert len(origin.faults.gets("seen/train")) <= PHOTOS + 1  # each was fetched once for all views
+
+
+def test_jobs_make_the_same_of_both(small: Daemon, origin: Place) -> None:
+    fill(small, origin, "raw", "kept")
+    client = small.client()
+    client.create_bucket(Bucket="made")
+    with sdk(small) as mesh_client:
+        for source in ("raw", "kept"):
+            wanted = jobs.shard_job(f"s3://{source}/train/", f"s3://made/{source}/", count=10)
+            done = jobs.wait_for_job(mesh_client.transport, jobs.start_job(mesh_client.transport, wanted).id)
+            assert (done.state, done.failed) == ("done", 0), done
+    listed = client.list_objects_v2(Bucket="made")["Contents"]
+    found = [(each["Key"].partition("/")[2], each["ETag"]) for each in listed]
+    assert len(found) >= 8
+    assert found[: len(found) // 2] == found[len(found) // 2 :]
 
 
 def test_an_object_that_changed_is_told(small: Daemon, origin: Place) -> None:

@@ -146,7 +146,7 @@ def test_scans_are_repeated_when_it_is_time_and_something_changed() -> None:
         await writer.commit(Meta("e"))
 
     async def run() -> None:
-        scans: Scans[str, int] = Scans(store.revision, clock, scan)
+        scans: Scans[str, int] = Scans(lambda _: store.revision(), clock, scan)
         assert await scans.current("v") == 1
         clock.advance(100)
         assert await scans.current("v") == 1  # nothing was written

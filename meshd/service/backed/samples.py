@@ -22,6 +22,7 @@ from meshd.origin.errors import (
 )
 from meshd.service.backed.shelf import CHUNK, Piece, record_of, shelf_name
 from meshd.service.remotewire import far
+from meshd.store.records import Page
 from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
@@ -52,16 +53,23 @@ class OriginSamples:
 
     async def entries(self, name: str, prefix: str) -> list[tuple[str, Record]]:
         """Every object under a prefix, in order of UTF-8 bytes. Raises BatchError."""
-        bucket, found, after = self._bucket(name), list[tuple[str, "Record"]](), ""
+        found, after = list[tuple[str, "Record"]](), ""
         while True:
-            try:
-                page = await self._backed.listings.page(bucket, prefix, "", after, _PAGE)
-            except (OriginError, S3Error) as error:
-                raise _told(f"s3://{name}/{prefix}", error) from error
-            found += [(entry.key, _far(bucket, entry.facts())) for entry in page.entries]
-            if not page.after:
+            page = await self.page(name, prefix, after, _PAGE)
+            found += page.entries
+            if not page.truncated:
                 return found
-            after = page.after
+            after = page.next_after
+
+    async def page(self, name: str, prefix: str, after: str, limit: int) -> Page:
+        """A page of them. Raises BatchError."""
+        bucket = self._bucket(name)
+        try:
+            page = await self._backed.listings.page(bucket, prefix, "", after, min(limit, _PAGE))
+        except (OriginError, S3Error) as error:
+            raise _told(f"s3://{name}/{prefix}", error) from error
+        entries = tuple((entry.key, _far(bucket, entry.facts())) for entry in page.entries)
+        return Page(entries, (), truncated=bool(page.after), next_after=page.after)
 
     async def find(self, name: str, key: str) -> Record | None:
         """The current object's record. Raises BatchError."""

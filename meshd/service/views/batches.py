@@ -19,8 +19,8 @@ from meshd.assembly.sizing import planned_size
 from meshd.service.views.failing import pinned_refusal
 from meshd.service.views.frames import frame_groups, frame_of
 from meshd.service.views.kinds import Made
+from meshd.service.views.making import RESULTS
 from meshd.service.views.paging import page_of
-from meshd.service.views.transforms import RESULTS
 from meshd.store.records import Record
 from meshwire.documents import PlanError
 from meshwire.frames import CONTENT_TYPE, FRAME_VERSION

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.service.translation import store_errors
-from meshd.service.views.transforms import RESULTS
+from meshd.service.views.making import RESULTS
 from meshd.service.views.uses import MINUTE_MS
 from meshd.telemetry import metrics
 

@@ -56,11 +56,15 @@ class Layouts:
 
     def __init__(self, store: ObjectStore, clock: Clock, archives: Archives, mesh: RemoteObjects) -> None:
         self._store, self._clock, self._archives, self._mesh = store, clock, archives, mesh
-        self._scans: Scans[ShardsView, Laid] = Scans(mesh.revision, clock, self._scan)
+        self._scans: Scans[ShardsView, Laid] = Scans(self.revision, clock, self._scan)
         self._last: OrderedDict[ShardsView, Laid] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"<Layouts, {self._scans}>"
+
+    def revision(self, view: ShardsView) -> object:
+        """See `RemoteObjects.revision`."""
+        return self._mesh.revision([view.source])
 
     async def recent(self, view: ShardsView) -> Laid:
         """The layout of the last scan, if that is recent enough. Raises S3Error UnprocessableSource."""
@@ -72,7 +76,7 @@ class Layouts:
         return await self._scans.current(view)
 
     async def _scan(self, view: ShardsView) -> Laid:
-        began, revision, last = self._clock.monotonic(), self._mesh.revision(), self._last.get(view)
+        began, revision, last = self._clock.monotonic(), self.revision(view), self._last.get(view)
         with store_errors():
             objects = await self._found(view)
             same = last is not None and await asyncio.to_thread(objects.__eq__, last.objects)

@@ -35,7 +35,7 @@ class Scans(Generic[V, L]):
     """The last scans by view. One a worker and kind."""
 
     def __init__(
-        self, revision: Callable[[], object], clock: Clock, scan: Callable[[V], Awaitable[L]]
+        self, revision: Callable[[V], object], clock: Clock, scan: Callable[[V], Awaitable[L]]
     ) -> None:
         self._revision, self._clock, self._scan = revision, clock, scan
         self._scans: OrderedDict[V, _Scan[L]] = OrderedDict()
@@ -47,7 +47,7 @@ class Scans(Generic[V, L]):
     async def current(self, view: V) -> L:
         """What the source is, or was a moment ago. Raises what the scan does."""
         scan = self._scans.get(view)
-        if scan is None or self._stale(scan):
+        if scan is None or self._stale(view, scan):
             scan, _ = await self._scanning.run(view, lambda: self._timed(view))
             self._scans[view] = scan
             if len(self._scans) > _KEPT:
@@ -58,17 +58,17 @@ class Scans(Generic[V, L]):
     def forget(self, view: V) -> bool:
         """The scan may be out of date; whether anything was written since it was made."""
         scan = self._scans.get(view)
-        if scan is None or scan.revision == self._revision():
+        if scan is None or scan.revision == self._revision(view):
             return False
         del self._scans[view]
         return True
 
-    def _stale(self, scan: _Scan[L]) -> bool:
+    def _stale(self, view: V, scan: _Scan[L]) -> bool:
         age = self._clock.monotonic() - scan.done
-        return age > _SHARE * scan.seconds and self._revision() != scan.revision
+        return age > _SHARE * scan.seconds and self._revision(view) != scan.revision
 
     async def _timed(self, view: V) -> _Scan[L]:
-        began, revision = self._clock.monotonic(), self._revision()
+        began, revision = self._clock.monotonic(), self._revision(view)
         found = await self._scan(view)
         now = self._clock.monotonic()
         return _Scan(found, revision, now, now - began)

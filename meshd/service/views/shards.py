@@ -73,7 +73,7 @@ class ShardReader:
     async def _current(self, view: ShardsView, laid: Laid, shard: Shard) -> Shard | None:
         """The shard of objects as they are now; None when the layout must be made anew for that. They are
         looked up once while the store does not change."""
-        revision = self._objects.revision()
+        revision = self._layouts.revision(view)
         if laid.checked.get(shard.key, laid.revision) == revision:
             return shard
         source = self._source(view)

@@ -1,43 +1,30 @@
 """Transform views, read: an object of a view becomes the object that holds its result.
 
-Law: a result is kept in the reserved bucket under the hash of (ops, source ETag), so that it is computed
-once, by the steward, however many ask, and never outlives its source's content. Bad sources are left out of
-listings and refused by name.
+Law: results are made and kept by `making`; one never outlives its source's content. Bad sources are left out
+of listings and refused by name.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import os
-from contextlib import suppress
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from meshd.assembly.addressing import DerivedAddress
 from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.assembly.errors import BatchError
 from meshd.service.remote import local_objects
 from meshd.service.translation import store_errors
-from meshd.service.views.definitions import draws
 from meshd.service.views.failing import refusal, unreachable
 from meshd.service.views.kinds import Kept
-from meshd.store.errors import ConditionFailedError
-from meshd.store.records import Meta
+from meshd.service.views.making import ViewMaker, result_key
 from meshd.telemetry import metrics
-from meshd.transform.programs import asset_digests
-from meshwire import checksums
-from meshwire.conditions import Conditions
-from meshwire.documents import canonical_json
-from meshwire.plans import spec_document
 from meshwire.s3.errors import S3Error
 from meshwire.s3.results import ObjectEntry, ObjectListing
-from meshwire.transformviews import FIELD, walk_view
+from meshwire.transformviews import walk_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshd.assembly.addressing import Frame, FrameSource
+    from meshd.assembly.addressing import FrameSource
     from meshd.service.remote import RemoteObjects
     from meshd.service.views.uses import Uses
     from meshd.service.waiting import Names
@@ -49,15 +36,8 @@ if TYPE_CHECKING:
 PAGE_LIMIT = 1000
 MADE_A_PAGE = 64
 """Results a listing computes before it ends its page: what is listed has a true size."""
-RESULTS = "views/"
 _SOURCE_PAGE = 1000
 _BEYOND = "\U0010ffff"
-
-
-@lru_cache(maxsize=256)
-def _program(view: TransformView) -> str:
-    """What a transform process compiles."""
-    return canonical_json({"spec": spec_document(view.plan), "fields": [FIELD]}).decode()
 
 
 class TransformReader:
@@ -66,8 +46,9 @@ class TransformReader:
     def __init__(
         self, store: ObjectStore, frames: FrameSource, uses: Uses, objects: RemoteObjects | None = None
     ) -> None:
-        self._store, self._frames, self._uses = store, frames, uses
+        self._store, self._uses = store, uses
         self._objects = objects or local_objects(store)
+        self._maker = ViewMaker(store, frames, self._objects)
 
     def __repr__(self) -> str:
         return "<TransformReader>"
@@ -87,46 +68,21 @@ class TransformReader:
         raise S3Error("NoSuchKey", extra={"Key": key})
 
     async def _made(self, view: TransformView, origin: str, source: Record) -> str:
-        place = result_key(view, origin, source)
+        place = result_key(view, origin, source.etag, source.size)
         made = self._store.get(RESERVED_BUCKET, place) is not None
         metrics.view_results.labels("hit" if made else "miss").inc()
         for op in view.plan.ops if made else ():
             metrics.op_cache_hits.labels(metrics.op_label(op.op)).inc()
         if not made:
-            await self._make(view, origin, source, place)
+            await self._make(view, origin, source)
         return place
 
-    async def _make(self, view: TransformView, origin: str, source: Record, place: str) -> None:
-        address = DerivedAddress(
-            view.digest,
-            _program(view),
-            view.source,
-            origin,
-            source.etag,
-            _position(view, origin),
-            asset_digests(view.plan),
-        )
-        try:
-            frame = await self._frames.frame(address)
-        except BatchError as error:
-            raise refusal(error) from error
-        try:
-            await self._keep(view, frame, place)
-        finally:
-            frame.close()
-
-    async def _keep(self, view: TransformView, frame: Frame, place: str) -> None:
-        """Write the result down. Another worker may have been quicker: then it is there."""
-        data = await asyncio.to_thread(os.pread, frame.fd, frame.size, 0)
-        meta = await asyncio.to_thread(_meta, view, data)
+    async def _make(self, view: TransformView, origin: str, source: Record) -> None:
         with store_errors():
-            writer = self._store.writer(RESERVED_BUCKET, place, size=len(data))
             try:
-                await writer.write(data)
-                with suppress(ConditionFailedError):
-                    await writer.commit(meta, conditions=Conditions(if_none_match=("*",)))
-            finally:
-                await writer.abort()
+                await self._maker.make(view, origin, source)
+            except BatchError as error:
+                raise refusal(error) from error
 
     # --- listings --------------------------------------------------------------------------------------
 
@@ -136,7 +92,7 @@ class TransformReader:
         limit = min(operation.max_keys, PAGE_LIMIT)
         if limit <= 0:
             return ObjectListing()
-        gathering = _Gathering(self._store, self._objects.names(), view, operation, limit)
+        gathering = _Gathering(self._store, self._objects.names(view.source), view, operation, limit)
         with store_errors(), unreachable():
             page = await asyncio.to_thread(gathering.run)
         made = await asyncio.gather(*[self._entry(view, pair) for pair in page.pairs])
@@ -202,7 +158,8 @@ class _Gathering:
         return None
 
     def _take(self, pair: Pair[Record]) -> None:
-        place = result_key(self._view, pair.origin, pair.value)
+        source = pair.value
+        place = result_key(self._view, pair.origin, source.etag, source.size)
         self._unmade += self._store.get(RESERVED_BUCKET, place) is None
         self.pairs.append(pair)
         self.last = pair.key
@@ -220,28 +177,3 @@ class _Gathering:
             page = self._names.list(self._view.source, prefix=prefix, after=after, limit=_SOURCE_PAGE)
             yield from page.entries
             after, more = page.next_after, page.truncated
-
-
-def result_key(view: TransformView, origin: str, source: Record) -> str:
-    """The name of a result: what was done, to which content; for random ops to which key."""
-    drawn = f"-{_position(view, origin):x}" if draws(view) else ""
-    kind = hashlib.sha256(view.content_type.encode()).hexdigest()[:8]
-    return f"{RESULTS}{view.digest}-{kind}/{source.etag}-{source.size:x}{drawn}"
-
-
-def _position(view: TransformView, origin: str) -> int:
-    """What keys the randomness of one object: its name."""
-    if not draws(view):
-        return 0
-    return int.from_bytes(hashlib.blake2b(origin.encode(), digest_size=8).digest()) >> 2
-
-
-def _meta(view: TransformView, data: bytes) -> Meta:
-    hasher = checksums.new(checksums.DEFAULT_ALGORITHM)
-    hasher.update(data)
-    return Meta(
-        hashlib.md5(data, usedforsecurity=False).hexdigest(),
-        {"content-type": view.content_type},
-        checksums={checksums.DEFAULT_ALGORITHM: hasher.base64()},
-        checksum_type="FULL_OBJECT",
-    )

@@ -18,7 +18,7 @@ from meshd.assembly.errors import BatchError
 from meshd.kit.singleflight import SingleFlight
 from meshd.service.translation import store_errors
 from meshd.service.views.failing import refusal
-from meshd.service.views.transforms import RESULTS
+from meshd.service.views.making import RESULTS
 from meshd.service.views.zarrlayouts import BLOCK_NAME
 from meshd.store.errors import ConditionFailedError
 from meshd.store.records import Meta

@@ -21,6 +21,7 @@ from meshwire.documents import PlanError
 from meshwire.fields import parse_source
 from meshwire.s3.errors import S3Error
 from meshwire.snapshots import EmptySnapshotError
+from meshwire.views import sources_of
 
 if TYPE_CHECKING:
     from meshd.assembly.catalog import Catalog
@@ -52,7 +53,9 @@ class ZarrLayouts:
     ) -> None:
         self._store, self._catalog, self._datasets, self._batches = store, catalog, datasets, batches
         self._objects = objects
-        self._scans: Scans[ZarrView, ZarrLayout] = Scans(objects.revision, clock, self._scan)
+        self._scans: Scans[ZarrView, ZarrLayout] = Scans(
+            lambda view: objects.revision(sources_of(view)), clock, self._scan
+        )
         self._pinned: OrderedDict[ZarrView, ZarrLayout] = OrderedDict()
 
     def __repr__(self) -> str:
@@ -78,7 +81,7 @@ class ZarrLayouts:
 
     async def changed(self, laid: ZarrLayout, array: ZarrArray, number: int) -> str:
         """The first of the objects behind a stored one that is not what was laid out any more, or nothing."""
-        revision, name = self._objects.revision(), (array.name, number)
+        revision, name = self._objects.revision(laid.snapshot.objects.buckets), (array.name, number)
         if laid.verified.get(name) == revision:
             return ""
         found = await self._first_changed(laid, array, number)

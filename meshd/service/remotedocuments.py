@@ -1,0 +1,90 @@
+"""Documents of the reserved bucket that nodes share, on the other nodes.
+
+Law: a document counts as written when so many nodes have it that one may be lost; one that may be at a node
+that does not answer is Busy, never missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from meshd.assembly.errors import busy
+from meshd.errors import MeshdError
+from meshd.net.peers import PeerRefusedError, PeerUnreachableError
+from meshd.service import remotewire as wire
+from meshwire import percents
+
+if TYPE_CHECKING:
+    from meshd.service.remoteasking import Asking
+    from meshwire.cluster import Node
+
+_SPREAD: Final = 2
+"""Nodes that have a document before it counts as written, where there are so many."""
+_AT_ONCE: Final = 4
+"""Nodes asked for a document at a time."""
+
+
+class RemoteDocuments:
+    """One a process."""
+
+    def __init__(self, asking: Asking) -> None:
+        self._asking, self._mesh = asking, asking.mesh
+
+    def __repr__(self) -> str:
+        return f"<RemoteDocuments from {self._mesh.node_id}>"
+
+    async def document(self, key: str) -> bytes | None:
+        """See Elsewhere.document."""
+        target, silent = wire.DOCUMENTS + percents.encode(key, safe="/"), ""
+        others = self._asking.others()
+        for start in range(0, len(others), _AT_ONCE):
+            asked = [self._get(node, target) for node in others[start : start + _AT_ONCE]]
+            for answer in await asyncio.gather(*asked, return_exceptions=True):
+                if isinstance(answer, bytes):
+                    return answer
+                if isinstance(answer, MeshdError):
+                    silent = str(answer)
+                elif answer is not None:
+                    raise answer
+        if silent:
+            raise busy(f"another node may have {key}, and does not answer: {silent}")
+        return None
+
+    async def documents(self, key: str) -> list[bytes]:
+        """What each of the nodes that answer has under a key that is every node's own."""
+        target = wire.DOCUMENTS + percents.encode(key, safe="/")
+        asked = [self._get(node, target) for node in self._asking.others()]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return [answer for answer in answers if isinstance(answer, bytes)]
+
+    async def _get(self, node: Node, target: str) -> bytes | None:
+        try:
+            async with self._asking.peers.call(node, "GET", target) as answer:
+                return await answer.read()
+        except PeerRefusedError as error:
+            if error.status == 404:
+                return None
+            raise
+        except PeerUnreachableError as error:
+            self._asking.note(node, error)
+            raise
+
+    async def spread(self, key: str, document: bytes) -> None:
+        """See Elsewhere.spread."""
+        target, others = wire.DOCUMENTS + percents.encode(key, safe="/"), self._asking.others()
+        own = self._mesh.map().node(self._mesh.node_id)
+        needed = min(_SPREAD, len(others) + 1) - int(own is not None and own.stores)
+        tasks = [self._put(node, target, document) for node in others]
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        wrong = [answer for answer in answers if isinstance(answer, BaseException)]
+        if len(answers) - len(wrong) < needed:
+            raise busy(f"too few nodes could keep {key}: {wrong[0]}")
+
+    async def _put(self, node: Node, target: str, document: bytes) -> None:
+        try:
+            async with self._asking.peers.call(node, "PUT", target, body=document) as answer:
+                await answer.read()
+        except PeerUnreachableError as error:
+            self._asking.note(node, error)
+            raise

@@ -1,0 +1,68 @@
+"""Frames that other nodes make, or that this node has copies of.
+
+Law: a frame is a function of its address: whoever made it, it is the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from meshd.assembly.memory import MemoryFrame
+from meshd.errors import MeshdError
+from meshd.service import remotewire as wire
+from meshd.service.remotefetching import placed, receive
+from meshwire.cluster.meeting import assemblers, frame_name, meeting
+
+if TYPE_CHECKING:
+    from meshd.assembly.addressing import Frame, FrameAddress, FrameResult
+    from meshd.assembly.memory import Memory
+    from meshd.service.remoteasking import Asking
+    from meshd.service.remotefetching import Fetching
+
+
+class RemoteFrames:
+    """One a process."""
+
+    def __init__(self, asking: Asking, fetching: Fetching, memory: Memory) -> None:
+        self._asking, self._fetching, self._memory = asking, fetching, memory
+        self._mesh = asking.mesh
+
+    def __repr__(self) -> str:
+        return f"<RemoteFrames from {self._mesh.node_id}>"
+
+    async def met(self, address: FrameAddress) -> Frame | None:
+        """The frame as the node has it at which its address meets; None where that is this node, or it does
+        not give it: then it is made here."""
+        place = address.rank, address.world, address.batch, address.origin
+        name = frame_name(address.plan, address.epoch, address.step, *place)
+        node = next(iter(meeting(assemblers(self._mesh.map()), name)), None)
+        if node is None or node.node_id == self._mesh.node_id:
+            return None
+        room = MemoryFrame(0, self._memory)
+        try:
+            async with self._asking.peers.call(
+                node, "POST", wire.FRAMES, body=wire.encode(address)
+            ) as answer:
+                await receive(answer, room)
+                room.rows = int(answer.headers["x-mesh-rows"])
+                return room.hand_out(cast("FrameResult", answer.headers["x-mesh-frame"]))
+        except MeshdError as error:
+            self._asking.note(node, error)
+            return None
+
+    async def kept_frame(self, address: FrameAddress) -> Frame | None:
+        """A batch of which this node has a copy."""
+        found = None if self._fetching.near is None else await self._fetching.near.frame(address)
+        if found is None:
+            return None
+        pieces, rows = found
+        room = MemoryFrame(0, self._memory)
+        for piece in pieces:
+            placed(room, piece)
+        room.rows = rows
+        return room.hand_out("hit")
+
+    def keep_frame(self, address: FrameAddress, frame: Frame) -> None:
+        """Have this node keep a copy, if it keeps any."""
+        if self._fetching.near is not None:
+            self._fetching.near.keep_frame(address, frame.fd, frame.size, frame.rows)
