@@ -231,9 +231,11 @@ class RemoteObjects:
     async def made(self, ask: wire.MadeAsk) -> bytes | None:
         """A result of a view as the node makes it that reads the source at its origin; None: this node is to
         make it, for it is that one, or the other does not answer. Raises BatchError."""
-        if self._mesh.alone or not self.backs(ask.bucket) or self._mesh.is_reader(ask.bucket, ask.key):
+        if self._mesh.alone or not self.backs(ask.bucket):
             return None
-        for node in self._mesh.route(ask.bucket, ask.key).readers:
+        for node in self._mesh.route(ask.bucket, ask.key).readers:  # of several homes the first, whoever asks
+            if node.node_id == self._mesh.node_id:
+                return None
             try:
                 return await self._asking.post(node, wire.MADE, wire.encode(ask))
             except PeerRefusedError as error:
