@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from meshd.control.interface import ControlStore
     from meshd.kit.clock import Clock
     from meshd.runtime.data import DataServices
+    from meshd.service.backed.fetching import Keeper
     from meshd.service.backed.service import BackedService
     from meshd.store.interface import ObjectStore
     from meshd.telemetry.audit import AuditLog
@@ -249,8 +250,10 @@ def _backed_admin(node: Node) -> BackedAdmin:
     return BackedAdmin(node.buckets, origins, node.clock, node.settings.region)
 
 
-def native_routes(node: Node, access: Access, data: DataServices) -> list[NativeRoute]:
-    """The native protocol."""
+def native_routes(
+    node: Node, access: Access, data: DataServices, keeper: Keeper | None = None
+) -> list[NativeRoute]:
+    """The native protocol. `keeper`: of the cache, a daemon's."""
     gathers = GatherService(node.store, node.archives, data.readers, node.objects)
     definitions = ViewDefinitions(node.buckets, node.clock, access, view_makers(data))
     tests = OpTests(data.user_ops, data.assets, node.objects, data.readers, data.frames, node.clock)
@@ -260,9 +263,9 @@ def native_routes(node: Node, access: Access, data: DataServices) -> list[Native
         module_routes(data.user_ops, tests),
         origin_routes(_backed_admin(node)),
     ]
-    if node.shelf is not None:  # a daemon's: tests may have none
+    if node.shelf is not None and keeper is not None:  # tests may have none
         room = node.settings.cache_bytes
-        residence = Residence(node.store, node.shelf, node.buckets, node.mesh, room)
+        residence = Residence(node.store, node.shelf, node.buckets, node.mesh, keeper, room)
         also.append(residence_routes(residence))
     holdings = Holdings(
         node.store,

@@ -70,7 +70,8 @@ async def _work(node: Node, index: int, doors: Doors, trouble: Callable[[], str]
         start_chores(
             [*process_chores(node, reporter), Chore("keyuse", 60.0, lambda: _save_use(node))], chores
         )
-        routes = [*ops_routes(trouble, lambda: node.mesh.map().version), *native_routes(node, access, data)]
+        native = native_routes(node, access, data, backed.keeper)
+        routes = [*ops_routes(trouble, lambda: node.mesh.map().version), *native]
         routes += admin_routes(node, deps.sessions) + meshing(node, backed).routes()
         if doors.tls is not None:
             start_chores([_tls_chore(doors.tls)], chores)

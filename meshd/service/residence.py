@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from meshd.cluster.mesh import Mesh
     from meshd.control.buckets import Bucket, BucketTable
     from meshd.service.access import Identity
+    from meshd.service.backed.fetching import Keeper
     from meshd.service.backed.shelf import Shelf
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
@@ -31,16 +32,35 @@ class Residence:
     """One a worker."""
 
     def __init__(
-        self, store: Store, shelf: Shelf, buckets: BucketTable, mesh: Mesh, cache_bytes: int = 0
+        self,
+        store: Store,
+        shelf: Shelf,
+        buckets: BucketTable,
+        mesh: Mesh,
+        keeper: Keeper,
+        cache_bytes: int = 0,
     ) -> None:
         self._store, self._shelf, self._buckets, self._mesh = store, shelf, buckets, mesh
+        self._keeper = keeper
         self._cache_bytes = cache_bytes  # 0: half of what is free
 
     def __repr__(self) -> str:
         return "<Residence>"
 
+    async def node(self, identity: Identity) -> dict[str, Any]:
+        """What the node holds, and its disks in the order in which they were given. Raises BatchError."""
+        _require_root(identity)
+        own, cached = self._store.stats(), self._shelf.cache.stats()
+        return {
+            "node": self._mesh.node_id,
+            "objects": own.objects,
+            "bytes": own.live_bytes,
+            "cached_bytes": cached.live_bytes,
+            "disks": [{"path": disk.path, "free": disk.free, "total": disk.total} for disk in own.disks],
+        }
+
     async def count(self, identity: Identity, name: str, prefix: str) -> dict[str, Any]:
-        """Objects and bytes here. Raises BatchError."""
+        """Objects and bytes here; of one with an origin, what was read of it lately. Raises BatchError."""
         bucket = self._bucket(identity, name)
         objects = size = 0
         async for key, record in self._records(bucket, prefix):
@@ -60,7 +80,13 @@ class Residence:
             "partial": objects >= _MOST,
             "used": used,
             "capacity": room,
-        }
+        } | await self._usage(bucket)
+
+    async def _usage(self, bucket: Bucket) -> dict[str, Any]:
+        usage = None if bucket.origin is None else await self._keeper.usage(shelf_name(bucket))
+        if usage is None:
+            return {}
+        return {"hits": usage.hits, "misses": usage.misses, "idle_s": round(usage.idle)}
 
     async def evict(self, identity: Identity, name: str, prefix: str) -> dict[str, Any]:
         """Let go what is cached of a bucket with an origin. Raises BatchError."""
@@ -79,8 +105,7 @@ class Residence:
         return {"node": self._mesh.node_id, "bucket": name, "objects": objects, "bytes": size}
 
     def _bucket(self, identity: Identity, name: str) -> Bucket:
-        if not identity.root:
-            raise BatchError("AccessDenied", "where data lies is root's to know: ask whoever runs the node")
+        _require_root(identity)
         bucket = self._buckets.get(name)
         if bucket is None:
             raise BatchError("NoSuchBucket", f"there is no bucket {name[:80]!r}")
@@ -108,3 +133,8 @@ class Residence:
         chunks = range(-(-int(record.tags["size"]) // CHUNK))
         there = (self._shelf.chunk(shelf_name(bucket), key, record.etag, number) for number in chunks)
         return sum(chunk.size for chunk in there if chunk is not None)
+
+
+def _require_root(identity: Identity) -> None:
+    if not identity.root:
+        raise BatchError("AccessDenied", "where data lies is root's to know: ask whoever runs the node")

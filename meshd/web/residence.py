@@ -1,4 +1,5 @@
-"""`/-/residence/BUCKET`: what of a bucket lies on this node; `DELETE` lets go what is only cached.
+"""`/-/residence/BUCKET`: what of a bucket lies on this node, without one: of all; `DELETE` lets go what is
+only cached.
 
 Law: parse, ask the service, answer JSON; root's alone.
 """
@@ -46,7 +47,9 @@ class ResidenceEndpoint:
         ]
 
     async def count(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
-        """`?prefix=PREFIX`."""
+        """`?prefix=PREFIX`; without a bucket: of the whole node."""
+        if not _name(request):
+            return self._native.json(await self._residence.node(identity))
         prefix = query_of(request, ("prefix",)).get("prefix", "")
         return self._native.json(await self._residence.count(identity, _name(request), prefix))
 

@@ -347,11 +347,13 @@ def _disks(pool: NodePool) -> list[str]:
 
 
 def _cache(pool: NodePool) -> list[str]:
-    """How much a daemon that owns no data may keep: what the quotas of its disks come to."""
-    quotas = [tier.quota for tier in pool.tiers if tier.class_ != "mem"]
-    if "store" in pool.roles or not quotas or None in quotas:
-        return []
-    return ["--cache", str(sum(bytes_of(quota) for quota in quotas if quota))]
+    """How much of what is elsewhere a daemon may keep: its disks' quotas together; and how many batches."""
+    disks = [tier.quota for tier in pool.tiers if tier.class_ != "mem"]
+    memory = sum(bytes_of(tier.quota) for tier in pool.tiers if tier.class_ == "mem" and tier.quota)
+    found = ["--frame-cache", str(memory)] if memory else []
+    if not disks or None in disks:
+        return found
+    return [*found, "--cache", str(sum(bytes_of(quota) for quota in disks if quota))]
 
 
 def _home(pool: NodePool) -> Tier | None:
@@ -373,6 +375,7 @@ def _mounts(cluster: Cluster, pool: NodePool) -> list[Manifest]:
     found += [
         {"name": tier.name, "mountPath": f"{HOME}/{tier.name}"} | (own if tier.host_path else {})
         for tier in pool.tiers
+        if tier.class_ != "mem"
     ]
     home = _home(pool)
     if home is None:
@@ -400,13 +403,11 @@ def _volumes(cluster: Cluster, pool: NodePool) -> list[Manifest]:
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
         {"name": "origins", "secret": {"secretName": cluster.origins_secret, "optional": True}},
     ]
-    for tier in pool.tiers:
-        if tier.host_path:
-            found.append(
-                {"name": tier.name, "hostPath": {"path": tier.host_path, "type": "DirectoryOrCreate"}}
-            )
-        elif tier.class_ == "mem":
-            found.append({"name": tier.name, "emptyDir": {"medium": "Memory", "sizeLimit": tier.quota}})
+    found += [
+        {"name": tier.name, "hostPath": {"path": tier.host_path, "type": "DirectoryOrCreate"}}
+        for tier in pool.tiers
+        if tier.host_path
+    ]
     if _home(pool) is None:
         found.append({"name": "home", "emptyDir": {}})
     if cluster.spec.s3.tls:

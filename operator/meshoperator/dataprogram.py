@@ -17,6 +17,7 @@ from meshoperator.admission import LABEL
 from meshoperator.credentials import Catalogue, CredentialsLoop
 from meshoperator.daemons import DaemonError, Daemons, UnreachableError
 from meshoperator.datasets import DatasetLoop
+from meshoperator.figuring import FiguresLoop
 from meshoperator.loads import LoadLoop
 from meshoperator.placements import PlacementLoop
 from meshoperator.placing import Board
@@ -58,6 +59,7 @@ class DataProgram:
         self._catalogue = Catalogue(kube, settings)
         self._keys = CredentialsLoop(kube, self.daemons, self._catalogue, now)
         self._placement = PlacementLoop(kube, settings, self.board)
+        self._figures = FiguresLoop(kube, self.daemons)
         self._loops = (
             DatasetLoop(kube, self.daemons, recorder, now, self.board),
             LoadLoop(kube, self.daemons, recorder, now),
@@ -74,7 +76,7 @@ class DataProgram:
     def work(self) -> list[Coroutine[None, None, None]]:
         """What goes on until it is cancelled."""
         found = [self._watch_pods(namespace) for namespace in self._settings.namespaces or (None,)]
-        found += [self._renew(), self._place()]
+        found += [self._renew(), self._place(), self._measure()]
         return [*found, self._serve()] if self._settings.webhook is not None else found
 
     async def aclose(self) -> None:
@@ -123,6 +125,16 @@ class DataProgram:
                 _log.warning("training pods cannot be looked at: %s", error)
                 failed = 1
             await asyncio.sleep(5 * _PAUSE if failed else _RENEW)
+
+    async def _measure(self) -> None:
+        """What daemons hold, and how full their disks are, now and then."""
+        while True:
+            await self._leads.wait()
+            try:
+                await self._figures.run(self._settings.namespaces)
+            except (ApiError, httpx2.HTTPError) as error:
+                _log.warning("no figures: %s", error)
+            await asyncio.sleep(self._settings.figures_seconds)
 
     async def _place(self) -> None:
         """A plan now and then, and when data has come somewhere or gone."""

@@ -7,6 +7,7 @@ neither changed nor removed. What lies where is asked of the daemons, each of it
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote
 
@@ -99,6 +100,9 @@ class DatasetLoop(DataLoop):
             jobs = await self._warm(document, spec, access, jobs, anew=anew)
             holdings = await self._holdings(nodes, bucket, prefix)
             figures = Figures.of(spec, holdings, jobs[0] if jobs else None, homes)
+            if self._is_idle(spec, figures, holdings):
+                holdings = await self._let_go(document, nodes, bucket, holdings)
+                figures = Figures.of(spec, holdings, jobs[0] if jobs else None, homes)
             house = House(self._daemons, self._board, self._recorder, self._now)
             homing = await house.keep(document, access, nodes, homes, holdings, figures, jobs)
             homing = homing if self._board.plans or homing.homes else None
@@ -234,10 +238,27 @@ class DatasetLoop(DataLoop):
         found = []
         for each in nodes:
             told = await self._daemons.ask(each, "GET", residence(bucket, prefix))
-            found.append(
-                Holding(told["node"], told["objects"], told["bytes"], told["capacity"], told["used"])
-            )
+            there = told["objects"], told["bytes"], told["capacity"], told["used"]
+            lately = told.get("hits", 0), told.get("misses", 0), told.get("idle_s", 0.0)
+            found.append(Holding(told["node"], *there, *lately))
         return found
+
+    def _is_idle(self, spec: MeshDatasetSpec, figures: Figures, holdings: list[Holding]) -> bool:
+        """Whether what is cached goes, because nobody has read it for so long."""
+        after = spec.retention.idle_seconds
+        if after is None or figures.loading or not any(each.bytes for each in holdings):
+            return False
+        return all(each.idle >= after for each in holdings)
+
+    async def _let_go(
+        self, document: Manifest, nodes: list[Access], bucket: str, holdings: list[Holding]
+    ) -> list[Holding]:
+        freed = sum(each.bytes for each in holdings)
+        for each in nodes:
+            await self._daemons.ask(each, "DELETE", residence(bucket, ""))
+        idle = round(min(each.idle for each in holdings))
+        await self._recorder.say(document, "Idle", f"nobody read it for {idle} s: {freed} bytes are let go")
+        return [replace(each, objects=0, bytes=0) for each in holdings]
 
     def _failed(
         self, document: Manifest, whether: bool | None, reason: str, message: str, phase: str

@@ -20,13 +20,15 @@ _RUNS: Final = ("queued", "running", "cancelling")
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """`source`: (objects, bytes) as far as known; `there`: bytes of one copy. `trouble`: of its last load."""
+    """`source`: (objects, bytes) as far as known; `there`: bytes of one copy. `trouble`: of its last load.
+    `hits`: percent of what was read lately."""
 
     source: tuple[int, int] | None
     there: int
     loading: bool = False
     trouble: str = ""
     durable: bool = False
+    hits: int | None = None
 
     @classmethod
     def of(
@@ -43,8 +45,9 @@ class Figures:
             held = max((each.bytes for each in holdings if each.node in homes), default=0)
         if spec.source.uri.startswith("mesh://"):
             return cls((sum(each.objects for each in holdings), held), held, durable=True)
+        hits = _percent(sum(each.hits for each in holdings), sum(each.misses for each in holdings))
         if job is None:
-            return cls(None, held)
+            return cls(None, held, hits=hits)
         progress = job["progress"]
         known = job["state"] == "done" or progress["phase"] not in ("", "planning", "listing")
         source = (progress["outputs_total"], progress["bytes_total"]) if known else None
@@ -52,7 +55,12 @@ class Figures:
         if job["failed"] and not trouble:
             first = job["failures"][0] if job["failures"] else {"name": "", "error": ""}
             trouble = f"{job['failed']} objects are not there: {first['name']}: {first['error']}"
-        return cls(source, held, job["state"] in _RUNS, trouble if job["state"] not in _RUNS else "")
+        running = job["state"] in _RUNS
+        return cls(source, held, running, "" if running else trouble, hits=hits)
+
+
+def _percent(hits: int, misses: int) -> int | None:
+    return 100 * hits // (hits + misses) if hits + misses else None
 
 
 def prefetches(jobs: Sequence[Mapping[str, Any]], bucket: str) -> list[dict[str, Any]]:
@@ -93,6 +101,7 @@ def dataset_status(
     status: dict[str, Any] = {
         "phase": _phase(figures, unplaced, homing),
         "cachedBytes": figures.there,
+        "hitPercent": figures.hits,
         "conditions": conditions,
         "placement": [
             {"node": spot.node, "bytes": spot.bytes, "reason": spot.reason[:1024]} for spot in spots[:4096]

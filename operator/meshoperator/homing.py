@@ -53,7 +53,7 @@ def step(seen: Seen) -> Homing:
     if not seen.planned:
         return Homing(seen.homes)
     planned = tuple(sorted(seen.planned))
-    most = _most(seen)
+    most = _most(seen, planned)
     behind = tuple(name for name in planned if name in seen.held and seen.held[name] < _ENOUGH * most)
     whole = seen.source is not None and most >= _ENOUGH * seen.source > 0
     stay = seen.unplaced or (bool(behind) and not seen.brought)
@@ -74,11 +74,13 @@ def step(seen: Seen) -> Homing:
     )
 
 
-def _most(seen: Seen) -> int:
-    """Bytes of the largest copy; of a bucket that had no homes, of all shares together."""
+def _most(seen: Seen, planned: Collection[str]) -> int:
+    """Bytes of the largest copy that is to go, or else that is there; of a bucket that had no homes, of all
+    shares together."""
     if not seen.homes:
         return sum(seen.held.values())
-    return max(seen.held.values(), default=0)
+    going = [name for name in seen.homes if name not in planned]
+    return max((seen.held.get(name, 0) for name in going or seen.homes), default=0)
 
 
 def told(before: Sequence[str], now: Homing) -> str:

@@ -181,9 +181,6 @@ class LoadLoop(DataLoop):
     def _told(self, document: Manifest, step: Step) -> dict[str, Any]:
         whether = True if step.phase == "Succeeded" else False if step.phase == "Failed" else None
         found = [("Complete", whether, step.reason, step.message or step.phase)]
-        if document["spec"].get("bandwidth"):
-            unlimited = "the daemons' jobs have no limit: it goes as fast as the source gives"
-            found.append(("BandwidthLimited", False, "NotSupported", unlimited))
         status = {
             "observedGeneration": document["metadata"].get("generation"),
             "phase": step.phase,

@@ -32,13 +32,17 @@ _HALF: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a daemon says that it holds of a dataset, and its room. `node`: its id in the map."""
+    """What a daemon says that it holds of a dataset, and its room. `node`: its id in the map. `hits` and
+    `misses`: pieces read from its cache and fetched, of late; `idle`: seconds since the last of them."""
 
     node: str
     objects: int
     bytes: int
     capacity: int = 0
     used: int = 0
+    hits: int = 0
+    misses: int = 0
+    idle: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,8 @@ class OperatorSettings:
     stay; what is missing is still made."""
     plan_seconds: float = 300.0
     """From one plan to the next."""
+    figures_seconds: float = 30.0
+    """From one look at what daemons hold to the next."""
     moves_at_once: int = 4
     """Datasets whose copies are being moved at the same time."""
     high_watermark: float = 0.85
@@ -93,6 +95,8 @@ class OperatorSettings:
             found["eager_seconds"] = float(said("EAGER_SECONDS"))
         if said("DELETION_SECONDS"):
             found["deletion_seconds"] = float(said("DELETION_SECONDS"))
+        if said("FIGURES_SECONDS"):
+            found["figures_seconds"] = float(said("FIGURES_SECONDS"))
         if said("PLAN_SECONDS"):
             found["plan_seconds"] = float(said("PLAN_SECONDS"))
         if said("MOVE_BYTES_PER_SECOND"):
@@ -107,8 +111,9 @@ class OperatorSettings:
     def __post_init__(self) -> None:
         if not 0 < self.high_watermark <= 1:
             raise ValueError("high_watermark must be above 0 and at most 1")
-        if min(self.resync_seconds, self.plan_seconds, self.eager_seconds) <= 0 or self.deletion_seconds < 0:
-            raise ValueError("resync_seconds, plan_seconds and eager_seconds must be above 0")
+        seconds = self.resync_seconds, self.plan_seconds, self.eager_seconds, self.figures_seconds
+        if min(seconds) <= 0 or self.deletion_seconds < 0:
+            raise ValueError("resync, plan, eager and figures_seconds must be above 0")
         if self.moves_at_once < 1 or self.move_bytes_per_second < 0:
             raise ValueError("moves_at_once must be at least 1, move_bytes_per_second at least 0")
         if self.move_gain < 0 or self.copy_gpus <= 0:

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from meshd.testing.daemons import Daemon
+from tests.component.origin_working import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,4 +42,14 @@ def test_what_lies_here_and_goes_again(tmp_path: Path) -> None:
         assert (gone["objects"], gone["bytes"]) == (1, 9 << 20)
         assert ask("GET", "/-/residence/backed")["bytes"] == 3000
         assert len(s3.get_object(Bucket="backed", Key="large.bin")["Body"].read()) == 9 << 20  # comes again
+        before = ask("GET", "/-/residence/backed")
+        assert before["misses"] >= 5  # the load's, and those of the read after it
+        for _ in range(3):
+            assert s3.get_object(Bucket="backed", Key="0.bin")["Body"].read() == bytes(1000)
+        eventually(lambda: ask("GET", "/-/residence/backed")["hits"] >= before["hits"] + 3)
+        assert ask("GET", "/-/residence/backed")["idle_s"] < 60
+        node = ask("GET", "/-/residence/")
+        assert (node["bytes"], node["objects"]) >= (6, 2)
+        assert node["cached_bytes"] >= 3000
+        assert node["disks"][0]["total"] > node["disks"][0]["free"] > 0
         assert ask("GET", "/-/residence/none")["error"]["code"] == "NoSuchBucket"

@@ -79,8 +79,6 @@ REFUSED: list[tuple[str, Path, Any, str]] = [
     ("MeshCluster", (*_TIER, "volumeClaim"), {"size": "1Gi"}, "either hostPath or volumeClaim"),
     ("MeshCluster", (*_TIER, "class"), "tape", "Unsupported value"),
     ("MeshCluster", (*_TIER, "quota"), "much", "should match"),
-    ("MeshCluster", (*_TIER, "watermarks"), {"low": 90, "high": 80}, "must be below"),
-    ("MeshCluster", (*_TIER, "watermarks"), {"low": 95}, "must be below"),
     ("MeshCluster", ("spec", "nodePools", 1, "name"), "store", "Duplicate value"),
     ("MeshCluster", ("spec", "image"), "two words", "should match"),
     ("MeshNode", ("spec", "desiredState"), "Gone", "Unsupported value"),
@@ -94,7 +92,6 @@ REFUSED: list[tuple[str, Path, Any, str]] = [
     ("MeshLoad", ("spec", "schedule"), None, "policy Cron needs a schedule"),
     ("MeshLoad", ("spec", "policy"), "Once", "policy Cron needs a schedule"),
     ("MeshLoad", ("spec", "schedule"), "every day", "should match"),
-    ("MeshLoad", ("spec", "action"), "Evict", "evicting moves nothing"),
     ("MeshView", ("spec", "ops"), [], "kind transform needs ops"),
     ("MeshView", ("spec", "kind"), "shards", "ops are of kind transform"),
 ]

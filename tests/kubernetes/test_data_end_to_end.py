@@ -78,13 +78,14 @@ def scene(kubeconfig: Path, kube: Client, tmp_path_factory: pytest.TempPathFacto
             where = ["--namespace", namespace, "--kubeconfig", str(kubeconfig)]
             endpoint = {"name": "MESH_OPERATOR_ENDPOINT", "value": front.endpoint}
             eager = {"name": "MESH_OPERATOR_EAGER_SECONDS", "value": "0.5"}
+            often = {"name": "MESH_OPERATOR_FIGURES_SECONDS", "value": "1"}
             values = {
                 "webhook": {"enabled": False},
                 "cluster": {
                     "create": True,
                     "spec": SPEC | {"copies": 1, "nodePools": [POOL | {"replicas": 1}]},
                 },
-                "operator": {"extraEnv": [endpoint, eager]},
+                "operator": {"extraEnv": [endpoint, eager, often]},
             }
             _helm(program, "install", "mesh", str(_chart(place)), *where, "--values", "-", given=values)
             try:
@@ -185,6 +186,11 @@ def test_a_dataset_is_kept_in_the_rack_it_is_planned_for_and_pods_land_there(
         assert client.get_object(Bucket="near", Key="7.bin")["Body"].read() == BODY
         label = status(scene, "MeshDataset", "near")["nodeLabel"]
         until(lambda: labelled(kube, label) == {"g1"}, PATIENCE)
+        until(lambda: figures(scene, "g1").get("cachedBytes") == 8 * len(BODY), PATIENCE)
+        (tier,) = figures(scene, "g1")["tiers"]
+        assert (tier["name"], tier["class"]) == ("disk", "nvme")
+        (whole,) = scene.mesh()["status"]["tiers"]
+        assert whole["capacity"] > 2.5 * tier["capacity"] > tier["used"] > 0  # of three daemons
         authority = Authority(tmp_path / "authority")
         (tmp_path / "tls").mkdir()
         install(authority, tmp_path / "tls")
@@ -212,6 +218,12 @@ def planned(scene: Scene) -> list[str]:
     }
     homes = every["buckets/near"]["origin"]["homes"] if "buckets/near" in every else ()
     return sorted(status(scene, "MeshNode", name)["node"] for name in homes)
+
+
+def figures(scene: Scene, host: str) -> dict[str, Any]:
+    """What is said of the daemon on a machine."""
+    every = (status(scene, "MeshNode", name) for name in scene.pods())
+    return next(found for found in every if found.get("node") == host)
 
 
 def labelled(kube: Client, label: str) -> set[str]:

@@ -186,6 +186,24 @@ def test_a_dataset_is_a_bucket_warms_is_compared_and_goes(operator: Operator) ->
     assert operator.ask("GET", f"/-/buckets/{bucket_of(operator)}") == 404
 
 
+def test_what_nobody_reads_goes_by_itself(operator: Operator) -> None:
+    backed(operator, retention={"idleSeconds": 2})
+    operator.look("MeshDataset", "photos")
+    client = operator.daemon.client()
+    for _ in range(4):
+        client.get_object(Bucket=bucket_of(operator), Key="val/3.bin")["Body"].read()
+    operator.until("MeshDataset", "photos", lambda found: (found.get("hitPercent") or 0) > 50)
+    heard = []
+
+    def gone(found: dict[str, Any]) -> bool:
+        heard.extend(operator.ear.heard)
+        return bool(found["cachedBytes"] == 0)
+
+    operator.until("MeshDataset", "photos", gone)
+    assert "Idle" in {reason for reason, _ in heard}
+    assert client.get_object(Bucket=bucket_of(operator), Key="val/3.bin")["Body"].read() == b"\3" * PHOTO
+
+
 def test_what_is_wrong_with_a_source_is_told(operator: Operator) -> None:
     dataset(
         operator.kube, operator.namespace, "none", "file:///nowhere/at/all", bucket=f"{bucket_of(operator)}-n"
@@ -236,7 +254,7 @@ def test_loads_run_in_order_pause_evict_and_go_by_themselves(operator: Operator)
         "second",
         {"datasetRef": "photos", "paths": ["val/"], "runAfter": ["first"], "suspend": True},
     )
-    operator.make("MeshLoad", "first", {"datasetRef": "photos", "paths": ["train/"], "bandwidth": "1M"})
+    operator.make("MeshLoad", "first", {"datasetRef": "photos", "paths": ["train/"]})
     operator.look("MeshLoad", "second")
     assert operator.status("MeshLoad", "second")["phase"] == "Suspended"
     operator.change("MeshLoad", "second", {"spec": {"suspend": False}})
@@ -244,7 +262,6 @@ def test_loads_run_in_order_pause_evict_and_go_by_themselves(operator: Operator)
     assert condition(operator.status("MeshLoad", "second"), "Complete")[2] == "runAfter: 'first' is not there"
     first = operator.until("MeshLoad", "first", lambda found: found["phase"] == "Succeeded")
     assert (first["objectsDone"], first["bytesDone"], first["bytesTotal"]) == (4, 4 * PHOTO, 4 * PHOTO)
-    assert condition(first, "BandwidthLimited")[:2] == ("False", "NotSupported")
     operator.until("MeshLoad", "second", lambda found: found["phase"] == "Succeeded")
     operator.look("MeshDataset", "photos")
     assert operator.status("MeshDataset", "photos")["cachedBytes"] == 8 * PHOTO

@@ -64,9 +64,17 @@ def test_data_is_on_every_tier_and_the_index_on_the_fastest() -> None:
     assert claim["spec"]["resources"]["requests"] == {"storage": "1Ti"}
 
 
-def test_a_pool_that_owns_no_data_keeps_what_its_quotas_allow() -> None:
+def test_quotas_bound_copies_of_what_is_elsewhere_and_batches_in_memory() -> None:
     assert f"--cache {800 << 30}" in arguments(cluster(), "gpu")
     assert "--cache" not in arguments(cluster(), "s")
+    tiers = [
+        {"name": "a", "class": "ssd", "hostPath": "/a", "quota": "1Gi"},
+        {"name": "b", "class": "mem", "quota": "2Gi"},
+    ]
+    of = cluster(nodePools=[STORE | {"tiers": tiers}])
+    assert f"--frame-cache {2 << 30} --cache {1 << 30}" in arguments(of, "s")
+    spec = pool(of, "s")["spec"]["template"]["spec"]
+    assert "b" not in {each["name"] for each in (*spec["volumes"], *spec["containers"][0]["volumeMounts"])}
 
 
 def test_one_daemon_on_each_node_that_matches() -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from meshd.origin.interface import Facts, Reply
     from meshd.service.backed.origins import Origins
     from meshd.service.backed.shelf import Shelf
+    from meshd.service.backed.usage import Usage
 
 _log = logging.getLogger("meshd.origins")
 _AT_ONCE: Final = 48  # fetches of one process: so many pieces are in memory, beside what is being read
@@ -48,6 +49,10 @@ class Keeper(Protocol):
 
     def noted(self, piece: Piece) -> None:
         """A piece was read from the cache."""
+        ...
+
+    async def usage(self, shelf: str) -> Usage | None:
+        """How much a bucket is read; None: nobody says."""
         ...
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +21,9 @@ from meshd.cache.policies.interface import Settings
 from meshd.cache.policies.segmented import Segmented
 from meshd.kit.tasks import Tasks
 from meshd.net.unixmessages import StreamClosedError, accept_streams, connect, listen
+from meshd.service.backed.keeperwire import Ask, Look, Read, Word
 from meshd.service.backed.shelf import NEAR, Piece, shelf_name
+from meshd.service.backed.usage import Uses
 from meshd.store.errors import StoreError
 from meshd.telemetry import metrics
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from meshd.control.buckets import BucketTable
     from meshd.net.unixmessages import MessageStream
     from meshd.service.backed.shelf import Shelf
+    from meshd.service.backed.usage import Usage
 
 _log = logging.getLogger("meshd.cache")
 _BUNDLE: Final = 500  # reads told at once
@@ -42,26 +45,6 @@ _RESERVE: Final = 1 << 30  # bytes of the disks that the cache leaves free, or a
 _PATIENCE: Final = 2.0  # seconds for the keeper's word; then what was read is kept
 
 
-class Ask(msgspec.Struct, frozen=True, tag="ask"):
-    """May this stay?"""
-
-    number: int
-    piece: Piece
-
-
-class Read(msgspec.Struct, frozen=True, tag="read"):
-    """These were read from the cache."""
-
-    pieces: list[Piece]
-
-
-class Word(msgspec.Struct, frozen=True):
-    """The answer."""
-
-    number: int
-    kept: bool
-
-
 class RemoteKeeper:
     """See Keeper. Use on one event loop only; `run` it."""
 
@@ -69,7 +52,7 @@ class RemoteKeeper:
         self._path = path
         self._stream: MessageStream | None = None
         self._numbers = itertools.count()
-        self._asked: dict[int, asyncio.Future[bool]] = {}
+        self._asked: dict[int, asyncio.Future[Word]] = {}
         self._notes: list[Piece] = []
         self._full = asyncio.Event()
         self._tasks = Tasks("keeper")
@@ -84,16 +67,23 @@ class RemoteKeeper:
             self._full.set()
 
     async def admits(self, piece: Piece) -> bool:
-        number = next(self._numbers)
-        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._asked[number] = answer
+        word = await self._answer(Ask(next(self._numbers), piece))
+        return word is None or word.kept  # it is being replaced; then it sees what there is
+
+    async def usage(self, shelf: str) -> Usage | None:
+        word = await self._answer(Look(next(self._numbers), shelf))
+        return None if word is None else word.usage
+
+    async def _answer(self, question: Ask | Look) -> Word | None:
+        answer: asyncio.Future[Word] = asyncio.get_running_loop().create_future()
+        self._asked[question.number] = answer
         try:
-            await self._send(Ask(number, piece))
+            await self._send(question)
             return await asyncio.wait_for(answer, _PATIENCE)
-        except (OSError, StreamClosedError, TimeoutError):  # it is being replaced; then it sees what there is
-            return True
+        except (OSError, StreamClosedError, TimeoutError):
+            return None
         finally:
-            self._asked.pop(number, None)
+            self._asked.pop(question.number, None)
 
     async def run(self) -> None:
         """Tell what was read, until cancelled."""
@@ -111,7 +101,7 @@ class RemoteKeeper:
                 self._stream.close()
             await self._tasks.aclose()
 
-    async def _send(self, message: Ask | Read) -> None:
+    async def _send(self, message: Ask | Read | Look) -> None:
         if self._stream is None:
             self._stream = await connect(self._path)
             self._tasks.spawn(self._listen(self._stream), "listen")
@@ -124,7 +114,7 @@ class RemoteKeeper:
                 word = msgspec.convert(body, Word)
                 answer = self._asked.get(word.number)
                 if answer is not None and not answer.done():
-                    answer.set_result(word.kept)
+                    answer.set_result(word)
         except StreamClosedError:
             pass
         finally:
@@ -146,6 +136,7 @@ class CacheKeeper:
         self._planned: dict[str, int] = {}  # pieces of the present epoch
         self._numbers: dict[tuple[str, int], int] = {}
         self._loose: list[asyncio.Task[None]] = []
+        self._uses = Uses()
         self._restore()
 
     def __repr__(self) -> str:
@@ -168,11 +159,16 @@ class CacheKeeper:
     async def _converse(self, stream: MessageStream) -> None:
         while True:
             body, _ = await stream.receive()
-            message = msgspec.convert(body, Ask | Read)
-            if isinstance(message, Ask):
+            message, now = msgspec.convert(body, Ask | Read | Look), asyncio.get_running_loop().time()
+            if isinstance(message, Look):
+                await stream.send(Word(message.number, usage=self._uses.of(message.shelf, now)))
+            elif isinstance(message, Ask):
+                self._uses.count(message.piece.shelf, 0, 1, now)
                 kept = await self.admit(message.piece)
                 await stream.send(Word(message.number, kept))
             else:
+                for shelf, count in Counter(piece.shelf for piece in message.pieces).items():
+                    self._uses.count(shelf, count, 0, now)
                 for piece in message.pieces:
                     if self._there(piece):
                         await self.admit(piece, new=False)
@@ -209,6 +205,7 @@ class CacheKeeper:
         origins = {name: bucket.origin for name, bucket in backed.items() if bucket.origin is not None}
         self._heed({(name, prefix) for name, origin in origins.items() for prefix in origin.pins})
         quotas = {name: origin.quota for name, origin in origins.items() if origin.quota}
+        self._uses.keep((*origins, NEAR), asyncio.get_running_loop().time())
         gone = {name for name, _ in self._numbers if name not in origins and name != NEAR}
         for name in gone:
             await self._forsake(name)

@@ -18,7 +18,6 @@ from meshoperator.resources.common import (
     Name,
     ObservedGeneration,
     Part,
-    Percent,
     Reference,
     ResourceName,
     Rule,
@@ -33,15 +32,6 @@ from meshoperator.resources.common import (
 
 Role = Literal["store", "cache", "compute"]
 DiskClass = Literal["nvme", "ssd", "hdd", "mem"]
-
-
-class Watermarks(Part, frozen=True, kw_only=True):
-    """Between which shares of its quota a tier is kept."""
-
-    rules: ClassVar = (Rule("self.low < self.high", "watermarks.low must be below watermarks.high"),)
-
-    high: Annotated[Percent, Meta(description="Percent full at which it begins to evict.")] = 90
-    low: Annotated[Percent, Meta(description="Percent full at which it stops.")] = 80
 
 
 class VolumeClaim(Part, frozen=True, kw_only=True):
@@ -69,7 +59,7 @@ class Tier(Part, frozen=True, kw_only=True):
     class_: Annotated[
         DiskClass,
         Meta(
-            description="What kind of disk it is. The fastest holds the index.",
+            description="What kind of disk it is. The fastest holds the index. mem: memory.",
             extra_json_schema=immutable("class"),
         ),
     ] = field(name="class")
@@ -87,10 +77,17 @@ class Tier(Part, frozen=True, kw_only=True):
         | None
     ) = None
     volume_claim: Annotated[VolumeClaim, Meta(description="Or a volume of its own.")] | None = None
-    quota: Annotated[Size, Meta(description="The most it may hold. Left out: what the disk has.")] | None = (
-        None
-    )
-    watermarks: Annotated[Watermarks, Meta(description="When to evict.")] = Watermarks()
+    quota: (
+        Annotated[
+            Size,
+            Meta(
+                description="The most that copies of what is elsewhere may take of it (of all tiers on disk "
+                "together; left out of one: half of what is free). What the mesh itself stores only the disk "
+                "bounds. Of class mem: memory for finished batches."
+            ),
+        ]
+        | None
+    ) = None
 
 
 class Resources(Part, frozen=True, kw_only=True):
@@ -341,8 +338,8 @@ class TierStatus(Part, frozen=True, kw_only=True):
     """Bytes of one tier, all daemons together."""
 
     name: Annotated[Name, Meta(description="Of the tier.")]
-    capacity: Annotated[Count, Meta(description="Bytes it may hold.")] = 0
-    used: Annotated[Count, Meta(description="Bytes it holds.")] = 0
+    capacity: Annotated[Count, Meta(description="Bytes of its disks.")] = 0
+    used: Annotated[Count, Meta(description="Bytes of them that are taken, by whomever.")] = 0
 
 
 class MeshClusterStatus(Part, frozen=True, kw_only=True):

@@ -86,7 +86,6 @@ Labels = Annotated[dict[str, Annotated[str, Meta(max_length=63)]], Meta(max_leng
 Size = Annotated[
     str, Meta(min_length=1, max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$")
 ]
-Percent = Annotated[int, Meta(ge=1, le=100)]
 Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[int, Meta(ge=0, le=315_360_000)]
 Text = Annotated[str, Meta(max_length=1024)]

@@ -117,7 +117,9 @@ class Refresh(Part, frozen=True, kw_only=True):
 class Retention(Part, frozen=True, kw_only=True):
     """When cached copies go by themselves."""
 
-    idle_seconds: Annotated[Seconds, Meta(description="After so long without a reader.")] | None = None
+    idle_seconds: (
+        Annotated[Seconds, Meta(description="After so long without a read or load, anywhere.")] | None
+    ) = None
     on_delete: Annotated[
         Literal["Evict", "Keep"], Meta(description="What becomes of the cached copies with the MeshDataset.")
     ] = "Evict"
@@ -152,17 +154,12 @@ class MeshDatasetSpec(Part, frozen=True, kw_only=True):
     quota: Annotated[Size, Meta(description="The most its copies may take of a node.")] | None = None
     refresh: Annotated[Refresh, Meta(description="Freshness.")] = Refresh()
     retention: Annotated[Retention, Meta(description="Ends.")] = Retention()
-    views: Annotated[
-        tuple[Name, ...],
-        Meta(max_length=32, description="MeshViews kept warm with it.", extra_json_schema=SET),
-    ] = ()
 
 
 class Placed(Part, frozen=True, kw_only=True):
     """A copy."""
 
     node: Annotated[Text, Meta(description="The MeshNode that has it, or will.")]
-    tier: Annotated[Text, Meta(description="On which disks.")] | None = None
     bytes: Annotated[Count, Meta(description="There by now.")] = 0
     reason: Annotated[Text, Meta(description="Why there.")]
 
@@ -184,9 +181,17 @@ class MeshDatasetStatus(Part, frozen=True, kw_only=True):
     cached_bytes: Annotated[Count, Meta(description="Of one copy, there by now.")] | None = None
     objects: Annotated[Count, Meta(description="Objects of the source.")] | None = None
     hit_percent: (
-        Annotated[int, Meta(ge=0, le=100, description="Of reads, answered without the source.")] | None
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                le=100,
+                description="Of the pieces read in the last ten minutes (and loaded), those the source was "
+                "not asked for. Left out: nothing was.",
+            ),
+        ]
+        | None
     ) = None
-    bytes_per_second: Annotated[Count, Meta(description="Read by clients now.")] | None = None
     placement: Annotated[
         tuple[Placed, ...],
         Meta(max_length=4096, description="Where its copies are.", extra_json_schema=keyed("node")),

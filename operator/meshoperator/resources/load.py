@@ -17,7 +17,6 @@ from meshoperator.resources.common import (
     Part,
     Rule,
     Seconds,
-    Size,
     Text,
     immutable,
 )
@@ -33,10 +32,6 @@ class MeshLoadSpec(Part, frozen=True, kw_only=True):
         Rule(
             "(self.policy == 'Cron') == has(self.schedule)",
             "policy Cron needs a schedule, and a schedule needs policy Cron",
-        ),
-        Rule(
-            "self.action == 'Load' || !has(self.bandwidth)",
-            "bandwidth is of action Load: evicting moves nothing",
         ),
     )
 
@@ -76,7 +71,6 @@ class MeshLoadSpec(Part, frozen=True, kw_only=True):
         tuple[Name, ...],
         Meta(max_length=16, description="MeshLoads that must have succeeded before.", extra_json_schema=SET),
     ] = ()
-    bandwidth: Annotated[Size, Meta(description="Bytes a second at most, from the source.")] | None = None
     suspend: Annotated[bool, Meta(description="Paused: what runs stops where it is, and goes on later.")] = (
         False
     )

@@ -46,8 +46,9 @@ class MeshNodeSpec(Part, frozen=True, kw_only=True):
     desired_state: Annotated[
         DesiredState,
         Meta(
-            description="Active: takes part. Cordoned: gets nothing new. Drained: gives everything away, and "
-            "stays. Decommissioned: gives everything away, then goes with its disks."
+            description="Active: takes part. Cordoned: gets no new copies of datasets; what is there stays. "
+            "Drained: gives everything away, and stays. Decommissioned: gives everything away, then goes "
+            "with its disks."
         ),
     ] = "Active"
 
@@ -57,8 +58,8 @@ class NodeTier(Part, frozen=True, kw_only=True):
 
     name: Annotated[Name, Meta(description="Of the tier.")]
     class_: Annotated[DiskClass, Meta(description="What kind.")] | None = None
-    capacity: Annotated[Count, Meta(description="Bytes it may hold.")] = 0
-    used: Annotated[Count, Meta(description="Bytes it holds.")] = 0
+    capacity: Annotated[Count, Meta(description="Bytes of the disk.")] = 0
+    used: Annotated[Count, Meta(description="Bytes of it that are taken, by whomever.")] = 0
 
 
 class Drain(Part, frozen=True, kw_only=True):
@@ -88,8 +89,9 @@ class MeshNodeStatus(Part, frozen=True, kw_only=True):
     tiers: Annotated[
         tuple[NodeTier, ...], Meta(max_length=8, description="Its disks.", extra_json_schema=keyed("name"))
     ] = ()
-    objects: Annotated[Count, Meta(description="Objects it holds.")] | None = None
-    bytes: Annotated[Count, Meta(description="Bytes it holds.")] | None = None
+    objects: Annotated[Count, Meta(description="Objects it stores.")] | None = None
+    bytes: Annotated[Count, Meta(description="Bytes it stores.")] | None = None
+    cached_bytes: Annotated[Count, Meta(description="Bytes of copies of what is elsewhere.")] | None = None
     drain: Annotated[Drain, Meta(description="While it gives its data away.")] | None = None
     conditions: Conditions = ()
 
@@ -106,6 +108,7 @@ MeshNode = Kind(
         Column("State", ".status.state"),
         Column("Node", ".status.node"),
         Column("Bytes", ".status.bytes", "integer"),
+        Column("Cached", ".status.cachedBytes", "integer"),
         Column("Zone", ".status.zone", wide=True),
         Column("Rack", ".status.rack", wide=True),
         Column("Moved", ".status.drain.bytesMoved", "integer", wide=True),

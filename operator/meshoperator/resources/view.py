@@ -9,7 +9,6 @@ from msgspec import Meta
 from meshoperator.resources.common import (
     Column,
     Conditions,
-    Count,
     FreeObject,
     Kind,
     Name,
@@ -17,7 +16,6 @@ from meshoperator.resources.common import (
     Part,
     Reference,
     Rule,
-    Size,
     Text,
     immutable,
 )
@@ -68,7 +66,6 @@ class MeshViewSpec(Part, frozen=True, kw_only=True):
         FreeObject,
         Meta(description="What else the view's document has (docs/views.md): `match`, `suffix`, `count` …"),
     ] = {}
-    cache_quota: Annotated[Size, Meta(description="Disk for its results, on every node.")] | None = None
     deletion_policy: Annotated[
         Literal["Delete", "Retain"], Meta(description="What becomes of the view with the MeshView.")
     ] = "Delete"
@@ -87,16 +84,12 @@ class Build(Part, frozen=True, kw_only=True):
 
 
 class MeshViewStatus(Part, frozen=True, kw_only=True):
-    """Whether it can be read, and how well."""
+    """Whether it can be read."""
 
     observed_generation: ObservedGeneration = None
     ready: Annotated[bool, Meta(description="It can be read.")] = False
     address: Annotated[Text, Meta(description="Its bucket: `BUCKET--NAME`.")] | None = None
     op_builds: Annotated[tuple[Build, ...], Meta(max_length=64, description="What it is made with.")] = ()
-    cached_bytes: Annotated[Count, Meta(description="Results kept.")] | None = None
-    hit_percent: (
-        Annotated[int, Meta(ge=0, le=100, description="Of reads, answered by kept results.")] | None
-    ) = None
     conditions: Conditions = ()
 
 
@@ -111,7 +104,6 @@ MeshView = Kind(
         Column("Kind", ".spec.kind"),
         Column("Ready", ".status.ready", "boolean"),
         Column("Address", ".status.address"),
-        Column("Hits", ".status.hitPercent", "integer", wide=True),
         Column("Age", ".metadata.creationTimestamp", "date"),
     ),
 )

@@ -1,0 +1,43 @@
+"""What daemons say of themselves, in statuses."""
+
+from __future__ import annotations
+
+from meshoperator.figuring import differs, figures, summed
+from meshoperator.resources import MeshClusterSpec, MeshNodeStatus, parse
+
+POOL = {
+    "name": "s",
+    "replicas": 1,
+    "tiers": [
+        {"name": "fast", "class": "nvme", "hostPath": "/f"},
+        {"name": "batches", "class": "mem", "quota": "1Gi"},
+        {"name": "slow", "class": "hdd", "hostPath": "/s"},
+    ],
+}
+TOLD = {
+    "node": "mesh-s-0",
+    "objects": 3,
+    "bytes": 1000,
+    "cached_bytes": 50,
+    "disks": [{"path": "/a", "free": 60, "total": 100}, {"path": "/b", "free": 900, "total": 1000}],
+}
+
+
+def test_disks_are_tiers_in_their_order() -> None:
+    (pool,) = parse(MeshClusterSpec, {"image": "i:1", "nodePools": [POOL]}).node_pools
+    found = figures(TOLD, pool)
+    parse(MeshNodeStatus, found)
+    assert [(tier["name"], tier["class"], tier["used"]) for tier in found["tiers"]] == [
+        ("fast", "nvme", 40),
+        ("slow", "hdd", 100),
+    ]
+    assert summed([*found["tiers"], *found["tiers"]])[0] == {"name": "fast", "capacity": 200, "used": 80}
+
+
+def test_only_what_has_changed_by_a_percent_is_written() -> None:
+    before = {"bytes": 1000, "tiers": [{"name": "a", "used": 1000}], "state": "up"}
+    assert not differs(before, {"bytes": 1009, "tiers": [{"name": "a", "used": 995}]})
+    assert differs(before, {"tiers": [{"name": "a", "used": 900}]})
+    assert differs(before, {"tiers": [{"name": "b", "used": 1000}]})
+    assert differs(before, {"bytes": 0})
+    assert not differs({}, {"tiers": []})
