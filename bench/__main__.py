@@ -100,7 +100,7 @@ def interrupt(_signal: int, _frame: object) -> None:
 
 @click.command()
 @click.option("--only", default="", help="rows, comma-separated (see --list)")
-@click.option("--rounds", type=click.IntRange(1), help="interleaved rounds a row; 5 by default, loaders 3")
+@click.option("--rounds", type=click.IntRange(1), help="interleaved rounds a row; 5 by default, loaders 1")
 @click.option("--quick", is_flag=True, help="toy sizes: shows that it runs; figures mean nothing")
 @click.option("--list", "listing", is_flag=True, help="name the rows and end")
 @click.option(
@@ -110,7 +110,7 @@ def interrupt(_signal: int, _frame: object) -> None:
 def main(
     only: str, rounds: int | None, quick: bool, listing: bool, scratch: Path, output: Path | None
 ) -> None:
-    """Measure meshd and meshsdk beside SeaweedFS, nginx and four loaders, in one run on two cores."""
+    """Measure meshd and meshsdk beside SeaweedFS, nginx and five loaders, in one run on two cores."""
     scale = QUICK if quick else FULL
     if rounds:
         scale = replace(scale, rounds=rounds, loader_rounds=rounds)

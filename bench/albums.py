@@ -1,7 +1,7 @@
 """The photographs of the loader rows: on disk, in a server in three layouts, and the peers' environment.
 
-Layouts: `raw/<class>/<index>.jpg` for boto3, s3torchconnector and meshsdk; `tar/` for webdataset; `mds/` for
-mosaicml-streaming. The tar and MDS shards hold the same photographs in one fixed random order.
+Layouts: `raw/<class>/<index>.jpg` for boto3, s3torchconnector, Grain and meshsdk; `tar/` for webdataset;
+`mds/` for mosaicml-streaming; `lit/` for litdata. Shards hold the same photographs in one random order.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ SHARD_SAMPLES = 250
 LEAST_SHARDS = 8
 """So that each of a peer's workers has some, in a toy run too."""
 ROOT = Path(__file__).resolve().parents[1]
-PEERS = ("torch==2.13.0", "boto3", "s3torchconnector", "webdataset", "mosaicml-streaming", "pillow", "numpy")
+FORMATS = ("mds", "lit")
+PEERS = (
+    *("torch==2.13.0", "boto3", "s3torchconnector", "webdataset", "mosaicml-streaming"),
+    *("litdata", "grain", "pillow", "numpy"),
+)
 
 
 class PeersError(RuntimeError):
@@ -41,11 +45,14 @@ class PeersError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Album:
-    """Photographs on this disk: `folder/<class>/<index>.jpg`, MDS shards under `mds`."""
+    """Photographs on this disk: `folder/<class>/<index>.jpg`; shards of a peer's format lie in `packed`."""
 
     folder: Path
-    mds: Path
     count: int
+
+    def packed(self, format: str) -> Path:
+        """Where the shards of "mds" or "lit" are."""
+        return self.folder.with_name(f"{format}-{self.count}")
 
     def files(self) -> list[Path]:
         """All photographs, by name."""
@@ -61,7 +68,7 @@ def _save(index: int, folder: Path) -> None:
 
 def make_album(root: Path, count: int) -> Album:
     """Write the photographs unless an earlier run did; both cores."""
-    album = Album(root / f"photographs-{count}", root / f"mds-{count}", count)
+    album = Album(root / f"photographs-{count}", count)
     if len(album.files()) != count:
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(_save, range(count), [album.folder] * count))
@@ -74,12 +81,14 @@ def peers_python(root: Path) -> Path:
 
 
 def make_peers(root: Path) -> Path:
-    """Make the environment unless it is there; raises PeersError when a package cannot be had."""
-    python, ready = peers_python(root), root / "peers" / ".ready"
-    if ready.exists():
+    """Make the environment, or add what it lacks; raises PeersError when a package cannot be had."""
+    python, ready, wanted = peers_python(root), root / "peers" / ".ready", " ".join(PEERS)
+    if ready.exists() and ready.read_text() == wanted:
         return python
-    steps: list[list[str | Path]] = [
-        [sys.executable, "-m", "venv", root / "peers"],
+    steps: list[list[str | Path]] = (
+        [] if python.exists() else [[sys.executable, "-m", "venv", root / "peers"]]
+    )
+    steps += [
         [python, "-m", "pip", "install", "-q", *PEERS],
         # mosaicml-streaming brings a torchvision for CUDA, which cannot be imported beside a CPU-only torch
         [python, "-m", "pip", "uninstall", "-q", "-y", "torchvision"],
@@ -88,18 +97,20 @@ def make_peers(root: Path) -> Path:
         done = subprocess.run([str(part) for part in step], capture_output=True, text=True, check=False)
         if done.returncode:
             raise PeersError(f"`{' '.join(map(str, step))}` failed: {done.stderr[-600:]}")
-    ready.touch()
+    ready.write_text(wanted)
     return python
 
 
-def make_mds(python: Path, album: Album) -> None:
-    """Write mosaicml-streaming's shards unless an earlier run did."""
-    if (album.mds / "index.json").exists():
-        return
-    argv = [str(python), "-m", "bench.peers.packing", str(album.folder), str(album.mds)]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise PeersError(f"packing the MDS shards failed: {done.stderr[-600:]}")
+def pack(python: Path, album: Album) -> None:
+    """Write the shards of the peers' own formats unless an earlier run did."""
+    for format in FORMATS:
+        out = album.packed(format)
+        if (out / "index.json").exists():
+            continue
+        argv = [str(python), "-m", "bench.peers.packing", format, str(album.folder), str(out)]
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise PeersError(f"packing shards of {format} failed: {done.stderr[-600:]}")
 
 
 def tars(album: Album) -> Iterator[tuple[str, bytes]]:
@@ -138,7 +149,7 @@ def client(server: Server) -> Any:
 
 
 def upload(server: Server, album: Album, say: Callable[[str], None]) -> None:
-    """Put all three layouts into the server's bucket `loaders`."""
+    """Put all layouts into the server's bucket `loaders`."""
     s3 = client(server)
     s3.create_bucket(Bucket=BUCKET)
     say(f"uploading {album.count} photographs to {server.name}")
@@ -150,8 +161,12 @@ def upload(server: Server, album: Album, say: Callable[[str], None]) -> None:
         files = [(f"raw/{file.parent.name}/{file.name}", file) for file in album.files()]
         list(pool.map(lambda pair: put(pair[0], pair[1].read_bytes()), files))
         list(pool.map(lambda pair: put(*pair), tars(album)))
-        shards = [(f"mds/{file.name}", file) for file in sorted(album.mds.glob("*"))]
+        shards = [(f"{each}/{file.name}", file) for each in FORMATS for file in _files(album.packed(each))]
         list(pool.map(lambda pair: put(pair[0], pair[1].read_bytes()), shards))
+
+
+def _files(folder: Path) -> list[Path]:
+    return [file for file in sorted(folder.glob("*")) if file.is_file()]
 
 
 def environment(server: Server) -> dict[str, str]:

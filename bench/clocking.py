@@ -58,6 +58,13 @@ def time_pass(name: str, make: Callable[[], Iterable[Any]], size_of: Callable[[A
     return Pass(name, samples, seconds, first, cpu_seconds() - cpu)
 
 
+def await_others() -> None:
+    """Say that everything is imported; go on when the process that started this one says so."""
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    sys.stdin.readline()
+
+
 def say(timed: Pass) -> None:
     """One line of JSON for the process that started this one."""
     sys.stdout.write("@ " + json.dumps(asdict(timed)) + "\n")

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from bench.rows import Scale
     from bench.servers import Server
 
-PEERS = ("boto3", "s3torchconnector", "webdataset", "streaming")
+PEERS = ("s3torchconnector", "webdataset", "streaming", "litdata", "grain")
+ROWS = {"loaders": "seaweedfs", "loaders-meshd": "meshd"}
+"""The server that the peers of a row read from; meshsdk reads from meshd in all of them."""
 TIMEOUT_S = 600
 TRIES = 3
 
@@ -42,7 +44,8 @@ class Turn:
         return f"{self.loader} from {self.server.name}"
 
 
-def _argv(turn: Turn, scale: Scale, root: Path, number: int) -> list[str]:
+def argv_of(turn: Turn, scale: Scale, cache: Path, root: Path, number: int) -> list[str]:
+    """The command of one process; `cache`: where a peer may keep what it has fetched."""
     if turn.loader == "meshsdk":
         argv = [sys.executable, "-m", "bench.ours", turn.server.endpoint, albums.BUCKET]
         return [*argv, "--batch", str(scale.batch), "--seed", str(number)]
@@ -54,7 +57,7 @@ def _argv(turn: Turn, scale: Scale, root: Path, number: int) -> list[str]:
         turn.server.endpoint,
         albums.BUCKET,
     ]
-    return [*argv, "--batch", str(scale.batch), "--cache", str(root / "mds-cache")]
+    return [*argv, "--batch", str(scale.batch), "--cache", str(cache)]
 
 
 def metrics_of(passes: Sequence[Pass]) -> dict[str, float]:
@@ -71,7 +74,7 @@ def read(turn: Turn, scale: Scale, root: Path, number: int) -> Figure:
     """Run one process; a failure is kept as the figure's problem."""
     try:
         done = subprocess.run(
-            _argv(turn, scale, root, number),
+            argv_of(turn, scale, root / "peer-cache", root, number),
             cwd=albums.ROOT,
             env=albums.environment(turn.server),
             capture_output=True,

@@ -25,6 +25,7 @@ from bench import (
     resharding,
     residency,
     restoring,
+    sharing,
     storing,
 )
 from bench.gathering import gather_rows
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 GATHERS = tuple(row.name for row in gather_rows(FULL))
 SPECIAL = (
-    *("limits", "ops", "userops", "loaders", "memory"),
+    *("limits", "ops", "userops", *loading.ROWS, sharing.NAME, "memory"),
     *(*GATHERS, resharding.NAME, restoring.NAME, passing.NAME, *origins.NAMES, epochs.NAME),
 )
 DEBIAN = {"wrk": "wrk", "nginx": "nginx-light"}
@@ -65,6 +66,7 @@ class Bench:
     _stack: ExitStack = field(default_factory=ExitStack)
     _children: Children | None = None
     _site: origins.Site | None = None
+    _filled: list[Server] = field(default_factory=list)
 
     def __enter__(self) -> Self:
         shutil.rmtree(self.scratch / "run", ignore_errors=True)
@@ -114,8 +116,10 @@ class Bench:
             self.say("a confined process beside other ways")
             side, samples = limits.SIDE, self.scale.confined
             return "A sample there and back", tuple(confining.measure(side, samples, self.scale.rounds)), {}
-        if name == "loaders":
-            return self._loaders()
+        if name in loading.ROWS:
+            return self._loaders(name)
+        if name == sharing.NAME:
+            return self._share()
         if name == "memory":
             return self._memory()
         if name == resharding.NAME:
@@ -182,22 +186,35 @@ class Bench:
             found.append(Figure("transform", number, {"rate": limits.transform_rate(files)}))
         return found
 
-    def _loaders(self) -> Outcome:
+    def _loaders(self, name: str) -> Outcome:
+        turns, skipped = self._turns(loading.PEERS, loading.ROWS[name])
+        figures = loading.measure(turns, self.scale.loader_rounds, self.scale, self.scratch, self.say)
+        return f"Loaders, peers from {SERVERS[loading.ROWS[name]].title}", tuple(figures), skipped
+
+    def _share(self) -> Outcome:
+        turns, skipped = self._turns(sharing.PEERS, "seaweedfs")
+        figures = sharing.measure(turns, self.scale.loader_rounds, self.scale, self.scratch, self.say)
+        return sharing.title(self.scale), tuple(figures), skipped
+
+    def _turns(self, peers: tuple[str, ...], place: str) -> tuple[list[loading.Turn], dict[str, str]]:
+        """Ours from meshd, then the peers from the server of that name, all photographs uploaded."""
         skipped: dict[str, str] = {}
         album = self._album()
-        peers: tuple[str, ...] = loading.PEERS
         self.say("making the peers' environment")
         try:
-            albums.make_mds(albums.make_peers(self.scratch), album)
+            albums.pack(albums.make_peers(self.scratch), album)
         except albums.PeersError as error:
             skipped, peers = dict.fromkeys(peers, str(error)), ()
-        servers = [server for name in ("seaweedfs", "meshd") if (server := self.server(name))]
-        for server in servers:
-            albums.upload(server, album, self.say)
-        turns = [loading.Turn("meshsdk", server) for server in servers if server.name == "meshd"]
-        turns += [loading.Turn(peer, server) for server in servers for peer in peers]
-        figures = loading.measure(turns, self.scale.loader_rounds, self.scale, self.scratch, self.say)
-        return "Loaders", tuple(figures), skipped | self.absent
+        names = dict.fromkeys(("meshd", *([place] if peers else [])))
+        servers = {name: server for name in names if (server := self.server(name))}
+        for server in servers.values():
+            if server not in self._filled:
+                albums.upload(server, album, self.say)
+                self._filled.append(server)
+        turns = [loading.Turn("meshsdk", servers["meshd"])] if "meshd" in servers else []
+        if place in servers:
+            turns += [loading.Turn(peer, servers[place]) for peer in peers]
+        return turns, skipped | self.absent
 
     def _memory(self) -> Outcome:
         server = self.server("meshd")

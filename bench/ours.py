@@ -1,7 +1,7 @@
 """`python -m bench.ours ENDPOINT BUCKET`: the passes of a meshsdk loader, one JSON line each.
 
 first: epoch 0 of a plan the node has not seen · again: a second job asks for that same epoch · second: epoch
-1, new crops for every sample.
+1, new crops for every sample. With `--share NAME` the first alone, together with others of that name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import torch  # before the clock starts, as in the peers' process
 
 import meshsdk as mesh
-from bench.clocking import say, time_pass
+from bench.clocking import await_others, say, time_pass
 from meshsdk import ops
 
 if TYPE_CHECKING:
@@ -49,17 +49,22 @@ def main() -> None:
     parser.add_argument("bucket")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--share", default=None)
     given = parser.parse_args()
     loaders: list[mesh.Loader] = []
 
     def fresh() -> Iterable[Any]:
         """A loader of its own: connecting, pinning and planning count."""
         data = dataset(given.endpoint, given.bucket)
-        loaders.append(mesh.Loader(data, global_batch=given.batch, seed=given.seed, shuffle="global"))
+        loaders.append(
+            mesh.Loader(data, global_batch=given.batch, seed=given.seed, shuffle="global", share=given.share)
+        )
         return loaders[-1]
 
     passes = (("first", fresh), ("again", fresh), ("second", lambda: loaders[-1]))
-    for name, make in passes:
+    if given.share:
+        await_others()
+    for name, make in passes[:1] if given.share else passes:
         say(time_pass(name, make, check))
     for loader in loaders:
         loader.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench import confining, epochs, machine, origins, passing, resharding, restoring
+from bench import confining, epochs, loading, machine, origins, passing, resharding, restoring, sharing
 from bench.gathering import GATHER, gather_rows
 from bench.preparing import BARE, NODE, NOTES
 from bench.rows import store_rows
@@ -37,7 +37,10 @@ at 224×224 with a random crop and a flip; the peers with two worker processes, 
 cores. The peers crop with Pillow as torchvision does on PIL images (`Image.resize(box=…)` in place of crop
 and resize, which saves them a copy): torchvision has no build beside the CPU-only torch used here. CPU is
 the client process with its workers. The next epoch has new crops for every sample; *same plan again* is a
-second job that asks for the first epoch once more."""
+second job that asks for the first epoch once more: an unchanged plan, as in a sweep or a restart. Grain reads
+single objects by boto3, having no S3 of its own. One round: a pass of a peer takes long."""
+SHARING_TEXT = """Four processes of one loader at the same time; the rate is of all of them together. Ours say
+`share=`, and each photograph is decoded once; the peers' copies have one worker process each."""
 MEMORY_TEXT = """{memory_connections} connections stream objects of {mebibytes:,.0f} MiB for
 {memory_seconds} s. The figure is the highest resident set of any one process of the daemon, shared pages
 included."""
@@ -79,7 +82,7 @@ make bench                                  # everything; about half an hour, te
 ```
 
 The raw figures of every round are in `.bench/results.json`."""
-SPEEDUP_BAR, CPU_BAR, AGAIN_BAR, MEMORY_BAR, IDLE_BAR = 1.5, 0.1, 5.0, 300, 250
+SPEEDUP_BAR, CPU_BAR, AGAIN_BAR, LATER_BAR, MEMORY_BAR, IDLE_BAR = 2.0, 0.1, 5.0, 8.0, 300, 250
 OPS_BAR = 1.6  # times a bare decode: decode, random_resized_crop to 224, flip
 FLAT_BAR = 0.8  # of the rate with a thousand keys must be left with a million
 OURS = "meshsdk from meshd"
@@ -383,13 +386,20 @@ def loader_repeats(result: RowResult) -> list[str]:
 def loader_bars(result: RowResult) -> list[list[str]]:
     """What the project asks of itself, and whether it holds."""
     rate, cpu = best_peer(result, "first_rate"), best_peer(result, "first_cpu", least=True)
+    later = best_peer(result, "second_rate")
     mine, mine_cpu = result.value(OURS, "first_rate"), result.value(OURS, "first_cpu")
-    again = result.ratio_of(OURS, "again_rate", "first_rate")
+    repeated, again = result.value(OURS, "again_rate"), result.ratio_of(OURS, "again_rate", "first_rate")
     lines = []
     if rate and mine:
         ratio = mine / rate[1]
         bar = verdict(ratio, SPEEDUP_BAR)
         lines.append([f"first epoch ÷ best peer ({rate[0]})", number(ratio, 2, "×"), bar])
+    if later and repeated:
+        ratio = repeated / later[1]
+        bar = verdict(ratio, LATER_BAR)
+        lines.append(
+            [f"the same plan again ÷ best peer's next epoch ({later[0]})", number(ratio, 1, "×"), bar]
+        )
     if cpu and mine_cpu is not None:
         share = mine_cpu / cpu[1]
         bar = verdict(share, CPU_BAR, at_most=True)
@@ -400,19 +410,35 @@ def loader_bars(result: RowResult) -> list[list[str]]:
 
 def loader_section(rows: Mapping[str, RowResult]) -> list[str]:
     """The loaders."""
-    result = rows.get("loaders")
-    if result is None:
+    found = [rows[name] for name in loading.ROWS if name in rows]
+    if not found:
         return []
-    body = table(LOADER_HEAD, [loader_line(result, name) for name in result.contenders()])
-    lines = ["## Loaders, over the same photographs", LOADER_TEXT.format(**result.setup), body]
-    lines += loader_repeats(result)
-    lines.append(table(["", "figure", "bar"], loader_bars(result)))
+    lines = ["## Loaders, over the same photographs", LOADER_TEXT.format(**found[0].setup)]
+    for result in found:
+        lines.append(f"### {result.title}")
+        lines.append(table(LOADER_HEAD, [loader_line(result, name) for name in result.contenders()]))
+        lines += loader_repeats(result)
+        lines.append(table(BARS_HEAD, loader_bars(result)))
     limits = rows.get("limits")
     if limits and (bound := limits.value("transform", "rate")):
-        share = percent(result.value(OURS, "first_rate"), bound)
+        share = percent(found[0].value(OURS, "first_rate"), bound)
         alone = f"the same ops on both cores with no server around them do {bound:,.0f} samples/s"
         lines.append(f"**The limit.** Reading and {alone}; the first epoch is {share} of it.")
-    return lines
+    return [*lines, *sharing_lines(rows)]
+
+
+def sharing_lines(rows: Mapping[str, RowResult]) -> list[str]:
+    """Four jobs together."""
+    result = rows.get(sharing.NAME)
+    if result is None:
+        return []
+    lines = [[name, number(result.value(name, "rate"), 0)] for name in result.contenders()]
+    best, mine = best_peer(result, "rate"), result.value(OURS, "rate")
+    ratio = mine / best[1] if best and mine else None
+    title = f"four sharing jobs ÷ four copies of the best peer ({best[0] if best else 'none'})"
+    bars = [[title, number(ratio, 1, "×"), verdict(ratio, sharing.LEAST)]]
+    head = ["", "samples/s, all together"]
+    return [f"### {result.title}", SHARING_TEXT, table(head, lines), table(BARS_HEAD, bars)]
 
 
 def memory_section(rows: Mapping[str, RowResult]) -> list[str]:
@@ -453,12 +479,11 @@ def behind_section(rows: Mapping[str, RowResult], scale: Scale) -> list[str]:
         slower = rows[row.name].ratio("meshd", "seaweedfs", "p99_ms")
         if slower is not None and slower > 1:
             lines.append(f"- {row.title}, the slowest hundredth: p99 is {slower:.2f}× SeaweedFS's.")
-    loaders = rows.get("loaders")
-    for key, words in (("first_rate", "The first epoch"), ("second_rate", "The next epoch")):
-        best = best_peer(loaders, key) if loaders else None
-        mine = loaders.value(OURS, key) if loaders else None
-        if best and mine is not None and mine < best[1]:
-            lines.append(f"- {words}: {best[0]} does {best[1]:,.0f} samples/s, meshsdk {mine:,.0f}.")
+    for loaders in (rows[name] for name in loading.ROWS if name in rows):
+        for key, words in (("first_rate", "The first epoch"), ("second_rate", "The next epoch")):
+            best, mine = best_peer(loaders, key), loaders.value(OURS, key)
+            if best and mine is not None and mine < best[1]:
+                lines.append(f"- {words}: {best[0]} does {best[1]:,.0f} samples/s, meshsdk {mine:,.0f}.")
     return ["## Where a peer is ahead", "\n".join(lines or ["Nowhere in the rows above."])]
 
 
@@ -471,7 +496,8 @@ def absent_section(rows: Mapping[str, RowResult]) -> list[str]:
 def care(rows: Mapping[str, RowResult]) -> list[str]:
     """What a reader should know about how carefully the rows were taken."""
     rounds = {
-        name: row.setup["loader_rounds" if name == "loaders" else "rounds"] for name, row in rows.items()
+        name: row.setup["loader_rounds" if name in (*loading.ROWS, sharing.NAME) else "rounds"]
+        for name, row in rows.items()
     }
     lines = [
         f"- Rounds: {', '.join(f'{name} {count}' for name, count in rounds.items() if name != 'memory')}"

@@ -23,7 +23,7 @@ class Scale:
     large_bytes: int = 64 * MIB
     photographs: int = 4_096
     batch: int = 256
-    loader_rounds: int = 3
+    loader_rounds: int = 1
     memory_bytes: int = 1 << 30
     memory_seconds: int = 20
     memory_connections: int = 64

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from bench.clocking import say, time_pass
+from bench.clocking import await_others, say, time_pass
 from bench.peers.cropping import SIDE
 from bench.peers.loaders import LOADERS, Source
 
 
 def check(batch: Any) -> int:
     """The batch's size; a batch of another kind is an error, not a figure."""
-    images, labels = batch
+    images, labels = map(torch.as_tensor, batch)
     if images.dtype != torch.uint8 or images.shape[1:] != (3, SIDE, SIDE):
         raise SystemExit(f"not a uint8 batch of {SIDE}×{SIDE}: {images.dtype} {tuple(images.shape)}")
     return len(labels)
@@ -29,6 +29,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--cache", required=True)
+    parser.add_argument("--passes", type=int, default=2)
+    parser.add_argument("--together", action="store_true", help="begin when a line comes on stdin")
     given = parser.parse_args()
     source = Source(given.endpoint, given.bucket, given.batch, given.workers, given.cache)
     loader = None
@@ -38,7 +40,9 @@ def main() -> None:
         loader = loader if loader is not None else LOADERS[given.loader](source)
         return loader
 
-    for name in ("first", "second"):
+    if given.together:
+        await_others()
+    for name in ("first", "second")[: given.passes]:
         say(time_pass(name, epoch, check))
 
 

@@ -1,7 +1,7 @@
-"""Four loaders over the same photographs in one S3 server; each yields (images, labels) batches.
+"""Six loaders over the same photographs in one S3 server; each yields (images, labels) batches.
 
 Objects: `raw/<class>/<index>.jpg`, `tar/shard-*.tar` (WebDataset naming), `mds/*` (mosaicml-streaming's
-format).
+format), `lit/*` (litdata's).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import importlib.machinery
 import os
 import shutil
 import sys
+import threading
 import types
 from dataclasses import dataclass
 from importlib import import_module
@@ -144,9 +145,86 @@ def streaming_loader(source: Source) -> Batches:
     return DataLoader(dataset, source.batch, num_workers=source.workers)
 
 
+def litdata_loader(source: Source) -> Batches:
+    """litdata over its own chunks, with an empty local cache at the start."""
+    litdata = import_module("litdata")
+    # Its client refuses http, and no setting of its own changes that.
+    import_module("litdata.streaming.downloader")._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
+
+    class Photographs(litdata.StreamingDataset):  # type: ignore[misc,name-defined]  # its types are not seen from here
+        def __getitem__(self, at: Any) -> Any:
+            sample = super().__getitem__(at)
+            return transform(sample["jpg"]), sample["cls"]
+
+    cache = source.cache + "-lit"
+    shutil.rmtree(cache, ignore_errors=True)
+    dataset = Photographs(
+        f"s3://{source.bucket}/lit",
+        cache_dir=cache,
+        shuffle=True,
+        drop_last=False,
+        storage_options={"endpoint_url": source.endpoint},
+    )
+    return litdata.StreamingDataLoader(dataset, batch_size=source.batch, num_workers=source.workers)
+
+
+class _Records:
+    """What Grain wants: samples by number, from any thread of any worker. One GetObject each."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.keys = source, keys(source, "raw/")
+        self.classes = class_table(self.keys)
+        self.clients = threading.local()
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, index: Any) -> tuple[bytes, int]:
+        found = getattr(self.clients, "client", None)
+        if found is None:
+            found = self.clients.client = client(self.source)
+        key = self.keys[int(index)]
+        body = found.get_object(Bucket=self.source.bucket, Key=key)["Body"].read()
+        return body, self.classes[key.split("/")[-2]]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "clients": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, clients=threading.local())
+
+
+class _Epochs:
+    """An order of Grain's for each pass, keyed by the pass."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.passes = source, 0
+
+    def __iter__(self) -> Any:
+        grain = import_module("grain")
+        seed, self.passes = self.passes, self.passes + 1
+        read = grain.ReadOptions(num_threads=8, prefetch_buffer_size=256)
+        dataset = grain.MapDataset.source(_Records(self.source)).shuffle(seed=seed).map(_decoded)
+        workers = grain.MultiprocessingOptions(num_workers=self.source.workers)
+        batches = dataset.batch(self.source.batch, drop_remainder=False).to_iter_dataset(read)
+        return iter(batches.mp_prefetch(workers))
+
+
+def _decoded(record: tuple[bytes, int]) -> tuple[Any, int]:
+    return transform(record[0]).numpy(), record[1]
+
+
+def grain_loader(source: Source) -> Batches:
+    """Grain, JAX's loader, over the objects one by one, as it has no reader of S3 of its own. Two processes
+    with eight threads each; batches are numpy's."""
+    return _Epochs(source)
+
+
 LOADERS: dict[str, Callable[[Source], Batches]] = {
     "boto3": boto3_loader,
     "s3torchconnector": s3torchconnector_loader,
     "webdataset": webdataset_loader,
     "streaming": streaming_loader,
+    "litdata": litdata_loader,
+    "grain": grain_loader,
 }

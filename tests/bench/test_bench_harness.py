@@ -8,17 +8,19 @@ import os
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bench import reporting, shelving, tables
-from bench.albums import make_album, tars
+from bench import reporting, sharing, shelving, tables
+from bench.albums import environment, make_album, tars
 from bench.generating import available
+from bench.loading import Turn
 from bench.results import Figure, RowResult, load, save
 from bench.rows import QUICK, store_rows
-from bench.servers import SERVERS
+from bench.servers import SERVERS, Server
 from bench.signing import Account, Request, head
 from bench.storing import requests_of
 
@@ -122,20 +124,55 @@ def test_passing_on_at_toy_size(tmp_path: Path) -> None:
     assert "## Any node of a mesh" in (tmp_path / "quick.md").read_text()
 
 
+def photographs_in(daemon: Daemon, s3: Any, folder: Path, count: int, bucket: str) -> Server:
+    """The daemon of all tests as one of the bench's servers, with photographs in a bucket."""
+    s3.create_bucket(Bucket=bucket)
+    for file in make_album(folder, count).files():
+        s3.put_object(Bucket=bucket, Key=f"raw/{file.parent.name}/{file.name}", Body=file.read_bytes())
+    account = Account(daemon.access_key, daemon.secret_key)
+    return Server("meshd", int(daemon.endpoint.rpartition(":")[2]), account, None)  # type: ignore[arg-type]
+
+
 @pytest.mark.bench
 def test_our_loader_at_toy_size(tmp_path: Path, daemon: Daemon, s3: Any) -> None:
-    album = make_album(tmp_path, 12)
-    s3.create_bucket(Bucket="bench-loaders")
-    for file in album.files():
-        key = f"raw/{file.parent.name}/{file.name}"
-        s3.put_object(Bucket="bench-loaders", Key=key, Body=file.read_bytes())
-    keys = {"AWS_ACCESS_KEY_ID": daemon.access_key, "AWS_SECRET_ACCESS_KEY": daemon.secret_key}
-    argv = [sys.executable, "-m", "bench.ours", daemon.endpoint, "bench-loaders", "--batch", "8"]
-    env = {**os.environ, **keys}
+    server = photographs_in(daemon, s3, tmp_path, 12, "bench-loaders")
+    argv = [sys.executable, "-m", "bench.ours", server.endpoint, "bench-loaders", "--batch", "8"]
+    env = environment(server)
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=110, env=env)
     passes = [json.loads(line[2:]) for line in done.stdout.splitlines() if line.startswith("@ ")]
     seen = [(one["name"], one["samples"]) for one in passes]
     assert seen == [("first", 12), ("again", 12), ("second", 12)], done.stderr[-2000:]
+
+
+@pytest.mark.bench
+def test_four_jobs_at_once_at_toy_size(
+    tmp_path: Path, daemon: Daemon, s3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.albums.BUCKET", "bench-sharing")
+    server = photographs_in(daemon, s3, tmp_path, 12, "bench-sharing")
+    scale = replace(QUICK, photographs=13, batch=8)  # one more than there are: a short run is no figure
+    figure = sharing.together(Turn("meshsdk", server), scale, tmp_path, 0)
+    assert figure.problem == "48 samples instead of 52"
+    assert figure.metrics["rate"] > 0
+
+
+def test_the_bars_of_loaders_are_of_the_best_peer() -> None:
+    mine = {"first_rate": 1100.0, "second_rate": 1400.0, "again_rate": 9000.0, "first_cpu": 0.1}
+    figures = [
+        Figure(reporting.OURS, 0, mine),
+        Figure("webdataset from seaweedfs", 0, {"first_rate": 500.0, "second_rate": 600.0, "first_cpu": 2.0}),
+        Figure("litdata from seaweedfs", 0, {"first_rate": 400.0, "second_rate": 1000.0, "first_cpu": 2.5}),
+    ]
+    lines = {line[0]: line[1:] for line in reporting.loader_bars(row(*figures, name="loaders"))}
+    assert lines["first epoch ÷ best peer (webdataset from seaweedfs)"] == ["2.20×", "≥ 2 met"]
+    later = "the same plan again ÷ best peer's next epoch (litdata from seaweedfs)"
+    assert lines[later] == ["9.0×", "≥ 8 met"]
+    four = row(
+        Figure(reporting.OURS, 0, {"rate": 3000.0}),
+        Figure("webdataset from seaweedfs", 0, {"rate": 600.0}),
+        name="sharing",
+    )
+    assert "| 5.0× | ≥ 6 **missed** |" in "\n".join(reporting.sharing_lines({"sharing": four}))
 
 
 def test_a_row_with_any_problem_has_no_figure() -> None:

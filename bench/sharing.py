@@ -1,0 +1,103 @@
+"""Four jobs at once over the same photographs: ours share one pass, a peer's are four copies.
+
+Law: all processes are started, and have imported what they need, before the clock starts; it stops when the
+last is done. A peer's copies have one worker each: eight on two cores would only be in each other's way.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final
+
+from bench import albums
+from bench.loading import TIMEOUT_S, argv_of
+from bench.results import Figure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from bench.loading import Turn
+    from bench.rows import Scale
+
+NAME: Final = "sharing"
+JOBS: Final = 4
+PEERS: Final = ("webdataset", "litdata")
+LEAST: Final = 6.0
+
+
+class JobError(RuntimeError):
+    """A job that did not begin, or ended with an error."""
+
+
+def title(scale: Scale) -> str:
+    """What is asked for."""
+    return f"Four jobs at once, {scale.photographs:,} photographs each"
+
+
+def together(turn: Turn, scale: Scale, root: Path, number: int) -> Figure:
+    """All jobs' samples over the time until the last is done."""
+    with ExitStack() as stack:
+        jobs = [stack.enter_context(_start(turn, scale, root, number, job)) for job in range(JOBS)]
+        for job in jobs:
+            stack.callback(job.kill)
+        try:
+            _await(jobs)
+            began = time.perf_counter()
+            for job in jobs:
+                _tell(job)
+            samples = sum(_samples(job) for job in jobs)
+            seconds = time.perf_counter() - began
+        except (JobError, OSError, subprocess.TimeoutExpired) as error:
+            return Figure(turn.name, number, {}, str(error)[:300])
+    wanted = JOBS * scale.photographs
+    problem = "" if samples == wanted else f"{samples} samples instead of {wanted}"
+    return Figure(turn.name, number, {"rate": samples / seconds}, problem)
+
+
+def _await(jobs: Sequence[subprocess.Popen[str]]) -> None:
+    """Until all have said that they are ready."""
+    for job in jobs:
+        assert job.stdout is not None
+        if job.stdout.readline() != "ready\n":
+            _, errors = job.communicate(timeout=TIMEOUT_S)
+            said = [line for line in errors.splitlines() if line.strip()][-1:] or ["no output"]
+            raise JobError(f"a job did not begin: {said[0]}")
+
+
+def _tell(job: subprocess.Popen[str]) -> None:
+    assert job.stdin is not None
+    job.stdin.write("go\n")
+    job.stdin.flush()
+
+
+def _start(turn: Turn, scale: Scale, root: Path, number: int, job: int) -> subprocess.Popen[str]:
+    argv = argv_of(turn, scale, root / f"job-{job}", root, number)
+    more = ["--share", f"four-{number}"]
+    if turn.loader != "meshsdk":
+        more = ["--together", "--passes", "1", "--workers", "1"]
+    pipe, environment = subprocess.PIPE, albums.environment(turn.server)
+    return subprocess.Popen(
+        [*argv, *more], cwd=albums.ROOT, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    )
+
+
+def _samples(job: subprocess.Popen[str]) -> int:
+    out, _ = job.communicate(timeout=TIMEOUT_S)
+    lines = [json.loads(line[2:]) for line in out.splitlines() if line.startswith("@ ")]
+    if job.returncode or not lines:
+        raise JobError(f"a job ended with {job.returncode}")
+    return int(lines[0]["samples"])
+
+
+def measure(
+    turns: Sequence[Turn], rounds: int, scale: Scale, root: Path, say: Callable[[str], None]
+) -> Iterator[Figure]:
+    """Interleaved rounds."""
+    for number in range(rounds):
+        for turn in turns:
+            say(f"{NAME}: {turn.name}, round {number + 1} of {rounds}")
+            yield together(turn, scale, root, number)
