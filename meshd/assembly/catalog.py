@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 RESERVED_BUCKET = "-mesh-"
 SHARED: Final = ("snapshots/", "plans/", "assets/", "packs/")
 """What begins like this is named by its content, and means the same on every node."""
-INDEXES: Final = ("lines/", "tfrecords/", "mds/")
+INDEXES: Final = ("lines/", "tfrecords/", "mds/", "parquet/")
 """Where the samples of files lie: this node's own, made again when they are asked for."""
 T = TypeVar("T")
 

@@ -274,6 +274,7 @@ def native_routes(
         data.catalog,
         data.datasets.lines,
         data.datasets.tfrecords,
+        data.datasets.parquets,
         node.objects,
     )
     return [

@@ -14,6 +14,7 @@ from meshd.assembly.errors import BatchError
 from meshd.kit.patience import LongWork, Progress, StillRunningError
 from meshd.service.lines import Lines
 from meshd.service.mds import MdsSources
+from meshd.service.parquets import Parquets, parquet_files
 from meshd.service.structures import Structures, parse_derivation
 from meshd.service.tfrecords import Tfrecords
 from meshd.service.zarrs import ZarrSources
@@ -43,14 +44,10 @@ if TYPE_CHECKING:
     from meshwire.recordindexes import IndexedFile
     from meshwire.snapshots import Built, Snapshot
 
-Kind = Literal["auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds"]
-KINDS: tuple[Kind, ...] = ("auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds")
-_PARTS = {"array": "zarr", "feature": "tfrecord", "column": "mds"}  # how fields of a kind are named
-_READ_THROUGH = (
-    "lines",
-    "tfrecord",
-    "mds",
-)  # kinds whose files are read once, before anything else
+Kind = Literal["auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet"]
+KINDS: tuple[Kind, ...] = ("auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet")
+_PARTS = {"zarr": "array", "tfrecord": "feature", "mds": "column", "parquet": "column"}  # what fields name
+_READ_THROUGH = ("lines", "tfrecord", "mds", "parquet")  # whose files are read once, before anything else
 _PAGE = 1000
 _EMPTY = {
     "source": "check the source's prefix and the fields' extensions",
@@ -86,6 +83,7 @@ class DatasetService:
         self._structures = Structures(store, catalog, readers, archives, objects)
         self.lines = Lines(store, catalog, archives, objects)
         self._zarrs = ZarrSources(objects)
+        self.parquets = Parquets(store, catalog, archives, objects)
         self._long: LongWork[None] = LongWork("datasets")
         self.tfrecords, self._mds = (
             Tfrecords(store, catalog, archives, objects),
@@ -158,6 +156,8 @@ class DatasetService:
         await self._readers.require_keys(caller, source.bucket, [key for key, _ in scanned])
         if kind in _READ_THROUGH:
             await self._patiently(listing, source, kind, fields)
+        if not fields:
+            fields = parse_fields(await self.parquets.guess(scanned, source))
         return await self._built(listing, source, kind, fields)
 
     async def _patiently(
@@ -191,7 +191,7 @@ class DatasetService:
     ) -> Built:
         if kind == "zarr":
             return await self._zarrs.build(listing, source, fields)
-        if kind == "tfrecord" or kind == "mds":
+        if kind == "tfrecord" or kind == "mds" or kind == "parquet":
             files = await self._files(listing, source, kind, fields, Progress())
             return await asyncio.to_thread(build_from_records, files, kind=kind, source=source, fields=fields)
         scanned = _scanned(listing, kind, fields)
@@ -229,6 +229,8 @@ class DatasetService:
         """The indexes of files of records, made or found."""
         if kind == "mds":
             return await self._mds.files(listing, source, fields, progress)
+        if kind == "parquet":
+            return await self.parquets.files(parquet_files(listing), source, fields, progress)
         scanned = _scanned(listing, kind, fields)
         if not scanned:
             raise EmptySnapshotError(
@@ -272,6 +274,8 @@ def _scanned(
         return []
     if kind in ("zarr", "mds"):
         return list(listing)
+    if kind == "parquet":
+        return parquet_files(listing)
     if kind == "tfrecord":
         return _once([entry for entry in listing if entry[1].size and is_tfrecord(entry[0])])
     if kind == "lines":
@@ -290,15 +294,17 @@ def _parse(value: Any) -> tuple[Source, Kind, Mapping[str, FieldSpec]]:
     document = checked_object(value, "", ("source", "kind", "fields"))
     source = parse_source(required(document, "source", ""))
     kind = cast("Kind", checked_choice(document.get("kind", "auto"), "kind", KINDS))
+    if kind == "parquet" and "fields" not in document:
+        return source, kind, {}  # all columns
     fields = required(document, "fields", "")
     if not isinstance(fields, dict):
         raise PlanError("fields", 'expected an object, as {"image": {"ext": ["jpg"]}}')
     parsed = parse_fields(fields)
     for name, spec in parsed.items():
-        held = next((own for own in _PARTS if getattr(spec, own) is not None), "ext")
-        wanted = next((own for own, whose in _PARTS.items() if whose == kind), "ext")
+        held = next((part for part in _PARTS.values() if getattr(spec, part) is not None), "ext")
+        wanted = _PARTS.get(kind, "ext")
         if held != wanted and (spec.kind == "bytes" or kind == "zarr"):
-            whose = kind if wanted != "ext" else _PARTS[held]
+            whose = kind if wanted != "ext" else " or ".join(k for k, part in _PARTS.items() if part == held)
             part = held if wanted == "ext" else wanted
             message = f'fields of the kind {whose}, and of no other, are {{"{part}": "name"}}'
             raise PlanError(f"fields.{name}", message)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from meshd.service.archives.reading import Archives
     from meshd.service.blobs import Outgoing
     from meshd.service.lines import Lines
+    from meshd.service.parquets import Parquets
     from meshd.service.remote import RemoteObjects
     from meshd.service.tfrecords import Tfrecords
     from meshd.store.interface import ObjectStore
@@ -47,11 +48,12 @@ class Holdings:
         catalog: Catalog,
         lines: Lines,
         tfrecords: Tfrecords,
+        parquets: Parquets,
         objects: RemoteObjects,
     ) -> None:
         self._store, self._mesh, self._objects = store, mesh, objects
         self._archives, self._catalog, self._lines = archives, catalog, lines
-        self._tfrecords = tfrecords
+        self._tfrecords, self._parquets = tfrecords, parquets
 
     def __repr__(self) -> str:
         return f"<Holdings of {self._mesh.node_id}>"
@@ -137,6 +139,8 @@ class Holdings:
         if asked.lines:
             lines = await self._lines.index(asked.bucket, asked.key, record)
             return await asyncio.to_thread(lines.to_bytes)
+        if asked.rows:
+            return (await self._parquets.rows(asked.bucket, asked.key, record)).document
         if asked.features:
             records = await self._tfrecords.index(asked.bucket, asked.key, record, asked.features)
             return await asyncio.to_thread(records.to_bytes)

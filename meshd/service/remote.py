@@ -246,11 +246,19 @@ class RemoteObjects:
         return None
 
     async def archive_index(
-        self, bucket: str, key: str, record: Record, *, lines: bool = False, features: Sequence[str] = ()
+        self,
+        bucket: str,
+        key: str,
+        record: Record,
+        *,
+        lines: bool = False,
+        rows: bool = False,
+        features: Sequence[str] = (),
     ) -> bytes:
-        """The document of the index of an archive (a file of lines, or of TFRecords with these `features`)
-        that other nodes hold. Raises BatchError BadSample and what else the holder says; Busy."""
-        body = wire.encode(wire.IndexAsk(bucket, key, record.etag, lines, list(features)))
+        """The document of the index of an archive (a file of lines, of Parquet's rows, or of TFRecords with
+        these `features`) that other nodes hold. Raises BatchError BadSample and what else the holder says;
+        Busy."""
+        body = wire.encode(wire.IndexAsk(bucket, key, record.etag, lines, rows, list(features)))
         found: list[bytes] = []
         refused: list[PeerRefusedError] = []
 

@@ -76,12 +76,14 @@ class ListAnswer(Struct, frozen=True):
 
 
 class IndexAsk(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The index of an archive, or (`lines`) of a file of lines, or (`features`) of a file of TFRecords."""
+    """The index of an archive, or (`lines`) of a file of lines, or (`features`) of a file of TFRecords, or
+    (`rows`) the lengths of the rows of one of Parquet."""
 
     bucket: _Text
     key: _Text
     etag: _Text
     lines: bool = False
+    rows: bool = False
     features: Annotated[list[_Text], Meta(max_length=64)] = []
 
 

@@ -161,7 +161,7 @@ view_result_bytes = _gauge("meshd_view_result_bytes", "Results of views on the d
 documents_collected = _counter(
     "meshd_documents_collected_total",
     "Documents that nobody used any more, removed; kind is snapshots, plans, assets, packs, or, of indexes, "
-    "lines, tfrecords or mds.",
+    "lines, tfrecords, mds or parquet.",
     "kind",
 )
 view_layouts = _counter(

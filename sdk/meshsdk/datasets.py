@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 _ROWS_A_REQUEST = 512
 _PATIENCE = 600.0  # seconds that measuring for packing may take before a dataset gives up
-_KINDS = ("auto", "objects", "tar", "lines", "zarr", "chunks", "tfrecord", "mds")
+_KINDS = ("auto", "objects", "tar", "lines", "zarr", "chunks", "tfrecord", "mds", "parquet")
 
 
 def open(
@@ -64,11 +64,12 @@ def open(
         url: a bucket or a folder of one, as "s3://photos/train".
         fields: what a sample is made of, by name: an extension ("jpg"), several with the preferred first
             ("jpg;jpeg;png"), or "@class" (the first folder below `url`, as int64). Of "zarr" names of arrays,
-            of "tfrecord" features, of "mds" columns. Left out, guessed from what is there.
+            of "tfrecord" features, of "mds" and "parquet" columns. Left out, guessed from what is there.
         kind: "objects" (files that share a stem are a sample), "tar" (WebDataset shards and other
             archives), "lines" (a sample a line, as in JSONL), "zarr" (a sample a row of the arrays),
             "chunks" (a sample a chunk of them), "tfrecord" (a sample a record's `tf.Example`), "mds"
-            (mosaicml-streaming's shards) or "auto": archives if there are any, else objects.
+            (mosaicml-streaming's shards), "parquet" (a sample a row) or "auto": archives if there are any,
+            else objects.
         snapshot: the hash of what was pinned before (`ds.snapshot.hash`), instead of what is there now.
         client: see `mesh.connect`; left out, one of the environment's.
         deadline: seconds an unavailable server is waited for; the client's if left out.
@@ -94,6 +95,9 @@ def open(
         fields = part_fields(guess_features(client, source) if fields is None else fields, "feature")
     if kind == "mds":
         fields = part_fields(guess_columns(client, source) if fields is None else fields, "column")
+    if kind == "parquet":
+        chosen = None if fields is None else select_fields(part_fields(fields, "column"))
+        return Dataset(client, pin_snapshot(client.transport, source, kind, chosen, deadline))
     chosen = select_fields(fields) if fields is not None else guess_fields(client, source)
     return Dataset(client, pin_snapshot(client.transport, source, kind, chosen, deadline))
 

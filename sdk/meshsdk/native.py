@@ -127,11 +127,12 @@ def pin_snapshot(
     transport: Transport,
     source: str,
     kind: str,
-    fields: Mapping[str, Any],
+    fields: Mapping[str, Any] | None,
     deadline: float | None = None,
 ) -> SnapshotInfo:
-    """Lists the source and pins what is there now."""
-    document = {"source": source, "kind": kind, "fields": dict(fields)}
+    """Lists the source and pins what is there now; without `fields`, which few kinds can do without,
+    all that there are."""
+    document = {"source": source, "kind": kind} | ({} if fields is None else {"fields": dict(fields)})
     answer = transport.json(json_request("POST", "/-/snapshots", document), deadline)
     return _read(lambda: _snapshot(source, answer), "snapshot")
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     Int32 = np.ndarray[Any, np.dtype[np.int32]]
 
-SnapshotKind = Literal["objects", "tar", "lines", "zarr", "tfrecord", "mds", "joined"]
-KINDS: tuple[SnapshotKind, ...] = ("objects", "tar", "lines", "zarr", "tfrecord", "mds", "joined")
+SnapshotKind = Literal["objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet", "joined"]
+KINDS: tuple[SnapshotKind, ...] = ("objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet", "joined")
 _UNINDEXED = (
     "objects",
     "tar",

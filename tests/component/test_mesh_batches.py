@@ -9,6 +9,7 @@ import json
 import tarfile
 from collections import Counter
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 COUNT = 60
+ARROW = pytest.mark.skipif(find_spec("pyarrow") is None, reason="not run here: pyarrow is not installed")
 
 
 def tar_of(members: dict[str, bytes]) -> bytes:
@@ -35,6 +37,14 @@ def tar_of(members: dict[str, bytes]) -> bytes:
             info.size = len(data)
             archive.addfile(info, io.BytesIO(data))
     return buffer.getvalue()
+
+
+def parquet(numbers: range) -> bytes:
+    from pyarrow import parquet, table
+
+    out = io.BytesIO()
+    parquet.write_table(table({"n": [b"%d" % number for number in numbers], "m": list(numbers)}), out)
+    return out.getvalue()
 
 
 def fill(crew: MeshCrew) -> None:
@@ -57,6 +67,8 @@ def fill(crew: MeshCrew) -> None:
         crew.put("pictures", f"tfrecord/part-{part:05}-of-00004", b"".join(map(record, rows)))
         packed = gzip.compress(b"".join(map(record, rows)), mtime=0)
         crew.put("pictures", f"packed/tfrecord/part-{part:05}-of-00004.gz", packed)
+        if find_spec("pyarrow") is not None:
+            crew.put("pictures", f"parquet/{part}.parquet", parquet(range(part * 20, part * 20 + 20)))
         packed = gzip.compress(b"".join(b'{"n": %d}\n' % n for n in range(part, 90)), mtime=0)
         crew.put("pictures", f"packed/lines/{part}.jsonl.gz", packed)
     values = [{"n": b"%d" % n} for n in range(70)]
@@ -111,6 +123,7 @@ TAR = {"image": {"ext": ["png"]}, "meta": {"ext": ["json"]}}
         ("s3://pictures/mds/", {"n": {"column": "n"}}, []),
         ("s3://pictures/packed/lines/", {"text": {"ext": ["jsonl"]}}, []),
         ("s3://pictures/packed/tfrecord/", {"n": {"feature": "n"}}, []),
+        pytest.param("s3://pictures/parquet/", {"n": {"column": "n"}}, [], marks=ARROW),
         ("s3://pictures/packed/mds/", {"n": {"column": "n"}}, []),
     ],
 )
@@ -118,7 +131,7 @@ def test_frames_are_the_same_on_every_node(
     lone: MeshCrew, crew: MeshCrew, source: str, fields: Any, ops: Any
 ) -> None:
     folder = source.split("/")[-2]
-    more = {"kind": folder} if folder in ("lines", "tfrecord", "mds") else {}
+    more = {"kind": folder} if folder in ("lines", "tfrecord", "mds", "parquet") else {}
     expected: dict[str, bytes] = {}
     for number, wire in enumerate(wires(lone, crew)):
         snapshot = wire.snapshot(source, fields, **more)

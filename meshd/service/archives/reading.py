@@ -11,6 +11,7 @@ import asyncio
 import json
 from collections import OrderedDict
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -20,7 +21,7 @@ from meshd.assembly.errors import BatchError, busy
 from meshd.kit import failpoints
 from meshd.kit.singleflight import SingleFlight
 from meshd.service.archives.inflating import inflated
-from meshd.service.archives.spans import Ahead, Forward, pieces
+from meshd.service.archives.spans import Ahead, Forward, pieces, read_spans
 from meshd.service.archives.streaming import stream
 from meshd.service.archives.walking import (
     ENDLESS,
@@ -37,8 +38,9 @@ from meshd.store.errors import ConditionFailedError
 from meshd.store.proving import naming, prove
 from meshd.store.records import Meta
 from meshd.telemetry import metrics
+from meshd.transform.parquets.calling import ParquetError, UnreadableError, parquet_rows
 from meshwire.archives.index import ArchiveIndex
-from meshwire.archives.kinds import ArchiveError, archive_kind, packed_kind
+from meshwire.archives.kinds import ArchiveError, archive_kind, copied_kind
 from meshwire.archives.zips import STORED
 from meshwire.columns import ColumnError
 from meshwire.conditions import Conditions
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
     from meshd.service.remote import RemoteObjects
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record, Span
-    from meshwire.archives.kinds import ArchiveKind, CopyKind, PackedKind
+    from meshwire.archives.kinds import ArchiveKind, CopyKind
     from meshwire.archives.zips import ZipMember
 
 INDEXES: Final = "archives/"
@@ -63,6 +65,7 @@ COPIES: Final = "views/archives/"
 _BELIEVED_RATIO: Final = 200
 """Inflated, an archive may have so many times its size even if no copy of it is kept."""
 _READ: Final = "read as an archive"
+_HOW: Final = {"gz": "unpacked", "zst": "unpacked", "parquet": "read as Parquet"}
 _KEPT_FILES: Final = 500_000  # names of members a process keeps at hand, over all archives
 _AT_ONCE: Final = 2  # archives inflated or indexed at a time by one process
 _QUEUED: Final = 64  # that wait for it; what is asked beyond is told to come again
@@ -130,9 +133,9 @@ class Archives:
     async def plain(self, bucket: str, key: str, record: Record) -> Record:
         """The object whose bytes the index's offsets are of: the archive, or its inflated copy, made if need
         be. Raises BatchError BadSample, TooLarge."""
-        packed = packed_kind(key)
-        if packed is not None:
-            return await self._unpacked(packed, bucket, key, record)
+        copied = copied_kind(key)
+        if copied is not None:
+            return await self._unpacked(copied, bucket, key, record)
         index = await self.index(bucket, key, record)
         if not index.inflated:
             return record
@@ -147,8 +150,8 @@ class Archives:
             return found
         return await self._copy(index.kind, _url(bucket, key), record)
 
-    async def _unpacked(self, kind: PackedKind, bucket: str, key: str, record: Record) -> Record:
-        """The copy of a packed file; of one that other nodes hold, what is known of it."""
+    async def _unpacked(self, kind: CopyKind, bucket: str, key: str, record: Record) -> Record:
+        """The copy of a packed file, or one of Parquet; of one that other nodes hold, what is known of it."""
         if isinstance(record, FarRecord):
             await self._objects.bring(bucket, key, record)
             here = self._objects.here(bucket, key, record.etag)
@@ -277,7 +280,10 @@ class Archives:
                     made = await self._written(kind, record, self._most)
         except ArchiveError as error:
             await self._prove(url, record)
-            raise refused(url, str(error), "unpacked" if kind in ("gz", "zst") else _READ) from error
+            raise refused(url, str(error), _HOW.get(kind, _READ)) from error
+        except UnreadableError as error:
+            help_ = "install shardmesh[parquet] on every node that stores, or write the rows as MDS or JSONL"
+            raise BatchError("NotImplemented", f"{url}: no Parquet is read: {error}", help=help_) from error
         if made is None:
             raise BatchError(
                 "TooLarge",
@@ -325,10 +331,10 @@ def copy_key(kind: CopyKind, record: Record) -> str:
 
 def index_names(key: str, record: Record) -> tuple[str, ...]:
     """Under which names in the reserved bucket something is kept of an object; none if it is neither
-    archive nor packed."""
-    kind, packed = archive_kind(key), packed_kind(key)
-    if packed is not None:
-        return (copy_key(packed, record),)
+    an archive nor read through a copy."""
+    kind, copied = archive_kind(key), copied_kind(key)
+    if copied is not None:
+        return (copy_key(copied, record),)
     return () if kind is None else tuple(each + _name(kind, record) for each in (INDEXES, REFUSALS, COPIES))
 
 
@@ -382,6 +388,9 @@ def _run_through(kind: ArchiveKind, spans: Iterable[Span], size: int, most: int)
 
 def _plain_bytes(kind: CopyKind, spans: Iterable[Span], size: int, most: int) -> Iterator[bytes]:
     spans = list(spans)
+    if kind == "parquet":
+        yield from bounded(_rows(spans, size), most)
+        return
     if kind != "zip":
         yield from bounded(inflated(kind, pieces(spans, 0, size)), most)
         return
@@ -390,6 +399,14 @@ def _plain_bytes(kind: CopyKind, spans: Iterable[Span], size: int, most: int) ->
         yield from member_pieces(spans, member)
     if _copy_size(members) == size:
         yield b"\0"
+
+
+def _rows(spans: Sequence[Span], size: int) -> Iterator[bytes]:
+    """Of a file of Parquet. Raises ArchiveError, UnreadableError."""
+    try:
+        yield from parquet_rows(partial(read_spans, spans), size)
+    except ParquetError as error:
+        raise ArchiveError(str(error)) from error
 
 
 def _inflate_all(spans: Sequence[Span], members: Iterable[ZipMember]) -> None:

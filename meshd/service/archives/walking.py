@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from meshwire.tars import TarMember
 
 MAX_MEMBERS: Final = 10_000_000
-SCATTERED: Final = ("tar", "zip")
+SCATTERED: Final = ("tar", "zip", "parquet")
 """Read here and there, not from the first byte to the last."""
 ENDLESS: Final = 1 << 60  # the end of a stream whose end is not known
 

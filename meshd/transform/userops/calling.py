@@ -53,7 +53,7 @@ _KEEP_PAGES = 16 << 20  # of the arena, between values
 _NUMBERS = ["bool", "float16", "float32", "float64"]
 _NUMBERS += [f"{kind}int{bits}" for kind in ("", "u") for bits in (8, 16, 32, 64)]
 _CODE = "from meshd.transform.userops.confined import main; main()"
-_ENVIRONMENT: Final = {
+ENVIRONMENT: Final = {
     "LANG": "C.UTF-8",
     "MALLOC_ARENA_MAX": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
@@ -120,7 +120,7 @@ class ConfinedProcess:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-s", "-P", "-c", _CODE, json.dumps(settings)],
-                env=_ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(_homes())},
+                env=ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(homes())},
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
@@ -344,7 +344,7 @@ def _is_shape(shape: Any) -> bool:
     )
 
 
-def _homes() -> list[str]:
+def homes() -> list[str]:
     """Where the packages are that a confined process begins with."""
     return sorted(
         {

@@ -47,10 +47,10 @@ def cat(session: Session, urls: Sequence[Remote], offset: int, length: int | Non
 
 KIND_OPTION = click.option(
     "--kind",
-    type=click.Choice(["auto", "objects", "tar", "lines", "zarr", "chunks", "tfrecord", "mds"]),
+    type=click.Choice(["auto", "objects", "tar", "lines", "zarr", "chunks", "tfrecord", "mds", "parquet"]),
     default="auto",
     help="What a sample is: files of one stem, of archives, a line (JSONL), a row or chunk of Zarr arrays, "
-    "a record (TFRecord, MDS).",
+    "a record (TFRecord, MDS), a row of Parquet.",
 )
 
 

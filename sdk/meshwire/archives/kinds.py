@@ -22,7 +22,7 @@ ENDINGS: Final[dict[str, ArchiveKind]] = {
 PackedKind = Literal["zst", "gz"]
 """Of single files that are read through an inflated copy, as members of archives are; none has members."""
 PACKED: Final[dict[str, PackedKind]] = {".zstd": "zst", ".zst": "zst", ".gz": "gz"}
-CopyKind = ArchiveKind | PackedKind
+CopyKind = ArchiveKind | PackedKind | Literal["parquet"]
 MARK: Final = "/-/"
 """Between an archive's key and the name of a member: `shard.tar/-/a/b.jpg`."""
 _ENDINGS: Final = tuple(ENDINGS)
@@ -50,6 +50,11 @@ def archive_kind(key: str) -> ArchiveKind | None:
 def packed_kind(key: str) -> PackedKind | None:
     """The kind of packed file an object of this name is; None for anything else, archives among it."""
     return None if archive_kind(key) is not None else PACKED.get(_packing(key))
+
+
+def copied_kind(key: str) -> PackedKind | Literal["parquet"] | None:
+    """The kind of copy that a single file of this name is read through; None where it is read itself."""
+    return "parquet" if key[-8:].lower().endswith((".parquet", ".pq")) else packed_kind(key)
 
 
 def unpacked_name(key: str) -> str:
