@@ -61,6 +61,7 @@ def test_it_comes_to_what_is_planned_and_never_has_less(
         assert max((have[name] for name in now.homes), default=0) >= (0.95 * most if homes else 0)
         homes = now.homes
         have |= dict.fromkeys(now.release, 0)
+        most = max((have[name] for name in homes), default=most)
         have |= {name: max(have[name], most) for name in homes}
     if planned:
         assert homes == planned
