@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
+from meshwire.servertimings import Took
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 FrameResult = Literal["hit", "joined", "miss"]
+READY = Took()
 
 
 class FrameAddress(msgspec.Struct, frozen=True, tag="frame"):
@@ -76,7 +79,7 @@ class Frame:
     """A finished frame: `size` bytes in the memfd `fd`, the receiver's to close. Never written again.
 
     `owner` counts the memory as long as it lives; `done` is called once, when the receiver is through with
-    it.
+    it. `took`: how long it was made, if that is why it was waited for.
     """
 
     fd: int
@@ -85,6 +88,7 @@ class Frame:
     result: FrameResult
     owner: object = None
     done: Callable[[], None] | None = None
+    took: Took = READY
 
     def close(self) -> None:
         """Close the descriptor. Idempotent."""

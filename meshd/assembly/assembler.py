@@ -201,6 +201,7 @@ class Assembler:
         with self._admission(0, count * _row_bytes(plan)):
             packing = Packing(plan, table, rows, samples)
             made = await asyncio.to_thread(packing.frame, within, metadata_of(address), self._kitchen.memory)
+        made.took = within.took
         within.close()
         if isinstance(address, FrameAddress):
             self._cache.put(address, made)

@@ -26,6 +26,7 @@ from meshd.store.noticing import notice
 from meshwire.frames import Status
 from meshwire.mixorders import mix_bounds
 from meshwire.randomness import KeyedRandom
+from meshwire.servertimings import Took
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -101,6 +102,8 @@ class FrameBuilder:
         self._whole = len(rows) if whole is None else whole
         self._complaint: BatchError | None = None
         self._bad_rows = 0
+        self._clock = asyncio.get_running_loop().time
+        self._fetch = self._prepare = 0.0
         self._draft = Draft(plan, snapshot, rows, metadata, kitchen.memory)
 
     def __repr__(self) -> str:
@@ -117,6 +120,7 @@ class FrameBuilder:
             raise
         else:
             frame.bad, frame.complaint = self._bad_rows, self._complaint
+            frame.took = Took(self._fetch, self._prepare)
             return frame
         finally:
             self._draft.close()
@@ -153,7 +157,9 @@ class FrameBuilder:
                 if work is not None:
                     failures += await self._render_work(work)
                     work.close()
+                began = self._clock()
                 work = None if ahead is None else await ahead
+                self._fetch += self._clock() - began
         finally:
             await _drop(ahead, work)
         return sorted(failures, key=lambda failure: failure.row)
@@ -195,7 +201,7 @@ class FrameBuilder:
         return work
 
     async def _render_work(self, work: _Work) -> Sequence[RowFailure]:
-        draft = self._draft
+        draft, began = self._draft, self._clock()
         rendered: Rendered = await self._kitchen.renderer.render(
             self._plan.hash,
             self._plan.program_text,
@@ -207,6 +213,10 @@ class FrameBuilder:
             assets=asset_places(self._kitchen.store, self._plan.assets),
             account=account(),
         )
+        took = self._clock() - began
+        reading = took * rendered.reading / rendered.seconds if rendered.seconds else 0.0
+        self._fetch += reading
+        self._prepare += took - reading
         draft.take(rendered)
         return rendered.failures
 

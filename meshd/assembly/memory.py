@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from meshd.assembly.addressing import Frame
+from meshd.assembly.addressing import READY, Frame
 from meshd.kit.accounts import account
 from meshd.telemetry import metrics
 
@@ -58,7 +58,8 @@ class MemoryFrame:
     """`size` bytes of shared memory, written with pwrite: filling mapped pages costs a fault each.
 
     Counted in `memory` until nothing refers to it: not its maker, nor the cache, nor a handle not yet closed.
-    `bad`: rows whose own sample is bad, pads left out; `complaint`: what is said if they are too many.
+    `bad`: rows whose own sample is bad, pads left out; `complaint`: what is said if they are too many;
+    `took`: how long it was made.
     """
 
     def __init__(self, size: int, memory: Memory) -> None:
@@ -67,6 +68,7 @@ class MemoryFrame:
         self._finalizer = weakref.finalize(self, self._block.free)
         self.size = self.rows = self.bad = 0
         self.complaint: BatchError | None = None
+        self.took = READY
         self.grow(size)
 
     @property
@@ -85,7 +87,8 @@ class MemoryFrame:
 
     def hand_out(self, result: FrameResult) -> Frame:
         """A handle with a descriptor of its own."""
-        return Frame(os.dup(self.fd), self.size, self.rows, result, self)
+        took = READY if result == "hit" else self.took
+        return Frame(os.dup(self.fd), self.size, self.rows, result, self, took=took)
 
     def close(self) -> None:
         """Give the memory back now, if nobody else holds a descriptor. Idempotent."""

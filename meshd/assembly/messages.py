@@ -27,10 +27,13 @@ class Forget(msgspec.Struct, frozen=True, tag="forget"):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Either `error` (a BatchError's document) or a frame, whose memfd comes along."""
+    """Either `error` (a BatchError's document) or a frame, whose memfd comes along. `fetch`, `prepare`:
+    seconds of its making."""
 
     number: int
     size: int = 0
     rows: int = 0
     result: FrameResult = "miss"
     error: dict[str, Any] | None = None
+    fetch: float = 0.0
+    prepare: float = 0.0

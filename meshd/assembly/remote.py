@@ -21,6 +21,7 @@ from meshd.assembly.messages import Answer, Ask, Forget
 from meshd.kit.accounts import account
 from meshd.kit.tasks import Tasks
 from meshd.net.unixmessages import StreamClosedError, connect
+from meshwire.servertimings import Took
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,7 +112,8 @@ class RemoteAssembler:
             waiting.set_exception(BatchError.from_document(answer.error))
         else:
             done = partial(self._through, stream, answer.number)
-            waiting.set_result(Frame(fds[0], answer.size, answer.rows, answer.result, done=done))
+            took = Took(answer.fetch, answer.prepare)
+            waiting.set_result(Frame(fds[0], answer.size, answer.rows, answer.result, done=done, took=took))
 
     def _lost(self, stream: MessageStream) -> None:
         stream.close()

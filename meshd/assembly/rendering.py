@@ -87,7 +87,8 @@ class RowChecksums(Protocol):
 
 
 class Rendered(Protocol):
-    """The outcome of all rows asked for; `close` releases the scratch files."""
+    """The outcome of all rows asked for; `close` releases the scratch files. `seconds` of the processes, of
+    these `reading` source bytes."""
 
     @property
     def failures(self) -> Sequence[RowFailure]: ...
@@ -95,6 +96,10 @@ class Rendered(Protocol):
     def parts(self) -> Sequence[RaggedPart]: ...
     @property
     def checksums(self) -> Sequence[RowChecksums]: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def reading(self) -> float: ...
     def close(self) -> None: ...
 
 

@@ -78,7 +78,11 @@ class _Conversation:
             await self._say(Answer(ask.number, error=failure.to_document()))
             return
         self._held[ask.number] = frame  # its memory counts until the worker has sent it
-        await self._say(Answer(ask.number, frame.size, frame.rows, frame.result), frame.fd)
+        took = frame.took
+        answer = Answer(
+            ask.number, frame.size, frame.rows, frame.result, fetch=took.fetch, prepare=took.prepare
+        )
+        await self._say(answer, frame.fd)
 
     async def _say(self, answer: Answer, *fds: int) -> None:
         try:

@@ -12,6 +12,8 @@ from meshd.errors import MeshdError
 from meshd.service import remotewire as wire
 from meshd.service.remotefetching import placed, receive
 from meshwire.cluster.meeting import assemblers, frame_name, meeting
+from meshwire.servertimings import HEADER as TIMING
+from meshwire.servertimings import parse_timing
 
 if TYPE_CHECKING:
     from meshd.assembly.addressing import Frame, FrameAddress, FrameResult
@@ -45,6 +47,7 @@ class RemoteFrames:
             ) as answer:
                 await receive(answer, room)
                 room.rows = int(answer.headers["x-mesh-rows"])
+                room.took = parse_timing(answer.headers.get(TIMING, "")).took
                 return room.hand_out(cast("FrameResult", answer.headers["x-mesh-frame"]))
         except MeshdError as error:
             self._asking.note(node, error)

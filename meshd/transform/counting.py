@@ -26,12 +26,13 @@ def size_of(value: Any) -> int:
 
 
 class Tally:
-    """Use of ops, by name, over one slice. `clock`: seconds."""
+    """Use of ops, by name, over one slice. `clock`: seconds; `reading`: seconds spent on source bytes."""
 
-    __slots__ = ("_uses", "clock")
+    __slots__ = ("_uses", "clock", "reading")
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
+        self.reading = 0.0
         self._uses: dict[str, list[float]] = {}
 
     def __repr__(self) -> str:

@@ -97,7 +97,8 @@ class OpUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class RenderReply(msgspec.Struct, frozen=True, array_like=True):
     """`rendered`: the rows that succeeded; `ragged`: their ragged fields, one after the other in the scratch;
-    `sums`: for each fixed field in order of name, the crc32c of each of those rows; `ops`: use by op.
+    `sums`: for each fixed field in order of name, the crc32c of each of those rows; `ops`: use by op;
+    `reading`: of `seconds`, those spent on source bytes.
 
     A slice may end early: rows neither rendered nor failed are to be asked for again.
     """
@@ -109,6 +110,7 @@ class RenderReply(msgspec.Struct, frozen=True, array_like=True):
     sums: tuple[tuple[int, ...], ...]
     seconds: float
     ops: tuple[OpUse, ...] = ()
+    reading: float = 0.0
 
 
 def write_progress(fd: int, number: int, row: int) -> None:

@@ -79,12 +79,14 @@ class RowChecksums:
 @dataclass(slots=True)
 class Rendered:
     """The outcome of all rows asked for: those not in `failures` are in the frame, or in `parts` if
-    ragged.
+    ragged. `seconds` of the processes, and of these `reading` source bytes.
     """
 
     failures: list[Failure] = field(default_factory=list)
     parts: list[RaggedPart] = field(default_factory=list)
     checksums: list[RowChecksums] = field(default_factory=list)
+    seconds: float = 0.0
+    reading: float = 0.0
 
     def close(self) -> None:
         """Close the scratch files. Idempotent."""
@@ -126,6 +128,8 @@ class _Call:
         self._rendered.failures += part.failures
         self._rendered.parts += part.parts
         self._rendered.checksums += part.checksums
+        self._rendered.seconds += part.seconds
+        self._rendered.reading += part.reading
         self._left -= rows
         if not self._left:
             self.outcome.set_result(self._rendered)
@@ -308,7 +312,8 @@ class TransformPool:
             left, reply = [], msgspec.structs.replace(reply, failures=_failures(item, "op", _SILENT))
         parts = [RaggedPart(reply.rendered, reply.ragged, fds[0])] if fds else []
         sums = [RowChecksums(reply.rendered, reply.sums)] if reply.rendered else []
-        item.call.take(Rendered(list(reply.failures), parts, sums), len(item.rows) - len(left))
+        part = Rendered(list(reply.failures), parts, sums, reply.seconds, reply.reading)
+        item.call.take(part, len(item.rows) - len(left))
         if left and item.call.wanted:
             self._put(_Slice(item.call, left), first=True)
         item.call.leave()

@@ -160,7 +160,10 @@ class _Slice:
         sums = tuple(tuple(column.sums) for column in self._columns if column is not None)
         number, failures, seconds = self._request.number, tuple(self._failures), clock() - began
         uses = self._tally.uses()
-        return RenderReply(number, tuple(rendered), failures, columns, sums, seconds, uses), scratch
+        reply = RenderReply(
+            number, tuple(rendered), failures, columns, sums, seconds, uses, self._tally.reading
+        )
+        return reply, scratch
 
     def _row(self, row: Row) -> bool:
         draw = self._program.draw(self._request.epoch, row.position)
@@ -205,7 +208,13 @@ class _Slice:
             column.row[...] = value
 
     def _read(self, pieces: Sequence[tuple[int, ...]]) -> bytes:
-        return self._files.read(self._request.places(pieces))
+        tally = self._tally
+        began = tally.clock()
+        try:
+            failpoints.hit("transform.read")
+            return self._files.read(self._request.places(pieces))
+        finally:
+            tally.reading += tally.clock() - began
 
     def _field(
         self,

@@ -30,6 +30,7 @@ from meshd.web.server import NativeRoute
 from meshwire import frames, snapshots
 from meshwire.documents import PlanError, checked_choice, suggestion
 from meshwire.loaderreports import HEADER, parse_report
+from meshwire.servertimings import ServerTiming
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -309,6 +310,7 @@ async def send_frame(
         *_headers(frames.CONTENT_TYPE, frame.size),
         ("x-mesh-rows", str(frame.rows)),
         ("x-mesh-frame", frame.result),
+        ("Server-Timing", ServerTiming(frame.took, request.trace.elapsed()).to_header()),
         *more,
     ]
     try:

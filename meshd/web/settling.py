@@ -128,6 +128,10 @@ class Trace:
     def __repr__(self) -> str:
         return f"<Trace {self.request_id} {self.operation}>"
 
+    def elapsed(self) -> float:
+        """Seconds since the request's head was there."""
+        return self._clock.monotonic() - self._started
+
     def passed_on(self) -> None:
         """Another node carried it out, and writes the audit line."""
         self._audit = None

@@ -8,12 +8,13 @@ Invariant: frames come out in step order, each once; after `close` no thread or 
 from __future__ import annotations
 
 import heapq
+import operator
 import os
 import select
 import threading
 import time
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,11 @@ from meshsdk.arenas import Waker, slot_size
 from meshsdk.errors import ClosedError, ConnectError, CorruptFrameError, MeshError
 from meshsdk.maps import MAP_HEADER
 from meshsdk.retrying import BackOff, Patience
+from meshsdk.stalls import Arrival
 from meshsdk.transport import failed, read_error
 from meshwire import frames
+from meshwire.servertimings import HEADER as TIMING
+from meshwire.servertimings import parse_timing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,19 +44,20 @@ _SUSPICIOUS = 5.0  # seconds of silence after which the mesh is asked about a no
 @dataclass(frozen=True, slots=True)
 class Frame:
     """A received frame: `arrays` are views of its lease. `origin` is how the node came by it: hit, joined,
-    miss.
+    miss; `arrival` tells when what happened.
     """
 
     step: int
     arrays: Mapping[str, npt.NDArray[Any]]
     nbytes: int
     origin: str = ""
+    arrival: Arrival | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
     """What to deliver: `ask(step)` for each of `steps`, an ascending range of any stride. `expected` bytes a
-    frame if known beforehand, else 0.
+    frame if known beforehand, else 0. `named`: the step its frame says it is of.
     """
 
     ask: Callable[[int], Request]
@@ -61,15 +66,19 @@ class Order:
     verify: bool = True
     connections: int = 4
     deadline: float = 600.0
+    named: Callable[[int], int] = operator.index
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a reader has done so far; written by its thread only."""
+    """What a reader has done so far; written by its thread only. `latency`: seconds until answers began,
+    without what the nodes took; `receiving`: until they were in place."""
 
     retries: int = 0
     bytes: int = 0
     cpu: float = 0.0
+    latency: float = 0.0
+    receiving: float = 0.0
     origins: dict[str, int] = field(default_factory=dict)
 
 
@@ -230,18 +239,24 @@ class _Reader:
             directory.heard(response.headers.get(MAP_HEADER, ""))
             if response.status != 200:
                 raise read_error(response)
-            return self._read_frame(flight.step, response)
+            return self._read_frame(flight, response)
         finally:
             self._drop(flight, keep=response is not None and response.reusable)
 
-    def _read_frame(self, step: int, response: Response) -> Frame:
+    def _read_frame(self, flight: _Flight, response: Response) -> Frame:
         """The body goes from the socket into its slot; nothing copies it afterwards."""
+        step, began = self._order.named(flight.step), time.monotonic()
         if not response.length:
             raise CorruptFrameError(f"step {step}: the answer has no Content-Length")
         lease = self._arena.lease(response.length)
         response.readinto(lease.view)
         origin = response.headers.get("x-mesh-frame", "")
         frame = open_frame(lease.view, step, verify=self._order.verify, origin=origin)
+        timing = parse_timing(response.headers.get(TIMING, ""))
+        done = time.monotonic()
+        frame = replace(frame, arrival=Arrival(flight.sent, began, done, timing))
+        self.tally.latency += max(began - flight.sent - timing.total, 0.0)
+        self.tally.receiving += done - began
         self._expected = max(self._expected, frame.nbytes)
         self.tally.bytes += frame.nbytes
         self.tally.origins[origin] = self.tally.origins.get(origin, 0) + 1

@@ -1,7 +1,8 @@
 """What a loader has done, in numbers.
 
-Law: measures this process only; what the nodes did is theirs to report. Times are of the monotonic clock,
-CPU of the threads that load: the reader's, and the consumer's inside `next`.
+Law: times are of this process's monotonic clock, CPU of the threads that load: the reader's, and the
+consumer's inside `next`. What a node says of itself only divides the time waited for it.
+Invariant: `compute` and the three kinds of stall add up to `seconds`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from meshsdk.deliveries import Tally
+    from meshsdk.stalls import Stall
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,9 @@ class LoaderStats:
         flagged: rows that are substitutes, masked or pads.
         frames: how the nodes came by the frames: "miss" (prepared for this request), "joined" (together with
             another job), "hit" (prepared before).
+        preprocessing, fetch: seconds waited while nodes ran ops, or got sources.
+        au: accelerator utilisation as MLPerf Storage defines it, 0…1: compute as a share of the loop's
+            time, the first step of each loop left out.
     """
 
     samples: int
@@ -42,6 +47,19 @@ class LoaderStats:
     overflows: int
     flagged: int
     frames: Mapping[str, int]
+    preprocessing: float = 0.0
+    fetch: float = 0.0
+    au: float = 0.0
+
+    @property
+    def compute(self) -> float:
+        """Seconds of the loop outside the loader."""
+        return max(self.seconds - self.waited, 0.0)
+
+    @property
+    def network(self) -> float:
+        """Seconds waited for the network, and for copying and checking here."""
+        return max(self.waited - self.preprocessing - self.fetch, 0.0)
 
     @property
     def samples_per_second(self) -> float:
@@ -65,14 +83,20 @@ class LoaderStats:
 
     def __str__(self) -> str:
         return (
-            f"{self.samples} samples, {self.samples_per_second:.0f}/s, waited {self.wait_share:.0%}, "
-            f"client CPU {self.cpu_per_1000:.3f} s a 1000, {self.retries} retries, {self.hits} hits"
+            f"{self.samples} samples, {self.samples_per_second:.0f}/s, waited {self.wait_share:.0%} "
+            f"({self._parts()}), client CPU {self.cpu_per_1000:.3f} s a 1000, {self.retries} retries, "
+            f"{self.hits} hits"
         )
+
+    def _parts(self) -> str:
+        parts = {"network": self.network, "preprocessing": self.preprocessing, "fetch": self.fetch}
+        whole = self.seconds or 1.0
+        return ", ".join(f"{name} {seconds / whole:.0%}" for name, seconds in parts.items())
 
 
 @dataclass(slots=True)
 class Meter:
-    """The running numbers behind LoaderStats."""
+    """The running numbers behind LoaderStats; `latency`, `receiving`: see Tally, of finished readers."""
 
     samples: int = 0
     batches: int = 0
@@ -82,22 +106,47 @@ class Meter:
     cpu: float = 0.0
     retries: int = 0
     flagged: int = 0
+    preprocessing: float = 0.0
+    fetch: float = 0.0
+    latency: float = 0.0
+    receiving: float = 0.0
     frames: dict[str, int] = field(default_factory=dict)
     _began: float | None = None
+    _steady: float = 0.0
+    _steady_waited: float = 0.0
+    _steady_since: float | None = None
 
     def start(self) -> None:
-        self._began = time.perf_counter()
+        self._began = time.monotonic()
+
+    def steady(self, now: float) -> None:
+        """The first step of the loop is over."""
+        self._steady_since = now
 
     def stop(self) -> None:
+        now = time.monotonic()
         if self._began is not None:
-            self.seconds += time.perf_counter() - self._began
+            self.seconds += now - self._began
             self._began = None
+        if self._steady_since is not None:
+            self._steady += now - self._steady_since
+            self._steady_since = None
+
+    def wait(self, seconds: float, stall: Stall, *, steady: bool) -> None:
+        """A batch was waited for; `stall`: why, as far as it is known."""
+        self.waited += seconds
+        self.preprocessing += stall.preprocessing
+        self.fetch += stall.fetch
+        if steady:
+            self._steady_waited += seconds
 
     def absorb(self, tally: Tally) -> None:
         """Adds what a finished reader did."""
         self.retries += tally.retries
         self.bytes += tally.bytes
         self.cpu += tally.cpu
+        self.latency += tally.latency
+        self.receiving += tally.receiving
         for origin, count in tally.origins.items():
             self.frames[origin] = self.frames.get(origin, 0) + count
 
@@ -107,10 +156,29 @@ class Meter:
         if running is not None:
             now.absorb(running)
         if self._began is not None:
-            now.seconds += time.perf_counter() - self._began
+            now.seconds += time.monotonic() - self._began
         return LoaderStats(
-            **{name: getattr(now, name) for name in _NAMES}, frames=now.frames, overflows=overflows
+            **{name: getattr(now, name) for name in _NAMES},
+            frames=now.frames,
+            overflows=overflows,
+            au=self._utilisation(),
         )
 
+    def _utilisation(self) -> float:
+        since = self._steady_since
+        seconds = self._steady + (time.monotonic() - since if since is not None else 0.0)
+        return max(1 - self._steady_waited / seconds, 0.0) if seconds > 0 else 0.0
 
-_NAMES = ("samples", "batches", "bytes", "seconds", "waited", "cpu", "retries", "flagged")
+
+_NAMES = (
+    "samples",
+    "batches",
+    "bytes",
+    "seconds",
+    "waited",
+    "cpu",
+    "retries",
+    "flagged",
+    "preprocessing",
+    "fetch",
+)

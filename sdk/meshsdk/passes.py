@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshsdk.deliveries import Delivery
 from meshsdk.errors import MeshError
+from meshsdk.stalls import Stall, divided
 
 if TYPE_CHECKING:
     from meshsdk.arenas import Arena
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from meshsdk.meters import Meter
     from meshsdk.outputs import Stage
     from meshsdk.transport import Transport
+
+
+_NONE = Stall()
 
 
 class Pass:
@@ -33,6 +37,8 @@ class Pass:
         self._meter = meter
         self._epoch = epoch
         self._untaken = len(order.steps)
+        self._given = 0
+        self._stall = _NONE
         self._begun: deque[Any] = deque()
         self._failure: MeshError | None = None
         self._open = True
@@ -40,18 +46,22 @@ class Pass:
 
     def next(self) -> Batch:
         """The next batch, waiting for it; raises what its step ended with."""
-        cpu, clock = time.thread_time(), time.perf_counter()
+        meter, cpu, clock = self._meter, time.thread_time(), time.monotonic()
+        if self._given == 1:
+            meter.steady(clock)
         try:
             self._fill()
             if not self._begun and self._failure is not None:
                 raise self._failure
             batch = self._stage.finish(self._begun.popleft())
         finally:
-            self._meter.waited += time.perf_counter() - clock
-            self._meter.cpu += time.thread_time() - cpu
-        self._meter.batches += 1
-        self._meter.samples += batch.rows
-        self._meter.flagged += int((batch.status != 0).sum())
+            meter.wait(time.monotonic() - clock, self._stall, steady=self._given > 0)
+            meter.cpu += time.thread_time() - cpu
+            self._stall = _NONE
+        self._given += 1
+        meter.batches += 1
+        meter.samples += batch.rows
+        meter.flagged += int((batch.status != 0).sum())
         return batch
 
     def _fill(self) -> None:
@@ -59,11 +69,14 @@ class Pass:
         while self._untaken and self._failure is None and len(self._begun) <= self._stage.ahead:
             if self._begun and not self._delivery.ready():
                 return
+            since = time.monotonic()
             try:
                 frame = self._delivery.take()
             except MeshError as error:
                 self._failure = error  # batches begun before it come first
                 return
+            if frame.arrival is not None:
+                self._stall += divided(since, time.monotonic(), frame.arrival)
             self._untaken -= 1
             self._begun.append(self._stage.begin(frame, self._epoch))
 

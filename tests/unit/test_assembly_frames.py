@@ -48,6 +48,7 @@ class Failure:
 
 class Rendered:
     parts: Sequence[Any] = ()
+    seconds = reading = 0.0
 
     def __init__(self, failures: list[Failure], sums: dict[int, int]) -> None:
         self.failures = failures

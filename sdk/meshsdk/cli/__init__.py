@@ -18,6 +18,7 @@ from meshsdk.cli.buckets import bucket
 from meshsdk.cli.cache import cache
 from meshsdk.cli.cluster import cluster
 from meshsdk.cli.copying import cp
+from meshsdk.cli.doctor import doctor
 from meshsdk.cli.inspecting import preflight, schema, stats
 from meshsdk.cli.jobs import extract, job, reshard, shard
 from meshsdk.cli.listing import ls, mb, rb, stat
@@ -54,6 +55,7 @@ Examples:
   mesh bad ls PLAN                         what a plan could not prepare
   mesh replay PLAN 1093 --epoch 2          one position of it again
   mesh cache simulate --epochs 20 --capacity 0.3   which reads a cache would serve
+  mesh doctor -- python train.py           what a training job waits for, and what to do
   mesh bench s3://photos/train --op decode:image --op random_resized_crop:image:224
 \b
 Connects to MESH_ENDPOINT (or AWS_ENDPOINT_URL) with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY,
@@ -92,6 +94,7 @@ for command in (
     job,
     cluster,
     bench,
+    doctor,
     cache,
     bad,
     replay,

@@ -1,0 +1,118 @@
+"""`mesh doctor`: where a training job's time goes, and the cheapest thing to do about it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import click
+
+from meshsdk.cli.benching import parse_op
+from meshsdk.cli.places import SCHEME, parse_place
+from meshsdk.cli.reading import KIND_OPTION, parse_fields
+from meshsdk.cli.running import shared_options
+from meshsdk.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from meshsdk.cli.running import Session
+    from meshsdk.client import Client
+    from meshsdk.doctor.checkups import Subject
+    from meshsdk.doctor.showing import Diagnosis
+
+_HASH = re.compile(r"[0-9a-f]{64}")
+_VIEW = re.compile(r"[a-z0-9][a-z0-9.-]*--[a-z0-9.-]+")
+_USUAL_BATCH = 256
+
+
+@click.command()
+@click.argument("what", nargs=-1, required=True, metavar="URL|VIEW|PLAN or -- COMMAND…")
+@click.option("-b", "--batch", type=click.IntRange(1), help="The global batch [256, or the view's].")
+@click.option("--world", type=click.IntRange(1), help="Ranks that share it [1, or the view's].")
+@click.option("--step-time", type=click.FloatRange(0), default=0.0, help="Seconds a step computes [0].")
+@click.option("--field", "fields", multiple=True, help="NAME=EXT[;EXT], NAME=@class [default: guessed].")
+@KIND_OPTION
+@click.option("--filter", "condition", help="Only samples for which this expression holds.")
+@click.option("--op", "ops", multiple=True, help="OP:FIELD or OP:FIELD:SIZE, in order.")
+@click.option("--loader", type=click.IntRange(1), default=1, help="Of a script: its N-th loader in use [1].")
+@click.option("-n", "--steps", type=click.IntRange(2, 10_000), default=32, help="Steps timed a stage [32].")
+@shared_options
+def doctor(
+    session: Session,
+    what: Sequence[str],
+    batch: int | None,
+    world: int | None,
+    step_time: float,
+    fields: Sequence[str],
+    kind: str,
+    condition: str | None,
+    ops: Sequence[str],
+    loader: int,
+    steps: int,
+) -> None:
+    """Finds out what a training job waits for, by leaving out one stage after the other: fetching,
+    preprocessing, the network, until only its own compute is left. Names the longest stall and the cheapest
+    fix, with what it would win at most.
+
+    A command is run as it is, and ended when all is measured. It trains on batches that repeat: have it
+    write its checkpoints where they do no harm.
+
+    \b
+    mesh doctor -- python train.py
+    mesh doctor -- torchrun --nproc-per-node 8 train.py
+    mesh doctor s3://photos/train --op decode:image --op center_crop:image:224 -b 256 --step-time 0.05
+    mesh doctor photos--train224
+    mesh doctor PLAN -b 256              a plan's hash: loader.plan.hash
+    """
+    from meshsdk.doctor import examining, scripts
+
+    target = what[0] if len(what) == 1 and _is_target(what[0]) else None
+    if target is None:
+        if fields or ops or condition or batch or world or step_time:
+            raise ConfigurationError(
+                "a command has its own dataset and batch: give --steps or --loader alone"
+            )
+        _show(session, scripts.examine_script(what, steps=steps, loader=loader))
+        return
+    with session.client() as client:
+        subject = _subject(client, target, batch, world, (fields, kind, condition, ops))
+        with session.progress("measuring", None) as advance:
+            found = examining.examine(
+                subject, steps=steps, step_seconds=step_time, progress=lambda _: advance(1)
+            )
+    _show(session, found)
+
+
+def _is_target(text: str) -> bool:
+    return text.startswith(SCHEME) or any(form.fullmatch(text) for form in (_HASH, _VIEW))
+
+
+def _subject(
+    client: Client,
+    target: str,
+    batch: int | None,
+    world: int | None,
+    dataset: tuple[Sequence[str], str, str | None, Sequence[str]],
+) -> Subject:
+    from meshsdk.datasets import open as open_dataset
+    from meshsdk.doctor.subjects import plan_subject, view_subject
+    from meshsdk.loaders import Loader
+
+    fields, kind, condition, ops = dataset
+    view = target.removeprefix(SCHEME).rstrip("/")
+    if _HASH.fullmatch(target):
+        return plan_subject(client.transport, target, batch or _USUAL_BATCH, world or 1)
+    if _VIEW.fullmatch(view):
+        return view_subject(client.transport, view, batch, world)
+    made = [parse_op(op) for op in ops]
+    url = str(parse_place(target))
+    ds = open_dataset(url, parse_fields(fields) if fields else None, kind=kind, client=client)
+    ds = (ds if condition is None else ds.filter(condition)).map(*made)
+    return Loader(ds, batch or _USUAL_BATCH, rank=0, world=world or 1, output="numpy").subject()
+
+
+def _show(session: Session, found: Diagnosis) -> None:
+    from meshsdk.doctor.showing import text
+
+    session.show(text(found), **found.to_dict())

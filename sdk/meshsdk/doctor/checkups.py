@@ -1,0 +1,235 @@
+"""The four runs over a job's batches, as an iterator that its loop takes instead of the loader's own.
+
+Law: the batches of all runs have the same rows, and every rank gives the same number of them. First come
+batches that no node has prepared, then the same rows under another address (their sources were just read),
+then those frames again (prepared by now), then some that lie in memory. Invariant: what is timed is the loop,
+from asking for a batch to asking for the next; filling the pipeline is not.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from meshsdk.datasets import read_frame
+from meshsdk.deliveries import Order
+from meshsdk.doctor.stages import RUNS, Measured
+from meshsdk.errors import ConfigurationError
+from meshsdk.meters import Meter
+from meshsdk.native import FrameAddress
+from meshsdk.passes import Pass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from meshsdk.arenas import Arena
+    from meshsdk.batches import Batch
+    from meshsdk.native import PlanInfo
+    from meshsdk.outputs import Stage
+    from meshsdk.transport import Request, Transport
+
+WARM_UP: Final = 3  # steps before anything is timed: compilers, allocators, learning rates
+AGAIN: Final = 8  # prepared frames that are asked for again and again: they fit into any node's frame cache
+HELD: Final = 3  # batches in memory
+_FIRST_EPOCH, _EPOCHS = 1 << 20, 1 << 30  # no job has read these
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A plan as one rank reads it."""
+
+    transport: Transport
+    plan: PlanInfo
+    batch: int
+    rank: int
+    world: int
+    stage: Stage
+    arena: Arena
+    expected: int
+    connections: int = 4
+    verify: bool = True
+    deadline: float = 600.0
+    source: str = ""
+
+    def address(self, epoch: int, step: int, *, moved: bool = False) -> Request:
+        """The question for a step's rows; `moved`: under another address, to the same node."""
+        plain = FrameAddress(self.plan.hash, epoch, step, self.rank, self.world, self.batch).request()
+        if not moved:
+            return plain
+        origin = step * self.batch
+        other = FrameAddress(self.plan.hash, epoch, 0, self.rank, self.world, self.batch, origin).request()
+        return replace(other, meets=plain.meets)
+
+
+@dataclass(slots=True)
+class Network:
+    """Of the frames that were prepared already: seconds until answers began, and until they were received,
+    without what the node took; CPU of this process, in `seconds`; their bytes; how many were not kept."""
+
+    frames: int = 0
+    latency: float = 0.0
+    receiving: float = 0.0
+    cpu: float = 0.0
+    seconds: float = 0.0
+    bytes: int = 0
+    missed: int = 0
+
+
+@dataclass(slots=True)
+class Checkup:
+    """`batches()` is one loop over all runs, or a part of it: a loop that ends early begins its run anew.
+
+    `steps` are timed in each run. `done` is told when the last is over, `begins` when one begins.
+    """
+
+    subject: Subject
+    steps: int = 32
+    done: Callable[[Checkup], None] = lambda _: None
+    begins: Callable[[str], None] = lambda _: None
+    runs: dict[str, Measured] = field(default_factory=dict)
+    network: Network = field(default_factory=Network)
+    _epoch: int = field(default_factory=lambda: _FIRST_EPOCH + secrets.randbelow(_EPOCHS))
+    _warm: bool = False
+
+    def __post_init__(self) -> None:
+        if self._whole < 2:
+            raise ConfigurationError(
+                f"an epoch of {self.subject.plan.positions} rows is not two batches of {self.subject.batch}: "
+                "lower the batch, or take a larger dataset"
+            )
+
+    @property
+    def _whole(self) -> int:
+        """Steps of an epoch that are not the last, shorter one."""
+        return self.subject.plan.positions // self.subject.batch
+
+    @property
+    def batches_needed(self) -> int:
+        """Batches that the loop must take."""
+        return WARM_UP + len(RUNS) * self._length
+
+    @property
+    def _length(self) -> int:
+        return self.subject.connections + self.steps
+
+    def batches(self) -> Iterator[Batch]:
+        """The batches of all runs that are still to be made; none when there is nothing left to do."""
+        if len(self.runs) == len(RUNS):
+            return
+        if not self._warm:
+            yield from self._asked(lambda number: self._request(number, moved=False), WARM_UP, None)
+            self._warm = True
+        for name in RUNS:
+            if name not in self.runs:
+                self.begins(name)
+                yield from self._run(name)
+        self.done(self)
+
+    def _run(self, name: str) -> Iterator[Batch]:
+        count = self._length
+        if name == "compute":
+            return self._remembered()
+        if name == "network":
+            last = WARM_UP + count - 1
+            return self._asked(
+                lambda number: self._request(last - number % min(AGAIN, count), moved=True), count, name
+            )
+        moved = name == "preprocessing"
+        return self._asked(lambda number: self._request(WARM_UP + number, moved=moved), count, name)
+
+    def _request(self, number: int, *, moved: bool) -> Request:
+        epoch, step = self._place(number)
+        return self.subject.address(epoch, step, moved=moved)
+
+    def _place(self, number: int) -> tuple[int, int]:
+        """Epoch and step; never step 0, whose rows have but one address."""
+        epochs, step = divmod(number, self._whole - 1)
+        return self._epoch + epochs, step + 1
+
+    def _asked(self, ask: Callable[[int], Request], count: int, name: str | None) -> Iterator[Batch]:
+        """Batches that nodes give."""
+        subject, meter = self.subject, Meter()
+        order = Order(
+            ask,
+            range(count),
+            subject.expected,
+            subject.verify,
+            subject.connections,
+            subject.deadline,
+            lambda number: int(ask(number).path.rpartition("/")[2]),
+        )
+        running = Pass(subject.transport, order, subject.arena, subject.stage, meter, self._epoch)
+        with closing(running):
+            yield from self._timed(lambda _: running.next(), count, name, meter)
+        if name == "network":
+            self._note(meter)
+
+    def _note(self, meter: Meter) -> None:
+        stats = meter.read(None, 0)
+        self.network = Network(
+            stats.batches,
+            meter.latency,
+            meter.receiving,
+            stats.cpu,
+            stats.seconds,
+            stats.bytes,
+            stats.frames.get("miss", 0),
+        )
+
+    def _remembered(self) -> Iterator[Batch]:
+        """Batches that lie in memory."""
+        held = [self._fetched(number) for number in range(min(HELD, self.steps))]
+        yield from self._timed(lambda number: held[number % len(held)], self._length, "compute", Meter())
+
+    def _fetched(self, number: int) -> Batch:
+        subject = self.subject
+        epoch, step = self._place(WARM_UP + self._length - 1 - number)
+        request = subject.address(epoch, step, moved=True)
+        frame = subject.transport.call(
+            request, lambda response: read_frame(response, 0, verify=subject.verify), subject.deadline
+        )
+        return subject.stage.finish(subject.stage.begin(frame, epoch))
+
+    def _timed(
+        self, take: Callable[[int], Batch], count: int, name: str | None, meter: Meter
+    ) -> Iterator[Batch]:
+        """What is taken, handed on; the steps after the first few are timed."""
+        warm, rows = count - self.steps, 0
+        began = waited = fetch = 0.0
+        for number in range(count):
+            if number == warm:
+                settle()
+                began, waited, fetch = time.monotonic(), meter.waited, meter.fetch
+            batch = take(number)
+            rows += batch.rows if number >= warm else 0
+            yield batch
+            del batch
+        if name is None:
+            return
+        settle()
+        seconds = time.monotonic() - began
+        self.runs[name] = Measured(self.steps, seconds, rows, meter.waited - waited, meter.fetch - fetch)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was measured, as plain values."""
+        network = {name: getattr(self.network, name) for name in Network.__slots__}
+        return {"runs": {name: run.to_dict() for name, run in self.runs.items()}, "network": network}
+
+
+def measured(document: Mapping[str, Any]) -> tuple[dict[str, Measured], Network]:
+    """The reverse of `Checkup.to_dict`."""
+    return (
+        {name: Measured(**run) for name, run in document["runs"].items()},
+        Network(**document["network"]),
+    )
+
+
+def settle() -> None:
+    """Waits for the work of this process's GPU, if it has any; not run: no GPU was at hand."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()

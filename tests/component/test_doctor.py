@@ -1,0 +1,182 @@
+"""`mesh doctor` finds what a job waits for: delays put into every stage, by a script, a proxy, an op and an
+origin, come out again."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import meshsdk as mesh
+from meshsdk import modules, ops, views
+from meshsdk.cli import run
+from meshsdk.doctor.checkups import Checkup
+from meshsdk.doctor.scripts import examine_script
+from meshsdk.doctor.subjects import plan_subject, view_subject
+from meshsdk.errors import ConfigurationError, MeshError
+from tests.component.origin_places import Proxy
+from tests.component.origin_working import bucket, put, sdk, small_daemon
+from tests.component.test_sdk_training import picture
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from meshd.testing.daemons import Daemon
+    from tests.component.origin_places import Place
+
+COMPUTE, NETWORK, PREPROCESSING, FETCH = 0.06, 0.22, 0.2, 0.3
+"""Seconds a step, each well above what the stages take by themselves here."""
+STEPS = 3
+PHOTOS = 16
+SLOW = b'''
+import time
+from meshsdk.userops import BYTES, op
+
+@op(input=BYTES, output=BYTES, memory=128 << 20)
+def wait(data, *, seconds: float = 0.0):
+    """The same, later."""
+    time.sleep(seconds)
+    return data
+'''
+SCRIPT = """
+import sys, time
+import meshsdk as mesh
+from meshsdk import ops
+
+ds = mesh.open("s3://slow/train", fields={"image": "jpg"})
+ds = ds.map(ops.user("slow/wait", "image", seconds=float(sys.argv[2])), ops.decode("image"))
+ds = ds.map(ops.resize("image", [8, 8]))
+for epoch in range(40):
+    for batch in mesh.Loader(ds, 2, output="numpy", connections=1):
+        time.sleep(float(sys.argv[1]))
+"""
+
+
+@pytest.fixture(scope="module")
+def node(_origin: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with small_daemon(_origin, tmp_path_factory.mktemp("slow"), cache="64MiB", workers=1) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def signed(node: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands ask the node, as root; there is an op that sleeps."""
+    monkeypatch.setenv("MESH_ENDPOINT", node.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", node.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", node.secret_key)
+    with sdk(node) as client:
+        modules.push_module(client.transport, "slow", SLOW)
+
+
+@pytest.fixture
+def slow(node: Daemon, origin: Place, signed: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A dataset at an origin, and a way to the node that can be slow."""
+    bucket(node, origin, "slow", immutable=True)
+    for number in range(PHOTOS):
+        put(origin, "slow", f"train/{number:03}.jpg", picture(number))
+    proxy = Proxy(int(node.endpoint.rpartition(":")[2]))
+    monkeypatch.setenv("MESH_ENDPOINT", proxy.endpoint)
+    yield proxy
+    proxy.close()
+
+
+def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert run(["doctor", "--json", "--steps", str(STEPS), *arguments]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_delays_in_every_stage_are_found(
+    slow: Proxy, origin: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    slow.faults.delay, origin.faults.delay = NETWORK, FETCH
+    found = doctor(capsys, "--", sys.executable, str(script), str(COMPUTE), str(PREPROCESSING / 2))
+    expected = {
+        "compute": COMPUTE,
+        "network": NETWORK - COMPUTE,  # the job computes meanwhile
+        "preprocessing": PREPROCESSING,
+        "fetch": FETCH,
+    }
+    assert found["seconds"] == {stage: pytest.approx(value, rel=0.1) for stage, value in expected.items()}
+    assert found["dominant"] == "fetch"
+    assert found["fix"].startswith("mesh prefetch s3://slow/train")
+    assert found["au"] == pytest.approx(COMPUTE / sum(expected.values()), rel=0.1)
+
+
+@pytest.fixture(scope="module")
+def plain(node: Daemon) -> str:
+    """The hash of a plan over a dataset on the node, with an op that sleeps."""
+    with sdk(node) as client:
+        client.create_bucket("plain")
+        for number in range(PHOTOS):
+            client.put("plain", f"train/{number:03}.jpg", picture(number))
+        modules.push_module(client.transport, "slow", SLOW)
+        ds = mesh.open("s3://plain/train", fields={"image": "jpg"}, client=client)
+        ds = ds.map(ops.user("slow/wait", "image", seconds=0.05), ops.decode("image"))
+        ds = ds.map(ops.resize("image", [8, 8]))
+        plan = mesh.Loader(ds, 2, output="numpy").plan.hash
+        views.create_view(client.transport, "plain", "two", views.batches_view(plan, 2))
+        return plan
+
+
+def test_a_view_without_a_script(plain: str, signed: None, capsys: pytest.CaptureFixture[str]) -> None:
+    found = doctor(capsys, "plain--two", "--step-time", "0.01")
+    assert found["dominant"] == "preprocessing"
+    assert "keep the result of slow/wait, decode, resize" in found["fix"]
+    assert found["seconds"]["preprocessing"] == pytest.approx(0.09, rel=0.15)
+    assert found["gain"] > 1.5
+
+
+def test_a_dataset_without_a_script(plain: str, signed: None, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["s3://plain/train", "--op", "decode:image", "--op", "center_crop:image:8", "-b", "4"]
+    assert run(["doctor", "--steps", "2", *arguments]) == 0
+    shown = capsys.readouterr().out
+    assert "+ fetch of the sources" in shown
+    assert "note: nothing is computed" in shown
+
+
+def test_what_can_be_looked_into(plain: str, node: Daemon) -> None:
+    with sdk(node) as client:
+        for subject in (
+            plan_subject(client.transport, plain, 2),
+            view_subject(client.transport, "plain--two", None, None),
+        ):
+            assert (subject.plan.hash, subject.batch) == (plain, 2)
+        views.create_view(client.transport, "plain", "packed", views.shards_view(count=4))
+        with pytest.raises(ConfigurationError, match="view of shards"):
+            view_subject(client.transport, "plain--packed", None, None)
+        with pytest.raises(ConfigurationError, match="not two batches"):
+            Checkup(plan_subject(client.transport, plain, PHOTOS), 2)
+
+
+def test_a_script_that_ends_too_early(plain: str, signed: None, tmp_path: Path) -> None:
+    script = tmp_path / "short.py"
+    script.write_text(SCRIPT.replace("slow/train", "plain/train").replace("range(40)", "()"))
+    with pytest.raises(MeshError, match="before all was measured"):
+        examine_script([sys.executable, str(script), "0", "0"], steps=2)
+    with pytest.raises(ConfigurationError, match="cannot be run"):
+        examine_script(["/no/such/program"])
+
+
+def test_live_stats_tell_the_same(plain: str, node: Daemon) -> None:
+    """The op's sleep is most of what the loop waits for, and is told as such."""
+    with sdk(node) as client:
+        ds = mesh.open("s3://plain/train", fields={"image": "jpg"}, client=client)
+        ds = ds.map(ops.user("slow/wait", "image", seconds=0.05), ops.decode("image"))
+        ds = ds.map(ops.resize("image", [8, 8]))
+        with mesh.Loader(ds, 2, seed=3, output="numpy", connections=1) as loader:
+            for _ in loader:
+                time.sleep(0.02)
+            stats = loader.stats()
+    assert stats.preprocessing == pytest.approx(8 * 0.1 - 7 * 0.02, rel=0.15)
+    assert stats.compute == pytest.approx(8 * 0.02, rel=0.15)
+    assert stats.au == pytest.approx(0.2, rel=0.15)
+    assert stats.fetch < 0.1 * stats.waited
+    parts = stats.compute + stats.network + stats.preprocessing + stats.fetch
+    assert parts == pytest.approx(stats.seconds)
