@@ -31,7 +31,8 @@ def lone_map(node_id: str, endpoint: str) -> ClusterMap:
 
 
 class Mesh:
-    """One a process. `copies_of` says how many copies a bucket asks for, 0 for the map's; `writes_of` how
+    """One a process. `copies_of` says how many copies a bucket was made with, 0 for the map's; `born_of`
+    when that was; `writes_of` how
     writes come to its origin, "" where it has none; `homes_of` which nodes keep what is read of that; `look`
     is what `suspect` does; `goes_by` is told each version of the map that this process goes by, and `is_held`
     says whether the node's lease holds and such a version is the newest. `lone`: the map of a node that is
@@ -47,13 +48,14 @@ class Mesh:
         look: Callable[[Mesh, str, int], Awaitable[None]] | None = None,
         writes_of: Callable[[str], str] | None = None,
         homes_of: Callable[[str], tuple[str, ...]] = lambda bucket: (),
+        born_of: Callable[[str], int] = lambda bucket: 0,
         goes_by: Callable[[int], None] = lambda version: None,
         is_held: Callable[[int], bool] = lambda version: True,
     ) -> None:
         self.node_id = node_id
         self._control, self._copies_of, self._look = control, copies_of, look
         self._writes_of, self._goes_by, self._is_held = writes_of, goes_by, is_held
-        self._homes_of = homes_of
+        self._homes_of, self._born_of = homes_of, born_of
         self._lone = lone
         self._maps = None if lone is not None else ClusterMaps(control)
         self._of: ClusterMap | None = None
@@ -101,12 +103,18 @@ class Mesh:
         return self.map().node(self.node_id)
 
     def copies(self, bucket: str) -> int:
-        """How many copies of what is in a bucket are kept, where there are so many nodes that store."""
-        return self._copies_of(bucket) or self.map().copies
+        """How many copies of what is in a bucket are kept, where there are so many nodes that store, as
+        `routes` takes it."""
+        cluster = self.map()
+        if cluster.counts:
+            count, born = cluster.count(bucket), self._born_of(bucket)
+            if count is not None and count.born == born:
+                return count.copies
+        return self._copies_of(bucket) or cluster.copies
 
     def routes(self, bucket: str) -> Routes:
         """The routes of a bucket's names by the present map."""
-        return self._routes_of(self.map(), self._copies_of(bucket) or self.map().copies)
+        return self._routes_of(self.map(), self.copies(bucket))
 
     def _routes_of(self, cluster: ClusterMap, copies: int) -> Routes:
         found = self._routes.get(copies)

@@ -233,6 +233,8 @@ class Mover:
         cut = self._clock.now_ms() * 10**6 - SKEW
 
         async def drop(names: list[Held]) -> None:
+            if self._mesh.map().counts != cluster.counts:
+                return  # the sides may not mean the same names
             await self._store.drop([older(held, cut) for held in names])
 
         pull = Pull(

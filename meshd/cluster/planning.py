@@ -13,6 +13,7 @@ import numpy as np
 
 from meshd.cluster.comparing import scope_of
 from meshwire.cluster import place, routes
+from meshwire.cluster.maps import MAX_COPIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -72,6 +73,8 @@ def unowned(cluster: ClusterMap, node_id: str, copies: Iterable[int]) -> Mapping
         return {}
     found: dict[str, dict[int, npt.NDArray[np.bool_]]] = {}
     for number in set(copies):
+        if number > MAX_COPIES:  # of a bucket whose number of copies changes this moment
+            continue
         present = place(cluster, number, "present")
         for slot in range(cluster.slots):
             owners = present.of_slot(slot)

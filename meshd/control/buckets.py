@@ -21,9 +21,10 @@ from meshwire.s3.settings import (  # noqa: TC001  msgspec reads the annotations
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from meshd.control.interface import ControlStore
+    from meshwire.cluster.maps import Count
 
 
 class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -32,7 +33,8 @@ class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
     `view` is the canonical document of a view (see `meshwire.views`), empty for a bucket that holds objects.
     `origin` is where the objects of a bucket that is backed by one are.
     `policy` is the JSON text as it was put, empty when there is none; None for a setting never made.
-    `copies` is how many nodes keep what is in it, 0 for as many as the mesh says; never changed afterwards.
+    `copies` is how many nodes keep what is in it, 0 for as many as the mesh says; when that is changed, the
+    cluster's map says so (`Count`).
     """
 
     name: str
@@ -77,6 +79,11 @@ class BucketTable:
         found = self._documents.current().get(name)
         return 0 if found is None else found.copies
 
+    def born(self, name: str) -> int:
+        """When a bucket was made, in ms since the epoch; 0: there is none."""
+        found = self._documents.current().get(name)
+        return 0 if found is None else found.created_ms
+
     def writes(self, name: str) -> str:
         """How what is written to a bucket comes to its origin: "through", "back" or "off"; "" without one."""
         found = self._documents.current().get(name)
@@ -95,10 +102,12 @@ class BucketTable:
             self._backed = any(bucket.origin is not None for bucket in every.values())
         return self._backed
 
-    def fewest_copies(self, default: int) -> int:
-        """Of all buckets; `default`: what the mesh says."""
-        every = self._documents.current().values()
-        return min((bucket.copies or default for bucket in every if not bucket.view), default=default)
+    def fewest_copies(self, default: int, counts: Iterable[Count] = ()) -> int:
+        """Of all buckets; `default`: what the mesh says; `counts`: what the map says of some."""
+        said = {(count.bucket, count.born): count.relied for count in counts}
+        every = [bucket for bucket in self._documents.current().values() if not bucket.view]
+        found = [said.get((each.name, each.created_ms), each.copies or default) for each in every]
+        return min(found, default=default)
 
     def list_all(self, owner: str | None = None) -> tuple[Bucket, ...]:
         """All buckets (of one owner) in order of their names."""

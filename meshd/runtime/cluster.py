@@ -49,6 +49,7 @@ def open_mesh(
         look=look,
         writes_of=buckets.writes,
         homes_of=buckets.homes,
+        born_of=buckets.born,
         goes_by=goes_by,
         is_held=lambda version: pulse.is_held(clock.monotonic(), version),
     )
@@ -87,7 +88,7 @@ async def join(node: Node, tasks: Tasks) -> Mover | None:
         node.mesh,
         control,
         Marking(control, maps),
-        lambda: node.buckets.fewest_copies(node.mesh.map().copies),
+        lambda: node.buckets.fewest_copies(node.mesh.map().copies, node.mesh.map().counts),
         clock,
         ttl=settings.cluster.lease,
         down_after=settings.cluster.down_after,

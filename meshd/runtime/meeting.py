@@ -47,7 +47,8 @@ async def _meet(control: ControlStore, settings: NodeSettings, root_given: bool)
             await _carry_over(control, settings)
         cluster = maps.current()
         copies = settings.cluster.copies if cluster is None else cluster.copies
-        await belong(control, maps, settings, BucketTable(control).fewest_copies(copies))
+        counts = () if cluster is None else cluster.counts
+        await belong(control, maps, settings, BucketTable(control).fewest_copies(copies, counts))
         if not root_given:
             await _share_root(control, settings)
     finally:

@@ -35,7 +35,7 @@ def mover(node: Node) -> Mover:
     """The one of this node, to be run in its steward."""
     sources = Sources(
         partial(RemoteHolder, node.peers),
-        lambda: {bucket.copies for bucket in node.buckets.list_all()},
+        lambda: {node.mesh.copies(bucket.name) for bucket in node.buckets.list_all()},
         Courtesy(node.clock).rest,
         lambda: pulse.gone_by(node.clock.monotonic(), _GRACE),
         (SHARED, Catalog(node.store, node.objects, node.uses).ensure),

@@ -35,6 +35,7 @@ from meshd.service.backed.freshness import FreshTable
 from meshd.service.backed.origins import Origins
 from meshd.service.backed.shelf import Shelf
 from meshd.service.clusters import ClusterAdmin
+from meshd.service.copycounts import CopyCounts
 from meshd.service.deleting import Deleter
 from meshd.service.facts import finder
 from meshd.service.gathers import GatherService
@@ -250,6 +251,11 @@ def _backed_admin(node: Node) -> BackedAdmin:
     return BackedAdmin(node.buckets, origins, node.clock, node.settings.region)
 
 
+def _copy_counts(node: Node) -> CopyCounts:
+    maps, settings = ClusterMaps(node.control), node.settings
+    return CopyCounts(node.buckets, node.mesh, maps, node.clock, settings.region)
+
+
 def native_routes(
     node: Node, access: Access, data: DataServices, keeper: Keeper | None = None
 ) -> list[NativeRoute]:
@@ -261,7 +267,7 @@ def native_routes(
         job_routes(job_desk(node, access)),
         library_routes(data.user_ops, node.clock),
         module_routes(data.user_ops, tests),
-        origin_routes(_backed_admin(node)),
+        origin_routes(_backed_admin(node), _copy_counts(node)),
     ]
     if node.shelf is not None and keeper is not None:  # tests may have none
         room = node.settings.cache_bytes

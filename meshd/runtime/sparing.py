@@ -50,5 +50,5 @@ def _is_covered(settings: NodeSettings) -> bool:
         cluster = ClusterMaps(control).current()
         if cluster is None:
             return False
-        copies = BucketTable(control).fewest_copies(cluster.copies)
+        copies = BucketTable(control).fewest_copies(cluster.copies, cluster.counts)
         return turn.covered(cluster, settings.node_id, copies)

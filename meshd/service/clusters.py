@@ -71,6 +71,11 @@ class ClusterAdmin:
             "copies": cluster.copies,
             "slots": cluster.slots,
             "moving": cluster.moving,
+            "counts": [
+                {"bucket": count.bucket, "copies": count.relied, "wanted": count.wanted}
+                for count in cluster.counts
+                if count.moving
+            ],
             "movement": msgspec.to_builtins(movement(cluster, works)),
             "control": trouble or "reached",
             "nodes": [
@@ -163,7 +168,7 @@ class ClusterAdmin:
         )
 
     def _fewest(self, cluster: ClusterMap) -> int:
-        return self._buckets.fewest_copies(cluster.copies)
+        return self._buckets.fewest_copies(cluster.copies, cluster.counts)
 
 
 def _node(node: Node, alive: set[str] | None, moves: bytes | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`/-/buckets`: buckets with origins, made, shown, changed.
+"""`/-/buckets`: buckets with origins, or with a number of copies of their own, made, shown, changed.
 
 Law: parse, ask the service, answer JSON. For root alone: an origin is a place that this node reaches, or a
 folder that it reads, with its own credentials.
@@ -22,22 +22,23 @@ if TYPE_CHECKING:
 
     from meshd.service.access import Identity
     from meshd.service.backed.administering import BackedAdmin
+    from meshd.service.copycounts import CopyCounts
     from meshd.web.incoming import MeshRequest
     from meshd.web.native import NativeEndpoint
 
 _PREFIX = "/-/buckets/"
 
 
-def origin_routes(admin: BackedAdmin) -> Callable[[NativeEndpoint], list[NativeRoute]]:
+def origin_routes(admin: BackedAdmin, counts: CopyCounts) -> Callable[[NativeEndpoint], list[NativeRoute]]:
     """The endpoint's routes, once the native protocol is there."""
-    return lambda native: OriginEndpoint(admin, native).routes()
+    return lambda native: OriginEndpoint(admin, counts, native).routes()
 
 
 class OriginEndpoint:
     """One a worker."""
 
-    def __init__(self, admin: BackedAdmin, native: NativeEndpoint) -> None:
-        self._admin, self._native = admin, native
+    def __init__(self, admin: BackedAdmin, counts: CopyCounts, native: NativeEndpoint) -> None:
+        self._admin, self._counts, self._native = admin, counts, native
 
     def __repr__(self) -> str:
         return "<OriginEndpoint>"
@@ -53,21 +54,26 @@ class OriginEndpoint:
 
     async def list_all(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         query_of(request, ())
-        return self._native.json({"buckets": self._admin.list_all(identity)})
+        found = [*self._admin.list_all(identity), *self._counts.list_all(identity)]
+        return self._native.json({"buckets": sorted(found, key=lambda bucket: bucket["name"])})
 
     async def show(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         query_of(request, ())
-        return self._native.json(self._admin.show(identity, _name(request)))
+        name = _name(request)
+        owner = self._admin if self._counts.is_backed(name) else self._counts
+        return self._native.json(owner.show(identity, name))
 
     async def create(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         query_of(request, ())
         document = _document(await request.read())
-        return self._native.json(await self._admin.create(identity, _name(request), document))
+        owner = self._admin if "url" in document else self._counts
+        return self._native.json(await owner.create(identity, _name(request), document))
 
     async def change(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         query_of(request, ())
         document = _document(await request.read())
-        return self._native.json(await self._admin.change(identity, _name(request), document))
+        owner = self._counts if "copies" in document else self._admin
+        return self._native.json(await owner.change(identity, _name(request), document))
 
 
 def _name(request: MeshRequest) -> str:

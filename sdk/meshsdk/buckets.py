@@ -1,4 +1,4 @@
-"""Buckets with origins, as the node's `/-/buckets` has them.
+"""Buckets with origins, or with a number of copies of their own, as the node's `/-/buckets` has them.
 
 Law: asks and reads; every answer becomes a frozen value.
 """
@@ -21,20 +21,23 @@ _PREFIX: Final = "/-/buckets/"
 
 @dataclass(frozen=True, slots=True)
 class BucketInfo:
-    """`origin`: the fields of `meshwire.origins.Origin`."""
+    """`origin`: the fields of `meshwire.origins.Origin`, None for a bucket that lives here: then there are
+    `copies` of what is in it, and `wanted` are to be."""
 
     name: str
     created_ms: int
-    origin: Mapping[str, Any]
+    origin: Mapping[str, Any] | None
+    copies: int = 1
+    wanted: int = 1
 
 
-def create_bucket(transport: Transport, name: str, origin: Mapping[str, Any]) -> BucketInfo:
-    """Make a bucket stand for an origin. Raises MeshError."""
-    return _info(_sent(transport, "PUT", name, origin))
+def create_bucket(transport: Transport, name: str, document: Mapping[str, Any]) -> BucketInfo:
+    """Make a bucket stand for an origin (`url` and more), or keep so many `copies`. Raises MeshError."""
+    return _info(_sent(transport, "PUT", name, document))
 
 
 def change_bucket(transport: Transport, name: str, changes: Mapping[str, Any]) -> BucketInfo:
-    """Change fields of its origin. Raises MeshError."""
+    """Change fields of its origin, or its `copies`. Raises MeshError."""
     return _info(_sent(transport, "PATCH", name, changes))
 
 
@@ -57,4 +60,7 @@ def _path(name: str) -> str:
 
 
 def _info(found: Any) -> BucketInfo:
-    return BucketInfo(found["name"], found["created_ms"], found["origin"])
+    copies = found.get("copies", 1)
+    return BucketInfo(
+        found["name"], found["created_ms"], found["origin"], copies, found.get("wanted", copies)
+    )

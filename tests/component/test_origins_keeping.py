@@ -167,7 +167,9 @@ def test_prefetch_paused_and_resumed_from_the_command_line(
     assert run(["bucket", "show", "slowly", "--json"]) == 0
     assert '"quota": 1073741824' in capsys.readouterr().out.replace('":1', '": 1')
     with sdk(shared) as mesh:
-        assert buckets.show_bucket(mesh.transport, "slowly").origin["ttl"] == 5
+        told = buckets.show_bucket(mesh.transport, "slowly").origin
+        assert told is not None
+        assert told["ttl"] == 5
 
 
 def test_a_prefetch_goes_on_where_the_daemon_was_killed(shared: Daemon, origin: Place) -> None:

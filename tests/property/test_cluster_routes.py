@@ -15,10 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from meshwire.cluster import Node, place, routes
 from meshwire.cluster import transitions as turn
+from meshwire.cluster.maps import relied_and_given
 
 if TYPE_CHECKING:
     from meshwire.cluster import ClusterMap
 
+BUCKET = "bucket"
 SLOTS = 8
 IDS = ("a", "b", "c", "d")
 
@@ -30,12 +32,16 @@ def member(node_id: str) -> Node:
 class Histories(RuleBasedStateMachine):
     """Maps are numbered; a node knows some version, and learns of newer ones when it is not cut off."""
 
-    @initialize(copies=st.integers(1, 3))
-    def found(self, copies: int) -> None:
+    @initialize(copies=st.integers(1, 3), nodes=st.integers(1, 3))
+    def found(self, copies: int, nodes: int) -> None:
         self.copies = copies
-        self.maps = {1: turn.founded(member("a"), SLOTS)}
-        self.version = 1
-        self.known = {node_id: 1 for node_id in IDS}
+        cluster = turn.founded(member("a"), SLOTS)
+        for node_id in IDS[1:nodes]:  # before anything was written
+            cluster = turn.joined(cluster, member(node_id))
+            for node in cluster.nodes:
+                cluster = turn.settled(cluster, node.node_id)
+        self.maps, self.version = {cluster.version: cluster}, cluster.version
+        self.known = {node_id: self.version for node_id in IDS}
         self.cut: set[str] = set()  # from the control store and from everybody
         self.has: dict[str, dict[int, set[int]]] = {n: {s: set() for s in range(SLOTS)} for n in IDS}
         self.acknowledged: dict[int, set[int]] = {s: set() for s in range(SLOTS)}
@@ -45,6 +51,13 @@ class Histories(RuleBasedStateMachine):
     @property
     def map(self) -> ClusterMap:
         return self.maps[self.version]
+
+    def copies_by(self, cluster: ClusterMap) -> int:
+        count = cluster.count(BUCKET)
+        return self.copies if count is None else count.copies
+
+    def relied(self, cluster: ClusterMap) -> int:
+        return relied_and_given(self.copies_by(cluster))[0]
 
     def state(self, node_id: str) -> str:
         node = self.map.node(node_id)
@@ -72,7 +85,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(node_id=st.sampled_from(IDS))
     def be_given_up(self, node_id: str) -> None:
-        if self.state(node_id) == "away" and turn.covered(self.map, node_id, self.copies):
+        if self.state(node_id) == "away" and turn.covered(self.map, node_id, self.relied(self.map)):
             self.change(turn.lost(self.map, node_id))
 
     @rule(node_id=st.sampled_from(IDS))
@@ -89,6 +102,11 @@ class Histories(RuleBasedStateMachine):
     def be_reweighed(self, node_id: str, weight: int) -> None:
         with suppress(turn.TransitionError):
             self.change(turn.reweighed(self.map, node_id, weight))
+
+    @rule(wanted=st.integers(1, 4))
+    def be_recounted(self, wanted: int) -> None:
+        with suppress(turn.TransitionError):
+            self.change(turn.recounted(self.map, BUCKET, 1, self.copies_by(self.map), wanted))
 
     @rule(node_id=st.sampled_from(IDS))
     def leave(self, node_id: str) -> None:
@@ -125,7 +143,7 @@ class Histories(RuleBasedStateMachine):
             return
         cluster = self.maps[version]
         for slot in range(SLOTS):
-            route = routes(cluster, self.copies).of_slot(slot)
+            route = routes(cluster, self.copies_by(cluster)).of_slot(slot)
             if node_id not in {node.node_id for node in route.writers}:
                 continue
             sources = [node.node_id for node in route.readers if node.node_id != node_id]
@@ -144,7 +162,7 @@ class Histories(RuleBasedStateMachine):
 
     def _anybody(self, cluster: ClusterMap, slot: int) -> bool:
         """Whether some owner that is not given up may have it."""
-        owners = place(cluster, self.copies, "present").of_slot(slot)
+        owners = place(cluster, self.relied(cluster), "present").of_slot(slot)
         return any(node.state not in ("down", "joining") for node in owners)
 
     # --- writing ------------------------------------------------------------------------------------
@@ -153,7 +171,7 @@ class Histories(RuleBasedStateMachine):
     def write(self, node_id: str, slot: int) -> None:
         """A decider by the map it knows: it commits, tells the writers, and answers when all have it."""
         cluster = self.maps[self.known[node_id]]
-        route = routes(cluster, self.copies).of_slot(slot)
+        route = routes(cluster, self.copies_by(cluster)).of_slot(slot)
         if route.decider is None or route.decider.node_id != node_id:
             return
         self.writes += 1
@@ -173,7 +191,7 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def one_decider_and_it_reads_and_writes(self) -> None:
         for slot in range(SLOTS):
-            route = routes(self.map, self.copies).of_slot(slot)
+            route = routes(self.map, self.copies_by(self.map)).of_slot(slot)
             if route.decider is not None:
                 assert route.decider == route.readers[0]
                 assert route.decider in route.writers
@@ -182,7 +200,7 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def what_was_acknowledged_is_at_every_reader(self) -> None:
         for slot in range(SLOTS):
-            for reader in routes(self.map, self.copies).of_slot(slot).readers:
+            for reader in routes(self.map, self.copies_by(self.map)).of_slot(slot).readers:
                 missing = self.acknowledged[slot] - self.has[reader.node_id][slot]
                 assert not missing, f"{reader.node_id} lacks {missing} of slot {slot} by {self.map.nodes}"
 

@@ -1,4 +1,4 @@
-"""`mesh bucket`: buckets with origins, made, shown, changed.
+"""`mesh bucket`: buckets with origins or with a number of copies of their own, made, shown, changed.
 
 Law: asks the node's `/-/buckets`; what an origin may be, `meshwire.origins` says. No secret passes here.
 """
@@ -26,9 +26,10 @@ _UNITS |= {f"{unit}i": 1 << (10 * power) for power, unit in enumerate("kmgt", st
 
 @click.group("bucket")
 def bucket() -> None:
-    """Buckets that stand for a place elsewhere: S3, Google or Azure storage, a web server, a folder.
+    """Buckets that stand for a place elsewhere (S3, Google or Azure storage, a web server, a folder), and how
+    many copies there are of what is in the others.
 
-    What is read of them is cached on the node's disks; what is written goes to their origin. Root's alone.
+    What is read of an origin is cached on the node's disks; what is written goes to it. Root's alone.
     """
 
 
@@ -47,39 +48,57 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+_copies = click.option(
+    "--copies", type=click.IntRange(1, 8), help="Nodes that keep each object.  [what the mesh says]"
+)
+
+
 @bucket.command()
 @click.argument("name")
 @click.option(
-    "--origin", required=True, metavar="URL", help="s3://BUCKET/PREFIX, gs://, az://, https://, file:///"
+    "--origin",
+    metavar="URL",
+    help="s3://BUCKET/PREFIX, gs://, az://, https://, file:///; without: it lives here.",
 )
+@_copies
 @click.option("--endpoint", metavar="URL", help="Of an S3 service other than AWS.")
 @click.option("--region", metavar="NAME", help="Of the S3 bucket.  [us-east-1]")
 @_options
 @shared_options
-def create(session: Session, name: str, origin: str, **options: Any) -> None:
-    """Makes bucket NAME stand for an origin.
+def create(session: Session, name: str, origin: str | None, copies: int | None, **options: Any) -> None:
+    """Makes bucket NAME: it stands for an origin, or keeps what is put in it on so many nodes.
 
     \b
+    mesh bucket create results --copies 3
     mesh bucket create photos --origin s3://company-photos/train --immutable
     mesh bucket create models --origin s3://models --endpoint http://10.0.0.7:8333 --credentials ceph
     mesh bucket create scans --origin file:///mnt/nas/scans --write off --quota 500GiB
     """
-    document = {"url": origin, **_given(options)}
+    document = _given(options)
+    if origin is None and document:
+        raise ConfigurationError(f"--{next(iter(document))} is about an origin: give it with --origin URL")
+    if origin is not None and copies is not None:
+        raise ConfigurationError("--copies: what is read of an origin is kept once; give one of the two")
+    document |= {"url": origin} if origin else {"copies": copies} if copies else {}
     with session.client() as client:
         _show(session, buckets.create_bucket(client.transport, name, document))
 
 
 @bucket.command()
 @click.argument("name")
+@_copies
 @_options
 @click.option("--unpin", is_flag=True, help="Take back every pin.")
 @click.option("--homeless", is_flag=True, help="Keep it on all nodes that store, each a share.")
 @shared_options
-def change(session: Session, name: str, unpin: bool, homeless: bool, **options: Any) -> None:
+def change(
+    session: Session, name: str, copies: int | None, unpin: bool, homeless: bool, **options: Any
+) -> None:
     """Changes how NAME is read and written, and what of it is kept. Pins and homes given replace those there
-    were.
+    were. Another number of copies is made, or let go of, in the background: mesh cluster status --watch.
 
     \b
+    mesh bucket change results --copies 2
     mesh bucket change photos --quota 2TiB --pin val/ --pin test/
     mesh bucket change photos --home gpu-7 --home gpu-8
     """
@@ -88,8 +107,12 @@ def change(session: Session, name: str, unpin: bool, homeless: bool, **options: 
         document["pins"] = []
     if homeless:
         document["homes"] = []
+    if copies is not None:
+        if document:
+            raise ConfigurationError("--copies is of buckets without an origin: give it alone")
+        document = {"copies": copies}
     if not document:
-        raise ConfigurationError("nothing to change: give an option, as --ttl 300")
+        raise ConfigurationError("nothing to change: give an option, as --ttl 300 or --copies 3")
     with session.client() as client:
         _show(session, buckets.change_bucket(client.transport, name, document))
 
@@ -98,7 +121,7 @@ def change(session: Session, name: str, unpin: bool, homeless: bool, **options: 
 @click.argument("name")
 @shared_options
 def show(session: Session, name: str) -> None:
-    """Shows the origin of NAME."""
+    """Shows the origin of NAME, or how many copies there are."""
     with session.client() as client:
         _show(session, buckets.show_bucket(client.transport, name))
 
@@ -106,7 +129,7 @@ def show(session: Session, name: str) -> None:
 @bucket.command("ls")
 @shared_options
 def list_all(session: Session) -> None:
-    """Lists buckets with origins."""
+    """Lists buckets with origins, and those with a number of copies of their own."""
     with session.client() as client:
         for found in buckets.list_buckets(client.transport):
             _show(session, found)
@@ -133,6 +156,12 @@ def _size(text: str) -> int:
 
 def _show(session: Session, found: BucketInfo) -> None:
     origin = found.origin
+    if origin is None:
+        copies = f"{found.copies} cop{'y' if found.copies == 1 else 'ies'}"
+        if found.wanted != found.copies:
+            copies += f", {found.wanted} wanted: mesh cluster status --watch"
+        session.show(f"{found.name}  {copies}", **asdict(found))
+        return
     facts = [origin["url"], f"write {origin['write']}"]
     facts.append("immutable" if origin["immutable"] else f"ttl {origin['ttl']:g} s")
     facts += [f"quota {human(origin['quota'])}"] if origin["quota"] else []

@@ -217,6 +217,9 @@ def _moving(found: dict[str, Any]) -> str:
     if not found["moving"] and not moved["takers"]:
         return "all data is where it belongs"
     words = ["data is on the move"]
+    words += [
+        f"{each['copies']}→{each['wanted']} copies of {each['bucket']}" for each in found.get("counts", ())
+    ]
     if moved["bytes_total"]:
         words.append(f"{human(moved['bytes_moved'])} of {human(moved['bytes_total'])}")
     if moved["eta_seconds"]:

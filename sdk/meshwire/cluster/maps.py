@@ -41,9 +41,12 @@ DEFAULT_SLOTS: Final = 1 << 14
 DEFAULT_COPIES: Final = 2
 MAX_COPIES: Final = 8
 MAX_NODES: Final = 4096
+MAX_COUNTS: Final = 4096
 MAX_WEIGHT: Final = 1 << 20
+_GIVEN: Final = 16
 _VERSIONS: Final = ("since", "turned", "complete")
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_BUCKET = re.compile(r"[a-z0-9.-]{3,63}")
 _PLACE = re.compile(r"[A-Za-z0-9._/-]{0,63}")
 _ENDPOINT = re.compile(r"https?://[A-Za-z0-9._:\[\]-]{1,255}")
 
@@ -84,13 +87,42 @@ class Share(NamedTuple):
     weight: int
 
 
+class Count(NamedTuple):
+    """How many copies there are of what is in a bucket that was made at `born` (ms since the epoch), since
+    somebody changed that. `relied`: so many are read; `given`: so many get every write, and are more than
+    that, or than what is `wanted`, while nodes compare."""
+
+    bucket: str
+    born: int
+    relied: int
+    given: int
+    wanted: int
+
+    @property
+    def moving(self) -> bool:
+        """Whether copies are still to be made, or to be let go of."""
+        return not self.relied == self.given == self.wanted
+
+    @property
+    def copies(self) -> int:
+        """As `routes` takes it."""
+        return self.relied if self.relied == self.given else self.relied + _GIVEN * self.given
+
+
+def relied_and_given(copies: int) -> tuple[int, int]:
+    """How many copies are read, and how many written, of a number as `Count.copies` and `routes` have it."""
+    given, relied = divmod(copies, _GIVEN)
+    return relied, given or relied
+
+
 @dataclass(frozen=True)
 class ClusterMap:
     """`nodes` in order of their ids. `slots`: into how many parts names are cut, a power of two, fixed for
     the cluster's life; so is `copies`, of buckets that say nothing else.
 
     `base`: the shares by which the data lies at present, while they differ from those that the nodes' states
-    say; None when they do not. `goal`: the version since which the shares of the future are what they are.
+    say; None when they do not. `goal`: the version since which the shares of the future, and the numbers of
+    copies, are what they are. `counts`: of buckets whose number of copies was changed, in order.
     """
 
     version: int
@@ -99,6 +131,11 @@ class ClusterMap:
     copies: int = DEFAULT_COPIES
     base: tuple[Share, ...] | None = None
     goal: int = 0
+    counts: tuple[Count, ...] = ()
+
+    def count(self, bucket: str) -> Count | None:
+        """What is said of a bucket's copies, None where nobody changed their number."""
+        return next((count for count in self.counts if count.bucket == bucket), None)
 
     def node(self, node_id: str) -> Node | None:
         """The member of an id, or None."""
@@ -122,7 +159,7 @@ class ClusterMap:
     @property
     def moving(self) -> bool:
         """Whether data is to be carried before the present is the future."""
-        return self.present != self.future
+        return self.present != self.future or any(count.moving for count in self.counts)
 
     def owes(self, node_id: str) -> bool:
         """Whether a node is to compare what it has with what it should have (`transitions.settled`)."""
@@ -152,6 +189,7 @@ class ClusterMap:
             for node in self.nodes
         ]
         base = None if self.base is None else [list(share) for share in self.base]
+        counts = {"counts": [list(count) for count in self.counts]} if self.counts else {}
         return canonical_json(
             {
                 "version": self.version,
@@ -160,6 +198,7 @@ class ClusterMap:
                 "base": base,
                 "goal": self.goal,
                 "nodes": nodes,
+                **counts,
             }
         )
 
@@ -178,7 +217,7 @@ def by_states(nodes: tuple[Node, ...]) -> tuple[Share, ...]:
 def parse_map(source: bytes | str | Mapping[str, Any]) -> ClusterMap:
     """The map of its document. Raises PlanError."""
     value = read_json(source) if isinstance(source, (bytes, str)) else dict(source)
-    document = checked_object(value, "", ("version", "slots", "copies", "base", "goal", "nodes"))
+    document = checked_object(value, "", ("version", "slots", "copies", "base", "goal", "nodes", "counts"))
     version = checked_integer(required(document, "version", ""), "version", 0, MAX_INTEGER)
     slots = checked_integer(document.get("slots", DEFAULT_SLOTS), "slots", 1, 1 << 20)
     if slots & (slots - 1):
@@ -193,7 +232,24 @@ def parse_map(source: bytes | str | Mapping[str, Any]) -> ClusterMap:
         checked_integer(document.get("copies", DEFAULT_COPIES), "copies", 1, MAX_COPIES),
         _parse_base(document.get("base")),
         checked_integer(document.get("goal", 0), "goal", 0, version),
+        _parse_counts(document.get("counts", [])),
     )
+
+
+def _parse_counts(value: Any) -> tuple[Count, ...]:
+    if not isinstance(value, list) or len(value) > MAX_COUNTS:
+        raise PlanError("counts", f"expected a list of at most {MAX_COUNTS} buckets")
+    found = []
+    for number, count in enumerate(value):
+        path = f"counts[{number}]"
+        if not isinstance(count, list) or len(count) != 5:
+            raise PlanError(path, "expected [bucket, born, relied, given, wanted]")
+        numbers = [checked_integer(each, path, 1, MAX_COPIES) for each in count[2:]]
+        born = checked_integer(count[1], path, 0, MAX_INTEGER)
+        found.append(Count(_matching(_BUCKET, count[0], path), born, *numbers))
+    if any(one.bucket >= other.bucket for one, other in pairwise(found)):
+        raise PlanError("counts", "expected the buckets in order, each once")
+    return tuple(found)
 
 
 def _parse_base(value: Any) -> tuple[Share, ...] | None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from meshwire.cluster.maps import relied_and_given
 from meshwire.cluster.placement import place, slot_of
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ class Routes:
 
     def __init__(self, cluster: ClusterMap, copies: int) -> None:
         self.version, self.slots = cluster.version, cluster.slots
-        self._present, self._future = place(cluster, copies, "present"), place(cluster, copies)
+        relied, given = relied_and_given(copies)
+        self._present, self._future = place(cluster, relied, "present"), place(cluster, given)
+        self._given = place(cluster, given, "present")
         self._found: dict[int, Route] = {}
         self._decided: dict[str, npt.NDArray[np.bool_]] = {}
 
@@ -75,7 +78,8 @@ class Routes:
     def _make(self, slot: int) -> Route:
         present, future = self._present.of_slot(slot), self._future.of_slot(slot)
         readers = _readers(present)
-        everybody = {node.node_id: node for node in (*readers, *present, *future)}
+        given = self._given.of_slot(slot)
+        everybody = {node.node_id: node for node in (*readers, *present, *given, *future)}
         writers = tuple(node for node in everybody.values() if node.state not in ("away", "down"))
         return Route(readers[0] if readers else None, readers, writers)
 
@@ -91,5 +95,5 @@ def _readers(owners: tuple[Node, ...]) -> tuple[Node, ...]:
 
 @lru_cache(maxsize=_KEPT)
 def routes(cluster: ClusterMap, copies: int) -> Routes:
-    """The routes by a map for names of which so many copies are kept (1…8)."""
+    """The routes by a map for names of which so many copies are kept (1…8), or as `Count.copies` says."""
     return Routes(cluster, copies)

@@ -14,12 +14,24 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from meshwire.cluster.maps import DEFAULT_COPIES, DEFAULT_SLOTS, ClusterMap, by_states, checked_nodes
+from meshwire.cluster.maps import (
+    DEFAULT_COPIES,
+    DEFAULT_SLOTS,
+    MAX_COPIES,
+    MAX_COUNTS,
+    ClusterMap,
+    Count,
+    by_states,
+    checked_nodes,
+    relied_and_given,
+)
 from meshwire.cluster.placement import place
 from meshwire.cluster.routes import SOUND
 from meshwire.documents import suggestion
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from meshwire.cluster.maps import Node, Share, State
 
 _ANSWERS: Final = ("joining", "up", "draining", "returning")
@@ -156,6 +168,37 @@ def reweighed(cluster: ClusterMap, node_id: str, weight: int) -> ClusterMap:
     return _next(cluster, replace(node, weight=weight))
 
 
+def recounted(cluster: ClusterMap, bucket: str, born: int, present: int, wanted: int) -> ClusterMap:
+    """Other copies of what is in a bucket, of which there are `present` (as `routes` takes it). More are
+    written at once and read when all nodes have compared; fewer are read at once, and written as before until
+    all nodes have. Raises TransitionError where there are not so many nodes."""
+    most = min(len(cluster.future), MAX_COPIES)
+    if not 1 <= wanted <= most:
+        nodes = f"{len(cluster.future)} node{'s' * (len(cluster.future) != 1)}"
+        raise TransitionError(
+            f"{wanted} copies cannot be kept: {nodes} of this mesh stay and store; ask for 1 to {most}, or "
+            "add nodes first"
+        )
+    relied, given = relied_and_given(present)
+    count = Count(bucket, born, min(relied, wanted), max(given, wanted), wanted)
+    others = [each for each in cluster.counts if each.bucket != bucket]
+    if count in cluster.counts or (relied == given == wanted):
+        return cluster
+    if len(others) >= MAX_COUNTS:
+        raise TransitionError(f"the copies of {MAX_COUNTS} buckets were changed; delete buckets first")
+    version = cluster.version + 1
+    counts = tuple(sorted([*others, count]))
+    return _arrived(replace(cluster, version=version, goal=version, base=cluster.present, counts=counts))
+
+
+def forgotten(cluster: ClusterMap, gone: Container[str]) -> ClusterMap:
+    """Without what is said of the copies of buckets that are no more."""
+    counts = tuple(count for count in cluster.counts if count.bucket not in gone)
+    if counts == cluster.counts:
+        return cluster
+    return _arrived(replace(cluster, version=cluster.version + 1, base=cluster.present, counts=counts))
+
+
 def _fresh(node: Node, state: State, version: int) -> Node:
     complete = version if state == "up" else 0
     return replace(node, state=state, since=0, turned=version, complete=complete, leaving=False)
@@ -200,8 +243,10 @@ def _arrived(cluster: ClusterMap) -> ClusterMap:
     complete = {node.node_id for node in cluster.nodes if node.complete >= cluster.goal > 0}
     present: tuple[Share, ...] = cluster.present
     future = cluster.future
+    counts = cluster.counts
     if not present or (future and all(share.node_id in complete for share in future)):
         present = future
+        counts = tuple(each._replace(relied=each.wanted, given=each.wanted) for each in counts)
     nodes = cluster.nodes
     if present == cluster.future:
         nodes = tuple(
@@ -211,4 +256,4 @@ def _arrived(cluster: ClusterMap) -> ClusterMap:
             for node in nodes
         )
     base = None if by_states(nodes) == present else present
-    return replace(cluster, nodes=nodes, base=base)
+    return replace(cluster, nodes=nodes, base=base, counts=counts)

@@ -1,0 +1,140 @@
+"""A bucket's own number of copies, in a mesh of real daemons: said, raised and lowered under load."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from botocore.config import Config
+
+from meshd.config import StoreSettings
+from meshd.kit.clock import SystemClock
+from meshd.store.index import Index
+from meshd.testing.meshes import Mesh
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NODES = ("n1", "n2", "n3")
+_clock = SystemClock()
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Mesh]:
+    with Mesh.start(3, workers=2) as found:
+        yield found
+
+
+def _command(mesh: Mesh, *words: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {
+        "MESH_ENDPOINT": mesh["n2"].endpoint,
+        "AWS_ACCESS_KEY_ID": mesh.access_key,
+        "AWS_SECRET_ACCESS_KEY": mesh.secret_key,
+    }
+    line = [sys.executable, "-c", "from meshsdk.cli import main; main()", *words]
+    return subprocess.run(line, env=env, capture_output=True, text=True, check=False, timeout=110)
+
+
+def _held(mesh: Mesh, bucket: str) -> dict[str, list[str]]:
+    """By key, the nodes that have it."""
+    found: dict[str, list[str]] = {}
+    for name in NODES:
+        index = Index(StoreSettings.at(mesh[name].data_dir).index_dir, map_bytes=1 << 36, readonly=True)
+        try:
+            for key, record in index.list(bucket, "", "", "", 1000).entries:
+                assert not record.broken
+                found.setdefault(key, []).append(name)
+        finally:
+            index.close()
+    return found
+
+
+def _await_copies(mesh: Mesh, bucket: str, copies: int, keys: set[str]) -> None:
+    deadline = _clock.monotonic() + 60
+    while True:
+        held = _held(mesh, bucket)
+        if set(held) == keys and all(len(nodes) == copies for nodes in held.values()):
+            return
+        assert _clock.monotonic() < deadline, (held, mesh.output())
+        threading.Event().wait(0.2)
+
+
+def _counts(mesh: Mesh) -> list[object]:
+    found: list[object] = json.loads(mesh["n1"].request("GET", "/-/cluster").body)["counts"]
+    return found
+
+
+def test_a_number_is_said_when_a_bucket_is_made_and_bound_by_the_nodes(mesh: Mesh) -> None:
+    refused = _command(mesh, "bucket", "create", "safe", "--copies", "5")
+    assert refused.returncode != 0
+    assert "5 copies need 5 nodes that store, and this mesh has 3" in refused.stderr
+    assert "ask for 1 to 3, or add nodes first" in refused.stderr
+    for _ in range(2):
+        assert "safe  3 copies" in _command(mesh, "bucket", "create", "safe", "--copies", "3").stdout
+    taken = _command(mesh, "bucket", "create", "safe", "--copies", "2")
+    assert "mesh bucket change safe --copies N" in taken.stderr
+    mesh["n3"].client().put_object(Bucket="safe", Key="k", Body=b"three times")
+    _await_copies(mesh, "safe", 3, {"k"})
+    assert (
+        "copies cannot be kept: 3 nodes" in _command(mesh, "bucket", "change", "safe", "--copies", "4").stderr
+    )
+
+
+def test_copies_are_made_and_let_go_of_while_clients_read_and_write(mesh: Mesh) -> None:
+    patient = {"config": Config(retries={"mode": "standard", "total_max_attempts": 8})}
+    writer = mesh["n1"].client(**patient)
+    writer.create_bucket(Bucket="counted")
+    bodies: dict[str, bytes] = {}
+
+    def put(key: str) -> None:
+        body = os.urandom(700 if len(bodies) % 5 else 1 << 21)
+        writer.put_object(Bucket="counted", Key=key, Body=body)
+        bodies[key] = body
+
+    for number in range(20):
+        put(f"before-{number}")
+    _await_copies(mesh, "counted", 2, set(bodies))
+    over, wrong = threading.Event(), []
+
+    def read() -> None:
+        clients = [mesh[name].client() for name in NODES]
+        while not over.is_set():
+            for key, body in list(bodies.items()):
+                for client in clients:
+                    found = client.get_object(Bucket="counted", Key=key)["Body"].read()
+                    if found != body:
+                        wrong.append(key)
+                over.wait(0.02)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for copies in (3, 1):
+            done = _command(mesh, "bucket", "change", "counted", "--copies", str(copies), "--json")
+            assert json.loads(done.stdout)["wanted"] == copies, done
+            for number in range(5):
+                put(f"to-{copies}-{number}")
+            mesh.await_map(lambda cluster: not cluster.moving)
+            _await_copies(mesh, "counted", copies, set(bodies))
+            assert _counts(mesh) == []
+            assert f"counted  {copies} cop" in _command(mesh, "bucket", "ls").stdout
+    finally:
+        over.set()
+        reader.join()
+    assert wrong == []
+    _await_copies(mesh, "safe", 3, {"k"})  # nobody touched that
+
+
+def test_a_bucket_made_anew_has_the_mesh_s_number(mesh: Mesh) -> None:
+    client = mesh["n2"].client()
+    client.delete_object(Bucket="safe", Key="k")
+    _command(mesh, "bucket", "change", "safe", "--copies", "1")
+    client.delete_bucket(Bucket="safe")
+    client.create_bucket(Bucket="safe")
+    client.put_object(Bucket="safe", Key="again", Body=b"twice")
+    _await_copies(mesh, "safe", 2, {"again"})
