@@ -27,6 +27,7 @@ from bench import (
     restoring,
     sharing,
     storing,
+    windows,
 )
 from bench.gathering import gather_rows
 from bench.generating import available
@@ -47,6 +48,7 @@ GATHERS = tuple(row.name for row in gather_rows(FULL))
 SPECIAL = (
     *("limits", "ops", "userops", *loading.ROWS, sharing.NAME, "memory"),
     *(*GATHERS, resharding.NAME, restoring.NAME, passing.NAME, *origins.NAMES, epochs.NAME),
+    windows.NAME,
 )
 DEBIAN = {"wrk": "wrk", "nginx": "nginx-light"}
 NO_WRK = "wrk is not installed: `apt-get install wrk`"
@@ -131,6 +133,8 @@ class Bench:
         if name == restoring.NAME:
             figures = restoring.measure(self.scale, self.scratch / "run", self.say)
             return restoring.title(self.scale), tuple(figures), {}
+        if name == windows.NAME:
+            return self._windows()
         if name == passing.NAME:
             return self._pass_on()
         if name in GATHERS:
@@ -156,6 +160,12 @@ class Bench:
             return title, (), dict(self.absent)
         folder = self.scratch / "run" / "resharding"
         return title, tuple(resharding.measure(server, self.scale, folder, self.say)), {}
+
+    def _windows(self) -> Outcome:
+        server = self.server("meshd")
+        if server is None:
+            return windows.title(self.scale), (), dict(self.absent)
+        return windows.title(self.scale), tuple(windows.measure(server, self.scale, self.say)), {}
 
     def _pass_on(self) -> Outcome:
         reason = passing.missing()

@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench import confining, epochs, loading, machine, origins, passing, resharding, restoring, sharing
+from bench import (
+    confining,
+    epochs,
+    loading,
+    machine,
+    origins,
+    passing,
+    resharding,
+    restoring,
+    sharing,
+    windows,
+)
 from bench.gathering import GATHER, gather_rows
 from bench.preparing import BARE, NODE, NOTES
 from bench.rows import store_rows
@@ -228,6 +239,29 @@ def reshard_section(rows: Mapping[str, RowResult]) -> list[str]:
     return [
         "## Shards of shards, beside cp",
         RESHARD_TEXT,
+        table(["", *names], lines),
+        table(BARS_HEAD, bars),
+    ]
+
+
+def windows_section(rows: Mapping[str, RowResult]) -> list[str]:
+    """Windows of a Zarr series."""
+    result = rows.get(windows.NAME)
+    if result is None or not result.contenders():
+        return []
+    names = result.contenders()
+    lines = [
+        ["windows a second", *(number(result.value(name, "rate"), 0) for name in names)],
+        ["client CPU µs a window", *(number(result.value(name, "client_us"), 0) for name in names)],
+        ["server CPU µs a window", *(number(result.value(name, "server_us"), 0) for name in names)],
+    ]
+    bars = []
+    for peer, least in ((windows.NAIVE, windows.LEAST), (windows.ALIGNED, None)):
+        ratio = result.ratio(windows.OURS, peer, "rate")
+        bars.append([f"{windows.OURS} ÷ {peer}", number(ratio, 1, "×"), verdict(ratio, least)])
+    return [
+        f"## {result.title}",
+        windows.TEXT,
         table(["", *names], lines),
         table(BARS_HEAD, bars),
     ]
@@ -535,6 +569,7 @@ def render(rows: Mapping[str, RowResult], scale: Scale, peers: Path) -> str:
         *gather_section(rows, scale),
         *reshard_section(rows),
         *restore_section(rows),
+        *windows_section(rows),
         *passing_section(rows, scale),
         *origins_section(rows),
         *epochs_section(rows),

@@ -33,6 +33,7 @@ class Scale:
     cold_bytes: int = 1 << 30
     cached_items: int = 2_000
     restored: int = 1 << 30
+    series_chunks: int = 2_048
 
 
 FULL = Scale()
@@ -54,6 +55,7 @@ QUICK = Scale(
     cold_bytes=24 * MIB,
     cached_items=200,
     restored=8 * MIB,
+    series_chunks=128,
 )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bench import reporting, sharing, shelving, tables
+from bench import reporting, sharing, shelving, tables, windows
 from bench.albums import environment, make_album, tars
 from bench.generating import available
 from bench.loading import Turn
@@ -70,6 +70,21 @@ def test_the_rows_of_origins_at_toy_size(tmp_path: Path) -> None:
     else:
         assert rows["cold-eight"].value("through meshd", "rate") == 1.0
         assert "## Buckets with an origin" in (tmp_path / "quick.md").read_text()
+
+
+@pytest.mark.bench
+def test_the_row_of_windows_at_toy_size(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "bench", "--quick", "--only", windows.NAME, "--scratch", str(tmp_path)]
+    env = {**os.environ, "BENCH_INSTALL": "0"}
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=110, env=env)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    [found] = load(tmp_path / "quick.json").values()
+    assert found.contenders() == list(windows.CONTENDERS)
+    ratio = found.ratio(windows.OURS, windows.NAIVE, "rate")
+    assert ratio is not None
+    assert ratio > 1
+    assert found.value(windows.NAIVE, "client_us")
+    assert windows.TEXT in (tmp_path / "quick.md").read_text()
 
 
 @pytest.mark.bench
