@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -31,6 +32,7 @@ TOLD: Final = "scrubs"
 _LOOK: Final = 0.5  # seconds between two looks at what is asked and what is damaged
 _SLICE: Final = 1.0  # seconds of scrubbing in between
 _TELL: Final = 1.0
+_COUNT: Final = 60.0
 _AGAIN: Final = 30.0  # seconds until what could not be mended is tried again
 _SPARING: Final = 20.0  # a look at the whole quarantine takes at most a part of so many of the time
 
@@ -124,6 +126,7 @@ class Scrubber:
         self._mend, self._compare, self._rest, self._every = mend, compare, rest, every
         self._told: Told | None = None
         self._told_at = self._mended_at = -_AGAIN
+        self._counted, self._counted_at = 0, inf
         self._mended = 0
         self._expected = 0  # versions in quarantine that nobody could give when all were asked
         self._lacking, self._sweep_at = 0, -_AGAIN
@@ -154,7 +157,7 @@ class Scrubber:
         """Begin what is due, scrub for a moment, mend. Raises StoreError, ControlError."""
         scrub, asked = self._store.scrub, self._asked()
         if asked > scrub.state.asked or self._is_due():
-            self._mended = 0
+            self._mended, self._counted_at = 0, inf
             await scrub.begin(max(asked, scrub.state.asked))
         if scrub.state.running:
             until = self._clock.monotonic() + _SLICE
@@ -212,6 +215,14 @@ class Scrubber:
             self._mended_at, self._expected = began, left
             self._mending = asyncio.ensure_future(self._mend())
 
+    async def _total(self) -> int:
+        """Bytes that are compared, of a while ago: every data file is counted for it."""
+        now = self._clock.monotonic()
+        if not self._counted_at <= now < self._counted_at + _COUNT:
+            self._counted = (await asyncio.to_thread(self._store.stats)).live_bytes
+            self._counted_at = now
+        return self._counted
+
     async def _tell(self) -> None:
         state = self._store.scrub.state
         self._disks = tuple(await asyncio.to_thread(self._store.disks.states))
@@ -223,7 +234,7 @@ class Scrubber:
             state.began,
             state.ended,
             state.bytes,
-            self._told.total if self._told is not None and state.running else self._store.stats().live_bytes,
+            await self._total(),
             state.damaged,
             self._mended,
             self._store.in_quarantine(),
