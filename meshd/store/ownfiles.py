@@ -28,7 +28,8 @@ _WINDOW = 8 << 20  # dirty bytes a draft may gather before the kernel is asked t
 
 
 class OwnFile:
-    """A draft; `size` bytes of data so far, `crc` their crc32c."""
+    """A draft; `size` bytes of data so far, `crc` their crc32c. `eager`: the kernel is asked early to write
+    them out; else when the file is finished, so that one that is not kept costs the disk nothing."""
 
     def __init__(self, disks: Disks, disk: int, file: int, writer: str) -> None:
         self.disk, self.file = disk, file
@@ -39,6 +40,7 @@ class OwnFile:
         self.size = self.crc = 0
         self._asked = 0
         self._published = False
+        self.eager = True
 
     def __repr__(self) -> str:
         return f"<OwnFile {self.path if self._published else self._draft} size={self.size}>"
@@ -54,7 +56,7 @@ class OwnFile:
         failpoints.hit("store.own.before_write")
         self.size += syscalls.write_all(self._fd, chunks, RESERVE + self.size)
         window = self.size - self._asked
-        if window >= _WINDOW:
+        if self.eager and window >= _WINDOW:
             syscalls.start_writeback(self._fd, RESERVE + self._asked, window)
             if self._asked >= _WINDOW:
                 syscalls.finish_writeback(self._fd, RESERVE + self._asked - _WINDOW, _WINDOW)
@@ -62,7 +64,13 @@ class OwnFile:
 
     def finish(self) -> None:
         """Ends the tar."""
+        if not self.eager:
+            syscalls.start_writeback(self._fd, RESERVE, self.size)
         syscalls.write_all(self._fd, [bytes(tars.padding(self.size)) + tars.END], RESERVE + self.size)
+
+    def share(self) -> tuple[int, int]:
+        """A descriptor of its own for whoever reads the file as it grows, and where the data begin."""
+        return os.dup(self._fd), RESERVE
 
     def sync(self) -> None:
         """The data are durable when this returns."""

@@ -12,12 +12,13 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from meshd.store.interface import Buffer
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _IOV_MAX = 1000
+_LARGEST = 1 << 20  # of one call: what one of 8 MiB takes per byte was measured as eight times as much
 _KEEP_SIZE = 1
 _WRITE = 2
 _WAIT = 1 | 2 | 4
@@ -55,11 +56,31 @@ def finish_writeback(fd: int, offset: int, length: int) -> None:
         _sync_file_range(fd, offset, length, _WAIT)
 
 
+def _pieces(buffer: Buffer) -> Iterable[Buffer]:
+    if len(buffer) <= _LARGEST:
+        return (buffer,)
+    view = memoryview(buffer)
+    return (view[start : start + _LARGEST] for start in range(0, len(view), _LARGEST))
+
+
+def _batches(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
+    batch: list[Buffer] = []
+    size = 0
+    for buffer in buffers:
+        for piece in _pieces(buffer):
+            if batch and (size + len(piece) > _LARGEST or len(batch) == _IOV_MAX):
+                yield batch
+                batch, size = [], 0
+            batch.append(piece)
+            size += len(piece)
+    if batch:
+        yield batch
+
+
 def write_all(fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-    """pwritev of all buffers, in as few calls as the kernel allows; returns the bytes written."""
+    """pwritev of all buffers, a megabyte at a time; returns the bytes written."""
     total = 0
-    for first in range(0, len(buffers), _IOV_MAX):
-        batch = buffers[first : first + _IOV_MAX]
+    for batch in _batches(buffers):
         wanted = sum(map(len, batch))
         written = os.pwritev(fd, batch, offset + total)
         if written < wanted:

@@ -134,6 +134,24 @@ class StoredWriter:
         self._take(data)
         await self._flush()
 
+    async def share(self) -> tuple[int, int] | None:
+        """Of a large object whose size is declared: a descriptor of its file, the caller's to close, and
+        where its bytes begin; they can be read as far as `settled` says, whatever becomes of the object. None
+        for a small one. Raises StoreError."""
+        if not self._large:
+            return None
+        if self._own is None:
+            await self._open_file()
+        assert self._own is not None
+        self._own.eager = False
+        return self._own.share()
+
+    async def settled(self) -> int:
+        """Bytes in the file, all that were written, when this returns. Raises StoreError."""
+        await self._flush()
+        await self._settle()
+        return 0 if self._own is None else self._own.size
+
     def _take(self, chunk: bytes | memoryview) -> None:
         self._expect_open()
         self._total += len(chunk)

@@ -10,22 +10,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import mmap
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
 from meshd.kit.singleflight import SingleFlight
 from meshd.kit.tasks import Tasks
 from meshd.origin.errors import OriginChangedError, OriginDownError, OriginError, OriginMissingError
+from meshd.service.backed.drafts import Draft
 from meshd.service.backed.flights import Flight
-from meshd.service.backed.origins import pieces_of
 from meshd.service.backed.shelf import CHUNK, Piece, shelf_name
 from meshd.store.errors import StoreError
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
     from meshd.control.buckets import Bucket
-    from meshd.origin.interface import Facts, Reply
+    from meshd.origin.interface import Facts
     from meshd.service.backed.origins import Origins
     from meshd.service.backed.shelf import Shelf
     from meshd.service.backed.usage import Usage
@@ -34,7 +33,6 @@ _log = logging.getLogger("meshd.origins")
 _AT_ONCE: Final = 48  # fetches of one process: so many pieces are in memory, beside what is being read
 _TRIES: Final = 4  # of a piece whose bytes stop coming
 _REMEMBERED: Final = 100_000  # keys whose last write is remembered
-_STILL: Final = 8.0  # seconds without a byte, then the rest is asked for anew
 _PAUSE: Final = 0.1  # seconds before the second, then twice as long
 
 Name = tuple[str, str, int]
@@ -103,13 +101,14 @@ class Fetcher:
 
     async def _run(self, bucket: Bucket, key: str, number: int, etag: str, flight: Flight) -> None:
         name, writes = (shelf_name(bucket), key, number), self._count(bucket, key)
+        draft = Draft(flight)
         try:
             async with self._slots:
                 if await self._found(bucket, key, number, etag, flight):
                     return
-                await self._fetch(bucket, key, number, etag, flight, writes)
+                await self._fetch(bucket, key, number, etag, draft, writes)
                 if flight.error is None:
-                    await self._keep(bucket, key, number, flight, writes)
+                    await self._keep(bucket, key, number, draft, writes)
         except Exception as error:
             if not isinstance(error, OriginError):
                 _log.exception("a fetch failed", extra={"bucket": bucket.name})
@@ -122,6 +121,7 @@ class Fetcher:
                 flight.failed(OriginDownError("the fetch was ended; ask again"))
             if self._flights.get(name) is flight:
                 del self._flights[name]
+            await draft.aclose()
             flight.release()
 
     async def _found(self, bucket: Bucket, key: str, number: int, etag: str, flight: Flight) -> bool:
@@ -143,9 +143,9 @@ class Fetcher:
         return True
 
     async def _fetch(
-        self, bucket: Bucket, key: str, number: int, etag: str, flight: Flight, writes: int
+        self, bucket: Bucket, key: str, number: int, etag: str, draft: Draft, writes: int
     ) -> None:
-        origin, start = self._origins.of(bucket), number * CHUNK
+        origin, start, flight = self._origins.of(bucket), number * CHUNK, draft.flight
         metrics.origin_fetches.inc()
         for attempt in range(_TRIES):
             try:
@@ -154,8 +154,8 @@ class Fetcher:
                 if flight.facts is None:
                     if writes == self._count(bucket, key):
                         await self._learn(bucket, key, reply.facts)
-                    flight.began(reply.facts, reply.length)
-                await _take(reply, flight)
+                    await draft.begin(self._shelf, bucket, key, number, reply)
+                await draft.fill(reply)
                 flight.check()
             except OriginMissingError:
                 if not flight.have and writes == self._count(bucket, key):
@@ -184,7 +184,8 @@ class Fetcher:
         with suppress(StoreError):
             await self._shelf.drop(bucket, key)
 
-    async def _keep(self, bucket: Bucket, key: str, number: int, flight: Flight, writes: int) -> None:
+    async def _keep(self, bucket: Bucket, key: str, number: int, draft: Draft, writes: int) -> None:
+        flight = draft.flight
         facts = flight.facts
         assert facts is not None
         whole = facts.size <= CHUNK
@@ -197,8 +198,9 @@ class Fetcher:
         if writes != self._count(bucket, key):
             return
         try:
-            with _mapped(flight) as data:
-                await self._shelf.keep(bucket, key, number, facts, data)
+            await self._shelf.keep(
+                bucket, key, number, facts, await draft.written(self._shelf, bucket, key, number)
+            )
         except StoreError as error:
             _log.warning("what was read cannot be cached", extra={"bucket": bucket.name, "why": str(error)})
             return
@@ -225,44 +227,6 @@ class Fetcher:
 
     async def aclose(self) -> None:
         await self._tasks.aclose()
-
-
-async def _take(reply: Reply, flight: Flight) -> None:
-    """All bytes of a reply. Raises OriginError, OriginDownError too for one that stands still."""
-    async with aclosing(pieces_of(reply)) as pieces:
-        while True:
-            try:
-                async with asyncio.timeout(_STILL):
-                    piece = await anext(pieces, None)
-            except TimeoutError:
-                raise OriginDownError(f"the origin sent nothing for {_STILL:g} seconds") from None
-            if piece is None:
-                return
-            flight.take(piece)
-
-
-class _mapped:
-    """The bytes of a flight, without copying them."""
-
-    def __init__(self, flight: Flight) -> None:
-        self._flight = flight
-        self._map: mmap.mmap | None = None
-        self._view: memoryview | None = None
-
-    def __enter__(self) -> memoryview:
-        if not self._flight.length:
-            return memoryview(b"")
-        self._map = mmap.mmap(self._flight.fd, self._flight.length, prot=mmap.PROT_READ)
-        self._view = memoryview(self._map)
-        return self._view
-
-    def __exit__(self, *_: object) -> None:
-        if self._view is not None:
-            with suppress(BufferError):
-                self._view.release()
-        if self._map is not None:
-            with suppress(BufferError):
-                self._map.close()
 
 
 def _serves(flight: Flight, etag: str) -> bool:

@@ -1,7 +1,8 @@
-"""A piece of an object on its way from the origin: bytes that grow in memory, for any number of readers.
+"""A piece of an object on its way from the origin: bytes that grow in a file, for any number of readers.
 
-Law: whoever reads holds the flight, and lets go of it; its memory goes with the last. Other processes of the
-node read the same memory through the descriptor. Invariant: `have` only grows, until `ended` or `failed`.
+Law: whoever reads holds the flight, and lets go of it; what is not kept goes with the last: memory, or a
+draft of the cache's. Other processes of the node read the same file through the descriptor. Invariant: `have`
+only grows, until `ended` or `failed`.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Flight:
-    """`fd` holds `have` of `length` bytes; -1 until the origin has answered."""
+    """`fd` holds `have` of `length` bytes, from `base` on; -1 until the origin has answered."""
 
-    __slots__ = ("_holders", "_waiters", "done", "error", "facts", "fd", "have", "length")
+    __slots__ = ("_holders", "_waiters", "base", "done", "error", "facts", "fd", "have", "length")
 
-    def __init__(self, fd: int | None = None) -> None:
-        self.fd = os.memfd_create("flight", os.MFD_CLOEXEC) if fd is None else fd
+    def __init__(self) -> None:
+        self.fd, self.base = -1, 0
         self.facts: Facts | None = None
         self.length, self.have = -1, 0
         self.done = False
@@ -39,12 +40,14 @@ class Flight:
 
     # --- whoever fetches
 
-    def began(self, facts: Facts, length: int) -> None:
+    def began(self, facts: Facts, length: int, place: tuple[int, int] | None = None) -> None:
+        """`place`: a file, the flight's from now on, and where the bytes go in it; None: memory."""
+        self.fd, self.base = place or (os.memfd_create("flight", os.MFD_CLOEXEC), 0)
         self.facts, self.length = facts, length
         self._wake()
 
     def take(self, data: bytes) -> None:
-        """More bytes. They are in memory: nothing here waits for a disk."""
+        """More bytes of a flight in memory: nothing here waits for a disk."""
         view = memoryview(data)
         while view:
             written = os.pwrite(self.fd, view, self.have)
@@ -53,7 +56,7 @@ class Flight:
         self._wake()
 
     def grew(self, have: int) -> None:
-        """Another process wrote them."""
+        """So many are there: another process, or a thread, wrote them."""
         self.have = have
         self._wake()
 

@@ -29,11 +29,12 @@ class Forget(msgspec.Struct, frozen=True, tag="forget"):
 
 
 class Began(msgspec.Struct, frozen=True, tag="began"):
-    """The origin has answered; the descriptor is of the memory that the bytes come into."""
+    """The origin has answered; the descriptor is of the file that the bytes come into, from `base` on."""
 
     number: int
     facts: Facts
     length: int
+    base: int = 0
 
 
 class Grew(msgspec.Struct, frozen=True, tag="grew"):

@@ -239,7 +239,7 @@ class BackedReader:
             while at < stop:
                 wanted = at + 1 if at == begin else min(at + _STEP, stop)
                 have = min(await flight.reaches(wanted), stop)
-                yield [Span(flight.fd, at, have - at)]
+                yield [Span(flight.fd, flight.base + at, have - at)]
                 at = have
         finally:
             flight.release()

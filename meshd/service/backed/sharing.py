@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("meshd.origins")
 _TRIES: Final = 20
 _PAUSE: Final = 0.1  # seconds between looks for a worker that is being replaced
-_STEP: Final = 256 << 10  # bytes that another process is told of at a time, after the first
+_STEP: Final = 512 << 10  # bytes that another process is told of at a time, after the first
 
 
 class Doer(Protocol):
@@ -127,7 +127,7 @@ class RemoteDoer:
 
     async def fetch(self, bucket: Bucket, key: str, number: int, etag: str) -> Flight:
         stream, asked = await self._connected(), next(self._numbers)
-        flight = Flight(-1)
+        flight = Flight()
         began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._flights[asked] = (flight, began)
         try:
@@ -214,8 +214,7 @@ class RemoteDoer:
             return
         flight, began = flying
         if isinstance(answer, Began):
-            flight.fd = fds[0]
-            flight.began(answer.facts, answer.length)
+            flight.began(answer.facts, answer.length, (fds[0], answer.base))
         elif isinstance(answer, Grew):
             flight.grew(answer.have)
             if answer.done:
@@ -313,7 +312,7 @@ class _Conversation:
         flight = await self._doer.fetch(bucket, ask.key, ask.chunk, ask.etag)
         try:
             facts = await flight.started()
-            await self._stream.send(Began(ask.number, facts, flight.length), [flight.fd])
+            await self._stream.send(Began(ask.number, facts, flight.length, flight.base), [flight.fd])
             told = 0
             while not flight.done:
                 await flight.reaches(min(flight.length, told + 1 if not told else told + _STEP))

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from meshd.cluster.mesh import Mesh
     from meshd.control.buckets import Bucket, BucketTable
     from meshd.service.backed.freshness import FreshTable
-    from meshd.store.interface import Buffer
     from meshd.store.records import Extent, Record
     from meshd.store.store import Store
+    from meshd.store.writing import StoredWriter
 
 CHUNK: Final = 8 << 20
 NEAR: Final = "-near-@mesh"
@@ -166,27 +166,23 @@ class Shelf:
 
     # --- keeping and letting go
 
-    async def keep(self, bucket: Bucket, key: str, number: int, facts: Facts, data: Buffer) -> None:
-        """Cache an object or a chunk. Raises StoreError."""
+    def writer(self, bucket: Bucket, key: str, number: int, facts: Facts, length: int) -> StoredWriter:
+        """Of an object, or of chunk `number` of a larger one."""
         shelf = shelf_name(bucket)
         if facts.size <= CHUNK:
-            await self._put(shelf, key, _meta(facts, {}), data)
+            return self.cache.writer(shelf, key, size=length)
+        return self.cache.writer(_chunks(shelf), _chunk_key(key, facts.etag, number), size=length)
+
+    async def keep(self, bucket: Bucket, key: str, number: int, facts: Facts, writer: StoredWriter) -> None:
+        """Cache what was written. Raises StoreError."""
+        shelf = shelf_name(bucket)
+        if facts.size <= CHUNK:
+            await writer.commit(_meta(facts, {}))
             return
         held = self.cache.get(shelf, key)
         if held is None or held.etag != facts.etag:
-            await self._put(shelf, key, _meta(facts, {_SIZE: str(facts.size)}), b"")
-        told = {_KEY: key, _NUMBER: str(number)}
-        meta = Meta(facts.etag, tags=told)
-        await self._put(_chunks(shelf), _chunk_key(key, facts.etag, number), meta, data)
-
-    async def _put(self, bucket: str, key: str, meta: Meta, data: Buffer) -> None:
-        writer = self.cache.writer(bucket, key, size=len(data))
-        try:
-            await writer.lend(memoryview(data))
-            await writer.commit(meta)
-        except BaseException:
-            await writer.abort()
-            raise
+            await self.cache.writer(shelf, key, size=0).commit(_meta(facts, {_SIZE: str(facts.size)}))
+        await writer.commit(Meta(facts.etag, tags={_KEY: key, _NUMBER: str(number)}))
 
     async def drop(self, bucket: Bucket, key: str, *, but: str = "") -> None:
         """Everything of an object goes; what has ETag `but` stays."""
