@@ -26,11 +26,12 @@ from meshd.origin.interface import Entry, Facts, Listing, Reply
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
 
 _AT_ONCE: Final = 16 << 20  # larger objects are uploaded in parts
 _MOST_PARTS: Final = 9_000
-_PIECE: Final = 128 << 10  # a reader is told of so many bytes at a time
+_read = metrics.origin_bytes.labels("read")
+_PIECE: Final = 256 << 10  # a reader is told of so many bytes at a time
 _CUT: Final = 160  # characters of foreign text
 # The library tells a range it cannot have by its message alone, which has URLs in it: a port may have a 416.
 _UNSATISFIABLE: Final = re.compile(
@@ -78,10 +79,10 @@ class RemoteOrigin:
         start, end = found.range
         return Reply(facts, start, end - start, self._pieces(found, key))
 
-    async def _pieces(self, found: Any, key: str) -> AsyncIterator[bytes]:
+    async def _pieces(self, found: Any, key: str) -> AsyncGenerator[bytes, None]:
         try:
             async for piece in found.stream(min_chunk_size=_PIECE):
-                metrics.origin_bytes.labels("read").inc(len(piece))
+                _read.inc(len(piece))
                 yield piece
         except Exception as error:
             raise self._told(error, key) from error
@@ -279,7 +280,7 @@ def _entry(meta: Mapping[str, Any]) -> Entry:
     return Entry(meta["path"], meta["size"], _etag(meta), _modified(meta))
 
 
-async def _nothing() -> AsyncIterator[bytes]:
+async def _nothing() -> AsyncGenerator[bytes, None]:
     none: tuple[bytes, ...] = ()
     for piece in none:
         yield piece

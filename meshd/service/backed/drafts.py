@@ -13,7 +13,6 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
 from meshd.origin.errors import OriginDownError
-from meshd.service.backed.origins import pieces_of
 from meshd.store.errors import StoreError
 
 if TYPE_CHECKING:
@@ -54,17 +53,17 @@ class Draft:
     async def fill(self, reply: Reply) -> None:
         """Take all bytes of a reply. Raises OriginError, OriginDownError too for one that stands still;
         StoreError."""
+        loop, left = asyncio.get_running_loop(), reply.length
         try:
-            async with aclosing(pieces_of(reply)) as pieces:
-                while True:
-                    try:
-                        async with asyncio.timeout(_STILL):
-                            piece = await anext(pieces, None)
-                    except TimeoutError:
-                        raise OriginDownError(f"the origin sent nothing for {_STILL:g} seconds") from None
-                    if piece is None:
+            async with aclosing(reply.pieces) as pieces, asyncio.timeout(_STILL) as patience:
+                async for piece in pieces:
+                    patience.reschedule(loop.time() + _STILL)
+                    await self._take(piece if len(piece) <= left else piece[:left])
+                    left -= len(piece)
+                    if left <= 0:
                         return
-                    await self._take(piece)
+        except TimeoutError:
+            raise OriginDownError(f"the origin sent nothing for {_STILL:g} seconds") from None
         finally:
             await self._flush()  # what came counts, whatever came after it
 

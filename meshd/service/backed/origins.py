@@ -14,7 +14,7 @@ from meshd.origin.errors import OriginDownError, OriginError
 from meshd.origin.opening import open_origin
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
+    from collections.abc import AsyncIterable, Iterator, Sequence
     from pathlib import Path
 
     from meshd.control.buckets import Bucket
@@ -110,14 +110,3 @@ class GuardedOrigin:
     async def delete(self, keys: Sequence[str]) -> None:
         with self._watched():
             await self._origin.delete(keys)
-
-
-async def pieces_of(reply: Reply) -> AsyncGenerator[bytes, None]:
-    """The bytes of a reply, no more than it promised."""
-    left = reply.length
-    async for piece in reply.pieces:
-        taken = piece[:left]
-        left -= len(taken)
-        yield taken
-        if not left:
-            return
