@@ -113,6 +113,8 @@ SECTIONS = (
                 "plain.PlainLoader",
                 "plain.as_dict",
                 "plain.plain_types",
+                "checkpoints.CheckpointWriter",
+                "checkpoints.CheckpointReader",
                 "torchdata.LoaderDataset",
                 "torchdata.LoaderNode",
                 "torchdata.as_it_is",

@@ -1,0 +1,248 @@
+"""torch's distributed checkpoints as objects of the store, written and read in parallel parts.
+
+Law: a file is there when its last byte is durable, as a whole, and not at all if saving it failed; what is
+read is one version of each file. Saving goes on while parts are on their way; loading asks for ranges ahead,
+only for those that this rank wants. Invariant: memory is bounded by parts, not by the checkpoint.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections import deque
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemBase
+
+from meshsdk.adapters.ranges import Ranges, merged
+from meshsdk.connecting import connect
+from meshsdk.errors import ConfigurationError, MeshError, NotFoundError
+from meshsdk.transfers import Tuning, upload
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from meshsdk.client import Client
+
+    Path = str | os.PathLike[str]
+
+_SCHEMES = ("s3://", "mesh://")
+
+
+class CheckpointWriter(FileSystemWriter):
+    """`checkpoint.save(state, storage_writer=CheckpointWriter("s3://runs/step-700"))`, or `async_save`.
+
+    `tuning.parallel` parts of `tuning.part` bytes are on their way at once for each file, and as many bytes
+    wait in memory. `more` is FileSystemWriter's: `thread_count` files of a rank are written at once,
+    `overwrite=False` refuses to replace a checkpoint. The bucket must be there.
+    """
+
+    def __init__(
+        self, url: str, client: Client | None = None, *, tuning: Tuning | None = None, **more: Any
+    ) -> None:
+        super().__init__(url, sync_files=False, **more)  # an object is durable when it is closed
+        self.fs = Objects(client or connect(), tuning or Tuning())
+        self.path = self.fs.init_path(url)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Path) -> bool:
+        return Objects.validate_checkpoint_id(checkpoint_id)
+
+
+class CheckpointReader(FileSystemReader):
+    """`checkpoint.load(state, storage_reader=CheckpointReader("s3://runs/step-700"))`, at any number of
+    ranks: each asks for the ranges of its own tensors, several at once, in the order in which they lie.
+
+    Raises NotFoundError where there is no (whole) checkpoint, PreconditionError where a file of it is
+    replaced meanwhile.
+    """
+
+    def __init__(self, url: str, client: Client | None = None, *, tuning: Tuning | None = None) -> None:
+        super().__init__(url)
+        self.fs = Objects(client or connect(), tuning or Tuning())
+        self.path = self.fs.init_path(url)
+
+    def read_data(self, plan: Any, planner: Any) -> Any:
+        places = {id(item): self.storage_data[item.storage_index] for item in plan.items}
+        wanted: dict[str, list[tuple[int, int]]] = {}
+        for place in places.values():
+            path = self.fs.concat_path(self.path, place.relative_path)
+            wanted.setdefault(path, []).append((place.offset, place.offset + place.length))
+        self.fs.wanted = wanted
+        try:
+            ordered = sorted(
+                plan.items, key=lambda item: (places[id(item)].relative_path, places[id(item)].offset)
+            )
+            return super().read_data(replace(plan, items=ordered), planner)
+        finally:
+            self.fs.wanted = {}
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Path) -> bool:
+        return Objects.validate_checkpoint_id(checkpoint_id)
+
+
+class Objects(FileSystemBase):
+    """What torch's readers and writers ask of a file system. `wanted`: by path, the ranges that are about to
+    be read."""
+
+    def __init__(self, client: Client, tuning: Tuning) -> None:
+        self.client, self.tuning = client, tuning
+        self.wanted: Mapping[str, Sequence[tuple[int, int]]] = {}
+
+    @contextmanager
+    def create_stream(self, path: Path, mode: str) -> Iterator[Any]:
+        bucket, key = _split(path)
+        if mode == "wb":
+            with Sending(self.client, bucket, key, self.tuning) as sending:
+                yield sending
+            return
+        if str(path) not in self.wanted:
+            yield io.BytesIO(self.client.get(bucket, key))
+            return
+        spans = merged(self.wanted[str(path)], self.tuning.part)
+        with Ranges(self.client, bucket, key, spans, self.tuning) as ranges:
+            yield ranges
+
+    def concat_path(self, path: Path, suffix: str) -> str:
+        return f"{path}/{suffix}"
+
+    def init_path(self, path: Path) -> str:
+        _split(path)
+        return str(path).rstrip("/")
+
+    def rename(self, path: Path, new_path: Path) -> None:
+        self.client.copy(*_split(path), *_split(new_path))
+        self.client.delete(*_split(path))
+
+    def mkdir(self, path: Path) -> None:
+        bucket, _ = _split(path)
+        if not self.client.has_bucket(bucket):
+            raise ConfigurationError(f"{path}: no bucket {bucket!r}: make it with `mesh mb s3://{bucket}`")
+
+    def exists(self, path: Path) -> bool:
+        try:
+            self.client.head(*_split(path))
+        except NotFoundError:
+            return False
+        return True
+
+    def rm_file(self, path: Path) -> None:
+        self.client.delete(*_split(path))
+
+    def ls(self, path: Path) -> list[str]:
+        bucket, key = _split(path)
+        return [f"s3://{bucket}/{entry.key}" for entry in self.client.list(bucket, f"{key.rstrip('/')}/")]
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Path) -> bool:
+        return str(checkpoint_id).startswith(_SCHEMES)
+
+
+class Sending(io.RawIOBase):
+    """A file that is stored while it is written: full parts leave in the background. Closing waits until the
+    object is durable; an exception in its `with` block, or in sending, leaves none."""
+
+    def __init__(self, client: Client, bucket: str, key: str, tuning: Tuning) -> None:
+        super().__init__()
+        self._part, self._full, self._size, self._most = bytearray(), tuning.part, 0, tuning.parallel
+        self._ready: deque[bytes] = deque()
+        self._changed = threading.Condition()
+        self._whole = self._failed = self._ended = False
+        self._error: BaseException | None = None
+
+        def send() -> None:
+            try:
+                upload(client, _Source(self.take), bucket, key, tuning=tuning)
+            except BaseException as error:
+                self._error = error
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+        self._sender = threading.Thread(target=send, name="mesh-checkpoint", daemon=True)
+        self._sender.start()
+
+    def take(self) -> bytes:
+        """A part for the sender, none after the last."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._whole or self._failed)
+            if self._failed:
+                raise MeshError("given up: saving failed")
+            part = self._ready.popleft() if self._ready else b""
+            self._changed.notify_all()
+            return part
+
+    def _put(self, part: bytes) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._ready) < self._most or self._ended)
+            if self._ended:
+                raise self._error or MeshError("sending ended too early")
+            self._ready.append(part)
+            self._changed.notify_all()
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._size
+
+    def write(self, data: Any, /) -> int:
+        view = memoryview(data).cast("B")
+        self._size += len(view)
+        left = view
+        while left:
+            room = self._full - len(self._part)
+            if room == self._full <= len(left):
+                self._put(bytes(left[:room]))
+            else:
+                self._part += left[:room]
+                if len(self._part) == self._full:
+                    self._put(bytes(self._part))
+                    self._part.clear()
+            left = left[room:]
+        return len(view)
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is not None:
+            self._failed = True
+        self.close()
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        try:
+            if not self._failed and self._part:
+                self._put(bytes(self._part))
+        finally:
+            with self._changed:
+                self._whole = True
+                self._changed.notify_all()
+            self._sender.join()
+            super().close()
+        if self._error is not None and not self._failed:
+            raise self._error
+
+
+class _Source(io.BytesIO):
+    """What is uploaded: parts as they are taken."""
+
+    def __init__(self, take: Callable[[], bytes]) -> None:
+        super().__init__()
+        self._take = take
+
+    def read(self, _: int | None = -1, /) -> bytes:
+        return self._take()
+
+
+def _split(path: Path) -> tuple[str, str]:
+    text = str(path)
+    scheme = next((scheme for scheme in _SCHEMES if text.startswith(scheme)), None)
+    bucket, _, key = text.removeprefix(scheme or "").partition("/")
+    if scheme is None or not bucket or not key.rstrip("/"):
+        raise ConfigurationError(f"{text!r}: a checkpoint is a folder of a bucket, as s3://runs/step-700")
+    return bucket, key
