@@ -193,6 +193,32 @@ def test_head_and_bench_of_a_dataset(mesh: Any, s3: Any, bucket: str) -> None:
     assert "nothing is under" in mesh("head", f"s3://{bucket}/none/", code=3)
 
 
+def test_datasets_are_split_and_mixed(mesh: Any, s3: Any, bucket: str) -> None:
+    for number in range(40):
+        s3.put_object(Bucket=bucket, Key=f"{'web' if number < 30 else 'books'}/{number:02}.txt", Body=b"text")
+    parts = lines(mesh("--json", "split", f"s3://{bucket}/", "--part", "train=0.7", "--part", "val=0.3"))
+    assert [part["part"] for part in parts] == ["train", "val"]
+    assert sum(part["samples"] for part in parts) == 40
+    val = parts[1]
+    (found,) = lines(mesh("--json", "stats", f"s3://{bucket}/", "--snapshot", val["snapshot"]))
+    assert found["samples"] == val["samples"]
+    assert f"{val['samples']} samples" in mesh(
+        "split", f"s3://{bucket}/", "--part", "a=0.7", "--part", "b=0.3"
+    )
+    assert "train=0.9" in mesh("split", f"s3://{bucket}/", "--part", "train", code=2)
+    assert "one name" in mesh("split", f"s3://{bucket}/", "--part", "a=0.5", "--part", "a=0.5", code=2)
+    of_pinned = ("--snapshot", val["snapshot"], "--field", "text=txt")
+    assert "--field" in mesh("stats", f"s3://{bucket}/", *of_pinned, code=2)
+
+    urls = f"s3://{bucket}/web/=0.5", f"s3://{bucket}/books/=0.5"
+    whole, web, books = lines(mesh("--json", "mix", *urls, "--epochs", "3"))
+    assert (whole["positions"], web["positions"], books["positions"]) == (40, 60, 60)
+    assert (web["least"], web["most"], books["least"], books["most"]) == (2, 2, 6, 6)
+    assert "of 10 samples 2 times" in mesh("mix", *urls)
+    assert "two datasets" in mesh("mix", urls[0], code=2)
+    assert "s3://web/=0.7" in mesh("mix", "s3://web", "s3://books", code=2)
+
+
 def test_as_a_process_it_is_quiet_without_a_terminal(daemon: Daemon, bucket: str, folder: Path) -> None:
     env = os.environ | {
         "MESH_ENDPOINT": daemon.endpoint,

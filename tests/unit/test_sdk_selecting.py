@@ -120,8 +120,20 @@ def test_orders() -> None:
 def test_command_line_spellings() -> None:
     assert parse_op("decode:image") == ops.decode("image")
     assert parse_op("center_crop:image:224") == ops.center_crop("image", 224)
+    assert parse_op("resize:image size=[32,48] filter=nearest") == ops.resize(
+        "image", [32, 48], filter="nearest"
+    )
+    assert parse_op("augment/brighten:image gain=1.5") == ops.user("augment/brighten", "image", gain=1.5)
     assert parse_fields(["image=jpg;png", "label=@class"]) == {"image": "jpg;png", "label": "@class"}
-    for bad in ("decode", "center_crop:image", "blur:image", "decode:image:3", "center_crop:image:x"):
+    for bad in (
+        "decode",
+        "center_crop:image",
+        "blur:image",
+        "decode:image:3",
+        "center_crop:image:x",
+        "over:image",
+        "hflip:image p=2",
+    ):
         with pytest.raises(ConfigurationError, match="--op"):
             parse_op(bad)
     with pytest.raises(ConfigurationError, match="--field"):

@@ -18,6 +18,7 @@ from meshsdk.cli.buckets import bucket
 from meshsdk.cli.cache import cache
 from meshsdk.cli.cluster import cluster
 from meshsdk.cli.copying import cp
+from meshsdk.cli.dividing import mix, split
 from meshsdk.cli.doctor import doctor
 from meshsdk.cli.inspecting import preflight, schema, stats
 from meshsdk.cli.jobs import extract, job, reshard, shard
@@ -43,6 +44,8 @@ Examples:
   mesh sync --delete ./photos s3://photos/train
   mesh head s3://photos/train/             what a dataset of it would hold
   mesh preflight s3://photos/train/ --op decode:image   whether a job with it would work
+  mesh split s3://photos/train/ --part train=0.9 --part val=0.1   named parts, pinned
+  mesh mix s3://web/=0.7 s3://books/=0.3   what an epoch of both would hold
   mesh ls s3://photos/shard-000.tar/-/     the files of an archive: keys below ARCHIVE/-/
   mesh view create photos--small --match .jpg --op decode --op 'resize size=256' --op 'encode format=jpeg'
   mesh bucket create photos --origin s3://company-photos/train
@@ -79,6 +82,8 @@ for command in (
     schema,
     stats,
     preflight,
+    split,
+    mix,
     stat,
     rm,
     mb,

@@ -6,9 +6,13 @@ what was measured in this run, nothing extrapolated.
 
 from __future__ import annotations
 
+import difflib
+import json
+import re
 import resource
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +25,7 @@ from meshsdk.cli.running import human, shared_options
 from meshsdk.errors import ConfigurationError, NotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from meshsdk.cli.places import Remote
     from meshsdk.cli.running import Session
@@ -29,14 +33,14 @@ if TYPE_CHECKING:
     from meshsdk.loaders import Loader
     from meshwire.plans import OpSpec
 
-_SIZED = ("resize", "center_crop", "random_resized_crop")
-_PLAIN = ("decode", "hflip", "to_chw", "to_hwc", "int_label", "npy", "raw")
+OP_HELP = "OP:FIELD, OP:FIELD:SIZE or 'OP:FIELD NAME=VALUE …', in order."
+_ARGUMENT = re.compile(r"\s+([A-Za-z_]\w*)=")
 
 
 @click.command()
 @click.argument("url", type=RemoteType())
 @click.option("--field", "fields", multiple=True, help="NAME=EXT[;EXT] or NAME=@class [default: guessed].")
-@click.option("--op", "ops", multiple=True, help="OP:FIELD or OP:FIELD:SIZE, in order.")
+@click.option("--op", "ops", multiple=True, help=OP_HELP)
 @click.option("-b", "--batch", type=click.IntRange(1), default=256, help="Samples a batch [256].")
 @click.option("--epochs", type=click.IntRange(1), default=1, help="Passes over the dataset [1].")
 @click.option("--gets", is_flag=True, help="Plain GETs of the objects under URL instead.")
@@ -70,19 +74,43 @@ def bench(
 
 
 def parse_op(text: str) -> OpSpec:
-    """`OP:FIELD[:SIZE]`; raises ConfigurationError."""
-    name, _, rest = text.partition(":")
+    """`OP:FIELD`, `OP:FIELD:SIZE` or `OP:FIELD NAME=VALUE …`, values as JSON or text: what the constructor of
+    that name in `meshsdk.ops` makes. Raises ConfigurationError."""
+    head, *more = _ARGUMENT.split(text.strip())
+    name, _, rest = head.partition(":")
     field, _, size = rest.partition(":")
-    if name in _SIZED and field and size.isdigit():
-        made: OpSpec = getattr(op_constructors, name)(field, int(size))
-        return made
-    if name in _PLAIN and field and not size:
-        plain: OpSpec = getattr(op_constructors, name)(field)
-        return plain
-    raise ConfigurationError(
-        f"--op {text}: write {'|'.join(_PLAIN)}:FIELD or {'|'.join(_SIZED)}:FIELD:SIZE, "
-        "as center_crop:image:224"
-    )
+    if not field or (size and not size.isdigit()):
+        raise ConfigurationError(
+            f"--op {text}: write OP:FIELD, OP:FIELD:SIZE or 'OP:FIELD NAME=VALUE …', as "
+            "center_crop:image:224 or 'pad_to:text length=128'"
+        )
+    args = {key: _value(value) for key, value in zip(more[::2], more[1::2], strict=True)}
+    try:
+        return _constructor(name)(field, **args | ({"size": int(size)} if size else {}))
+    except (TypeError, ConfigurationError) as error:
+        raise ConfigurationError(f"--op {text}: {error}") from error
+
+
+def _constructor(name: str) -> Callable[..., OpSpec]:
+    if "/" in name:
+        return partial(op_constructors.user, name)
+    known: dict[str, Callable[..., OpSpec]] = {
+        made.__name__: made
+        for made in vars(op_constructors).values()
+        if getattr(made, "__module__", "") == op_constructors.__name__ and not made.__name__.startswith("_")
+    }
+    if name not in known.keys() - {"over", "user"}:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else "`mesh op ls` lists them"
+        raise ConfigurationError(f"no op {name!r}; {hint}")
+    return known[name]
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _bench_loader(

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from meshsdk.cli.benching import parse_op
+from meshsdk.cli.benching import OP_HELP, parse_op
 from meshsdk.cli.places import RemoteType
 from meshsdk.cli.reading import KIND_OPTION, parse_fields
 from meshsdk.cli.running import human, shared_options
+from meshsdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,7 +33,8 @@ def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--field", "fields", multiple=True, help="NAME=EXT[;EXT], NAME=@class [default: guessed].")
     @KIND_OPTION
     @click.option("--filter", "condition", help="Only samples for which this expression holds.")
-    @click.option("--op", "ops", multiple=True, help="OP:FIELD or OP:FIELD:SIZE, in order.")
+    @click.option("--snapshot", help="What was pinned before, by its hash, in place of what is there now.")
+    @click.option("--op", "ops", multiple=True, help=OP_HELP)
     @functools.wraps(command)
     def wrapped(
         session: Session,
@@ -42,6 +44,7 @@ def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
         fields: Sequence[str],
         kind: str,
         condition: str | None,
+        snapshot: str | None,
         ops: Sequence[str],
         **rest: Any,
     ) -> Any:
@@ -49,7 +52,12 @@ def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
             from meshsdk.datasets import open as open_dataset
 
             made = [parse_op(op) for op in ops]
-            ds = open_dataset(str(url), parse_fields(fields) if fields else None, kind=kind, client=client)
+            if snapshot is not None and (fields or kind != "auto"):
+                raise ConfigurationError(
+                    "--snapshot has its fields and kind already: leave out --field, --kind"
+                )
+            chosen = parse_fields(fields) if fields else None
+            ds = open_dataset(str(url), chosen, kind=kind, snapshot=snapshot, client=client)
             return (ds if condition is None else ds.filter(condition)).map(*made)
 
         return command(session, opened, **rest)
