@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Durability = Literal["commit", "relaxed"]
 LogFormat = Literal["text", "json"]
 
-_TOMBSTONES = 10 * 86_400.0  # a node of a mesh that is away for longer comes back as an empty one
+_SHORTEST_MEMORY = 3600.0
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {f"{unit}i": 1 << (10 * power) for power, unit in enumerate("kmgt", start=1)}
 
@@ -177,6 +177,8 @@ class ClusterSettings:
     """Seconds without a word after which a node is looked after, and counts as away."""
     down_after: float = 900.0
     """Seconds after which a node that is away is given up, if every object of it has another copy."""
+    repair_interval: float = 6 * 3600.0
+    """Seconds between two comparisons with the other owners that nothing else asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -507,6 +509,8 @@ OPTIONS: Mapping[str, Option] = {
         Option("stale-uploads", _days, lambda: 7),
         Option("scrub-interval", _seconds, lambda: 14 * 86400.0),
         Option("scrub-rate", _at_least(1 << 20), lambda: 64 << 20),
+        Option("repair-interval", _seconds, lambda: 6 * 3600.0),
+        Option("remember-removals", _seconds, lambda: 10 * 86400.0),
         Option("users", _path, lambda: None),
         Option("audit-log", _audit, lambda: None),
         Option("control", parse_control, lambda: None),
@@ -604,7 +608,7 @@ def _assemble(values: Mapping[str, object]) -> NodeSettings:
         small_object_bytes=value["small-object"],
         segment_bytes=value["segment-size"],
         index_map_bytes=value["index-map"],
-        tombstone_seconds=_TOMBSTONES if value["control"] is not None else 0.0,
+        tombstone_seconds=_memory(value) if value["control"] is not None else 0.0,
     )
     http = HttpSettings(
         host=host,
@@ -650,6 +654,18 @@ def _assemble(values: Mapping[str, object]) -> NodeSettings:
     )
 
 
+def _memory(value: Mapping[str, Any]) -> float:
+    """How long removals are remembered: longer than a node may be away without being given up."""
+    seconds: float = value["remember-removals"]
+    least = max(_SHORTEST_MEMORY, 2 * value["down-after"])
+    if seconds < least:
+        raise ConfigError(
+            f"remember-removals: {seconds:g} seconds are too few: a node that is away for longer begins "
+            f"anew. Say at least {least:g} (twice down-after, and an hour)"
+        )
+    return seconds
+
+
 def _cluster(value: Mapping[str, Any]) -> ClusterSettings:
     control = value["control"]
     if value["control-ca"] is not None:
@@ -674,6 +690,7 @@ def _cluster(value: Mapping[str, Any]) -> ClusterSettings:
         value["advertise"],
         value["lease"],
         value["down-after"],
+        value["repair-interval"],
     )
 
 

@@ -61,6 +61,8 @@ pair again (that also when it changes) and opens the audit log anew.
 @click.option("--origin-credentials", metavar="DIR", help="Credentials for them, a file a name.")
 @click.option("--scrub-interval", metavar="SECONDS", help="Between looks at all bytes.  [1209600: 14 days]")
 @click.option("--scrub-rate", metavar="SIZE", help="Most bytes a second that it reads then.  [64MiB]")
+@click.option("--repair-interval", metavar="SECONDS", help="Between looks at the other copies.  [21600: 6 h]")
+@click.option("--remember-removals", metavar="SECONDS", help="For nodes that are away.  [864000: 10 days]")
 @click.option("--lifecycle-interval", metavar="SECONDS", help="Between looks for what expires.  [900]")
 @click.option("--stale-uploads", metavar="DAYS", help="Abort uploads this old; 0 never.  [7]")
 @click.option("--users", metavar="FILE", help="YAML list of users.")

@@ -41,4 +41,13 @@ def mover(node: Node) -> Mover:
         (SHARED, Catalog(node.store, node.objects, node.uses).ensure),
     )
     maps = ClusterMaps(node.control)
-    return Mover(node.store, offers(node), node.mesh, maps, node.control, sources, node.clock)
+    return Mover(
+        node.store,
+        offers(node),
+        node.mesh,
+        maps,
+        node.control,
+        sources,
+        node.clock,
+        repair_every=node.settings.cluster.repair_interval,
+    )

@@ -140,6 +140,9 @@ def _common(cluster: Cluster) -> dict[str, Any]:
         "listen": f"0.0.0.0:{spec.s3.port}",
         "copies": spec.copies,
         "down-after": spec.down_after_seconds,
+        "scrub-interval": spec.upkeep.scrub_interval_seconds,
+        "repair-interval": spec.upkeep.repair_interval_seconds,
+        "remember-removals": spec.upkeep.remember_removals_seconds,
         "log-format": "json",
         "origin-credentials": _ORIGINS,
     }

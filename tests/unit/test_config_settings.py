@@ -94,3 +94,14 @@ def test_no_value_of_any_setting_is_worse_than_refused(name: str, value: str) ->
         load_settings({"data-dir": "/d", name: value}, env={})
     except ConfigError as error:
         assert "\n" not in str(error)  # noqa: PT017  either outcome is fine
+
+
+def test_removals_are_remembered_for_longer_than_a_node_may_be_away() -> None:
+    mesh = {"data_dir": "/d", "control": "etcd://127.0.0.1:2379"}
+    assert load_settings(mesh, env={}).store.tombstone_seconds == 10 * 86400
+    assert load_settings({"data_dir": "/d"}, env={}).store.tombstone_seconds == 0  # nobody has to be told
+    short = load_settings(mesh | {"remember_removals": "3600", "repair_interval": "60"}, env={})
+    assert (short.store.tombstone_seconds, short.cluster.repair_interval) == (3600, 60)
+    for wrong in ({"remember_removals": "3599"}, {"remember_removals": "7199", "down_after": "3600"}):
+        with pytest.raises(ConfigError, match=r"away for longer begins anew\. Say at least"):
+            load_settings(mesh | wrong, env={})

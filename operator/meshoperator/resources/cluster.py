@@ -237,6 +237,26 @@ class Update(Part, frozen=True, kw_only=True):
     paused: Annotated[bool, Meta(description="Nothing is rolled out.")] = False
 
 
+class Upkeep(Part, frozen=True, kw_only=True):
+    """How often a daemon looks at what it keeps, and how long it remembers what was removed."""
+
+    scrub_interval_seconds: Annotated[
+        int, Meta(ge=60, le=315_360_000, description="From one look at all bytes to the next.")
+    ] = 1209600
+    repair_interval_seconds: Annotated[
+        int, Meta(ge=60, le=315_360_000, description="From one comparison of all copies to the next.")
+    ] = 21600
+    remember_removals_seconds: Annotated[
+        int,
+        Meta(
+            ge=3600,
+            le=315_360_000,
+            description="For daemons that are away; one that is away for longer begins anew. At least twice "
+            "downAfterSeconds.",
+        ),
+    ] = 864000
+
+
 class Metrics(Part, frozen=True, kw_only=True):
     """How Prometheus finds the daemons."""
 
@@ -261,6 +281,10 @@ class MeshClusterSpec(Part, frozen=True, kw_only=True):
         Rule(
             "self.nodePools.exists(p, 'store' in p.roles)",
             "at least one pool needs the role store: somebody must own the data",
+        ),
+        Rule(
+            "self.upkeep.rememberRemovalsSeconds >= 2 * self.downAfterSeconds",
+            "upkeep.rememberRemovalsSeconds must be at least twice downAfterSeconds",
         ),
         Rule(
             "self.nodePools.all(p, p.perMatchingNode || !('store' in p.roles) || p.replicas > 0)"
@@ -306,6 +330,7 @@ class MeshClusterSpec(Part, frozen=True, kw_only=True):
     down_after_seconds: Annotated[
         Seconds, Meta(description="After how long without a daemon its share is made again elsewhere.")
     ] = 900
+    upkeep: Annotated[Upkeep, Meta(description="What daemons do by themselves, and when.")] = Upkeep()
     deletion_policy: Annotated[
         Literal["Retain", "Delete"],
         Meta(description="Whether volumes and keys stay when the MeshCluster is deleted."),
