@@ -7,6 +7,7 @@ is told. Invariant: numbers are of the last map (`version`) that asked this node
 from __future__ import annotations
 
 import logging
+from collections import deque
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("meshd.moving")
 TOPIC: Final = "moves"
+_WINDOW: Final = 10.0  # seconds over which a rate is told
 _TELL: Final = 1.0  # seconds between two words about progress
 _TELLING_RATE: Final = 1.0  # seconds of work before it says how long the rest takes
 Doing = Literal["idle", "comparing", "repairing", "dropping", "waiting"]
@@ -29,10 +31,11 @@ Doing = Literal["idle", "comparing", "repairing", "dropping", "waiting"]
 class Progress(msgspec.Struct, frozen=True):
     """`slots`: compared; `differing`: of those, slots in which something was lacking; `blocked`:
     slots of which nobody can be asked. `total`: bytes to come in all, as far as is known, `bytes` of them are
-    here; `eta`: seconds until they all are, None when nobody knows. `names` were compared, `lacked` versions,
-    parts and facts were found lacking, `entered` of them are here. `dropped`: names that others own by now,
-    let go of; `kept`: names that stay until their owners have them; `clear`: the newest map under which
-    none were left. `why`: what it waits for. `began`, `updated`: ms since the epoch."""
+    here, and `rate` a second have come of late; `eta`: seconds until they all are, None when nobody knows.
+    `names` were compared, `lacked` versions, parts and facts were found lacking, `entered` of them are here.
+    `dropped`: names that others own by now, let go of; `kept`: names that stay until their owners have them;
+    `clear`: the newest map under which none were left. `why`: what it waits for. `began`, `updated`: ms since
+    the epoch."""
 
     doing: Doing = "idle"
     version: int = 0
@@ -45,6 +48,7 @@ class Progress(msgspec.Struct, frozen=True):
     bytes: int = 0
     total: int = 0
     eta: int | None = None
+    rate: int = 0
     failed: int = 0
     dropped: int = 0
     kept: int = 0
@@ -60,6 +64,7 @@ class Reporter:
     def __init__(self, node_id: str, control: ControlStore, clock: Clock) -> None:
         self._key, self._control, self._clock = f"{TOPIC}/{node_id}", control, clock
         self._told = -_TELL
+        self._seen: deque[tuple[float, int]] = deque()
         self.tally = Tally()
         self.now = Progress()
 
@@ -119,6 +124,7 @@ class Reporter:
             entered=tally.entered,
             bytes=tally.bytes,
             total=total,
+            rate=self._rate(tally.bytes),
             eta=_left(total - tally.bytes, tally.bytes, (now - self.now.began) / 1000),
             failed=tally.failed,
             dropped=self.now.dropped or tally.dropped,
@@ -130,6 +136,17 @@ class Reporter:
             await self._control.put(self._key, msgspec.json.encode(self.now))
         except ControlError as error:
             _log.debug("progress is not told: %s", error)
+
+    def _rate(self, size: int) -> int:
+        """Bytes a second, over the last seconds."""
+        now = self._told
+        if self._seen and size < self._seen[-1][1]:
+            self._seen.clear()  # another errand
+        self._seen.append((now, size))
+        while now - self._seen[0][0] > _WINDOW:
+            self._seen.popleft()
+        began, before = self._seen[0]
+        return round((size - before) / (now - began)) if now > began and self.now.doing != "idle" else 0
 
 
 def _left(size: int, done: int, seconds: float) -> int | None:

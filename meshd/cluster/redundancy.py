@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from meshwire.cluster import place, routes
+from meshwire.cluster.maps import relied_and_given
 from meshwire.cluster.routes import SOUND
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from meshwire.cluster import ClusterMap
 
 _KEPT: Final = 8
@@ -31,12 +34,21 @@ class Redundancy(NamedTuple):
 def redundancy(cluster: ClusterMap, copies: int) -> Redundancy:
     """Of names of which so many copies are kept, where there are so many nodes that store; those that were
     given up count until they are removed from the map."""
+    there, table = _there(cluster, copies), routes(cluster, copies)
+    lost = sum(not table.of_slot(int(slot)).readers for slot in np.flatnonzero(there == 0))
+    return Redundancy(int(short_slots(cluster, copies).sum()), lost if cluster.present else 0)
+
+
+def short_slots(cluster: ClusterMap, copies: int) -> npt.NDArray[np.bool_]:
+    """bool[slots]: those of which fewer copies are there than that, or than there are nodes that store.
+    `copies` as `routes` takes it; of one that changes this moment, what is relied on."""
+    relied, _ = relied_and_given(copies)
     members = sum(node.stores for node in cluster.nodes)
-    if not members:
-        return Redundancy(0, 0)
+    return _there(cluster, relied) < min(relied, members)
+
+
+def _there(cluster: ClusterMap, copies: int) -> npt.NDArray[np.int64]:
+    """How many of the owners of each slot are relied on."""
     present = place(cluster, copies, "present")
     sound = np.array([node.state in SOUND for node in present.nodes] + [False])  # the last is for −1
-    there = sound[present.table].sum(axis=1)
-    table = routes(cluster, copies)
-    lost = sum(not table.of_slot(int(slot)).readers for slot in np.flatnonzero(there == 0))
-    return Redundancy(int((there < min(copies, members)).sum()), lost)
+    return np.asarray(sound[present.table].sum(axis=1), np.int64)

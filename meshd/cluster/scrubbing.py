@@ -47,7 +47,8 @@ class Told(msgspec.Struct, frozen=True):
     """`scrubs/NODE`: what the scrubber does. Times in ms since the epoch. `asked`: the last request it
     heeded; `total`: bytes in use; `compared`: whether the node was compared with the other owners after the
     pass; `damaged` and `mended`: versions, since it began; `quarantined`: now, of `lacking` bytes, and `eta`:
-    seconds until they are restored, None when nobody knows; `disks`: of this node."""
+    seconds until they are restored, None when nobody knows; `disks`: of this node; `debt`: names of which
+    this node decides and fewer copies are there than asked."""
 
     running: bool = False
     asked: int = 0
@@ -62,6 +63,7 @@ class Told(msgspec.Struct, frozen=True):
     lacking: int = 0
     eta: int | None = None
     disks: tuple[DiskState, ...] = ()
+    debt: int = 0
 
 
 class Pace:
@@ -121,6 +123,7 @@ class Scrubber:
         compare: Callable[[], Awaitable[object]],
         rest: Callable[[int], Awaitable[None]],
         every: float,
+        debts: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
         self._node_id, self._store, self._control, self._clock = node_id, store, control, clock
         self._mend, self._compare, self._rest, self._every = mend, compare, rest, every
@@ -135,6 +138,8 @@ class Scrubber:
         self._comparing: asyncio.Task[object] | None = None
         self._restored: asyncio.Task[object] | None = None
         self._disks: tuple[DiskState, ...] = ()
+        self._debts, self._debt = debts, 0
+        self._counting: asyncio.Task[int] | None = None
 
     def __repr__(self) -> str:
         return f"<Scrubber of {self._node_id}: {self._store.scrub!r}>"
@@ -149,7 +154,7 @@ class Scrubber:
                     _log.warning("the scrub is broken off, and goes on later", extra={"why": str(error)})
                 await asyncio.sleep(_LOOK)
         finally:
-            for task in (self._comparing, self._restored, self._mending):
+            for task in (self._comparing, self._restored, self._mending, self._counting):
                 if task is not None:
                     task.cancel()
 
@@ -166,6 +171,7 @@ class Scrubber:
                     self._ended()
                     break
         await self._look_after()
+        self._count_debt()
         await self._tell()
 
     def _asked(self) -> int:
@@ -223,6 +229,14 @@ class Scrubber:
             self._counted_at = now
         return self._counted
 
+    def _count_debt(self) -> None:
+        if self._debts is None or not _is_over(self._counting):
+            return
+        if self._counting is not None and self._counting.exception() is None:
+            self._debt = self._counting.result()
+        metrics.cluster_names_short.set(self._debt)
+        self._counting = asyncio.ensure_future(self._debts())
+
     async def _tell(self) -> None:
         state = self._store.scrub.state
         self._disks = tuple(await asyncio.to_thread(self._store.disks.states))
@@ -242,6 +256,7 @@ class Scrubber:
             self._lacking,
             self._restoring.eta(),
             self._disks,
+            self._debt,
         )
         now = self._clock.monotonic()
         if told == self._told or (state.running and now - self._told_at < _TELL):

@@ -26,6 +26,11 @@ def offers(node: Node) -> Offers:
     return Offers(node.store, node.mesh.copies, rest=Courtesy(node.clock).rest)
 
 
+def copies_asked(node: Node) -> set[int]:
+    """Of all buckets, as `routes` takes them."""
+    return {node.mesh.copies(bucket.name) for bucket in node.buckets.list_all()}
+
+
 def movement_routes(node: Node) -> list[NativeRoute]:
     """The doors for others that compare themselves with this node."""
     return MovementDoors(offers(node), node.mesh, node.clock).routes()
@@ -35,7 +40,7 @@ def mover(node: Node) -> Mover:
     """The one of this node, to be run in its steward."""
     sources = Sources(
         partial(RemoteHolder, node.peers),
-        lambda: {node.mesh.copies(bucket.name) for bucket in node.buckets.list_all()},
+        lambda: copies_asked(node),
         Courtesy(node.clock).rest,
         lambda: pulse.gone_by(node.clock.monotonic(), _GRACE),
         (SHARED, Catalog(node.store, node.objects, node.uses).ensure),

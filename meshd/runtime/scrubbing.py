@@ -9,11 +9,12 @@ import signal
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from meshd.cluster.debts import Debts
 from meshd.cluster.mending import Mender
 from meshd.cluster.pulling import RemoteHolder
 from meshd.cluster.scrubbing import Pace, Scrubber
 from meshd.kit.pulse import Courtesy
-from meshd.runtime.moving import offers
+from meshd.runtime.moving import copies_asked, offers
 from meshd.store.inventory import Held, HeldVersion
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def scrubber(node: Node, mover: Mover | None) -> Scrubber:
         compare=_nobody if mover is None else mover.compared,
         rest=Pace(node.clock, rest, node.settings.scrub_rate).rest,
         every=node.settings.scrub_interval,
+        debts=Debts(node.mesh, offers(node), lambda: copies_asked(node), node.clock).count,
     )
 
 

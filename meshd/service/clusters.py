@@ -17,7 +17,7 @@ from meshd.cluster.progress import TOPIC
 from meshd.cluster.scrubbing import ASKED, TOLD, Asked
 from meshd.control.interface import ControlError
 from meshd.service.adminerrors import AdminError
-from meshd.service.movements import drains, movement, read_works
+from meshd.service.movements import drains, load, movement, read_scrubs, read_works
 from meshwire.cluster import place
 from meshwire.cluster import transitions as turn
 
@@ -63,7 +63,16 @@ class ClusterAdmin:
         present, future = place(cluster, copies, "present").loads(), place(cluster, copies).loads()
         scrubs = {key.partition("/")[2]: entry.value for key, entry in self._control.peek(TOLD).items()}
         moves = {key.partition("/")[2]: entry.value for key, entry in self._control.peek(TOPIC).items()}
-        works = read_works(moves)
+        works, tolds = read_works(moves), read_scrubs(scrubs)
+        loads = {
+            node.node_id: load(
+                works.get(node.node_id),
+                tolds.get(node.node_id),
+                present.get(node.node_id, 0),
+                future.get(node.node_id, 0),
+            )
+            for node in cluster.nodes
+        }
         leaving = drains(cluster, works)
         return {
             "node": self._mesh.node_id,
@@ -77,6 +86,9 @@ class ClusterAdmin:
                 if count.moving
             ],
             "movement": msgspec.to_builtins(movement(cluster, works)),
+            "debt": sum(
+                loads[node.node_id].debt for node in cluster.nodes if node.state not in ("away", "down")
+            ),
             "control": trouble or "reached",
             "nodes": [
                 _node(node, alive, moves.get(node.node_id))
@@ -85,6 +97,7 @@ class ClusterAdmin:
                 | {
                     "empty": _empty(cluster, node),
                     "drain": leaving.get(node.node_id),
+                    "load": msgspec.to_builtins(loads[node.node_id]),
                     "only_copies": not turn.covered(cluster, node.node_id, copies),
                 }
                 for node in cluster.nodes

@@ -5,17 +5,19 @@ Law: pure. A mover that has not spoken under the present goal is one that is wai
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from meshd.cluster.progress import Progress
+from meshd.cluster.scrubbing import Told
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from meshwire.cluster import ClusterMap
 
+T = TypeVar("T")
 _MOST = 1024  # characters of what is waited for
 
 
@@ -48,10 +50,19 @@ class Drained(msgspec.Struct, frozen=True):
 
 def read_works(raw: Mapping[str, bytes]) -> dict[str, Progress]:
     """By node, what movers last said; what another version of them says is left out."""
+    return _read(raw, Progress)
+
+
+def read_scrubs(raw: Mapping[str, bytes]) -> dict[str, Told]:
+    """As `read_works`, of scrubbers."""
+    return _read(raw, Told)
+
+
+def _read(raw: Mapping[str, bytes], kind: type[T]) -> dict[str, T]:
     found = {}
     for node_id, document in raw.items():
         try:
-            found[node_id] = msgspec.json.decode(document, type=Progress)
+            found[node_id] = msgspec.json.decode(document, type=kind)
         except msgspec.MsgspecError:
             continue
     return found
@@ -80,6 +91,34 @@ def _trouble(takers: Iterable[str], works: Mapping[str, Progress]) -> str:
     waits = [f"{each} has not begun" for each in takers if each not in works]
     waits += [f"{each}: {works[each].why}" for each in takers if each in works and works[each].why]
     return "; ".join(waits)[:_MOST]
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What is to be carried to and from a node, in bytes. `to_come`: what it lacks, as far as it knows,
+    damaged and lost bytes too; `to_go`: about what of its data others are to own. `rate`: come a second;
+    `eta_seconds`: until all has come, None when nobody knows. `debt`: names of which it decides, and fewer
+    copies are there than asked."""
+
+    to_come: int = 0
+    to_go: int = 0
+    rate: int = 0
+    eta_seconds: int | None = 0
+    debt: int = 0
+
+
+def load(work: Progress | None, told: Told | None, slots: int, wanted: int) -> Load:
+    """Of a node that has `slots` of the map, and is to have `wanted`."""
+    told = Told() if told is None else told
+    lacks = 0 if work is None or work.doing == "idle" else max(0, work.total - work.bytes)
+    etas = [work.eta if work is not None and lacks else 0, told.eta if told.lacking else 0]
+    known = [eta for eta in etas if eta is not None]
+    return Load(
+        lacks + told.lacking,
+        told.total * max(0, slots - wanted) // max(1, slots),
+        0 if work is None else work.rate,
+        max(known) if len(known) == len(etas) else None,
+        told.debt,
+    )
 
 
 def drains(cluster: ClusterMap, works: Mapping[str, Progress]) -> dict[str, dict[str, Any]]:

@@ -66,11 +66,23 @@ def _written_and_read(path: str) -> bytes:
 
 
 class DiskState(msgspec.Struct, frozen=True):
-    """A directory that was given with `--disk`. `why`: it is out of service."""
+    """A directory that was given with `--disk`. `why`: it is out of service; `size` in bytes and how `full`
+    (in percent) its file system is, 0 where it does not say."""
 
     path: str
     serves: bool
     why: str = ""
+    size: int = 0
+    full: int = 0
+
+
+def _room(root: Path) -> tuple[int, int]:
+    try:
+        found = os.statvfs(root)
+    except OSError:
+        return 0, 0
+    used = found.f_blocks - found.f_bfree
+    return found.f_blocks * found.f_frsize, round(100 * used / max(1, used + found.f_bavail))
 
 
 class DiskWatch:
@@ -116,10 +128,12 @@ class DiskWatch:
         return news
 
     def states(self) -> list[DiskState]:
-        """Of every directory that is to be a disk."""
+        """Of every directory that is to be a disk (blocking)."""
         serving = set(self._disks.roots.values())
         return [
-            DiskState(str(root), root in serving, "" if root in serving else self._why(root))
+            DiskState(str(root), True, "", *_room(root))
+            if root in serving
+            else DiskState(str(root), False, self._why(root))
             for root in self._wanted
         ]
 

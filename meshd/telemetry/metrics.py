@@ -61,6 +61,11 @@ cluster_moving = _gauge(
 cluster_slots_short = _gauge(
     "meshd_cluster_slots_short", "Slots of which fewer copies are there than are to be.", mode="mostrecent"
 )
+cluster_names_short = _gauge(
+    "meshd_cluster_names_short",
+    "Objects that the node decides about of which fewer copies are there than asked.",
+    mode="mostrecent",
+)
 cluster_slots_lost = _gauge(
     "meshd_cluster_slots_lost", "Slots of which no node that has everything answers.", mode="mostrecent"
 )

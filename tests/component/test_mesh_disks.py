@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from botocore.config import Config
+from click.testing import CliRunner
 
 from meshd.config import StoreSettings
 from meshd.kit.clock import SystemClock
 from meshd.store.checking import check
 from meshd.testing.daemons import DaemonFailedError
 from meshd.testing.meshes import Mesh
+from meshsdk.cli.cluster import cluster
+from meshwire.cluster import place as place_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,11 +70,23 @@ def _read_everywhere(mesh: Mesh, bodies: dict[str, bytes]) -> None:
             assert part == body[100:300], (name, key)
 
 
+def _status(mesh: Mesh) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(mesh["n1"].request("GET", "/-/cluster").body)
+    return found
+
+
 def _scrub(mesh: Mesh) -> dict[str, Any]:
     """What n2 says of its disks and its quarantine."""
-    status = json.loads(mesh["n1"].request("GET", "/-/cluster").body)
-    found: dict[str, Any] = next(node["scrub"] for node in status["nodes"] if node["id"] == "n2")
+    found: dict[str, Any] = next(node["scrub"] for node in _status(mesh)["nodes"] if node["id"] == "n2")
     return found
+
+
+def _env(mesh: Mesh) -> dict[str, str]:
+    return {
+        "MESH_ENDPOINT": mesh["n1"].endpoint,
+        "AWS_ACCESS_KEY_ID": mesh.access_key,
+        "AWS_SECRET_ACCESS_KEY": mesh.secret_key,
+    }
 
 
 def _await(mesh: Mesh, wanted: Callable[[], bool]) -> None:
@@ -142,6 +158,13 @@ def test_a_disk_emptied_under_a_running_node(mesh: Mesh, place: Path) -> None:
 def test_a_disk_that_has_the_only_copy_is_not_given_up_unasked(mesh: Mesh, place: Path) -> None:
     mesh.kill("n2")
     mesh.await_state("n2", "away")
+    listed = mesh["n1"].client().list_objects_v2(Bucket="disks")["Contents"]
+    owners = place_by(mesh.map(), 2, "present").owners
+    short = [found["Key"] for found in listed if "n2" in {n.node_id for n in owners("disks", found["Key"])}]
+    _await(mesh, lambda: _status(mesh)["debt"] == len(short) > 0)
+    told = CliRunner().invoke(cluster, ["status"], env=_env(mesh)).output
+    assert f"{len(short)} objects with fewer copies than asked" in told
+    assert re.search(r"^n2 +away .* 2/2 \d+% ", told, re.M), told
     mesh.kill("n3")
     mesh.await_state("n3", "away")
     moved = _disk(place, "two").rename(place / "two-moved")

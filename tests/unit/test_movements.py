@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from meshd.cluster.progress import Progress, Reporter
+from meshd.cluster.redundancy import short_slots
+from meshd.cluster.scrubbing import Told
 from meshd.control.memory import MemoryControl
 from meshd.kit import pulse
 from meshd.kit.clock import ManualClock
-from meshd.service.movements import drains, movement, read_works
+from meshd.service.movements import drains, load, movement, read_works
 from meshwire.cluster import Node, transitions
 
 if TYPE_CHECKING:
@@ -147,3 +149,46 @@ def test_background_work_pauses_while_there_are_clients(monkeypatch: pytest.Monk
     assert asyncio.run(work(100, 1000)) <= 3
     clock.advance(1)
     assert asyncio.run(work(10, pulse.PIECE)) == 0
+
+
+def test_what_is_to_come_and_to_go_at_a_node() -> None:
+    assert load(None, None, 0, 0) == load(Progress(), Told(), 10, 10)
+    coming = load(Progress("comparing", total=100, bytes=40, eta=6, rate=10), Told(total=1000), 100, 200)
+    assert (coming.to_come, coming.to_go, coming.rate, coming.eta_seconds) == (60, 0, 10, 6)
+    leaving = load(Progress("idle", total=100, bytes=40), Told(total=1000, debt=3), 100, 25)
+    assert (leaving.to_come, leaving.to_go, leaving.eta_seconds, leaving.debt) == (0, 750, 0, 3)
+    restoring = load(Progress(), Told(lacking=500, eta=9, quarantined=2), 10, 10)
+    assert (restoring.to_come, restoring.eta_seconds) == (500, 9)
+    unknown = load(Progress("comparing", total=100), Told(lacking=500, eta=9), 10, 10)
+    assert (unknown.to_come, unknown.eta_seconds) == (600, None)
+
+
+def test_a_rate_is_of_the_last_seconds() -> None:
+    async def run() -> None:
+        clock = ManualClock()
+        reporter = Reporter("n1", MemoryControl(clock), clock)
+        await reporter.begin("comparing", 3)
+        for _ in range(30):
+            clock.advance(1)
+            reporter.tally.bytes += 100
+            await reporter.tell()
+        assert reporter.now.rate == 100
+        for _ in range(11):
+            clock.advance(1)
+            await reporter.tell()
+        assert reporter.now.rate == 0
+        reporter.tally.bytes += 100
+        await reporter.end()
+        assert reporter.now.rate == 0
+
+    asyncio.run(run())
+
+
+def test_slots_are_short_while_an_owner_is_away() -> None:
+    cluster = mesh()
+    assert not short_slots(cluster, 2).any()
+    gone = transitions.missed(cluster, "n2")
+    assert 0.5 < short_slots(gone, 2).mean() < 0.8
+    assert short_slots(gone, 3).all()
+    assert short_slots(gone, 1).mean() < 0.5
+    assert (short_slots(gone, 2 + 16 * 3) == short_slots(gone, 2)).all()

@@ -201,9 +201,11 @@ def _change(session: Session, node: str, action: str, **rest: Any) -> None:
 def _lines(found: dict[str, Any]) -> Iterator[str]:
     nodes, copies = _count(len(found["nodes"]), "node"), _count(found["copies"], "copy", "copies")
     yield f"map {found['version']}, {nodes}, {copies}: {_moving(found)}"
+    if found.get("debt"):
+        yield f"{_count(found['debt'], 'object')} with fewer copies than asked"
     if found["control"] != "reached":
         yield f"the control store is out of reach (data is served all the same): {found['control']}"
-    rows: list[tuple[str, ...]] = [("node", "state", "zone", "roles", "share", "endpoint", "")]
+    rows: list[tuple[str, ...]] = [("node", "state", "zone", "roles", "share", "disks", "endpoint", "")]
     now, wanted = (sum(node[name] for node in found["nodes"]) for name in ("slots", "slots_wanted"))
     hurt = any(node["state"] == "away" for node in found["nodes"])
     rows += [_row(node, now, wanted, hurt=hurt) for node in found["nodes"]]
@@ -246,6 +248,7 @@ def _row(node: dict[str, Any], slots: int, slots_wanted: int, *, hurt: bool) -> 
         node["zone"] or "-",
         ",".join(node["roles"]),
         now if now == wanted else f"{now}→{wanted}",
+        _room(_disks(node["scrub"])),
         node["endpoint"],
         "; ".join(_notes(node, hurt=hurt)),
     )
@@ -270,6 +273,7 @@ def _notes(node: dict[str, Any], *, hurt: bool) -> Iterator[str]:
         yield "does not renew its lease"
     if node["work"] and node["state"] not in ("away", "down"):
         yield from _work(node["work"])
+    yield from _load(node.get("load") or {})
     told = node["scrub"]
     if told and told["running"]:
         yield f"scrubs: {_percent(told)}"
@@ -278,23 +282,36 @@ def _notes(node: dict[str, Any], *, hurt: bool) -> Iterator[str]:
     yield from (f"{disk['path']} {disk['why']}" for disk in _disks(told) if not disk["serves"])
 
 
+def _load(load: dict[str, Any]) -> Iterator[str]:
+    if load.get("to_come"):
+        words = f"{human(load['to_come'])} to come"
+        words += f" at {human(load['rate'])}/s" if load["rate"] else ""
+        yield words + (f", about {_time(load['eta_seconds'])} left" if load["eta_seconds"] else "")
+    if load.get("to_go"):
+        yield f"about {human(load['to_go'])} to go"
+
+
+def _room(disks: list[dict[str, Any]]) -> str:
+    """How many of a node's disks serve, and how full the fullest of them is."""
+    if not disks:
+        return "-"
+    serving = [disk for disk in disks if disk["serves"]]
+    full = f"{max(disk.get('full', 0) for disk in serving)}%" if serving else "none"
+    return full if len(serving) == len(disks) == 1 else f"{len(serving)}/{len(disks)} {full}"
+
+
 def _disks(told: dict[str, Any] | None) -> list[dict[str, Any]]:
     return list(told.get("disks", ())) if told else []
 
 
 def _lacks(told: dict[str, Any]) -> str:
-    words = f"{_count(told['quarantined'], 'damaged or lost object')} to be restored"
-    if told.get("lacking"):
-        words += f", {human(told['lacking'])}"
-    return words + (f", about {_time(told['eta'])} left" if told.get("eta") else "")
+    return f"{_count(told['quarantined'], 'damaged or lost object')} to be restored"
 
 
 def _work(work: dict[str, Any]) -> Iterator[str]:
     if work.get("doing", "idle") == "idle":
         return
     words = f"{work['doing']}: {work.get('names', 0)} names looked at, {work.get('entered', 0)} fetched"
-    if work.get("total"):
-        words += f", {human(work['bytes'])} of {human(work['total'])}"
     yield words
     if work.get("why"):
         yield work["why"]
