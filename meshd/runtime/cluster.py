@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING, Final, cast
 
+from meshd.cluster.agreeing import other_domains, tell_domains
 from meshd.cluster.belonging import read_belonging
 from meshd.cluster.guardian import Guardian, Looking, Marking
 from meshd.cluster.membership import Membership
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from meshd.runtime.node import Node
     from meshwire.cluster.maps import Role
 
+_log = logging.getLogger("meshd.cluster")
 _GIB: Final = 1 << 30
 
 
@@ -84,6 +87,9 @@ async def join(node: Node, tasks: Tasks) -> Mover | None:
     maps = ClusterMaps(control)
     membership = Membership(control, maps, member(settings), belonging.holder, clock, settings.cluster)
     await membership.join()
+    await tell_domains(control, settings.node_id, settings.http.domains)
+    for node_id, why in other_domains(control, node.mesh.map()).items():
+        _log.warning("a node answers for other domains", extra={"node": node_id, "why": why})
     guardian = Guardian(
         node.mesh,
         control,

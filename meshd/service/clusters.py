@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from meshd.cluster.agreeing import other_domains
 from meshd.cluster.membership import lease_name
 from meshd.cluster.probing import answers
 from meshd.cluster.progress import TOPIC
@@ -73,7 +74,7 @@ class ClusterAdmin:
             )
             for node in cluster.nodes
         }
-        leaving = drains(cluster, works)
+        leaving, domains = drains(cluster, works), other_domains(self._control, cluster)
         return {
             "node": self._mesh.node_id,
             "version": cluster.version,
@@ -98,6 +99,7 @@ class ClusterAdmin:
                     "empty": _empty(cluster, node),
                     "drain": leaving.get(node.node_id),
                     "load": msgspec.to_builtins(loads[node.node_id]),
+                    "domains": domains.get(node.node_id, ""),
                     "only_copies": not turn.covered(cluster, node.node_id, copies),
                 }
                 for node in cluster.nodes

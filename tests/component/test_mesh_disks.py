@@ -39,7 +39,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def mesh(place: Path) -> Iterator[Mesh]:
     disks = [word for name in ("one", "two") for word in ("--disk", str(place / "n2-disks" / name))]
-    with Mesh.start(3, place, workers=2, own={"n2": disks}) as found:
+    with Mesh.start(3, place, workers=2, own={"n2": disks, "n3": ["--domain", "s3.odd"]}) as found:
         found["n1"].client().create_bucket(Bucket="disks")
         yield found
 
@@ -165,6 +165,9 @@ def test_a_disk_that_has_the_only_copy_is_not_given_up_unasked(mesh: Mesh, place
     told = CliRunner().invoke(cluster, ["status"], env=_env(mesh)).output
     assert f"{len(short)} objects with fewer copies than asked" in told
     assert re.search(r"^n2 +away .* 2/2 \d+% ", told, re.M), told
+    assert re.search(
+        r"^n3 .*was started with other domains than most nodes, which have no --domain", told, re.M
+    )
     mesh.kill("n3")
     mesh.await_state("n3", "away")
     moved = _disk(place, "two").rename(place / "two-moved")

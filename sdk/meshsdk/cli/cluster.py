@@ -273,6 +273,8 @@ def _notes(node: dict[str, Any], *, hurt: bool) -> Iterator[str]:
         yield "does not renew its lease"
     if node["work"] and node["state"] not in ("away", "down"):
         yield from _work(node["work"])
+    if node.get("domains"):
+        yield node["domains"]
     yield from _load(node.get("load") or {})
     told = node["scrub"]
     if told and told["running"]:
