@@ -212,10 +212,10 @@ class Scrubber:
             self._restored = asyncio.ensure_future(self._compared())
         if not _is_over(self._mending) or not _is_over(self._restored):
             return
-        if self._mending is not None:
-            self._mended += self._mending.result()
-            self._expected -= self._mending.result()
-            self._mending = None
+        ended, self._mending = self._mending, None
+        if ended is not None:
+            mended = ended.result()
+            self._mended, self._expected = self._mended + mended, self._expected - mended
         left = self._store.in_quarantine()
         if left and (left > self._expected or began - self._mended_at > _AGAIN):
             self._mended_at, self._expected = began, left
