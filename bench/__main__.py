@@ -71,6 +71,7 @@ SHOWN = {
     "ordered": "in one order",
     "carried": "GB carried",
     "p99_ratio": "p99 ÷ quiet",
+    "cpu_mib": "CPU ms/MiB",
 }
 
 

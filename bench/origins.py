@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from bench import shelving
-from bench.processes import free_ports
+from bench.processes import cpu_seconds, free_ports
 from bench.results import Figure
 from bench.rows import KIB, MIB
 from bench.servers import new_account, start_meshd
@@ -113,8 +113,10 @@ def _cold(site: Site, number: int) -> Iterator[Figure]:
     for contender, server in ((ORIGIN, site.slow), (MESH, site.mesh)):
         read(server, "cold/none", 0)  # connections are there on both sides
         firsts = sorted(read(server, key, _SMALL, small).first for key in smalls)
+        spent = _spent(server)
         whole = read(server, f"cold/{number}/large", _LARGE, large)
         metrics = {"gigabytes": _LARGE / whole.seconds / 1e9, "p50_ms": 1e3 * firsts[len(firsts) // 2]}
+        metrics |= _cost(server, spent, _LARGE)
         yield Figure(contender, number, metrics, whole.problem)
 
 
@@ -135,8 +137,21 @@ def _whole(site: Site, number: int, size: int) -> Iterator[Figure]:
     key, body = f"whole/{number}", shelving.pattern(size)
     shelving.fill(site.direct, [key], body, 1)
     for contender, server in ((ORIGIN, site.slow), (MESH, site.mesh)):
+        spent = _spent(server)
         done = read(server, key, size, body)
-        yield Figure(contender, number, {"gigabytes": size / done.seconds / 1e9}, done.problem)
+        metrics = {"gigabytes": size / done.seconds / 1e9} | _cost(server, spent, size)
+        yield Figure(contender, number, metrics, done.problem)
+
+
+def _spent(server: Server) -> float:
+    """Processor seconds of the node so far; 0 for the origin, of which only the proxy is measured."""
+    return cpu_seconds(server.child.process.pid) if server.name == "meshd-cache" else 0.0
+
+
+def _cost(server: Server, before: float, size: int) -> dict[str, float]:
+    """What the node spent on so many bytes: fetching, keeping and sending them."""
+    spent = _spent(server) - before
+    return {"cpu_mib": 1e3 * spent / (size / MIB)} if spent else {}
 
 
 @dataclass(frozen=True, slots=True)

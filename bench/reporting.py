@@ -328,8 +328,8 @@ def origins_section(rows: Mapping[str, RowResult]) -> list[str]:
     for result in (cold, whole):
         for name in () if result is None else (far, mesh):
             assert result is not None
-            first = number(result.value(name, "p50_ms"), 1)
-            lines.append([result.title, name, number(result.value(name, "gigabytes"), 2), first])
+            first, cost = number(result.value(name, "p50_ms"), 1), number(result.value(name, "cpu_mib"), 2)
+            lines.append([result.title, name, number(result.value(name, "gigabytes"), 2), first, cost])
     if cold is not None:
         ratio = cold.ratio(mesh, far, "gigabytes")
         bars.append([f"{cold.title}: meshd ÷ origin", number(ratio, 2, "×"), verdict(ratio, origins.LEAST)])
@@ -346,7 +346,7 @@ def origins_section(rows: Mapping[str, RowResult]) -> list[str]:
         bars.append([f"{whole.title}: meshd ÷ one connection", number(ratio, 2, "×"), told])
     if not bars:
         return []
-    head = ["", "", "GB/s", "first byte, ms"]
+    head = ["", "", "GB/s", "first byte, ms", "CPU of the node, ms a MiB"]
     return ["## Buckets with an origin", ORIGINS_TEXT, table(head, lines), table(BARS_HEAD, bars)]
 
 

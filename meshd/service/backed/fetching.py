@@ -19,6 +19,7 @@ from meshd.origin.errors import OriginChangedError, OriginDownError, OriginError
 from meshd.service.backed.drafts import Draft
 from meshd.service.backed.flights import Flight
 from meshd.service.backed.shelf import CHUNK, Piece, shelf_name
+from meshd.service.backed.slots import Slots
 from meshd.store.errors import StoreError
 from meshd.telemetry import metrics
 
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from meshd.service.backed.usage import Usage
 
 _log = logging.getLogger("meshd.origins")
-_AT_ONCE: Final = 48  # fetches of one process: so many pieces are in memory, beside what is being read
+_AT_ONCE: Final = 64  # fetches of one process
+_EACH: Final = 40  # of them of one bucket: who waits for a slow origin leaves room for others
 _TRIES: Final = 4  # of a piece whose bytes stop coming
 _REMEMBERED: Final = 100_000  # keys whose last write is remembered
 _PAUSE: Final = 0.1  # seconds before the second, then twice as long
@@ -61,7 +63,7 @@ class Fetcher:
         self._origins, self._shelf, self._keeper = origins, shelf, keeper
         self._flights: dict[Name, Flight] = {}
         self._checks: SingleFlight[tuple[str, str], Facts] = SingleFlight()
-        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._slots = Slots(_AT_ONCE, _EACH)
         self._writes: dict[tuple[str, str], int] = {}  # the number of a key's last write
         self._numbers = itertools.count(1)
         self._before = 0  # of keys whose number was forgotten
@@ -103,7 +105,7 @@ class Fetcher:
         name, writes = (shelf_name(bucket), key, number), self._count(bucket, key)
         draft = Draft(flight)
         try:
-            async with self._slots:
+            async with self._slots.taken(bucket.name):
                 if await self._found(bucket, key, number, etag, flight):
                     return
                 await self._fetch(bucket, key, number, etag, draft, writes)
