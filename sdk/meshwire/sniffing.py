@@ -27,12 +27,23 @@ _BEGINNINGS: Final[Sequence[tuple[bytes, Look]]] = (
     (b"MM\x00*", Look("a TIFF file", "convert it to PNG: decode reads JPEG, PNG and WebP")),
     (b"\x93NUMPY", Look("a .npy file", "put ops.npy({field!r}) before any other op")),
     (b"\x89HDF\r\n", Look("an HDF5 file", "write its arrays as Zarr v3 and open them with kind='zarr'")),
-    (b"PAR1", Look("a Parquet file", "write its rows as JSONL and open them with kind='lines'")),
+    (b"PAR1", Look("a Parquet file", "open the source with kind='parquet': every row is a sample")),
     (
         b"\x28\xb5\x2f\xfd",
-        Look("compressed with zstd", "store it uncompressed, or as a member of a .tar.zst"),
+        Look(
+            "compressed with zstd",
+            "store it uncompressed, or as a member of a .tar.zst; lines and TFRecords are read as they are: "
+            "kind='lines', kind='tfrecord'",
+        ),
     ),
-    (b"\x1f\x8b", Look("compressed with gzip", "store it uncompressed, or as a member of a .tgz")),
+    (
+        b"\x1f\x8b",
+        Look(
+            "compressed with gzip",
+            "store it uncompressed, or as a member of a .tgz; lines and TFRecords are read as they are: "
+            "kind='lines', kind='tfrecord'",
+        ),
+    ),
     (b"PK\x03\x04", Look("a zip or .npz file", "use ops.npz({field!r}, NAME), or name it .zip")),
     (b"<html", Look("an HTML page", "fetch it again: a server's error was probably stored in its place")),
     (b"<!DOCTYPE html", Look("an HTML page", "fetch it again: a server's error was probably stored instead")),

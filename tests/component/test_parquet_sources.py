@@ -9,6 +9,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 
@@ -186,6 +187,11 @@ def read(data: bytes, **how: Any) -> bytes:
     return b"".join(parquet_rows(lambda offset, length: data[offset : offset + length], len(data), **how))
 
 
+def readers() -> list[psutil.Process]:
+    """Processes of this one's that read Parquet."""
+    return [each for each in psutil.Process().children() if "parquets.confined" in "".join(each.cmdline())]
+
+
 def rows_in(copy: bytes) -> RowLengths:
     at, length = lengths_place(copy[-FOOT_BYTES:], len(copy))
     return RowLengths.from_bytes(copy[at : at + length])
@@ -234,7 +240,9 @@ def test_a_small_file_that_grows_without_end_is_stopped() -> None:
         taken += len(piece)
         if taken > 3_000_000:
             break
+    assert readers()
     rows.close()  # type: ignore[attr-defined]  # a generator; its process ends with it
+    assert not readers()
     with pytest.raises(ParquetError, match="memory"):
         read(written(pa.table({"x": ["z" * 60_000_000]})), memory=64 << 20)
     with pytest.raises(ParquetError, match="rows of 1 columns, too many"):

@@ -21,6 +21,7 @@ from meshwire.examples import ExampleError, features
 from meshwire.lines import LineIndex, index_lines
 from meshwire.mds import MdsError, index_samples, parse_mds, sample_bounds
 from meshwire.packing import PackTable
+from meshwire.parquetrows import FOOT_BYTES, RowLengths, lengths_place
 from meshwire.plans import OpSpec, parse_spec, spec_document
 from meshwire.randomness import KeyedRandom
 from meshwire.recordindexes import RecordIndex
@@ -121,6 +122,13 @@ def records(data: bytes) -> None:
     assert len(set(found)) == 1
     with contextlib.suppress(ColumnError):
         RecordIndex.from_bytes(data)
+    with contextlib.suppress(ColumnError):
+        lengths = RowLengths.from_bytes(data)
+        index = lengths.choose(list(lengths.columns)[:2], len(data))
+        assert all((offsets >= 0).all() for offsets, _ in index.places.values())
+    with contextlib.suppress(ColumnError):
+        at, length = lengths_place(data[-FOOT_BYTES:], len(data))
+        assert 0 <= at <= at + length <= len(data)
 
 
 def mds(data: bytes) -> None:

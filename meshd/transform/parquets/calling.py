@@ -14,7 +14,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Final
 
-from meshd.transform.parquets.messages import DATA, DONE, FAILED, HEAD, PIECE, READ
+from meshd.transform.parquets.messages import DATA, DONE, FAILED, HEAD, MAX_TOLD, PIECE, READ
 from meshd.transform.userops.calling import ENVIRONMENT, homes
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _heard(ours: socket.socket, read: Callable[[int, int], bytes], size: int) ->
 def _failure(told: bytes) -> Exception:
     try:
         said = json.loads(told)
-        kind, why = str(said["kind"]), str(said["why"])[:400]
+        kind, why = str(said["kind"]), _plain(str(said["why"]))
     except (ValueError, TypeError, KeyError):
         return ParquetError("its reader spoke nonsense")
     if kind == "memory":
@@ -106,6 +106,11 @@ def _failure(told: bytes) -> Exception:
     if kind == "missing":
         return UnreadableError(f"pyarrow is not installed here ({why})")
     return UnreadableError(why) if kind == "refused" else ParquetError(why)
+
+
+def _plain(text: str) -> str:
+    """A stranger's words: on one line, of letters that can be shown."""
+    return " ".join("".join(each if each.isprintable() else " " for each in text[:MAX_TOLD]).split())
 
 
 def _ended(process: subprocess.Popen[bytes]) -> str:
