@@ -26,6 +26,7 @@ from meshsdk.outputs import make_stage
 from meshsdk.passes import Pass
 from meshsdk.ranks import find_rank
 from meshsdk.reporting import Reporter
+from meshsdk.watchers import TRACE_LIMIT, Watchers
 from meshwire import plans
 from meshwire.plans import LoaderState
 
@@ -136,8 +137,9 @@ class Loader:
         self._arena = Arena(self._budget, self._stage.memory)
         self._state = LoaderState(self.plan.hash, dataset.snapshot.hash, seed)
         self._meter = Meter()
-        name = os.environ.get("MESH_REPORT", "") if report is None else report
+        self.report = name = os.environ.get("MESH_REPORT", "") if report is None else report
         self._reporter = Reporter(name, self.stats) if name else None
+        self._watchers = Watchers(self)
         self._pass: Pass | None = None
         self._moves = 0
         self._closed = False
@@ -315,7 +317,8 @@ class Loader:
             self._connections,
             self._deadline,
         )
-        return Pass(self._transport, order, arena, self._stage, self._meter, epoch)
+        watchers = self._watchers.present()
+        return Pass(self._transport, order, arena, self._stage, self._meter, epoch, watchers)
 
     def as_iterable(self) -> LoaderIterable:
         """For code that insists on torch's loader: `DataLoader(loader.as_iterable(), num_workers=k)` gives
@@ -378,6 +381,16 @@ class Loader:
         running = self._pass.tally if self._pass is not None else None
         return self._meter.read(running, self._arena.overflows)
 
+    def trace(self, path: str | os.PathLike[str] | None, *, limit: int = TRACE_LIMIT) -> None:
+        """Writes what each step waited for, and what became of each request, to a file that Perfetto
+        (ui.perfetto.dev) opens, from the next `for` on until the loader is closed, or `trace(None)`.
+
+        Args:
+            path: the file; of several ranks each has its own, `.rankN` is added to the name.
+            limit: bytes it takes at most.
+        """
+        self._watchers.trace(path, limit)
+
     def bad(self) -> tuple[BadSample, ...]:
         """The plan's ledger of bad samples, from all jobs: up to 1,000. A request."""
         return bad_samples(self._transport, self.plan.hash)
@@ -385,6 +398,7 @@ class Loader:
     def close(self) -> None:
         """Ends the pass, if one runs, and closes idle connections. Batches taken stay valid. Idempotent."""
         self._end_pass()
+        self._watchers.close()
         self._transport.close()
         self._closed = True
 

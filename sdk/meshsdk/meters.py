@@ -164,10 +164,14 @@ class Meter:
             au=self._utilisation(),
         )
 
-    def _utilisation(self) -> float:
+    def steadily(self, now: float) -> tuple[float, float]:
+        """Seconds of loops without their first steps, and what of them was waited."""
         since = self._steady_since
-        seconds = self._steady + (time.monotonic() - since if since is not None else 0.0)
-        return max(1 - self._steady_waited / seconds, 0.0) if seconds > 0 else 0.0
+        return self._steady + (now - since if since is not None else 0.0), self._steady_waited
+
+    def _utilisation(self) -> float:
+        seconds, waited = self.steadily(time.monotonic())
+        return max(1 - waited / seconds, 0.0) if seconds > 0 else 0.0
 
 
 _NAMES = (

@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from meshsdk.deliveries import Delivery
 from meshsdk.errors import MeshError
+from meshsdk.observing import Step
 from meshsdk.stalls import Stall, divided
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from meshsdk.arenas import Arena
     from meshsdk.batches import Batch
     from meshsdk.deliveries import Order, Tally
     from meshsdk.meters import Meter
+    from meshsdk.observing import Observer
     from meshsdk.outputs import Stage
+    from meshsdk.stalls import Arrival
     from meshsdk.transport import Transport
 
 
@@ -30,12 +35,21 @@ class Pass:
     """Batches of `order.steps`, by `next`. One consumer."""
 
     def __init__(
-        self, transport: Transport, order: Order, arena: Arena, stage: Stage, meter: Meter, epoch: int
+        self,
+        transport: Transport,
+        order: Order,
+        arena: Arena,
+        stage: Stage,
+        meter: Meter,
+        epoch: int,
+        observers: Sequence[Observer] = (),
     ) -> None:
         self._delivery = Delivery(transport, order, arena)
         self._stage = stage
         self._meter = meter
         self._epoch = epoch
+        self._observers = observers
+        self._arrived: deque[tuple[Arrival | None, str, int]] = deque()
         self._untaken = len(order.steps)
         self._given = 0
         self._stall = _NONE
@@ -49,20 +63,34 @@ class Pass:
         meter, cpu, clock = self._meter, time.thread_time(), time.monotonic()
         if self._given == 1:
             meter.steady(clock)
+        for observer in self._observers:
+            observer.waits(clock)
+        stall = _NONE
         try:
             self._fill()
             if not self._begun and self._failure is not None:
                 raise self._failure
             batch = self._stage.finish(self._begun.popleft())
         finally:
-            meter.wait(time.monotonic() - clock, self._stall, steady=self._given > 0)
+            now = time.monotonic()
+            stall, self._stall = self._stall, _NONE
+            meter.wait(now - clock, stall, steady=self._given > 0)
             meter.cpu += time.thread_time() - cpu
-            self._stall = _NONE
         self._given += 1
         meter.batches += 1
         meter.samples += batch.rows
         meter.flagged += int((batch.status != 0).sum())
+        if self._observers:
+            self._tell(batch, clock, now, stall)
         return batch
+
+    def _tell(self, batch: Batch, since: float, until: float, stall: Stall) -> None:
+        arrival, origin, size = self._arrived.popleft()
+        rest = max(until - since - stall.seconds, 0.0)
+        whole = Stall(stall.network + rest, stall.preprocessing, stall.fetch)
+        step = Step(batch.epoch, batch.step, batch.rows, size, since, until, whole, arrival, origin)
+        for observer in self._observers:
+            observer.takes(step, self._meter)
 
     def _fill(self) -> None:
         """Begins the next frame, and as many of those at hand as the stage works on at once."""
@@ -77,6 +105,8 @@ class Pass:
                 return
             if frame.arrival is not None:
                 self._stall += divided(since, time.monotonic(), frame.arrival)
+            if self._observers:
+                self._arrived.append((frame.arrival, frame.origin, frame.nbytes))
             self._untaken -= 1
             self._begun.append(self._stage.begin(frame, self._epoch))
 
@@ -94,6 +124,8 @@ class Pass:
             self._begun.clear()
             self._meter.absorb(self._delivery.tally)
             self._meter.stop()
+            for observer in self._observers:
+                observer.ends(time.monotonic(), self._meter)
 
     def __repr__(self) -> str:
         return f"Pass({'open' if self._open else 'closed'}, {self._untaken} to take, {self._delivery!r})"

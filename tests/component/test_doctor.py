@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -166,6 +168,29 @@ def test_a_script_that_ends_too_early(plain: str, signed: None, tmp_path: Path) 
         examine_script([sys.executable, str(script), "0", "0"], steps=2)
     with pytest.raises(ConfigurationError, match="cannot be run"):
         examine_script(["/no/such/program"])
+
+
+def test_top_tells_what_a_node_does(
+    plain: str, node: Daemon, signed: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with sdk(node) as client, ThreadPoolExecutor(1) as pool:
+        ds = mesh.open("s3://plain/train", fields={"image": "jpg"}, client=client)
+        ds = ds.map(ops.user("slow/wait", "image", seconds=0.02), ops.decode("image"))
+        with mesh.Loader(ds.map(ops.resize("image", [8, 8])), 2, output="numpy", report="reports") as loader:
+            ended = threading.Event()
+            done = pool.submit(lambda: [batch.rows for _ in iter(ended.is_set, True) for batch in loader])
+            assert run(["top", "--json", "-i", "2.5"]) == 0
+            ended.set()
+            assert sum(done.result()) > 0
+    found = json.loads(capsys.readouterr().out)
+    [seen] = found["nodes"]
+    assert seen["why"] == ""
+    assert seen["rows"] > 0
+    assert seen["prepared"] > 0
+    assert seen["hits"] is not None
+    assert "reports" in [job["name"] for job in found["reported"]]
+    [job] = [job for job in found["jobs"] if job["name"] == "reports"]
+    assert job["rate"] > 0
 
 
 def test_live_stats_tell_the_same(plain: str, node: Daemon) -> None:

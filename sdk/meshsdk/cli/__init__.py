@@ -30,6 +30,7 @@ from meshsdk.cli.removing import rm
 from meshsdk.cli.replaying import bad, replay
 from meshsdk.cli.running import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, exit_code, report, shared_options
 from meshsdk.cli.syncing import sync
+from meshsdk.cli.top import top
 from meshsdk.cli.viewing import view
 from meshsdk.errors import MeshError
 
@@ -59,6 +60,7 @@ Examples:
   mesh replay PLAN 1093 --epoch 2          one position of it again
   mesh cache simulate --epochs 20 --capacity 0.3   which reads a cache would serve
   mesh doctor -- python train.py           what a training job waits for, and what to do
+  mesh top                                 this machine, its jobs and the nodes, on one screen
   mesh bench s3://photos/train --op decode:image --op random_resized_crop:image:224
 \b
 Connects to MESH_ENDPOINT (or AWS_ENDPOINT_URL) with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY,
@@ -100,6 +102,7 @@ for command in (
     cluster,
     bench,
     doctor,
+    top,
     cache,
     bad,
     replay,

@@ -1,0 +1,160 @@
+"""What `mesh top` shows, as tables.
+
+Law: renders what it is given; as wide as it is told, never wider.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from meshsdk.cli.running import human
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
+    from meshsdk.tops.gpus import Gpu
+    from meshsdk.tops.hosts import HostRates
+    from meshsdk.tops.nodes import NodeRates, Reported
+    from meshsdk.tops.watching import JobRates, Screen
+
+_QUIET = 1024  # bytes a second: a disk or link below that is left out
+_WORSE, _BAD = 0.05, 0.2
+
+
+def render(screen: Screen) -> RenderableType:
+    """All of it."""
+    parts: list[RenderableType] = [_host(screen.host)]
+    if screen.gpus.found:
+        parts += ["", _gpus(screen.gpus.found)]
+    parts += ["", _jobs(screen.jobs) if screen.jobs else Text("no loader runs on this machine", "dim")]
+    if screen.reported:
+        parts += ["", _reported(screen.reported)]
+    if screen.nodes:
+        parts += ["", _nodes(screen.nodes)]
+    parts += [Text(note, "dim") for note in screen.notes]
+    return Group(*parts)
+
+
+def _table(*columns: str, left: int = 1) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, title in enumerate(columns):
+        table.add_column(title, justify="left" if number < left else "right", no_wrap=number >= left)
+    return table
+
+
+def _host(host: HostRates) -> RenderableType:
+    lines = [
+        f"CPU {host.cpu:.0%} of {host.cores} cores, load {host.load:.1f}   "
+        f"memory {human(host.used)} of {human(host.memory)}"
+    ]
+    disks = [
+        f"{name} read {human(disk['read'])}/s, written {human(disk['written'])}/s, busy {disk['busy']:.0%}"
+        for name, disk in host.disks.items()
+        if disk["read"] + disk["written"] > _QUIET
+    ]
+    links = [
+        f"{name} in {human(link['received'])}/s, out {human(link['sent'])}/s"
+        for name, link in host.links.items()
+        if link["received"] + link["sent"] > _QUIET
+    ]
+    lines.append("disks   " + ("; ".join(disks) or "quiet"))
+    lines.append("network " + ("; ".join(links) or "quiet"))
+    return Text("\n".join(lines))
+
+
+def _gpus(found: Sequence[Gpu]) -> Table:
+    table = _table("GPU", "name", "busy", "memory", "power", "°C", left=2)
+    for gpu in found:
+        memory = (
+            "–" if gpu.used is None or gpu.memory is None else f"{human(gpu.used)} of {human(gpu.memory)}"
+        )
+        table.add_row(
+            ("  MIG " if gpu.instance else "") + gpu.index,
+            gpu.name,
+            _share(gpu.busy),
+            memory,
+            "–" if gpu.watts is None else f"{gpu.watts:.0f} W",
+            "–" if gpu.celsius is None else str(gpu.celsius),
+        )
+    return table
+
+
+def _jobs(found: Sequence[JobRates]) -> Table:
+    table = _table(
+        "job",
+        "rank",
+        "pid",
+        "GPU",
+        "epoch",
+        "step",
+        "samples/s",
+        "stall",
+        "network",
+        "prep",
+        "fetch",
+        "AU",
+        "",
+    )
+    for each in found:
+        job = each.job
+        table.add_row(
+            job.name or f"{job.source} {job.plan[:8]}",
+            f"{job.rank}/{job.world}",
+            str(job.pid),
+            ",".join(each.gpus) or "–",
+            str(each.epoch),
+            f"{each.step}/{each.steps}",
+            f"{each.rate:,.0f}",
+            _bad(each.stall),
+            _share(each.network),
+            _share(each.preprocessing),
+            _share(each.fetch),
+            _share(each.au),
+            each.state,
+        )
+    return table
+
+
+def _reported(found: Sequence[Reported]) -> Table:
+    table = _table("reported to the nodes", "samples/s", "stall")
+    for job in found:
+        table.add_row(job.name, f"{job.rate:,.0f}", _bad(job.stall))
+    return table
+
+
+def _nodes(found: Sequence[NodeRates]) -> Table:
+    table = _table(
+        "node", "requests/s", "5xx/s", "in/s", "out/s", "rows/s", "prepared/s", "ready", "queue", "disk free"
+    )
+    for node in found:
+        if node.why:
+            table.add_row(node.endpoint, Text("no answer", "red"))
+            continue
+        table.add_row(
+            node.endpoint,
+            f"{node.requests:,.0f}",
+            f"{node.errors:,.1f}",
+            human(node.received),
+            human(node.sent),
+            f"{node.rows:,.0f}",
+            f"{node.prepared:,.0f}",
+            _share(node.hits),
+            f"{node.queue:,.0f}",
+            _share(node.free),
+        )
+    return table
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"
+
+
+def _bad(value: float) -> Text:
+    style: Any = "red" if value > _BAD else "yellow" if value > _WORSE else "green"
+    return Text(f"{value:.0%}", style)

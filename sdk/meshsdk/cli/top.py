@@ -1,0 +1,87 @@
+"""`mesh top`: this machine, its training jobs and the nodes behind them, on one screen."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from meshsdk.cli.running import shared_options
+
+if TYPE_CHECKING:
+    from meshsdk.cli.running import Session
+    from meshsdk.tops.nodes import Nodes
+    from meshsdk.tops.watching import Screen
+
+_SOON: Final = 0.5  # seconds to the first screen
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="One look and no more; so it is where there is no terminal.")
+@click.option("-i", "--interval", type=click.FloatRange(0.1, 3600), default=2.0, help="Seconds a look [2].")
+@shared_options
+def top(session: Session, once: bool, interval: float) -> None:
+    """Shows GPUs (MIG instances apart), CPU, memory, disks and network of this machine, its training jobs
+    with their rate, stall and accelerator utilisation, and what the nodes behind MESH_ENDPOINT do.
+
+    Jobs of this user appear by themselves, others' as far as their pages can be read; jobs elsewhere when
+    they report (mesh.Loader(…, report=NAME)).
+
+    \b
+    mesh top                      until Ctrl-C
+    mesh top --once -i 10         what happened in ten seconds
+    mesh top --json               one object, once
+    """
+    from meshsdk.tops.nodes import find_nodes
+
+    whom = find_nodes(session.endpoint, session.ca_cert)
+    if once or session.as_json or not sys.stdout.isatty():
+        screen = _seen(whom, interval)
+        if session.as_json:
+            session.show("", **screen.to_dict())
+        else:
+            _print(screen)
+        return
+    _live(whom, interval)
+
+
+def _seen(whom: Nodes, interval: float) -> Screen:
+    from meshsdk.tops.watching import between, look
+
+    before = look(whom)
+    threading.Event().wait(interval)
+    return between(before, look(whom), _notes(whom))
+
+
+def _notes(whom: Nodes) -> tuple[str, ...]:
+    return (whom.why,) if whom.why else ()
+
+
+def _print(screen: Screen) -> None:
+    from rich.console import Console
+
+    from meshsdk.cli.screens import render
+
+    # A program that reads tables wants whole lines: a pipe has no width.
+    Console(width=None if sys.stdout.isatty() else 200).print(render(screen))
+
+
+def _live(whom: Nodes, interval: float) -> None:
+    """Until Ctrl-C, which is how it is ended."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from meshsdk.cli.screens import render
+    from meshsdk.tops.watching import between, look
+
+    before, wait = look(whom), min(interval, _SOON)
+    with suppress(KeyboardInterrupt), Live(console=Console(), screen=True, auto_refresh=False) as live:
+        live.update("looking …", refresh=True)
+        while True:
+            threading.Event().wait(wait)
+            after = look(whom)
+            live.update(render(between(before, after, _notes(whom))), refresh=True)
+            before, wait = after, interval

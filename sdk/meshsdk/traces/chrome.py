@@ -1,0 +1,141 @@
+"""A loop's steps and requests in the Trace Event Format, which Perfetto and chrome://tracing open.
+
+Law: complete events, each with begin and duration; those of one row nest or follow each other. Invariant: the
+file is never longer than its limit, and can be opened whenever its writer ends, however that is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from typing import TYPE_CHECKING, Any, Final
+
+from meshsdk.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from meshsdk.meters import Meter
+    from meshsdk.observing import Step
+
+LIMIT: Final = 64 << 20
+"""Bytes: some 80,000 steps."""
+LEAST: Final = 4096
+_BUFFER: Final = 64 << 10
+_END: Final = 256  # bytes kept for the last event and the bracket
+_LOOP: Final = 1  # the row of the training loop; those of requests follow
+
+
+class ChromeTrace:
+    """Written from the thread of the loop; `rank` and `name` tell processes apart in one view."""
+
+    def __init__(self, path: Path, *, rank: int, world: int, name: str, limit: int = LIMIT) -> None:
+        if limit < LEAST:
+            raise ConfigurationError(f"a trace of {limit} bytes holds nothing: give it {LEAST} at least")
+        self.pid = os.getpid()
+        self._rank, self._limit = rank, limit
+        try:
+            self._file = path.open("wb", buffering=_BUFFER)
+        except OSError as error:
+            raise ConfigurationError(f"the trace {path} cannot be written: {error.strerror}") from error
+        self._path, self._written, self._full = path, 0, False
+        self._taken: float | None = None
+        self._lanes: list[float] = []
+        self._put(b"[\n")
+        title = f"rank {rank} of {world}: {name} ({socket.gethostname()}, {self.pid})"
+        self._event("M", "process_name", {"args": {"name": title}}, first=True)
+        self._event("M", "process_sort_index", {"args": {"sort_index": rank}})
+        self._named(_LOOP, "training loop")
+
+    def __repr__(self) -> str:
+        return f"<ChromeTrace {self._path}, {self._written} bytes{', full' if self._full else ''}>"
+
+    def waits(self, now: float) -> None:
+        if self._taken is not None:
+            self._slice(_LOOP, "compute", self._taken, now)
+            self._taken = None
+
+    def takes(self, step: Step, meter: Meter) -> None:
+        del meter
+        stall = step.stall
+        args = {"epoch": step.epoch, "step": step.step, "rows": step.rows, "bytes": step.bytes}
+        waited = {name: round(1000 * getattr(stall, name), 3) for name in stall.__slots__}
+        self._slice(_LOOP, "wait", step.since, step.until, args | {"waited_ms": waited})
+        if step.arrival is not None:
+            self._request(step)
+        self._taken = step.until
+
+    def _request(self, step: Step) -> None:
+        """What became of the question: asked, answered by the node, received."""
+        arrival = step.arrival
+        assert arrival is not None
+        row = self._lane(arrival.asked, arrival.done)
+        args = {"epoch": step.epoch, "step": step.step, "frame": step.origin}
+        self._slice(row, f"batch {step.step}", arrival.asked, arrival.done, args)
+        server = arrival.server
+        began = max(arrival.began - server.total, arrival.asked)
+        fetched = min(began + server.fetch, arrival.began)
+        if server.fetch > 0:
+            self._slice(row, "fetch", began, fetched)
+        if server.preprocessing > 0:
+            self._slice(row, "preprocessing", fetched, arrival.began)
+        self._slice(row, "receive", arrival.began, arrival.done)
+
+    def _lane(self, asked: float, done: float) -> int:
+        """A row on which nothing else was under way then."""
+        for number, until in enumerate(self._lanes):
+            if until <= asked:
+                self._lanes[number] = done
+                return _LOOP + 1 + number
+        self._lanes.append(done)
+        row = _LOOP + len(self._lanes)
+        self._named(row, f"requests {len(self._lanes)}")
+        return row
+
+    def ends(self, now: float, meter: Meter) -> None:
+        del meter
+        self.waits(now)
+        if not self._file.closed:
+            self._file.flush()
+
+    def close(self) -> None:
+        """The file is complete. Idempotent; a forked child only lets go of it."""
+        if self._file.closed:
+            return
+        if self.pid == os.getpid():
+            self._file.write(b"\n]\n")
+            self._file.close()
+
+    # --- events -----------------------------------------------------------------------------------
+
+    def _named(self, row: int, name: str) -> None:
+        self._event("M", "thread_name", {"tid": row, "args": {"name": name}})
+        self._event("M", "thread_sort_index", {"tid": row, "args": {"sort_index": row}})
+
+    def _slice(
+        self, row: int, name: str, since: float, until: float, args: dict[str, Any] | None = None
+    ) -> None:
+        began, ended = round(1e6 * since), round(1e6 * until)
+        event: dict[str, Any] = {"tid": row, "ts": began, "dur": max(ended - began, 0), "cat": "mesh"}
+        self._event("X", name, event | ({"args": args} if args else {}))
+
+    def _event(self, phase: str, name: str, more: dict[str, Any], *, first: bool = False) -> None:
+        if self._full or self._file.closed:
+            return
+        event = {"ph": phase, "name": name, "pid": self._rank, **more}
+        line = json.dumps(event, separators=(",", ":")).encode()
+        if self._written + len(line) + 2 > self._limit - _END:
+            self._full = True
+            last = {
+                "ph": "i",
+                "s": "g",
+                "name": f"the trace is full ({self._limit} bytes)",
+                "pid": self._rank,
+            }
+            line = json.dumps(last | {"tid": _LOOP, "ts": more.get("ts", 0)}).encode()
+        self._put(line if first else b",\n" + line)
+
+    def _put(self, data: bytes) -> None:
+        self._file.write(data)
+        self._written += len(data)
