@@ -3,12 +3,16 @@ origin, come out again."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
@@ -16,6 +20,7 @@ import meshsdk as mesh
 from meshsdk import modules, ops, views
 from meshsdk.cli import run
 from meshsdk.doctor.checkups import Checkup
+from meshsdk.doctor.enrolling import Desk
 from meshsdk.doctor.scripts import examine_script
 from meshsdk.doctor.subjects import plan_subject, view_subject
 from meshsdk.errors import ConfigurationError, MeshError
@@ -24,10 +29,10 @@ from tests.component.origin_working import bucket, put, sdk, small_daemon
 from tests.component.test_sdk_training import picture
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
     from meshd.testing.daemons import Daemon
+    from meshsdk.meters import LoaderStats
     from tests.component.origin_places import Place
 
 COMPUTE, NETWORK, PREPROCESSING, FETCH = 0.06, 0.22, 0.2, 0.3
@@ -86,6 +91,18 @@ def slow(node: Daemon, origin: Place, signed: None, monkeypatch: pytest.MonkeyPa
     proxy.close()
 
 
+T = TypeVar("T")
+
+
+def settled(measure: Callable[[], T], agrees: Callable[[T], bool]) -> T:
+    """What was measured, tried again while it does not agree: a busy machine has delays of its own."""
+    found = measure()
+    for _ in range(2):
+        if not agrees(found):
+            found = measure()
+    return found
+
+
 def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     assert run(["doctor", "--json", "--steps", str(STEPS), *arguments]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -105,10 +122,8 @@ def test_delays_in_every_stage_are_found(
         "fetch": FETCH,
     }
     wanted = {stage: pytest.approx(value, rel=0.1) for stage, value in expected.items()}
-    for _ in range(3):  # a busy machine has delays of its own
-        found = doctor(capsys, "--", sys.executable, str(script), str(COMPUTE), str(PREPROCESSING / 2))
-        if found["seconds"] == wanted:
-            break
+    command = [sys.executable, str(script), str(COMPUTE), str(PREPROCESSING / 2)]
+    found = settled(lambda: doctor(capsys, "--", *command), lambda found: found["seconds"] == wanted)
     assert found["seconds"] == wanted
     assert found["dominant"] == "fetch"
     assert found["fix"].startswith("mesh prefetch s3://slow/train")
@@ -132,10 +147,14 @@ def plain(node: Daemon) -> str:
 
 
 def test_a_view_without_a_script(plain: str, signed: None, capsys: pytest.CaptureFixture[str]) -> None:
-    found = doctor(capsys, "plain--two", "--step-time", "0.01")
+    wanted = pytest.approx(0.09, rel=0.15)
+    found = settled(
+        lambda: doctor(capsys, "plain--two", "--step-time", "0.01"),
+        lambda found: found["seconds"]["preprocessing"] == wanted,
+    )
     assert found["dominant"] == "preprocessing"
     assert "keep the result of slow/wait, decode, resize" in found["fix"]
-    assert found["seconds"]["preprocessing"] == pytest.approx(0.09, rel=0.15)
+    assert found["seconds"]["preprocessing"] == wanted
     assert found["gain"] > 1.5
 
 
@@ -193,19 +212,75 @@ def test_top_tells_what_a_node_does(
     assert job["rate"] > 0
 
 
+RANKS = """
+import os, subprocess, sys
+own = [{**os.environ, "RANK": str(rank)} for rank in (0, 1)]
+ranks = [subprocess.Popen([sys.executable, *sys.argv[1:]], env=env) for env in own]
+print("a line of the script's")
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+
+
+def test_every_rank_takes_part_and_the_script_is_ended(
+    plain: str,
+    signed: None,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second loader that each rank iterates; one of them computes for longer."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    script, launcher = tmp_path / "train.py", tmp_path / "launch.py"
+    script.write_text(
+        "import os\n"
+        + SCRIPT.replace("slow/train", "plain/train")
+        .replace("for epoch", "[batch.rows for batch in mesh.Loader(ds, 8, output='numpy')]\nfor epoch")
+        .replace("float(sys.argv[1])", "0.02 + 0.03 * int(os.environ['RANK'])")
+    )
+    launcher.write_text(RANKS)
+    command = [sys.executable, str(launcher), str(script), "0", "0.0"]
+    wanted = pytest.approx(0.05, rel=0.15)
+
+    def measured() -> dict[str, Any]:
+        assert run(["doctor", "--json", "--steps", "4", "--loader", "2", "--", *command]) == 0
+        printed = capfd.readouterr()
+        assert "a line of the script's" in printed.err
+        found: dict[str, Any] = json.loads(printed.out)
+        return found
+
+    found = settled(measured, lambda found: found["seconds"]["compute"] == wanted)
+    assert found["ranks"] == 2
+    assert found["seconds"]["compute"] == wanted
+    for pid in (path.name for path in Path("/proc").iterdir() if path.name.isdigit()):
+        with suppress(OSError):
+            assert str(launcher) not in Path(f"/proc/{pid}/cmdline").read_text()
+
+
+def test_a_rank_that_has_measured_does_not_outlive_the_doctor(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    (tmp_path / "directive.json").write_text(json.dumps({"steps": 2, "loader": 1, "pid": gone.pid}))
+    with pytest.raises(SystemExit, match="has measured"):
+        Desk(tmp_path).stay()
+
+
 def test_live_stats_tell_the_same(plain: str, node: Daemon) -> None:
     """The op's sleep is most of what the loop waits for, and is told as such."""
     with sdk(node) as client:
         ds = mesh.open("s3://plain/train", fields={"image": "jpg"}, client=client)
         ds = ds.map(ops.user("slow/wait", "image", seconds=0.05), ops.decode("image"))
         ds = ds.map(ops.resize("image", [8, 8]))
-        with mesh.Loader(ds, 2, seed=3, output="numpy", connections=1) as loader:
-            for _ in loader:
-                time.sleep(0.02)
-            stats = loader.stats()
-    assert stats.preprocessing == pytest.approx(8 * 0.1 - 7 * 0.02, rel=0.15)
-    assert stats.compute == pytest.approx(8 * 0.02, rel=0.15)
-    assert stats.au == pytest.approx(0.2, rel=0.15)
+
+        def looped() -> LoaderStats:
+            with mesh.Loader(ds, 2, seed=next(seeds), output="numpy", connections=1) as loader:
+                for _ in loader:
+                    time.sleep(0.02)
+                return loader.stats()
+
+        wanted = pytest.approx([8 * 0.1 - 7 * 0.02, 8 * 0.02, 0.2], rel=0.15)
+        seeds = itertools.count(3)  # another order is other frames
+        stats = settled(looped, lambda found: [found.preprocessing, found.compute, found.au] == wanted)
+    assert [stats.preprocessing, stats.compute, stats.au] == wanted
     assert stats.fetch < 0.1 * stats.waited
     parts = stats.compute + stats.network + stats.preprocessing + stats.fetch
     assert parts == pytest.approx(stats.seconds)

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import pty
+import select
+import signal
+import subprocess
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -137,6 +143,46 @@ def test_a_loader_has_a_page_until_it_is_closed(server: ScriptedMesh, place: Pat
         os.waitpid(child, 0)
         assert len(list(place.iterdir())) == 1
     assert list(place.iterdir()) == []
+
+
+def iterate(server: ScriptedMesh) -> None:
+    one = loader(server)
+    next(iter(one))
+    HELD.append(one)  # it is not closed
+
+
+HELD: list[Any] = []
+
+
+def test_a_child_of_multiprocessing_takes_its_page_along(server: ScriptedMesh, place: Path) -> None:
+    child = multiprocessing.get_context("fork").Process(target=iterate, args=(server,))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert place.exists()
+    assert list(place.iterdir()) == []
+
+
+def test_top_on_a_terminal_until_it_is_interrupted(server: ScriptedMesh, place: Path) -> None:
+    """Again and again, in place, and Ctrl-C is its proper end."""
+    master, slave = pty.openpty()
+    command = [sys.executable, "-c", "from meshsdk.cli import main; main()", "top", "-i", "0.1"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "140", "LINES": "40"}
+    with loader(server, report="shown") as one:
+        next(iter(one))
+        process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
+        os.close(slave)
+        seen = b""
+        while seen.count(b"cores, load") < 3 or b"shown" not in seen:
+            readable, _, _ = select.select([master], [], [], 60)
+            assert readable, seen
+            seen += os.read(master, 65536)
+    process.send_signal(signal.SIGINT)
+    with suppress(OSError):
+        while os.read(master, 65536):
+            pass
+    assert process.wait(60) == 0
+    os.close(master)
 
 
 def test_no_page_where_none_is_wanted(

@@ -32,23 +32,26 @@ REPORT: Final = "report-{}.json"
 _LONGEST: Final = 600.0  # seconds that a rank waits for the others
 
 
-class _Desk:
+class Desk:
     """What this process was told to do, and how far it is."""
 
     def __init__(self, place: Path) -> None:
         self.place, self.pid = place, os.getpid()
         told = json.loads((place / DIRECTIVE).read_text())
-        self.steps, self.number = int(told["steps"]), int(told["loader"])
+        self.steps, self.number, self.doctor = int(told["steps"]), int(told["loader"]), int(told["pid"])
         self.seen: weakref.WeakKeyDictionary[Loader, int] = weakref.WeakKeyDictionary()
+        self.count = 0
         self.checkup: Checkup | None = None
 
     def __repr__(self) -> str:
-        return f"<_Desk at {self.place}, {len(self.seen)} loaders seen>"
+        return f"<Desk at {self.place}, {self.count} loaders seen>"
 
     def batches(self, loader: Loader) -> Iterator[Batch] | None:
         """What the loader is to give instead of its own; None: its own."""
-        number = self.seen.setdefault(loader, len(self.seen) + 1)
-        if number != self.number:
+        if loader not in self.seen:
+            self.count += 1  # of all there have been: those that are gone count
+            self.seen[loader] = self.count
+        if self.seen[loader] != self.number:
             return None
         if self.checkup is None:
             self.checkup = self._begun(loader)
@@ -72,7 +75,7 @@ class _Desk:
                     "notes": doubts(checkup.network),
                 },
             )
-            self._stay()
+            self.stay()
 
         return Checkup(subject, self.steps, done=done, begins=enquiry.begins)
 
@@ -82,15 +85,25 @@ class _Desk:
         half.write_text(json.dumps(document))
         half.rename(path)
 
-    def _stay(self) -> None:
+    def stay(self) -> None:
         """Until this process is ended. Raises SystemExit when nobody is left who would do that."""
-        until, parent = time.monotonic() + _LONGEST, os.getppid()
-        while self.place.exists() and os.getppid() == parent and time.monotonic() < until:
+        until = time.monotonic() + _LONGEST
+        while self.place.exists() and _lives(self.doctor) and time.monotonic() < until:
             threading.Event().wait(0.05)
         raise SystemExit("mesh doctor has measured what it wanted")
 
 
-_desks: dict[str, _Desk] = {}
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
+
+
+_desks: dict[str, Desk] = {}
 
 
 def enrolled(loader: Loader) -> Iterator[Batch] | None:
@@ -98,5 +111,5 @@ def enrolled(loader: Loader) -> Iterator[Batch] | None:
     place = os.environ[VARIABLE]
     desk = _desks.get(place)
     if desk is None or desk.pid != os.getpid():
-        desk = _desks[place] = _Desk(Path(place))
+        desk = _desks[place] = Desk(Path(place))
     return desk.batches(loader)

@@ -34,7 +34,8 @@ def examine_script(command: Sequence[str], *, steps: int = 32, loader: int = 1) 
     command prints goes to stderr. Raises MeshError when it ends before all is measured."""
     with tempfile.TemporaryDirectory(prefix="mesh-doctor-") as folder:
         place = Path(folder)
-        (place / DIRECTIVE).write_text(json.dumps({"steps": steps, "loader": loader}))
+        told = {"steps": steps, "loader": loader, "pid": os.getpid()}
+        (place / DIRECTIVE).write_text(json.dumps(told))
         try:
             process = subprocess.Popen(
                 list(command), stdout=2, env={**os.environ, VARIABLE: folder}, start_new_session=True
