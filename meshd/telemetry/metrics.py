@@ -179,6 +179,12 @@ loader_seconds = _counter("meshd_loader_seconds_total", "Time of training loops.
 loader_waited = _counter(
     "meshd_loader_waited_seconds_total", "Time that training loops waited for a batch.", "loader"
 )
+loader_stalls = _counter(
+    "meshd_loader_stall_seconds_total",
+    "The same by what was waited for: network, preprocessing or fetch.",
+    "loader",
+    "stage",
+)
 frame_cache_bytes = _gauge("meshd_frame_cache_bytes", "Shared memory held by finished batches.")
 
 # jobs; state is done, failed or cancelled

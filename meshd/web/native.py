@@ -282,6 +282,8 @@ def _note_report(request: MeshRequest) -> None:
     metrics.loader_samples.labels(loader).inc(report.samples)
     metrics.loader_seconds.labels(loader).inc(report.seconds)
     metrics.loader_waited.labels(loader).inc(report.waited)
+    for stage, seconds in report.stalls.items():
+        metrics.loader_stalls.labels(loader, stage).inc(seconds)
 
 
 @contextmanager

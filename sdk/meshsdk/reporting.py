@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -26,7 +27,7 @@ class Reporter:
                 "this job"
             )
         self._name, self._stats = name, stats
-        self._sent = (0, 0.0, 0.0)
+        self._sent: LoaderStats | None = None
         self._due = 0.0
 
     def __repr__(self) -> str:
@@ -38,10 +39,16 @@ class Reporter:
         if now < self._due:
             return {}
         stats = self._stats()
-        samples, waited, seconds = self._sent
-        self._sent, self._due = (stats.samples, stats.waited, stats.seconds), now + _EVERY
-        passed = max(stats.seconds - seconds, 0.0)
-        report = LoaderReport(
-            self._name, stats.samples - samples, min(max(stats.waited - waited, 0.0), passed), passed
-        )
+        before, self._sent, self._due = self._sent, stats, now + _EVERY
+
+        def gained(figure: str, most: float) -> float:
+            since = float(getattr(before, figure)) if before is not None else 0.0
+            return min(max(float(getattr(stats, figure)) - since, 0.0), most)
+
+        samples = stats.samples - (before.samples if before is not None else 0)
+        seconds = gained("seconds", math.inf)
+        waited = gained("waited", seconds)
+        preprocessing = gained("preprocessing", waited)
+        fetch = gained("fetch", waited - preprocessing)
+        report = LoaderReport(self._name, samples, waited, seconds, preprocessing, fetch)
         return {HEADER: report.to_header()}

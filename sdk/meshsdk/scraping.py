@@ -33,10 +33,13 @@ class Scrape:
         wanted = set(labels.items())
         return sum(value for have, value in self.values.get(name, {}).items() if wanted <= set(have))
 
-    def by(self, name: str, label: str) -> dict[str, float]:
-        """The sums by the values of one label."""
+    def by(self, name: str, label: str, **labels: str) -> dict[str, float]:
+        """The sums by the values of one label, over all series that have the others."""
         found: dict[str, float] = {}
+        wanted = set(labels.items())
         for have, value in self.values.get(name, {}).items():
+            if not wanted <= set(have):
+                continue
             key = dict(have).get(label, "")
             found[key] = found.get(key, 0.0) + value
         return found

@@ -18,12 +18,22 @@ from meshwire.loaderreports import HEADER, LoaderReport, parse_report
 @given(
     st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._/-]{0,62}\Z"),
     st.integers(0, 10**12 - 1),
-    st.integers(0, 10**9),
-    st.integers(0, 10**9),
+    st.lists(st.integers(0, 10**9), min_size=4, max_size=4),
 )
-def test_what_is_sent_is_read(name: str, samples: int, waited: int, working: int) -> None:
-    report = LoaderReport(name, samples, waited / 1000, (waited + working) / 1000)
+def test_what_is_sent_is_read(name: str, samples: int, stages: list[int]) -> None:
+    working, network, preprocessing, fetch = stages
+    waited = network + preprocessing + fetch
+    report = LoaderReport(
+        name, samples, waited / 1000, (waited + working) / 1000, preprocessing / 1000, fetch / 1000
+    )
     assert parse_report(report.to_header()) == report
+    assert sum(report.stalls.values()) == pytest.approx(waited / 1000)
+
+
+def test_an_older_loader_does_not_say_what_it_waited_for() -> None:
+    found = parse_report("name=a;samples=1;waited=0.500;seconds=1.000")
+    assert found == LoaderReport("a", 1, 0.5, 1.0)
+    assert found.stalls == {"network": 0.5, "preprocessing": 0.0, "fetch": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -36,6 +46,7 @@ def test_what_is_sent_is_read(name: str, samples: int, waited: int, working: int
         "name=a;samples=-1;waited=0.000;seconds=1.000",
         "name=a;samples=1;waited=2.000;seconds=1.000",
         "name=a;samples=1;waited=nan;seconds=1.000",
+        "name=a;samples=1;waited=0.500;seconds=1.000;preprocessing=0.400;fetch=0.200",
         "name=" + "a" * 64 + ";samples=1;waited=0.000;seconds=1.000",
     ],
 )
@@ -44,9 +55,9 @@ def test_nonsense_is_no_report(header: str | None) -> None:
 
 
 def test_a_reporter_tells_what_is_new_and_not_too_often() -> None:
-    stats = Meter(samples=10, seconds=4.0, waited=1.0).read(None, 0)
+    stats = Meter(samples=10, seconds=4.0, waited=1.0, fetch=0.25).read(None, 0)
     reporter = Reporter("resnet", lambda: stats)
-    assert parse_report(reporter.headers()[HEADER]) == LoaderReport("resnet", 10, 1.0, 4.0)
+    assert parse_report(reporter.headers()[HEADER]) == LoaderReport("resnet", 10, 1.0, 4.0, fetch=0.25)
     stats = replace(stats, samples=30, seconds=5.0)
     assert reporter.headers() == {}
     reporter._due = 0.0

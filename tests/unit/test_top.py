@@ -276,6 +276,8 @@ meshd_store_disk_free_bytes{{disk="d"}} 25
 meshd_loader_samples_total{{loader="far"}} {0}
 meshd_loader_seconds_total{{loader="far"}} {0}
 meshd_loader_waited_seconds_total{{loader="far"}} {1}
+meshd_loader_stall_seconds_total{{loader="far",stage="fetch"}} {1}
+meshd_loader_stall_seconds_total{{loader="far",stage="network"}} 0
 """
 
 
@@ -318,7 +320,7 @@ def test_nodes_and_the_jobs_that_report_to_them() -> None:
     assert silent.why == "connection refused"
     [far] = screen().reported
     assert far.name == "far"
-    assert [far.rate, far.stall] == pytest.approx([45, 1 / 9])
+    assert [far.rate, far.stall, far.fetch, far.network] == pytest.approx([45, 1 / 9, 1 / 9, 0])
 
 
 def test_one_screen_and_one_document() -> None:

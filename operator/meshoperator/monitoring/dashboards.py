@@ -296,6 +296,18 @@ TRAINING: Final = Dashboard(
             "What limits them",
             (
                 Panel(
+                    "What jobs wait for",
+                    (
+                        Query(
+                            _rate("meshd_loader_stall_seconds_total", "loader", "stage"),
+                            "{{loader}} {{stage}}",
+                        ),
+                    ),
+                    "s",
+                    "Seconds a second, of all ranks. `mesh doctor -- COMMAND` finds the cause and the fix.",
+                    width=24,
+                ),
+                Panel(
                     "Rows served",
                     (Query(_rate("meshd_batch_rows_served_total", "instance"), "{{instance}}"),),
                     "short",

@@ -122,9 +122,10 @@ def _jobs(found: Sequence[JobRates]) -> Table:
 
 
 def _reported(found: Sequence[Reported]) -> Table:
-    table = _table("reported to the nodes", "samples/s", "stall")
+    table = _table("reported to the nodes", "samples/s", "stall", "network", "prep", "fetch")
     for job in found:
-        table.add_row(job.name, f"{job.rate:,.0f}", _bad(job.stall))
+        parts = _share(job.network), _share(job.preprocessing), _share(job.fetch)
+        table.add_row(job.name, f"{job.rate:,.0f}", _bad(job.stall), *parts)
     return table
 
 

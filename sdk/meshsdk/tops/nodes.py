@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from meshsdk.scraping import Scrape
     from meshsdk.settings import Endpoint
 
+_STAGES: Final = ("network", "preprocessing", "fetch")
 _TIMEOUT: Final = 2.0  # seconds
 _AT_ONCE: Final = 16
 _MOST: Final = 64  # nodes on a screen
@@ -59,11 +60,15 @@ class NodeRates:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A job that reports to the nodes (`Loader(…, report=NAME)`), over all its ranks, between two looks."""
+    """A job that reports to the nodes (`Loader(…, report=NAME)`), over all its ranks, between two looks:
+    samples a second, and shares of its time."""
 
     name: str
     rate: float
     stall: float
+    network: float = 0.0
+    preprocessing: float = 0.0
+    fetch: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -154,19 +159,30 @@ def reported(before: Sequence[NodeLook], after: Sequence[NodeLook]) -> list[Repo
     samples = _gained(before, after, "meshd_loader_samples_total")
     waited = _gained(before, after, "meshd_loader_waited_seconds_total")
     passed = _gained(before, after, "meshd_loader_seconds_total")
+    stages = {
+        stage: _gained(before, after, "meshd_loader_stall_seconds_total", stage=stage) for stage in _STAGES
+    }
     return [
-        Reported(name, samples.get(name, 0.0) / max(seconds, 1e-6), waited.get(name, 0.0) / passed[name])
+        Reported(
+            name,
+            samples.get(name, 0.0) / max(seconds, 1e-6),
+            waited.get(name, 0.0) / passed[name],
+            **{stage: gained.get(name, 0.0) / passed[name] for stage, gained in stages.items()},
+        )
         for name in sorted(passed)
         if passed[name] > 0
     ]
 
 
-def _gained(before: Sequence[NodeLook], after: Sequence[NodeLook], name: str) -> Mapping[str, float]:
+def _gained(
+    before: Sequence[NodeLook], after: Sequence[NodeLook], name: str, **labels: str
+) -> Mapping[str, float]:
+    """By loader, over the nodes that answered both times."""
     found: dict[str, float] = {}
     for was, now in zip(before, after, strict=True):
         if was.told is None or now.told is None:
             continue
-        earlier = was.told.by(name, "loader")
-        for loader, value in now.told.by(name, "loader").items():
+        earlier = was.told.by(name, "loader", **labels)
+        for loader, value in now.told.by(name, "loader", **labels).items():
             found[loader] = found.get(loader, 0.0) + max(value - earlier.get(loader, 0.0), 0.0)
     return found

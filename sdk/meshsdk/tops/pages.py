@@ -113,7 +113,8 @@ class Page:
         self._pages[_HEAD.size : _HEAD.size + len(description)] = description
         _HEAD.pack_into(self._pages, 0, _MAGIC, len(description))
         self._seal()
-        self._finalizer = weakref.finalize(self, _remove, self.path, self._pages, self.pid)
+        # The mapping goes with this object: at the end of the interpreter a loop may end after its page.
+        self._finalizer = weakref.finalize(self, _remove, self.path, self.pid)
         ends = sys.modules.get("multiprocessing.util")
         if ends is not None:  # a child of multiprocessing ends without the interpreter's own finalizers
             ends.Finalize(None, self._finalizer, exitpriority=10)
@@ -196,12 +197,10 @@ def _mapped(path: Path) -> mmap.mmap:
         os.close(descriptor)
 
 
-def _remove(path: Path, pages: mmap.mmap, pid: int) -> None:
+def _remove(path: Path, pid: int) -> None:
     if pid == os.getpid():
         with contextlib.suppress(OSError):
             path.unlink()
-    with contextlib.suppress(BufferError):
-        pages.close()
 
 
 def _tidy(place: Path) -> None:
