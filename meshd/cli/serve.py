@@ -77,6 +77,7 @@ pair again (that also when it changes) and opens the audit log anew.
     help="etcd://HOST:PORT[,…][/PREFIX] or kubernetes://NAMESPACE/NAME: be one of many.",
 )
 @click.option("--control-ca", metavar="FILE", help="Who vouches for the certificates of etcds://.")
+@click.option("--peer-ca", metavar="FILE", help="Who vouches for the certificates of other nodes.")
 @click.option("--zone", metavar="NAME", help="What fails together; copies are in different zones.")
 @click.option("--rack", metavar="NAME", help="What is near each other.")
 @click.option("--role", multiple=True, metavar="ROLE", help="store, cache, compute; repeat it.  [all]")

@@ -192,6 +192,7 @@ def _cluster(value: Mapping[str, Any]) -> ClusterSettings:
         value["advertise"],
         value["lease"],
         value["down-after"],
+        value["peer-ca"],
         value["repair-interval"],
     )
 

@@ -88,6 +88,7 @@ OPTIONS: Mapping[str, Option] = {
         Option("audit-log", parse_audit, lambda: None),
         Option("control", parse_control, lambda: None),
         Option("control-ca", parse_path, lambda: None),
+        Option("peer-ca", parse_path, lambda: None),
         Option("zone", parse_place, str),
         Option("rack", parse_place, str),
         Option("role", parse_roles, lambda: ("store", "cache", "compute")),

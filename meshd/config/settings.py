@@ -162,6 +162,8 @@ class ClusterSettings:
     """Seconds without a word after which a node is looked after, and counts as away."""
     down_after: float = 900.0
     """Seconds after which a node that is away is given up, if every object of it has another copy."""
+    peer_ca: Path | None = None
+    """PEM file of who vouches for other nodes' certificates, beside those this machine trusts."""
     repair_interval: float = 6 * 3600.0
     """Seconds between two comparisons with the other owners that nothing else asks for."""
 

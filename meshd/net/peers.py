@@ -8,6 +8,7 @@ whether doing it twice does harm. Seam: `Peers.call`; `Peers.wire` is for those 
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections import deque
 from contextlib import asynccontextmanager
@@ -25,11 +26,13 @@ from meshwire.sigv4 import UNSIGNED_PAYLOAD, Credential, sign
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping
+    from pathlib import Path
 
     from meshd.kit.clock import Clock
     from meshd.net.wires import AnswerHead
     from meshwire.cluster import Node
 
+_log = logging.getLogger("meshd.peers")
 PREFIX: Final = "/-/peer/"
 PEER_KEY: Final = "mesh-peer:"
 PURPOSE: Final = "peer calls"
@@ -179,7 +182,7 @@ class PeerAnswer:
 class Peers:
     """Calls to other nodes; one a process. `derive` gives keys of the mesh's secret (`NodeSecret.derive`),
     `map_version` the version of the cluster map this process goes by. `ca` is a file of certificates that
-    vouch for nodes with an https endpoint, beside those the machine trusts."""
+    vouch for nodes with an https endpoint, beside those the machine trusts; read again when it changes."""
 
     def __init__(
         self,
@@ -188,7 +191,7 @@ class Peers:
         clock: Clock,
         map_version: Callable[[], int] = lambda: 0,
         *,
-        ca: str = "",
+        ca: Path | None = None,
     ) -> None:
         self.node_id, self._derive, self._clock = node_id, derive, clock
         self._map_version, self._ca = map_version, ca
@@ -196,6 +199,7 @@ class Peers:
         self._open: set[Wire] = set()
         self._credential: Credential | None = None
         self._tls: ssl.SSLContext | None = None
+        self._ca_seen: tuple[int, int] | None = None
 
     def __repr__(self) -> str:
         return f"<Peers of {self.node_id}, {len(self._open)} connections>"
@@ -339,11 +343,27 @@ class Peers:
         return f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode()
 
     def _context(self) -> ssl.SSLContext:
-        if self._tls is None:
-            self._tls = ssl.create_default_context()
-            if self._ca:
-                self._tls.load_verify_locations(self._ca)
+        seen = _seen(self._ca)
+        if self._tls is None or seen != self._ca_seen:
+            found = ssl.create_default_context()
+            try:
+                if self._ca is not None and seen is not None:
+                    found.load_verify_locations(self._ca)
+            except ssl.SSLError as error:  # being written: it is read again when it changes
+                _log.warning("peer-ca vouches for nobody", extra={"file": str(self._ca), "why": str(error)})
+            self._tls, self._ca_seen = found, seen
         return self._tls
+
+
+def _seen(ca: Path | None) -> tuple[int, int] | None:
+    """What tells a file that has changed; None: nobody is in it."""
+    if ca is None:
+        return None
+    try:
+        found = ca.stat()
+    except OSError:
+        return None
+    return (found.st_mtime_ns, found.st_size) if found.st_size else None
 
 
 async def _either(sending: asyncio.Future[None], answer: PeerAnswer) -> None:

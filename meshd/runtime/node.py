@@ -143,7 +143,13 @@ def open_node(settings: NodeSettings, writer: str) -> Iterator[Node]:
         mesh = open_mesh(settings, control, buckets, clock, process)
         shelf = _open_shelf(settings, writer, buckets, store, mesh, stack)
         use = KeyUse(control)
-        peers = Peers(settings.node_id, NodeSecret(control).derive, clock, lambda: mesh.map().version)
+        peers = Peers(
+            settings.node_id,
+            NodeSecret(control).derive,
+            clock,
+            lambda: mesh.map().version,
+            ca=settings.cluster.peer_ca,
+        )
         objects = RemoteObjects(store, mesh, peers, buckets)
         archives = Archives(store, uses.note, settings.view_cache_bytes, objects)
         yield Node(

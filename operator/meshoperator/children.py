@@ -26,6 +26,8 @@ Manifest = dict[str, Any]
 HOME: Final = "/var/lib/meshd"
 CLUSTER_LABEL, POOL_LABEL = f"{GROUP}/cluster", f"{GROUP}/pool"
 TEMPLATE_ANNOTATION: Final = f"{GROUP}/template"
+SCRAPE_LABEL: Final = f"{GROUP}/scrape"
+"""Of the one Service by which Prometheus finds the daemons."""
 _SPEED: Final = ("nvme", "ssd", "hdd")
 _ORIGINS: Final = "/etc/mesh/origins"
 _TOKEN: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -149,7 +151,8 @@ def _common(cluster: Cluster) -> dict[str, Any]:
     if spec.s3.domains:
         found["domain"] = list(spec.s3.domains)
     if spec.s3.tls:
-        found |= {"tls-cert": "/etc/mesh/tls/tls.crt", "tls-key": "/etc/mesh/tls/tls.key"}
+        names = {"tls-cert": "tls.crt", "tls-key": "tls.key", "peer-ca": "ca.crt"}
+        found |= {name: f"/etc/mesh/tls/{file}" for name, file in names.items()}
     if spec.auth.users_secret_ref:
         found["users"] = f"/etc/mesh/users/{spec.auth.users_secret_ref.key}"
     return found
@@ -169,7 +172,8 @@ def _peers(cluster: Cluster) -> Manifest:
         "selector": cluster.labels(),
         "ports": [port],
     }
-    return owned(cluster, "v1", "Service", f"{cluster.name}-nodes", cluster.labels(), spec=spec)
+    labels = cluster.labels() | {SCRAPE_LABEL: "true"}
+    return owned(cluster, "v1", "Service", f"{cluster.name}-nodes", labels, spec=spec)
 
 
 def _budget(cluster: Cluster, *, settled: bool) -> Manifest:
@@ -195,10 +199,18 @@ def _policy(cluster: Cluster) -> Manifest:
 
 
 def _monitor(cluster: Cluster) -> Manifest:
-    spec = {
-        "selector": {"matchLabels": cluster.labels()},
-        "endpoints": [{"port": "s3", "path": "/metrics", "interval": cluster.spec.metrics.interval}],
+    """By one Service: a daemon that is found by two is counted twice."""
+    endpoint: dict[str, Any] = {
+        "port": "s3",
+        "path": "/metrics",
+        "interval": cluster.spec.metrics.interval,
+        "scheme": "https" if cluster.spec.s3.tls else "http",
     }
+    if cluster.spec.s3.tls:  # Prometheus asks for pods by address, certificates are for names
+        authority = {"secret": {"name": cluster.spec.s3.tls.secret_ref.name, "key": "ca.crt"}}
+        name = f"{cluster.name}-s3.{cluster.namespace}.svc"
+        endpoint["tlsConfig"] = {"ca": authority, "serverName": name}
+    spec = {"selector": {"matchLabels": cluster.labels() | {SCRAPE_LABEL: "true"}}, "endpoints": [endpoint]}
     return owned(
         cluster, "monitoring.coreos.com/v1", "ServiceMonitor", cluster.name, cluster.labels(), spec=spec
     )
@@ -242,6 +254,7 @@ def _template(cluster: Cluster, pool: NodePool) -> Manifest:
             "prometheus.io/scrape": "true",
             "prometheus.io/port": str(port),
             "prometheus.io/path": "/metrics",
+            "prometheus.io/scheme": "https" if spec.s3.tls else "http",
         }
     pod: dict[str, Any] = {
         "serviceAccountName": cluster.account,

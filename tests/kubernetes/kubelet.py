@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -30,7 +31,15 @@ from typing import TYPE_CHECKING, Any, Self
 from lightkube import ApiError, Client, KubeConfig
 from lightkube.models.authentication_v1 import TokenRequestSpec
 from lightkube.models.meta_v1 import ObjectMeta
-from lightkube.resources.core_v1 import ConfigMap, Node, Pod, Secret, ServiceAccountToken
+from lightkube.resources.core_v1 import (
+    ConfigMap,
+    Node,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    Pod,
+    Secret,
+    ServiceAccountToken,
+)
 from lightkube.types import PatchType
 
 if TYPE_CHECKING:
@@ -88,6 +97,7 @@ class Kubelet:
         self._last = 0
         self._nodes: dict[str, Path] = {}
         self.pods: dict[str, Running] = {}
+        self._volumes: dict[str, str] = {}  # of claims, by their uid
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="kubelet")
@@ -112,6 +122,10 @@ class Kubelet:
         return "\n".join(
             f"=== {each.name} ({each.address})\n{each.output()[-4000:]}" for each in self.pods.values()
         )
+
+    def addresses(self, count: int) -> list[str]:
+        """Those that pods get first."""
+        return [f"{self._subnet}.{number}" for number in range(1, count + 1)]
 
     # --- nodes --------------------------------------------------------------------------------------------
 
@@ -169,6 +183,7 @@ class Kubelet:
             self._stop.wait(_TICK)
 
     def _tick(self) -> None:
+        self._provide()
         there = {each.metadata.uid: each.to_dict() for each in self._client.list(Pod)}
         for uid in self.pods.keys() - there.keys():
             self._kill(self.pods[uid])
@@ -239,6 +254,8 @@ class Kubelet:
         (container,) = pod["spec"]["containers"]
         for mount in container.get("volumeMounts") or ():
             running.mounts[mount["mountPath"]] = self._mounted(running, mount)
+        for volume in pod["spec"].get("volumes") or ():
+            self._localize(running, volume)
         variables = {each["name"]: self._value(pod, each) for each in container.get("env") or ()}
         own = {name: self._here(running, value) for name, value in variables.items() if value is not None}
         inherited = {
@@ -282,6 +299,8 @@ class Kubelet:
             found: Path = (
                 self._nodes[pod["spec"]["nodeName"]] / volume["hostPath"]["path"].lstrip("/") / below
             )
+        elif "persistentVolumeClaim" in volume:
+            found = self._place / "volumes" / volume["persistentVolumeClaim"]["claimName"] / below
         else:
             found = running.place / mount["name"] / below
         found.mkdir(parents=True, exist_ok=True)
@@ -297,6 +316,27 @@ class Kubelet:
         for name, content in files.items():
             (found / name).write_bytes(content.replace(b"0.0.0.0", running.address.encode()))
         return found
+
+    def _localize(self, running: Running, volume: Mapping[str, Any]) -> None:
+        """Settings name files of other mounts: as they are on this machine."""
+        if "configMap" in volume:
+            paths = "|".join(map(re.escape, sorted(running.mounts, key=len, reverse=True)))
+            for file in (running.place / volume["name"]).iterdir():
+                text = file.read_text()
+                file.write_text(re.sub(f"(?<= )({paths})(?=/)", lambda m: str(running.mounts[m[1]]), text))
+
+    def _provide(self) -> None:
+        """As a storage plug-in: a volume for each claim that has none; it goes with its claim."""
+        claims = {each.metadata.name: each for each in self._client.list(PersistentVolumeClaim)}
+        for name, claim in claims.items():
+            if claim.status.phase == "Pending" and claim.metadata.uid not in self._volumes:
+                self._volumes[claim.metadata.uid] = name
+                self._client.create(_volume(claim, self._namespace))
+        for uid, name in list(self._volumes.items()):
+            if uid not in {claim.metadata.uid for claim in claims.values()}:
+                self._client.delete(PersistentVolume, f"pv-{uid}")
+                shutil.rmtree(self._place / "volumes" / name, ignore_errors=True)
+                del self._volumes[uid]
 
     def _read(self, kind: Any, name: str) -> dict[str, bytes]:
         try:
@@ -338,8 +378,11 @@ class Kubelet:
         port = probe["port"]
         if isinstance(port, str):
             port = next(each["containerPort"] for each in container["ports"] if each["name"] == port)
-        make = http.client.HTTPSConnection if probe.get("scheme") == "HTTPS" else http.client.HTTPConnection
-        connection = make(running.address, port, timeout=2)
+        connection = http.client.HTTPConnection(running.address, port, timeout=2)
+        if probe.get("scheme") == "HTTPS":  # probes verify nothing
+            whoever = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            whoever.check_hostname, whoever.verify_mode = False, ssl.CERT_NONE
+            connection = http.client.HTTPSConnection(running.address, port, timeout=2, context=whoever)
         try:
             connection.request("GET", probe["path"])
             return connection.getresponse().status < 400
@@ -364,6 +407,18 @@ class Kubelet:
             if error.status.code != 404:
                 raise
         running.ready = ready
+
+
+def _volume(claim: Any, namespace: str) -> Any:
+    name, uid = claim.metadata.name, claim.metadata.uid
+    spec = {
+        "capacity": claim.spec.resources.requests,
+        "accessModes": claim.spec.accessModes,
+        "persistentVolumeReclaimPolicy": "Retain",
+        "claimRef": {"namespace": namespace, "name": name, "uid": uid},
+        "hostPath": {"path": f"/volumes/{name}"},
+    }
+    return PersistentVolume.from_dict({"metadata": {"name": f"pv-{uid}"}, "spec": spec})
 
 
 def _expanded(text: str, variables: Mapping[str, str | None]) -> str:

@@ -83,6 +83,23 @@ def test_one_daemon_on_each_node_that_matches() -> None:
     assert of.replicas(of.spec.node_pools[1]) is None, "nobody knows"
 
 
+def test_prometheus_finds_each_daemon_once_over_tls_too() -> None:
+    of = cluster(metrics={"serviceMonitor": True}, s3={"tls": {"secretRef": {"name": "mesh-tls"}}})
+    every = children(of, settled=True, service_monitors=True)
+    (monitor,) = (each for each in every if each["kind"] == "ServiceMonitor")
+    wanted = monitor["spec"]["selector"]["matchLabels"].items()
+    services = [each for each in every if each["kind"] == "Service"]
+    (service,) = (each for each in services if wanted <= each["metadata"]["labels"].items())
+    assert service["metadata"]["name"] == "m-nodes"
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert (endpoint["scheme"], endpoint["tlsConfig"]["serverName"]) == ("https", "m-s3.ns.svc")
+    assert endpoint["tlsConfig"]["ca"] == {"secret": {"name": "mesh-tls", "key": "ca.crt"}}
+    annotations = pool(of, "s")["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["prometheus.io/scheme"] == "https"
+    (settings,) = found(of, "ConfigMap")
+    assert yaml.safe_load(settings["data"]["default"])["peer-ca"] == "/etc/mesh/tls/ca.crt"
+
+
 def test_settings_say_where_a_node_is() -> None:
     (settings,) = found(cluster(), "ConfigMap")
     assert yaml.safe_load(settings["data"]["k0"])["zone"] == "a"
