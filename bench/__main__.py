@@ -62,6 +62,7 @@ SHOWN = {
     "second_rate": "next epoch/s",
     "again_rate": "again/s",
     "first_cpu": "CPU s/1000",
+    "cpu": "CPU s/1000 ",
     "first_wait": "first batch s",
     "before": "before MiB",
     "worst": "highest MiB",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 from bench import (
     albums,
     confining,
+    delivering,
     epochs,
     gathering,
     limits,
@@ -46,7 +47,8 @@ if TYPE_CHECKING:
 
 GATHERS = tuple(row.name for row in gather_rows(FULL))
 SPECIAL = (
-    *("limits", "ops", "userops", *loading.ROWS, sharing.NAME, "memory"),
+    *("limits", "ops", "userops", *loading.ROWS, sharing.NAME, delivering.NAME),
+    "memory",
     *(*GATHERS, resharding.NAME, restoring.NAME, passing.NAME, *origins.NAMES, epochs.NAME),
     windows.NAME,
 )
@@ -122,6 +124,8 @@ class Bench:
             return self._loaders(name)
         if name == sharing.NAME:
             return self._share()
+        if name == delivering.NAME:
+            return self._deliver()
         if name == "memory":
             return self._memory()
         if name == resharding.NAME:
@@ -206,13 +210,19 @@ class Bench:
         figures = sharing.measure(turns, self.scale.loader_rounds, self.scale, self.scratch, self.say)
         return sharing.title(self.scale), tuple(figures), skipped
 
+    def _deliver(self) -> Outcome:
+        turns, skipped = self._turns((), "meshd")
+        figures = [each for turn in turns for each in delivering.measure(turn.server, self.scale, self.say)]
+        return delivering.title(self.scale), tuple(figures), skipped
+
     def _turns(self, peers: tuple[str, ...], place: str) -> tuple[list[loading.Turn], dict[str, str]]:
         """Ours from meshd, then the peers from the server of that name, all photographs uploaded."""
         skipped: dict[str, str] = {}
         album = self._album()
-        self.say("making the peers' environment")
         try:
-            albums.pack(albums.make_peers(self.scratch), album)
+            if peers:
+                self.say("making the peers' environment")
+                albums.pack(albums.make_peers(self.scratch), album)
         except albums.PeersError as error:
             skipped, peers = dict.fromkeys(peers, str(error)), ()
         names = dict.fromkeys(("meshd", *([place] if peers else [])))

@@ -70,4 +70,5 @@ def main() -> None:
         loader.close()
 
 
-main()
+if __name__ == "__main__":
+    main()

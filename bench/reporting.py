@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from bench import (
     confining,
+    delivering,
     epochs,
     loading,
     machine,
@@ -74,6 +75,10 @@ counted in the 8 MiB chunks that a read of the object takes."""
 EPOCHS_TEXT = """Twenty shuffled epochs (and twenty in one order) over a cache of 0.3 of the data, replayed on
 the code that decides in the node (`mesh cache simulate`). No clock is in it. *Belady* is the bound of bytes
 that nobody exceeds."""
+DELIVERY_TEXT = """The loader's process alone: CPU seconds by getrusage, from the first import of ours to the
+last batch; then passes over frames that the node has ready, in turn with a bare `recv_into` of as many bytes
+into slots of an arena of the same size, over as many loopback connections, from a process that only calls
+sendfile. The loader also checks each tensor's crc32c."""
 LOADER_HEAD = (
     "",
     "first epoch, samples/s",
@@ -475,6 +480,32 @@ def sharing_lines(rows: Mapping[str, RowResult]) -> list[str]:
     return [f"### {result.title}", SHARING_TEXT, table(head, lines), table(BARS_HEAD, bars)]
 
 
+def delivery_section(rows: Mapping[str, RowResult]) -> list[str]:
+    """What delivering costs."""
+    result = rows.get(delivering.NAME)
+    if result is None:
+        return []
+    lines = [
+        [
+            name,
+            *(
+                number(result.value(name, each), places)
+                for each, places in (("rate", 0), ("gigabytes", 2), ("cpu", 3))
+            ),
+        ]
+        for name in result.contenders()
+    ]
+    cpus = [(name, result.value(name, "cpu")) for name in (delivering.COLD, delivering.WARM)]
+    ratio = result.ratio(delivering.WARM, delivering.BARE, "gigabytes")
+    bars = [
+        [f"{name}: client CPU s a 1,000", number(cpu, 3), verdict(cpu, delivering.CPU_MOST, at_most=True)]
+        for name, cpu in cpus
+    ]
+    bars.append(["warm ÷ bare recv_into", number(ratio, 2, "×"), verdict(ratio, delivering.RATIO_LEAST)])
+    head = ["", "samples/s", "GB/s", "client CPU s a 1,000"]
+    return [f"## {result.title}", DELIVERY_TEXT, table(head, lines), table(BARS_HEAD, bars)]
+
+
 def memory_section(rows: Mapping[str, RowResult]) -> list[str]:
     """Resident memory under load."""
     result = rows.get("memory")
@@ -576,6 +607,7 @@ def render(rows: Mapping[str, RowResult], scale: Scale, peers: Path) -> str:
         *ops_section(rows),
         *userops_section(rows),
         *loader_section(rows),
+        *delivery_section(rows),
         *memory_section(rows),
     ]
     sections += [*behind_section(rows, scale), *absent_section(rows), *versions_section(rows, peers)]

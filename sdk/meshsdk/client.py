@@ -17,8 +17,6 @@ from meshsdk.transport import Request, Transport, parsed
 from meshwire import etags, httpdates, percents
 from meshwire.checksums import new as new_checksum
 from meshwire.names import check_bucket_name, check_key
-from meshwire.s3 import documents, memberlistings
-from meshwire.s3.elements import escape
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -101,6 +99,8 @@ class Client:
 
     def buckets(self) -> tuple[BucketEntry, ...]:
         """All buckets of the caller: name, and when it was made."""
+        from meshwire.s3 import documents  # the readers of XML load with the first answer that has some
+
         found: tuple[BucketEntry, ...] = ()
         token: str | None = ""
         while token is not None:
@@ -133,6 +133,8 @@ class Client:
     ) -> Iterator[ObjectListing]:
         """Pages of at most `page` keys that begin with `prefix`, in the order of their UTF-8 bytes, asked
         for as they are taken. With a `delimiter`, what goes on behind it is one common prefix."""
+        from meshwire.s3 import documents
+
         fixed: dict[str, str | int] = {
             "list-type": 2,
             "encoding-type": "url",
@@ -180,6 +182,8 @@ class Client:
         self, bucket: str, key: str, prefix: str = "", *, start_after: str = "", page: int = 10_000
     ) -> MemberListing:
         """One page of them, with the archive's kind and its number of files."""
+        from meshwire.s3 import memberlistings
+
         query = query_string(members="", max_keys=page, prefix=prefix, start_after=start_after)
         request = Request("GET", object_path(bucket, key), query)
         try:
@@ -278,6 +282,9 @@ class Client:
         return failures
 
     def _delete_batch(self, bucket: str, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
+        from meshwire.s3 import documents
+        from meshwire.s3.elements import escape
+
         entries = "".join(f"<Object><Key>{escape(key)}</Key></Object>" for key in keys)
         body = f"<Delete><Quiet>true</Quiet>{entries}</Delete>".encode()
         headers = {"x-amz-checksum-crc64nvme": crc64(body), "content-type": "application/xml"}
@@ -352,6 +359,8 @@ def read_etag(response: Response) -> str:
 
 def _read_copied(response: Response) -> str:
     """The ETag of a copy; the answer may tell of a failure after a good status."""
+    from meshwire.s3 import documents
+
     return parsed(documents.parse_copy_result, response.read()).etag
 
 

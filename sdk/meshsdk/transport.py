@@ -23,7 +23,7 @@ from meshsdk.maps import MAP_HEADER, Directory
 from meshsdk.retrying import BackOff, Patience
 from meshsdk.routing import Router
 from meshwire.s3.errors import S3Error
-from meshwire.s3.parsing import RequestHead
+from meshwire.s3.requestheads import RequestHead
 from meshwire.sigv4 import Credential, sign
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bench import reporting, sharing, shelving, tables, windows
+from bench import delivering, reporting, sharing, shelving, tables, windows
 from bench.albums import environment, make_album, tars
 from bench.generating import available
 from bench.loading import Turn
@@ -157,6 +157,22 @@ def test_our_loader_at_toy_size(tmp_path: Path, daemon: Daemon, s3: Any) -> None
     passes = [json.loads(line[2:]) for line in done.stdout.splitlines() if line.startswith("@ ")]
     seen = [(one["name"], one["samples"]) for one in passes]
     assert seen == [("first", 12), ("again", 12), ("second", 12)], done.stderr[-2000:]
+
+
+@pytest.mark.bench
+def test_delivery_at_toy_size(
+    tmp_path: Path, daemon: Daemon, s3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.albums.BUCKET", "bench-delivery")
+    server = photographs_in(daemon, s3, tmp_path, 12, "bench-delivery")
+    figures = delivering.measure(server, replace(QUICK, batch=4, rounds=2), lambda _: None)
+    found = row(*figures, name="delivery")
+    assert found.contenders() == [delivering.COLD, delivering.WARM, delivering.BARE]
+    assert all(found.value(name, "cpu") for name in (delivering.COLD, delivering.WARM))
+    assert found.ratio(delivering.WARM, delivering.BARE, "gigabytes")
+    text = "\n".join(reporting.delivery_section({"delivery": found}))
+    assert "loader, warm: client CPU s a 1,000" in text
+    assert "warm ÷ bare recv_into" in text
 
 
 @pytest.mark.bench

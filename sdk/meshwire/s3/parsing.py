@@ -7,7 +7,6 @@ bucket.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from meshwire import names, percents
@@ -26,6 +25,7 @@ from meshwire.s3 import (
 )
 from meshwire.s3.errors import S3Error
 from meshwire.s3.queries import invalid, read_query
+from meshwire.s3.requestheads import RequestHead as RequestHead  # noqa: TC001 - importers of requests want it here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,19 +36,6 @@ if TYPE_CHECKING:
     Headers = Mapping[str, str]
 
 _MAX_KEYS = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class RequestHead:
-    """`raw_path` and `raw_query` are as sent, still percent-encoded, the query without `?`; header names are
-    lower-case, the values of repeated headers joined by `,`. `host_bucket` is the bucket that the host names
-    (virtual-host addressing); the path is then the key's alone."""
-
-    method: str
-    raw_path: str
-    raw_query: str
-    headers: Mapping[str, str]
-    host_bucket: str = ""
 
 
 def parse_request(head: RequestHead) -> Operation:

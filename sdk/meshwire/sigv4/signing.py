@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from meshwire import httpdates, percents
-from meshwire.s3.parsing import RequestHead
+from meshwire.s3.requestheads import RequestHead
 from meshwire.sigv4 import canonical
 from meshwire.sigv4.claims import MAX_EXPIRES, UNSIGNED_PAYLOAD, Scope
 from meshwire.sigv4.keys import signing_key
