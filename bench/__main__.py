@@ -63,6 +63,8 @@ SHOWN = {
     "again_rate": "again/s",
     "first_cpu": "CPU s/1000",
     "cpu": "CPU s/1000 ",
+    "accelerators": "accelerators",
+    "au_of_one": "AU of one, %",
     "first_wait": "first batch s",
     "before": "before MiB",
     "worst": "highest MiB",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from bench import (
+    accelerators,
     albums,
     confining,
     delivering,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 GATHERS = tuple(row.name for row in gather_rows(FULL))
 SPECIAL = (
     *("limits", "ops", "userops", *loading.ROWS, sharing.NAME, delivering.NAME),
-    "memory",
+    *(*accelerators.NAMES, "memory"),
     *(*GATHERS, resharding.NAME, restoring.NAME, passing.NAME, *origins.NAMES, epochs.NAME),
     windows.NAME,
 )
@@ -126,6 +127,8 @@ class Bench:
             return self._share()
         if name == delivering.NAME:
             return self._deliver()
+        if name in accelerators.NAMES:
+            return self._accelerate(name)
         if name == "memory":
             return self._memory()
         if name == resharding.NAME:
@@ -214,6 +217,18 @@ class Bench:
         turns, skipped = self._turns((), "meshd")
         figures = [each for turn in turns for each in delivering.measure(turn.server, self.scale, self.say)]
         return delivering.title(self.scale), tuple(figures), skipped
+
+    def _accelerate(self, name: str) -> Outcome:
+        work, skipped = accelerators.workload(name, self.scale), dict[str, str]()
+        names = ["meshd", "seaweedfs"]
+        try:
+            self.say("making the peers' environment")
+            albums.make_peers(self.scratch)
+        except albums.PeersError as error:
+            names, skipped = names[:1], dict.fromkeys(work.peers, str(error))
+        servers = {name: server for name in names if (server := self.server(name))}
+        figures = accelerators.measure(work, servers, self.scale, self.scratch, self.say)
+        return work.title, tuple(figures), skipped | self.absent
 
     def _turns(self, peers: tuple[str, ...], place: str) -> tuple[list[loading.Turn], dict[str, str]]:
         """Ours from meshd, then the peers from the server of that name, all photographs uploaded."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from bench import (
     confining,
-    delivering,
     epochs,
     loading,
     machine,
@@ -22,10 +21,11 @@ from bench import (
     windows,
 )
 from bench.gathering import GATHER, gather_rows
+from bench.loaderreporting import OURS, accelerator_section, best_peer, delivery_section, loader_section
 from bench.preparing import BARE, NODE, NOTES
 from bench.rows import store_rows
 from bench.servers import SERVERS
-from bench.tables import number, percent, table, verdict
+from bench.tables import BARS_HEAD, number, percent, table, verdict
 from meshd.cache.simulating import BOUND, PLANNED
 
 if TYPE_CHECKING:
@@ -44,15 +44,6 @@ STORE_TEXT = """wrk replays requests signed beforehand (SigV4, by botocore) over
 as the row says. Small PUTs sign their payload's hash, large ones say UNSIGNED-PAYLOAD. Before a row is
 timed the server must give the right bytes, and refuse an unsigned request with 403. A row with any failed
 request has no figure. Listings are of buckets of their own, filled once and kept for later runs."""
-LOADER_TEXT = """{photographs:,} photographs of about 500×375 (70 KB on average), uint8 batches of {batch}
-at 224×224 with a random crop and a flip; the peers with two worker processes, the server on the same two
-cores. The peers crop with Pillow as torchvision does on PIL images (`Image.resize(box=…)` in place of crop
-and resize, which saves them a copy): torchvision has no build beside the CPU-only torch used here. CPU is
-the client process with its workers. The next epoch has new crops for every sample; *same plan again* is a
-second job that asks for the first epoch once more: an unchanged plan, as in a sweep or a restart. Grain reads
-single objects by boto3, having no S3 of its own. One round: a pass of a peer takes long."""
-SHARING_TEXT = """Four processes of one loader at the same time; the rate is of all of them together. Ours say
-`share=`, and each photograph is decoded once; the peers' copies have one worker process each."""
 MEMORY_TEXT = """{memory_connections} connections stream objects of {mebibytes:,.0f} MiB for
 {memory_seconds} s. The figure is the highest resident set of any one process of the daemon, shared pages
 included."""
@@ -75,20 +66,6 @@ counted in the 8 MiB chunks that a read of the object takes."""
 EPOCHS_TEXT = """Twenty shuffled epochs (and twenty in one order) over a cache of 0.3 of the data, replayed on
 the code that decides in the node (`mesh cache simulate`). No clock is in it. *Belady* is the bound of bytes
 that nobody exceeds."""
-DELIVERY_TEXT = """The loader's process alone: CPU seconds by getrusage, from the first import of ours to the
-last batch; then passes over frames that the node has ready, in turn with a bare `recv_into` of as many bytes
-into slots of an arena of the same size, over as many loopback connections, from a process that only calls
-sendfile. The loader also checks each tensor's crc32c."""
-LOADER_HEAD = (
-    "",
-    "first epoch, samples/s",
-    "next epoch",
-    "same plan again",
-    "client CPU s a 1,000",
-    "next epoch",
-    "first batch, s",
-)
-BARS_HEAD = ("", "figure", "bar")
 COMMANDS = """<!-- not run: takes about half an hour -->
 ```bash
 make bench                                  # everything; about half an hour, ten minutes more at first
@@ -98,10 +75,9 @@ make bench                                  # everything; about half an hour, te
 ```
 
 The raw figures of every round are in `.bench/results.json`."""
-SPEEDUP_BAR, CPU_BAR, AGAIN_BAR, LATER_BAR, MEMORY_BAR, IDLE_BAR = 2.0, 0.1, 5.0, 8.0, 300, 250
+MEMORY_BAR, IDLE_BAR = 300, 250
 OPS_BAR = 1.6  # times a bare decode: decode, random_resized_crop to 224, flip
 FLAT_BAR = 0.8  # of the rate with a thousand keys must be left with a million
-OURS = "meshsdk from meshd"
 
 
 def metric_of(row: Row) -> tuple[str, str, int]:
@@ -396,116 +372,6 @@ def ops_section(rows: Mapping[str, RowResult]) -> list[str]:
     ]
 
 
-def best_peer(result: RowResult, metric: str, *, least: bool = False) -> tuple[str, float] | None:
-    """The peer with the best median, from whichever server it did best."""
-    names = [name for name in result.contenders() if not name.startswith("meshsdk")]
-    known = [(name, value) for name in names if (value := result.value(name, metric)) is not None]
-    return (min if least else max)(known, key=lambda pair: pair[1]) if known else None
-
-
-def loader_line(result: RowResult, name: str) -> list[str]:
-    """One row of the loader table."""
-    if problem := result.problem(name):
-        return [name, f"failed: {problem}".replace("|", "/"), *([""] * (len(LOADER_HEAD) - 2))]
-    rates = [number(result.value(name, f"{one}_rate"), 0) for one in ("first", "second", "again")]
-    cpus = [number(result.value(name, f"{one}_cpu"), 3) for one in ("first", "second")]
-    return [name, *rates, *cpus, number(result.value(name, "first_wait"), 2)]
-
-
-def loader_repeats(result: RowResult) -> list[str]:
-    """Who had to be run again."""
-    counts = {
-        name: sum(int(each.metrics.get("repeats", 0)) for each in result.figures if each.contender == name)
-        for name in result.contenders()
-    }
-    said = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
-    return [f"Runs that ended with an error and were repeated: {said}."] if said else []
-
-
-def loader_bars(result: RowResult) -> list[list[str]]:
-    """What the project asks of itself, and whether it holds."""
-    rate, cpu = best_peer(result, "first_rate"), best_peer(result, "first_cpu", least=True)
-    later = best_peer(result, "second_rate")
-    mine, mine_cpu = result.value(OURS, "first_rate"), result.value(OURS, "first_cpu")
-    repeated, again = result.value(OURS, "again_rate"), result.ratio_of(OURS, "again_rate", "first_rate")
-    lines = []
-    if rate and mine:
-        ratio = mine / rate[1]
-        bar = verdict(ratio, SPEEDUP_BAR)
-        lines.append([f"first epoch ÷ best peer ({rate[0]})", number(ratio, 2, "×"), bar])
-    if later and repeated:
-        ratio = repeated / later[1]
-        bar = verdict(ratio, LATER_BAR)
-        lines.append(
-            [f"the same plan again ÷ best peer's next epoch ({later[0]})", number(ratio, 1, "×"), bar]
-        )
-    if cpu and mine_cpu is not None:
-        share = mine_cpu / cpu[1]
-        bar = verdict(share, CPU_BAR, at_most=True)
-        lines.append([f"client CPU ÷ least of the peers ({cpu[0]})", number(share, 3, "×"), bar])
-    lines.append(["the same plan again ÷ its first pass", number(again, 1, "×"), verdict(again, AGAIN_BAR)])
-    return lines
-
-
-def loader_section(rows: Mapping[str, RowResult]) -> list[str]:
-    """The loaders."""
-    found = [rows[name] for name in loading.ROWS if name in rows]
-    if not found:
-        return []
-    lines = ["## Loaders, over the same photographs", LOADER_TEXT.format(**found[0].setup)]
-    for result in found:
-        lines.append(f"### {result.title}")
-        lines.append(table(LOADER_HEAD, [loader_line(result, name) for name in result.contenders()]))
-        lines += loader_repeats(result)
-        lines.append(table(BARS_HEAD, loader_bars(result)))
-    limits = rows.get("limits")
-    if limits and (bound := limits.value("transform", "rate")):
-        share = percent(found[0].value(OURS, "first_rate"), bound)
-        alone = f"the same ops on both cores with no server around them do {bound:,.0f} samples/s"
-        lines.append(f"**The limit.** Reading and {alone}; the first epoch is {share} of it.")
-    return [*lines, *sharing_lines(rows)]
-
-
-def sharing_lines(rows: Mapping[str, RowResult]) -> list[str]:
-    """Four jobs together."""
-    result = rows.get(sharing.NAME)
-    if result is None:
-        return []
-    lines = [[name, number(result.value(name, "rate"), 0)] for name in result.contenders()]
-    best, mine = best_peer(result, "rate"), result.value(OURS, "rate")
-    ratio = mine / best[1] if best and mine else None
-    title = f"four sharing jobs ÷ four copies of the best peer ({best[0] if best else 'none'})"
-    bars = [[title, number(ratio, 1, "×"), verdict(ratio, sharing.LEAST)]]
-    head = ["", "samples/s, all together"]
-    return [f"### {result.title}", SHARING_TEXT, table(head, lines), table(BARS_HEAD, bars)]
-
-
-def delivery_section(rows: Mapping[str, RowResult]) -> list[str]:
-    """What delivering costs."""
-    result = rows.get(delivering.NAME)
-    if result is None:
-        return []
-    lines = [
-        [
-            name,
-            *(
-                number(result.value(name, each), places)
-                for each, places in (("rate", 0), ("gigabytes", 2), ("cpu", 3))
-            ),
-        ]
-        for name in result.contenders()
-    ]
-    cpus = [(name, result.value(name, "cpu")) for name in (delivering.COLD, delivering.WARM)]
-    ratio = result.ratio(delivering.WARM, delivering.BARE, "gigabytes")
-    bars = [
-        [f"{name}: client CPU s a 1,000", number(cpu, 3), verdict(cpu, delivering.CPU_MOST, at_most=True)]
-        for name, cpu in cpus
-    ]
-    bars.append(["warm ÷ bare recv_into", number(ratio, 2, "×"), verdict(ratio, delivering.RATIO_LEAST)])
-    head = ["", "samples/s", "GB/s", "client CPU s a 1,000"]
-    return [f"## {result.title}", DELIVERY_TEXT, table(head, lines), table(BARS_HEAD, bars)]
-
-
 def memory_section(rows: Mapping[str, RowResult]) -> list[str]:
     """Resident memory under load."""
     result = rows.get("memory")
@@ -608,6 +474,7 @@ def render(rows: Mapping[str, RowResult], scale: Scale, peers: Path) -> str:
         *userops_section(rows),
         *loader_section(rows),
         *delivery_section(rows),
+        *accelerator_section(rows),
         *memory_section(rows),
     ]
     sections += [*behind_section(rows, scale), *absent_section(rows), *versions_section(rows, peers)]

@@ -24,6 +24,7 @@ class Scale:
     photographs: int = 4_096
     batch: int = 256
     loader_rounds: int = 1
+    accelerated: bool = True
     memory_bytes: int = 1 << 30
     memory_seconds: int = 20
     memory_connections: int = 64
@@ -46,6 +47,7 @@ QUICK = Scale(
     photographs=128,
     batch=32,
     loader_rounds=1,
+    accelerated=False,
     memory_bytes=32 * MIB,
     memory_seconds=2,
     memory_connections=8,

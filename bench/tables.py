@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+BARS_HEAD = ("", "figure", "bar")
+
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """A Markdown table; the first column is text, the others numbers."""

@@ -12,9 +12,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from bench import delivering, reporting, sharing, shelving, tables, windows
+from bench import (
+    accelerating,
+    accelerators,
+    delivering,
+    loaderreporting,
+    reporting,
+    sharing,
+    shelving,
+    tables,
+    windows,
+)
 from bench.albums import environment, make_album, tars
 from bench.generating import available
 from bench.loading import Turn
@@ -170,7 +183,7 @@ def test_delivery_at_toy_size(
     assert found.contenders() == [delivering.COLD, delivering.WARM, delivering.BARE]
     assert all(found.value(name, "cpu") for name in (delivering.COLD, delivering.WARM))
     assert found.ratio(delivering.WARM, delivering.BARE, "gigabytes")
-    text = "\n".join(reporting.delivery_section({"delivery": found}))
+    text = "\n".join(loaderreporting.delivery_section({"delivery": found}))
     assert "loader, warm: client CPU s a 1,000" in text
     assert "warm ÷ bare recv_into" in text
 
@@ -187,23 +200,66 @@ def test_four_jobs_at_once_at_toy_size(
     assert figure.metrics["rate"] > 0
 
 
+@pytest.mark.bench
+def test_an_emulated_accelerator_at_toy_size(tmp_path: Path, daemon: Daemon) -> None:
+    """Of each workload, one that takes batches of the right bytes and computes for some of the time."""
+    account = Account(daemon.access_key, daemon.secret_key)
+    port = int(daemon.endpoint.rpartition(":")[2])
+    server = Server("meshd", port, account, None)  # type: ignore[arg-type]
+    for name in ("au-resnet50", "au-unet3d"):
+        work = replace(accelerators.workload(name, QUICK), step_s=0.02)
+        accelerators.fill(work, server, lambda _: None)
+        fed = accelerators.Contender(accelerators.OURS, server).utilisation(work, 1, 0.1, tmp_path)
+        assert 0 < fed <= 1
+
+
+def test_batches_of_other_sizes_are_no_figure() -> None:
+    assert accelerating.utilisation(iter([b"abc"] * 9), len, 3, 0.001, 0.002) > 0
+    with pytest.raises(ValueError, match="a batch of 3 bytes, not 5"):
+        accelerating.utilisation(iter([b"abc"] * 9), len, 5, 0.001, 0.01)
+    with pytest.raises(ValueError, match="too few records"):
+        next(accelerating.forever([]))
+
+
+@given(st.integers(0, 40), st.integers(1, 32))
+def test_the_most_accelerators_are_found_by_doubling_and_halving(answer: int, most: int) -> None:
+    asked: list[int] = []
+
+    def busy(count: int) -> bool:
+        asked.append(count)
+        return count <= answer
+
+    assert accelerators.most_busy(busy, most) == min(answer, most)
+    assert max(asked) <= most
+    assert len(asked) <= 11
+
+
+def test_records_are_of_the_sizes_of_the_benchmark() -> None:
+    for each in accelerators.WORKLOADS:
+        assert each.wanted == each.batch * (each.take or each.record)
+    small = accelerators.workload("au-unet3d", QUICK)
+    saved = accelerators._record(small, 3)
+    assert len(saved) == small.record
+    assert np.load(io.BytesIO(saved)).shape == (small.record - 128,)
+
+
 def test_the_bars_of_loaders_are_of_the_best_peer() -> None:
     mine = {"first_rate": 1100.0, "second_rate": 1400.0, "again_rate": 9000.0, "first_cpu": 0.1}
     figures = [
-        Figure(reporting.OURS, 0, mine),
+        Figure(loaderreporting.OURS, 0, mine),
         Figure("webdataset from seaweedfs", 0, {"first_rate": 500.0, "second_rate": 600.0, "first_cpu": 2.0}),
         Figure("litdata from seaweedfs", 0, {"first_rate": 400.0, "second_rate": 1000.0, "first_cpu": 2.5}),
     ]
-    lines = {line[0]: line[1:] for line in reporting.loader_bars(row(*figures, name="loaders"))}
+    lines = {line[0]: line[1:] for line in loaderreporting.loader_bars(row(*figures, name="loaders"))}
     assert lines["first epoch ÷ best peer (webdataset from seaweedfs)"] == ["2.20×", "≥ 2 met"]
     later = "the same plan again ÷ best peer's next epoch (litdata from seaweedfs)"
     assert lines[later] == ["9.0×", "≥ 8 met"]
     four = row(
-        Figure(reporting.OURS, 0, {"rate": 3000.0}),
+        Figure(loaderreporting.OURS, 0, {"rate": 3000.0}),
         Figure("webdataset from seaweedfs", 0, {"rate": 600.0}),
         name="sharing",
     )
-    assert "| 5.0× | ≥ 6 **missed** |" in "\n".join(reporting.sharing_lines({"sharing": four}))
+    assert "| 5.0× | ≥ 6 **missed** |" in "\n".join(loaderreporting.sharing_lines({"sharing": four}))
 
 
 def test_a_row_with_any_problem_has_no_figure() -> None:
