@@ -67,8 +67,9 @@ def read_jpeg_head(data: bytes) -> JpegHead:
     _check_pixels(height, width)
     pixels = height * width
     most = MAX_SCANS if pixels > _MANY_PIXELS else max(MAX_SCANS, _MOST_WORK // pixels)
-    # Counting one byte is much quicker than counting two, and enough for whatever is no attack.
-    if data.count(b"\xda") > most and data.count(b"\xff\xda") > most:
+    # numpy counts a byte in a few microseconds, which is enough for whatever is no attack.
+    halves = np.count_nonzero(np.frombuffer(data, np.uint8) == 0xDA)
+    if halves > most and data.count(b"\xff\xda") > most:
         raise BadSampleError(f"a JPEG of more than {MAX_SCANS} scans is not decoded")
     return JpegHead(height, width, colorspace)
 
