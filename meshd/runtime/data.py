@@ -69,8 +69,10 @@ def view_kinds(node: Node, data: DataServices) -> dict[type, ViewKind[Any]]:
     return {
         TransformView: TransformReader(node.store, data.frames, node.uses, node.objects),
         ShardsView: ShardReader(node.store, node.clock, node.archives, node.objects),
-        ZarrView: ZarrReader(node.store, layouts, data.frames, node.uses),
-        BatchesView: BatchReader(node.store, data.catalog, data.batches, data.frames, node.uses),
+        ZarrView: ZarrReader(node.store, layouts, data.frames, node.uses, node.objects),
+        BatchesView: BatchReader(
+            node.store, data.catalog, data.batches, data.frames, node.uses, node.objects
+        ),
     }
 
 

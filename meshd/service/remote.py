@@ -22,13 +22,14 @@ from meshd.service import remotewire as wire
 from meshd.service.remoteasking import Asking, lost_error, refused_error, some
 from meshd.service.remotedocuments import RemoteDocuments
 from meshd.service.remotefetching import ORIGINS, Fetching
-from meshd.service.remoteframes import RemoteFrames
+from meshd.service.remoteframes import MeetingFrames, RemoteFrames
 from meshd.service.remotelisting import RemoteListings
 from meshd.service.waiting import Waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
+    from meshd.assembly.addressing import FrameSource
     from meshd.control.buckets import BucketTable
     from meshd.service.nearby import Nearby
     from meshd.service.remotefetching import FromOrigins, Gathered
@@ -52,7 +53,7 @@ class RemoteObjects:
         self._listings = RemoteListings(store, self._asking)
         self._fetching = Fetching(store, self._asking, self.backs)
         documents = RemoteDocuments(self._asking)
-        frames = RemoteFrames(self._asking, self._fetching, self._memory)
+        frames = self._frames = RemoteFrames(self._asking, self._fetching, self._memory)
         self.document, self.documents, self.spread = documents.document, documents.documents, documents.spread
         self.met, self.kept_frame, self.keep_frame = frames.met, frames.kept_frame, frames.keep_frame
 
@@ -244,6 +245,13 @@ class RemoteObjects:
             except MeshdError as error:
                 self._asking.note(node, error)
         return None
+
+    def frames_of(self, buckets: Iterable[str], frames: FrameSource) -> FrameSource:
+        """Who is asked for frames that are made of these buckets: `frames`, or, where their bytes come from
+        origins, the nodes at which they meet."""
+        if self._mesh.alone or not any(map(self.backs, buckets)):
+            return frames
+        return MeetingFrames(self._frames, frames)
 
     async def archive_index(
         self,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from meshd.assembly.addressing import BlockAddress, FrameAddress
 from meshd.assembly.memory import MemoryFrame
 from meshd.errors import MeshdError
 from meshd.service import remotewire as wire
@@ -16,10 +17,28 @@ from meshwire.servertimings import HEADER as TIMING
 from meshwire.servertimings import parse_timing
 
 if TYPE_CHECKING:
-    from meshd.assembly.addressing import Frame, FrameAddress, FrameResult
+    from meshd.assembly.addressing import Asked, Frame, FrameResult, FrameSource
     from meshd.assembly.memory import Memory
     from meshd.service.remoteasking import Asking
     from meshd.service.remotefetching import Fetching
+
+
+class MeetingFrames:
+    """A FrameSource: each frame is made where its address meets, so that no two nodes make one at once."""
+
+    def __init__(self, remote: RemoteFrames, frames: FrameSource) -> None:
+        self._remote, self._frames = remote, frames
+
+    def __repr__(self) -> str:
+        return f"<MeetingFrames before {self._frames!r}>"
+
+    async def frame(self, address: Asked) -> Frame:
+        """See FrameSource."""
+        if isinstance(address, FrameAddress | BlockAddress):
+            met = await self._remote.met(address)
+            if met is not None:
+                return met
+        return await self._frames.frame(address)
 
 
 class RemoteFrames:
@@ -32,12 +51,10 @@ class RemoteFrames:
     def __repr__(self) -> str:
         return f"<RemoteFrames from {self._mesh.node_id}>"
 
-    async def met(self, address: FrameAddress) -> Frame | None:
+    async def met(self, address: FrameAddress | BlockAddress) -> Frame | None:
         """The frame as the node has it at which its address meets; None where that is this node, or it does
         not give it: then it is made here."""
-        place = address.rank, address.world, address.batch, address.origin
-        name = frame_name(address.plan, address.epoch, address.step, *place)
-        node = next(iter(meeting(assemblers(self._mesh.map()), name)), None)
+        node = next(iter(meeting(assemblers(self._mesh.map()), _name(address))), None)
         if node is None or node.node_id == self._mesh.node_id:
             return None
         room = MemoryFrame(0, self._memory)
@@ -69,3 +86,11 @@ class RemoteFrames:
         """Have this node keep a copy, if it keeps any."""
         if self._fetching.near is not None:
             self._fetching.near.keep_frame(address, frame.fd, frame.size, frame.rows)
+
+
+def _name(address: FrameAddress | BlockAddress) -> str:
+    """A text to meet at."""
+    if isinstance(address, BlockAddress):
+        return f"{address.digest}/{address.block}"
+    place = address.rank, address.world, address.batch, address.origin
+    return frame_name(address.plan, address.epoch, address.step, *place)

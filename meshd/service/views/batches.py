@@ -16,6 +16,7 @@ from meshd.assembly.assembler import count_rows, metadata_of
 from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.assembly.errors import BatchError
 from meshd.assembly.sizing import planned_size
+from meshd.service.remote import local_objects
 from meshd.service.views.failing import pinned_refusal
 from meshd.service.views.frames import frame_groups, frame_of
 from meshd.service.views.kinds import Made
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from meshd.assembly.plans import Plan
     from meshd.service.access import Caller
     from meshd.service.batches import BatchService
+    from meshd.service.remote import RemoteObjects
     from meshd.service.views.uses import Uses
     from meshd.store.interface import ObjectStore
     from meshwire.batchviews import BatchesView
@@ -50,9 +52,16 @@ class BatchReader:
     """One a worker."""
 
     def __init__(
-        self, store: ObjectStore, catalog: Catalog, batches: BatchService, frames: FrameSource, uses: Uses
+        self,
+        store: ObjectStore,
+        catalog: Catalog,
+        batches: BatchService,
+        frames: FrameSource,
+        uses: Uses,
+        objects: RemoteObjects | None = None,
     ) -> None:
         self._store, self._catalog, self._batches = store, catalog, batches
+        self._objects = objects or local_objects(store)
         self._frames, self._uses = frames, uses
         self._planned: dict[tuple[str, int, int], int | None] = {}
 
@@ -69,7 +78,11 @@ class BatchReader:
         address = _address(view, numbers)
         size = await self._size(plan, address)
         record = Record(size, _etag(address), 0, self._modified(plan), (), {"content-type": CONTENT_TYPE})
-        return Made(record, lambda offset, length: frame_groups(self._frames, address, size, offset, length))
+        frames = self._source(plan)
+        return Made(record, lambda offset, length: frame_groups(frames, address, size, offset, length))
+
+    def _source(self, plan: Plan) -> FrameSource:
+        return self._objects.frames_of((plan.bucket, *plan.others), self._frames)
 
     async def listing(self, view: BatchesView, operation: ListObjects) -> ObjectListing:
         """A page; one that has to build many frames to know their sizes ends early, and says that there is
@@ -104,7 +117,7 @@ class BatchReader:
         known = await self._known_size(plan, address)
         if known is not None:
             return known
-        frame = await frame_of(self._frames, address)
+        frame = await frame_of(self._source(plan), address)
         try:
             await self._catalog.write(_place(address), str(frame.size).encode(), once=True)
             return frame.size

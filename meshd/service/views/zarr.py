@@ -12,6 +12,7 @@ import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
+from meshd.service.remote import local_objects
 from meshd.service.views.kinds import Made
 from meshd.service.views.paging import page_of
 from meshd.service.views.zarrblocks import BlockKeeper, place_in_block
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
     from meshd.assembly.addressing import FrameSource
+    from meshd.service.remote import RemoteObjects
     from meshd.service.views.uses import Uses
     from meshd.service.views.zarrlaying import ZarrLayouts
     from meshd.service.views.zarrlayouts import ZarrLayout
@@ -48,9 +50,10 @@ class ZarrReader:
         layouts: ZarrLayouts,
         frames: FrameSource,
         uses: Uses,
+        objects: RemoteObjects | None = None,
     ) -> None:
         self._store, self._layouts = store, layouts
-        self._blocks = BlockKeeper(store, frames, uses)
+        self._blocks = BlockKeeper(store, frames, uses, objects or local_objects(store))
 
     def __repr__(self) -> str:
         return f"<ZarrReader, {self._layouts!r}>"

@@ -28,6 +28,7 @@ from meshwire.frames import layout
 
 if TYPE_CHECKING:
     from meshd.assembly.addressing import BlockAddress, Frame, FrameSource
+    from meshd.service.remote import RemoteObjects
     from meshd.service.views.uses import Uses
     from meshd.service.views.zarrlayouts import FieldWork, ZarrLayout
     from meshd.store.interface import ObjectStore
@@ -40,8 +41,8 @@ _PIECE = 1 << 20
 class BlockKeeper:
     """One a worker."""
 
-    def __init__(self, store: ObjectStore, frames: FrameSource, uses: Uses) -> None:
-        self._store, self._frames, self._uses = store, frames, uses
+    def __init__(self, store: ObjectStore, frames: FrameSource, uses: Uses, objects: RemoteObjects) -> None:
+        self._store, self._frames, self._uses, self._objects = store, frames, uses, objects
         self._making: SingleFlight[str, Record] = SingleFlight()
 
     def __repr__(self) -> str:
@@ -66,7 +67,8 @@ class BlockKeeper:
     async def _make(self, laid: ZarrLayout, work: FieldWork, rows: range, place: str) -> Record:
         address = await asyncio.to_thread(work.address, laid.snapshot, rows)
         try:
-            frame = await self._frames.frame(address)
+            frames = self._objects.frames_of(laid.snapshot.objects.buckets, self._frames)
+            frame = await frames.frame(address)
         except BatchError as error:
             raise refusal(error) from error
         try:
