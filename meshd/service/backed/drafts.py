@@ -65,7 +65,7 @@ class Draft:
         except TimeoutError:
             raise OriginDownError(f"the origin sent nothing for {_STILL:g} seconds") from None
         finally:
-            await self._flush()  # what came counts, whatever came after it
+            await self._flush()  # what came counts, whatever came after it: the rest is asked for from there
 
     async def _take(self, piece: bytes) -> None:
         if self._writer is None:
@@ -77,7 +77,7 @@ class Draft:
             await self._flush()
 
     async def _flush(self) -> None:
-        if self._writer is not None and self._gathered:
+        if self._writer is not None:
             self._gathered = 0
             self.flight.grew(await self._writer.settled())
 

@@ -1,0 +1,107 @@
+"""Flights into the cache's files: what was cut short goes on where it was, byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from meshd.config import StoreSettings
+from meshd.kit.clock import SystemClock
+from meshd.origin.errors import OriginDownError
+from meshd.origin.interface import Facts, Reply
+from meshd.service.backed import drafts
+from meshd.service.backed.drafts import Draft
+from meshd.service.backed.flights import Flight
+from meshd.store.records import Meta
+from meshd.store.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from pathlib import Path
+
+    from meshd.service.backed.shelf import Shelf
+    from meshd.store.writing import StoredWriter
+
+SIZE, PIECE = 5 << 20, 300_000
+
+
+class OneShelf:
+    """Writes to a store; its writers are slow to settle, for once."""
+
+    def __init__(self, store: Store, slow: int) -> None:
+        self._store, self._slow = store, slow
+
+    def writer(self, *_: object) -> StoredWriter:
+        writer = self._store.writer("b", "k", size=SIZE)
+        settled, calls = writer.settled, 0
+
+        async def slowly() -> int:
+            nonlocal calls
+            calls += 1
+            if calls == self._slow:
+                await asyncio.sleep(60)
+            return await settled()
+
+        writer.settled = slowly  # type: ignore[method-assign]  # an instance's own
+        return writer
+
+
+async def _bytes(data: bytes, start: int, end: int) -> AsyncGenerator[bytes, None]:
+    for at in range(start, end, PIECE):
+        yield data[at : min(at + PIECE, end)]
+    if end < len(data):
+        raise OriginDownError("cut")
+
+
+@pytest.mark.parametrize("slow", [0, 2], ids=["cut", "a-write-that-takes-too-long"])
+def test_what_was_cut_short_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: int
+) -> None:
+    data, facts = os.urandom(SIZE), Facts(SIZE, "e", 0)
+
+    async def run() -> None:
+        clock = SystemClock()
+        store = Store.open(StoreSettings.at(tmp_path, durability="relaxed"), writer="w0", clock=clock)
+        flight = Flight()
+        draft, shelf = Draft(flight), cast("Shelf", OneShelf(store, slow))
+        first = Reply(facts, 0, SIZE, _bytes(data, 0, SIZE if slow else 3 << 20))
+        await draft.begin(shelf, cast("Any", None), "k", 0, first)
+        monkeypatch.setattr(drafts, "_STILL", 0.2 if slow else 60.0)
+        with pytest.raises(OriginDownError):
+            await draft.fill(first)
+        monkeypatch.setattr(drafts, "_STILL", 60.0)
+        assert 0 < flight.have < SIZE
+        assert os.pread(flight.fd, flight.have, flight.base) == data[: flight.have]
+        await draft.fill(Reply(facts, flight.have, SIZE - flight.have, _bytes(data, flight.have, SIZE)))
+        flight.check()
+        record = await (await draft.written(shelf, cast("Any", None), "k", 0)).commit(Meta("e"))
+        assert store.read(record, 0, SIZE) == data
+        await draft.aclose()
+        flight.release()
+        store.close()
+
+    asyncio.run(run())
+
+
+def test_what_is_not_kept_is_gone_with_its_last_reader(tmp_path: Path) -> None:
+    data, facts = os.urandom(SIZE), Facts(SIZE, "e", 0)
+
+    async def run() -> None:
+        settings = StoreSettings.at(tmp_path, durability="relaxed")
+        store = Store.open(settings, writer="w0", clock=SystemClock())
+        flight = Flight()
+        draft, reply = Draft(flight), Reply(facts, 0, SIZE, _bytes(data, 0, SIZE))
+        await draft.begin(cast("Shelf", OneShelf(store, 0)), cast("Any", None), "k", 0, reply)
+        await draft.fill(reply)
+        await draft.aclose()
+        assert os.pread(flight.fd, SIZE, flight.base) == data  # whoever reads it goes on
+        assert store.get("b", "k") is None
+        flight.release()
+        store.close()
+
+    asyncio.run(run())
+    kept = [path.name for path in (tmp_path / "extents").rglob("*") if path.is_file()]
+    assert kept == ["DISK"]
