@@ -4,7 +4,10 @@ needs no library. `pip install --group adapters` brings them."""
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import pickle
+import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,6 +74,38 @@ def test_dalis_source_gives_an_epoch_at_a_time(dataset: mesh.Dataset) -> None:
             assert batches.epoch == epoch
             numbers = [int(value) for n, status in source for value in n[status == 0]]
             assert sorted(numbers) == list(range(20))
+
+
+# --- Lightning by its other name -------------------------------------------------------------------
+
+
+@libraries
+@pytest.mark.parametrize(
+    ("imported", "taken"),
+    [
+        ("lightning.pytorch", "lightning.pytorch"),
+        ("pytorch_lightning", "pytorch_lightning"),
+        ("", "lightning.pytorch"),
+    ],
+)
+def test_the_lightning_that_is_imported_is_taken(
+    monkeypatch: pytest.MonkeyPatch, imported: str, taken: str
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] in ("lightning", "pytorch_lightning")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "meshsdk.adapters.lightning", raising=False)
+    made = {name: types.ModuleType(name) for name in ("lightning.pytorch", "pytorch_lightning")}
+    for module in made.values():
+        module.LightningDataModule = type("LightningDataModule", (), {})  # type: ignore[attr-defined]
+    monkeypatch.setattr("importlib.import_module", lambda name: made[name])
+    if imported:
+        monkeypatch.setitem(sys.modules, imported, made[imported])
+    spec = importlib.util.find_spec("meshsdk.adapters.lightning")
+    assert spec is not None
+    assert spec.loader is not None
+    fresh = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fresh)
+    assert issubclass(fresh.MeshDataModule, made[taken].LightningDataModule)
 
 
 # --- Grain ----------------------------------------------------------------------------------------

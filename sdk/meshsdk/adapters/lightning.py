@@ -1,14 +1,15 @@
 """Loaders for Lightning: a data module whose position is in Lightning's checkpoints.
 
 Law: Lightning neither samples nor splits: ranks, shuffling and resuming are the loader's. Loaders are
-made by functions, when Lightning asks for them: by then the group of ranks is there.
+made by functions, when Lightning asks for them: by then the group of ranks is there. The package that the
+program has imported counts, `lightning` or `pytorch_lightning`: their classes do not know each other.
 """
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from pytorch_lightning import LightningDataModule
 
 from meshsdk.adapters.plain import PlainLoader
 
@@ -17,8 +18,20 @@ if TYPE_CHECKING:
 
     from meshsdk.loaders import Loader
 
+_NAMES = ("lightning.pytorch", "pytorch_lightning")
 
-class MeshDataModule(LightningDataModule):
+
+def _package() -> Any:
+    imported = [name for name in _NAMES if name in sys.modules]
+    for name in imported or _NAMES:
+        try:
+            return import_module(name)
+        except ImportError:
+            continue
+    raise ImportError("neither `lightning` nor `pytorch_lightning` is installed: pip install lightning")
+
+
+class MeshDataModule(_package().LightningDataModule):  # type: ignore[misc]
     """`Trainer(use_distributed_sampler=False).fit(model, MeshDataModule(train, validation))`.
 
     `train` and `validation` make a `mesh.Loader` each. A step gets a plain dictionary (see `plain.as_dict`).
