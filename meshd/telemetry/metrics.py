@@ -39,7 +39,7 @@ http_turned_away = _counter(
 )
 forwarded = _counter(
     "meshd_forwarded_total",
-    "Requests passed on to the node that answers; result is answered, misdirected, unreachable or broken.",
+    "Requests passed on; result is answered, misdirected, unreachable, skewed or broken.",
     "result",
 )
 tls_not_after = _gauge(

@@ -16,7 +16,7 @@ from meshd.net.wires import PeerUnreachableError
 from meshd.telemetry import metrics
 from meshd.web.authentication import ANONYMOUS
 from meshd.web.hops import HOP_HEADER, Hop
-from meshd.web.misdirecting import asks_elsewhere, is_damaged, is_stale
+from meshd.web.misdirecting import asks_elsewhere, is_damaged, is_skewed, is_stale
 from meshd.web.relaying import Relay
 from meshd.web.replies import SentReply, connection_word
 from meshd.web.settling import must_close
@@ -44,6 +44,7 @@ _HOLD: Final = 64 << 10  # bodies up to here are read before they are sent: they
 _SILENCE: Final = 60.0
 _PART_SILENCE: Final = 20.0
 _DOUBT: Final = 2.0  # seconds without an answer until it is asked whether the node is there at all
+_SKEWED: Final = "The clocks of two nodes of this mesh differ by minutes: set them. Nothing was stored."
 _ALL_DAMAGED: Final = "The object is damaged on every node that holds it; put it again."
 _PAUSE: Final = 0.05
 _READS: Final = (
@@ -285,6 +286,12 @@ class Forwarder:
             if is_damaged(kept_back):
                 metrics.forwarded.labels("damaged").inc()
                 broken.add(target.node_id)
+                continue
+            if is_skewed(kept_back):
+                metrics.forwarded.labels("skewed").inc()
+                if sending.gone:
+                    raise S3Error("SlowDown", _SKEWED)
+                avoided.add(target.node_id)
                 continue
             metrics.forwarded.labels("misdirected").inc()
             if sending.gone:

@@ -45,6 +45,13 @@ class Hop:
         return
 
 
+class SkewedError(S3Error):
+    """The sender's clock and this node's differ by minutes: nobody knows whose is right."""
+
+    def __init__(self) -> None:
+        super().__init__("AccessDenied", "The clocks of two nodes of this mesh differ by minutes: set them.")
+
+
 class Hops:
     """Writes and reads them. One a process; `derive` is `NodeSecret.derive`."""
 
@@ -63,7 +70,7 @@ class Hops:
         return f"{text},{self._mac(text, method, target, authorization)}"
 
     def read(self, value: str, method: str, target: str, authorization: str) -> Hop:
-        """Raises S3Error AccessDenied."""
+        """Raises S3Error AccessDenied, SkewedError."""
         text, _, mac = value.rpartition(",")
         fields = text.split(",")
         if len(fields) != _FIELDS - 1:
@@ -73,7 +80,7 @@ class Hops:
             raise S3Error("AccessDenied", _WRONG)
         sender, version, buckets, remote, secure, tls, aim, sent = fields
         if abs(self._clock.now_ms() - int(sent)) > _MAX_SKEW:
-            raise S3Error("AccessDenied", "The clocks of two nodes of this mesh differ by minutes: set them.")
+            raise SkewedError
         return Hop(sender, int(version), int(buckets), remote, secure == "1", tls, aim)
 
     def _mac(self, text: str, method: str, target: str, authorization: str) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from meshwire.s3.errors import S3Error
 
 DAMAGED_HEADER: Final = "x-mesh-damaged"
+SKEWED_HEADER: Final = "x-mesh-skewed"
 
 
 class DamagedHereError(Exception):
@@ -47,6 +48,12 @@ def damaged(now: int) -> Reply:
     return _reply(503, "Damaged", message, DAMAGED_HEADER, "1", now)
 
 
+def skewed(now: int) -> Reply:
+    """503: this node's clock and that of the node that asked differ by minutes."""
+    message = "the clocks of two nodes of this mesh differ by minutes: set them"
+    return _reply(503, "Skewed", message, SKEWED_HEADER, "1", now)
+
+
 def _reply(status: int, code: str, message: str, header: str, value: str, now: int) -> Reply:
     body = json.dumps({"error": {"code": code, "message": message}}).encode()
     headers = [("Content-Type", "application/json"), (header, value), ("Content-Length", str(len(body)))]
@@ -63,6 +70,11 @@ def is_damaged(head: AnswerHead) -> bool:
     return head.status == 503 and DAMAGED_HEADER in head.headers
 
 
+def is_skewed(head: AnswerHead) -> bool:
+    """Whether a node says that it has another time."""
+    return head.status == 503 and SKEWED_HEADER in head.headers
+
+
 def asks_elsewhere(head: AnswerHead) -> bool:
     """Whether an answer is for the node that asked, and not for its client."""
-    return is_stale(head) or is_damaged(head)
+    return is_stale(head) or is_damaged(head) or is_skewed(head)

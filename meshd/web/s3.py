@@ -23,8 +23,9 @@ from meshd.web.authentication import ANONYMOUS, request_context, request_head
 from meshd.web.cors import cors_headers
 from meshd.web.executing import Call, Executor
 from meshd.web.forwarding import AnsweredError, MisdirectedError, name_of
+from meshd.web.hops import SkewedError
 from meshd.web.hosts import Hosts
-from meshd.web.misdirecting import DamagedHereError, damaged, map_headers, stale
+from meshd.web.misdirecting import DamagedHereError, damaged, map_headers, skewed, stale
 from meshd.web.replies import Reply, SentReply
 from meshd.web.scattering import MEMBERS
 from meshd.web.sending import fetch_cold, send_groups, send_spans
@@ -99,6 +100,8 @@ class S3Endpoint:
         try:
             head = request_head(request, self._deps.http.max_header_bytes, self._hosts)
             return await self._answer(request, head, trace)
+        except SkewedError:
+            return skewed(self._now())
         except S3Error as error:
             return self._refuse(request, trace, error)
         except AnsweredError as answered:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from meshsdk.connections import Pool
-from meshsdk.errors import ConnectError, MeshError, server_error
+from meshsdk.errors import ConnectError, MeshError, ServerError, server_error
 from meshsdk.keyfiles import RenewedKeys
 from meshsdk.maps import MAP_HEADER, Directory
 from meshsdk.retrying import BackOff, Patience
@@ -270,7 +270,7 @@ class Asking:
     def failed(self, error: MeshError) -> None:
         """Waits as long as it takes before somebody is asked again; raises the error, or DeadlineError, when
         nobody is to be."""
-        if not self._request.idempotent:
+        if not (self._request.idempotent or _is_skewed(error)):
             raise error
         again = failed(self._transport.router, self._request, self._tried, self._last, error)
         wait = 0.0 if again else self._patience.delay(error, time.monotonic())
@@ -283,14 +283,19 @@ class Asking:
 def failed(
     router: Router, request: Request, tried: set[Endpoint], endpoint: Endpoint | None, error: MeshError
 ) -> bool:
-    """Notes whose answer failed in `tried`; whether another node is to be asked at once."""
-    if endpoint is None or not isinstance(error, ConnectError):
+    """Notes whose answer failed in `tried`; whether another node is to be asked at once. Of a node that has
+    another time than this machine, a wrong one perhaps: all are asked once."""
+    if endpoint is None or not (isinstance(error, ConnectError) or _is_skewed(error)):
         return False
     tried.add(endpoint)
     router.directory.failed(endpoint)
     if router.directory.map is not None or len(router.directory.configured) > 1:
         router.directory.refresh()
     return router.others(request, tried)
+
+
+def _is_skewed(error: MeshError) -> bool:
+    return isinstance(error, ServerError) and error.code == "RequestTimeTooSkewed"
 
 
 def parsed(reader: Callable[[bytes], T], body: bytes) -> T:

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from meshd.control.etcd.gateway import decoded, encoded
+from meshd.kit.clock import SHIFT, write_shift
 from meshd.testing.meshes import Mesh
 from meshwire.cluster import parse_map
 from tests.faults.clients import BUCKET
 from tests.faults.networks import Networks, available
-from tests.faults.schedules import KINDS, NETWORK
+from tests.faults.schedules import JUMPS, KINDS, NETWORK
 
 if TYPE_CHECKING:
     import random
@@ -50,6 +51,9 @@ class Hosts:
         self.mesh = Mesh(size, self._place / "mesh", etcd_host=outside, own=audits, **options)
         self._ends.callback(self.mesh.close)
         self.names = sorted(self.mesh.nodes)
+        for name in self.names:
+            write_shift(self._clock(name), 0.0)
+            self.mesh[name].env[SHIFT] = str(self._clock(name))
         self._slow: dict[str, _Slow] = {}
 
     def __repr__(self) -> str:
@@ -133,6 +137,8 @@ class Hosts:
                 corrupt(node.data_dir, chance)
             case "full":
                 fill(node.data_dir)
+            case "clock":
+                write_shift(self._clock(name), chance.choice((-1, 1)) * chance.choice(JUMPS))
             case "partition" | "isolate" | "control":
                 assert networks is not None
                 if fault.kind == "partition":
@@ -162,6 +168,8 @@ class Hosts:
                 self.networks.heal()
             case "corrupt":
                 self._scrub(name)
+            case "clock":
+                write_shift(self._clock(name), 0.0)
             case "restart":
                 pass
 
@@ -193,6 +201,9 @@ class Hosts:
         )
         if done.returncode:  # what is damaged in both copies stays so; the checks find it
             print(done.stdout, done.stderr)
+
+    def _clock(self, name: str) -> Path:
+        return self._place / f"{name}.clock"
 
     def _audit(self, name: str) -> Path:
         return self._place / f"{name}.audit"

@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Kind = Literal[
-    "kill", "pause", "slow", "restart", "partition", "isolate", "control", "full", "corrupt", "replace"
+    "kill",
+    "pause",
+    "slow",
+    "restart",
+    "partition",
+    "isolate",
+    "control",
+    "full",
+    "corrupt",
+    "replace",
+    "clock",
 ]
 KINDS: Final[tuple[Kind, ...]] = (
     "kill",  # SIGKILL to every process, started again after a while
@@ -29,6 +39,12 @@ KINDS: Final[tuple[Kind, ...]] = (
     "corrupt",  # bytes of a data file turned over
     "replace",  # killed, its disk emptied, started again
 )
+BY_NAME: Final[tuple[Kind, ...]] = (
+    "clock",  # its wall clock jumps by minutes or hours, forward or back, and is set right again
+)
+"""Befall only where they are asked for: clients of that node are refused, and should be."""
+JUMPS: Final = (90.0, 240.0, 1200.0, 7200.0, 6 * 3600.0)
+"""Seconds: inside the windows of all signatures, of clients' alone, outside both."""
 DESTRUCTIVE: Final[frozenset[Kind]] = frozenset({"corrupt", "replace"})
 NETWORK: Final[frozenset[Kind]] = frozenset({"partition", "isolate", "control"})
 

