@@ -35,7 +35,8 @@ U-Net3D and CosmoFlow (`configs/dlio/workload/*_a100.yaml` of github.com/mlcommo
 The figure is how many such accelerators are busy for at least 90, 90 and 70 % of the time (AU). ResNet-50:
 {resnet}-byte records of tar shards, 400 a batch, 435 ms. U-Net3D: 146.6 MB arrays, read whole, of which the
 model gets 2 MiB, 7 a batch, 636 ms. CosmoFlow: 2.8 MB objects, one a batch, 5.5 ms. No hints: no cache node,
-and nothing fetched before it is asked for. Peers read from SeaweedFS, one worker process an accelerator."""
+and nothing fetched before it is asked for. Epochs repeat the few records that are stored: none ends in
+a trial. Peers read from SeaweedFS, one worker process an accelerator."""
 LOADER_HEAD = (
     "",
     "first epoch, samples/s",

@@ -66,9 +66,9 @@ counted in the 8 MiB chunks that a read of the object takes."""
 EPOCHS_TEXT = """Twenty shuffled epochs (and twenty in one order) over a cache of 0.3 of the data, replayed on
 the code that decides in the node (`mesh cache simulate`). No clock is in it. *Belady* is the bound of bytes
 that nobody exceeds."""
-COMMANDS = """<!-- not run: takes about half an hour -->
+COMMANDS = """<!-- not run: takes about an hour -->
 ```bash
-make bench                                  # everything; about half an hour, ten minutes more at first
+make bench                                  # everything; about an hour, ten minutes more at first
 .venv/bin/python -m bench --list            # the rows
 .venv/bin/python -m bench --only get-10k,put-10k --rounds 5
 .venv/bin/python -m bench --quick           # toy sizes, a minute; the figures mean nothing

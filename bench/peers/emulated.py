@@ -1,6 +1,7 @@
 """`python -m bench.peers.emulated LOADER ENDPOINT BUCKET …`: accelerators fed by a peer.
 
-Law: a worker process for each accelerator; records are handed over as bytes, and none is decoded.
+Law: a worker process for each accelerator; records are drawn with replacement, handed over as bytes, and none
+is decoded.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ import argparse
 from importlib import import_module
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 
 from bench.accelerating import run
 from bench.peers.loaders import Source, client, keys
+
+TIMES = 200
+"""Each record comes about so often in an epoch, so that no trial meets the end of one."""
 
 
 def whole(records: list[bytes]) -> list[bytes]:
@@ -35,8 +39,10 @@ def connector(source: Source, prefix: str, take: int) -> Any:
         transform=read,
         s3client_config=module.S3ClientConfig(force_path_style=True),
     )
-    workers = {"num_workers": source.workers, "persistent_workers": True, "collate_fn": whole}
-    return DataLoader(dataset, source.batch, shuffle=True, drop_last=True, **workers)
+    sampler = RandomSampler(dataset, replacement=True, num_samples=TIMES * len(dataset))
+    return DataLoader(
+        dataset, source.batch, sampler=sampler, num_workers=source.workers, collate_fn=whole, drop_last=True
+    )
 
 
 def shards(source: Source, prefix: str, take: int) -> Any:
@@ -45,9 +51,9 @@ def shards(source: Source, prefix: str, take: int) -> Any:
     wds, s3 = import_module("webdataset"), client(source)
     params = [{"Bucket": source.bucket, "Key": key} for key in keys(source, prefix + "/")]
     urls = [f"pipe:curl -s -f '{s3.generate_presigned_url('get_object', Params=one)}'" for one in params]
-    dataset = wds.WebDataset(urls, shardshuffle=len(urls)).shuffle(1000).to_tuple("bin")
+    dataset = wds.WebDataset(urls, resampled=True).shuffle(1000).to_tuple("bin")
     dataset = dataset.map(lambda record: record[0]).batched(source.batch, collation_fn=whole, partial=False)
-    return wds.WebLoader(dataset, batch_size=None, num_workers=source.workers, persistent_workers=True)
+    return wds.WebLoader(dataset, batch_size=None, num_workers=source.workers)
 
 
 LOADERS = {"s3torchconnector": connector, "webdataset": shards}
