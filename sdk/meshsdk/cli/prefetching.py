@@ -1,4 +1,4 @@
-"""`mesh prefetch`: objects of a bucket with an origin into the node's cache, by a job of the node.
+"""`mesh prefetch`: objects of a bucket with an origin into the nodes' caches, by a job of theirs.
 
 Law: starts a job and follows it; no object passes here. Started again, it goes on where it was.
 """
@@ -34,7 +34,8 @@ class _Group(click.Group):
 
 @click.group("prefetch", cls=_Group)
 def prefetch() -> None:
-    """Brings objects of a bucket with an origin into the cache, before they are read.
+    """Brings objects of a bucket with an origin into the caches of the nodes that answer for them, before
+    they are read. One job counts what all nodes do; it goes on when one of them dies.
 
     \b
     mesh prefetch s3://photos/train/                    all that begins so
