@@ -237,9 +237,9 @@ def windows_section(rows: Mapping[str, RowResult]) -> list[str]:
         ["server CPU µs a window", *(number(result.value(name, "server_us"), 0) for name in names)],
     ]
     bars = []
-    for peer, least in ((windows.NAIVE, windows.LEAST), (windows.ALIGNED, None)):
-        ratio = result.ratio(windows.OURS, peer, "rate")
-        bars.append([f"{windows.OURS} ÷ {peer}", number(ratio, 1, "×"), verdict(ratio, least)])
+    for how, least in (("", windows.LEAST), (windows.ALONE, None)):
+        ratio = result.ratio(windows.OURS + how, windows.NAIVE + how, "rate")
+        bars.append([f"{windows.OURS} ÷ {windows.NAIVE}{how}", number(ratio, 1, "×"), verdict(ratio, least)])
     return [
         f"## {result.title}",
         windows.TEXT,

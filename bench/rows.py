@@ -34,7 +34,7 @@ class Scale:
     cold_bytes: int = 1 << 30
     cached_items: int = 2_000
     restored: int = 1 << 30
-    series_chunks: int = 2_048
+    series_chunks: int = 4_096
 
 
 FULL = Scale()
@@ -57,7 +57,7 @@ QUICK = Scale(
     cold_bytes=24 * MIB,
     cached_items=200,
     restored=8 * MIB,
-    series_chunks=128,
+    series_chunks=256,
 )
 
 

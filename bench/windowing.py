@@ -1,7 +1,8 @@
-"""`python -m bench.windowing CONTENDER ENDPOINT SECONDS`: windows of a series as torch batches.
+"""`python -m bench.windowing LOADER PLACE ENDPOINT SECONDS SERVER`: windows of a series as torch batches.
 
 Law: a line on stdin is a round: batches for so many seconds, from a loader that begins empty; then a line of
-JSON. Every batch is looked at: the first channel counts the steps, so a window that is none is an error.
+JSON. Clocks run from the first batch to the last, so that what is prepared and not taken counts for nobody.
+Every batch is looked at: the first channel counts the steps, so a window that is none is an error.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from obstore.store import S3Store
 from zarr.storage import ObjectStore
 
 import meshsdk as mesh
-from bench.windows import ALIGNED, BATCH, BUCKET, CHUNK, NAIVE, OURS, PLACE, WIDTH, WORKERS
+from bench.processes import cpu_seconds
+from bench.windows import BATCH, BUCKET, CHANNELS, CHUNK, OURS, WIDTH, WORKERS
 from meshsdk import ops
 
 if TYPE_CHECKING:
@@ -28,11 +30,10 @@ if TYPE_CHECKING:
 
 
 class Windows(torch.utils.data.Dataset[Any]):  # type: ignore[misc]  # torch is not read by mypy
-    """What one writes who has an array in a bucket: it is opened once a process, a window is a slice of it.
-    `aligned`: of one chunk alone."""
+    """What one writes who has an array in a bucket: opened once a process, a window is a slice of it."""
 
-    def __init__(self, endpoint: str, *, aligned: bool) -> None:
-        self._endpoint, self._aligned = endpoint, aligned
+    def __init__(self, endpoint: str, place: str) -> None:
+        self._endpoint, self._place = endpoint, place
         self._array: Any = None
         self._count = self._open().shape[1] // CHUNK
         self._array = None  # a worker opens its own
@@ -41,7 +42,7 @@ class Windows(torch.utils.data.Dataset[Any]):  # type: ignore[misc]  # torch is 
         if self._array is None:
             store = S3Store(
                 BUCKET,
-                prefix=PLACE,
+                prefix=self._place,
                 endpoint=self._endpoint,
                 region="us-east-1",
                 client_options={"allow_http": True},
@@ -53,15 +54,15 @@ class Windows(torch.utils.data.Dataset[Any]):  # type: ignore[misc]  # torch is 
         return int(self._count)
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        room = CHUNK - WIDTH if self._aligned else CHUNK * self._count - WIDTH - CHUNK * index
+        room = CHUNK * (self._count - index) - WIDTH
         begin = CHUNK * index + random.randint(0, min(room, CHUNK - 1))
         return torch.from_numpy(self._open()[:, begin : begin + WIDTH])
 
 
-def naive(endpoint: str, *, aligned: bool) -> Iterator[Iterator[torch.Tensor]]:
+def naive(endpoint: str, place: str) -> Iterator[Iterator[torch.Tensor]]:
     """Rounds of a DataLoader, whose workers stay."""
     loader = torch.utils.data.DataLoader(
-        Windows(endpoint, aligned=aligned),
+        Windows(endpoint, place),
         batch_size=BATCH,
         shuffle=True,
         drop_last=True,
@@ -73,11 +74,11 @@ def naive(endpoint: str, *, aligned: bool) -> Iterator[Iterator[torch.Tensor]]:
         yield (batch for _ in iter(int, 1) for batch in loader)
 
 
-def ours(endpoint: str) -> Iterator[Iterator[torch.Tensor]]:
+def ours(endpoint: str, place: str) -> Iterator[Iterator[torch.Tensor]]:
     """Rounds of a loader, each of a plan of its own."""
     with mesh.connect(endpoint) as client:
-        ds = mesh.open(f"s3://{BUCKET}/{PLACE}", fields={"x": ""}, kind="chunks", client=client)
-        ds = ds.map(ops.zarr_chunk("x", f"s3://{BUCKET}/{PLACE}/zarr.json"), ops.window("x", [None, WIDTH]))
+        ds = mesh.open(f"s3://{BUCKET}/{place}", fields={"x": ""}, kind="chunks", client=client)
+        ds = ds.map(ops.zarr_chunk("x", f"s3://{BUCKET}/{place}/zarr.json"), ops.window("x", [None, WIDTH]))
         number = 0
         while True:
             number += 1
@@ -85,30 +86,40 @@ def ours(endpoint: str) -> Iterator[Iterator[torch.Tensor]]:
                 yield (batch["x"] for _ in iter(int, 1) for batch in loader)
 
 
-def take(batches: Iterator[torch.Tensor], seconds: float) -> dict[str, float]:
-    """Windows a second, of batches for so long."""
-    begun, done = time.perf_counter(), 0
-    while time.perf_counter() - begun < seconds:
-        batch = next(batches)
-        if tuple(batch.shape[2:]) != (WIDTH,) or not bool((batch[:, 0].diff(dim=1) == 1).all()):
-            raise SystemExit(f"no windows: {tuple(batch.shape)}")
-        done += int(batch.shape[0])
-    taken = time.perf_counter() - begun
-    return {"rate": done / taken, "windows": done}
+def take(batches: Iterator[torch.Tensor], seconds: float, server: int) -> dict[str, float]:
+    """Windows, and the time and CPU time of this process with its workers and of the server's they took."""
+    done = look(next(batches)) - BATCH
+    begun, before = time.perf_counter(), clocks(server)
+    taken = 0.0
+    while taken < seconds:
+        done += look(next(batches))
+        taken = time.perf_counter() - begun
+    client, served = (after - then for after, then in zip(clocks(server), before, strict=True))
+    return {"rate": done / taken, "client_us": 1e6 * client / done, "server_us": 1e6 * served / done}
+
+
+def look(batch: torch.Tensor) -> int:
+    """How many windows it has."""
+    if tuple(batch.shape) != (BATCH, CHANNELS, WIDTH) or not bool((batch[:, 0].diff(dim=1) == 1).all()):
+        raise SystemExit(f"no windows: {tuple(batch.shape)}")
+    return BATCH
+
+
+def clocks(server: int) -> tuple[float, float]:
+    return cpu_seconds(os.getpid()), cpu_seconds(server)
 
 
 def main() -> None:
     """Warm up, then a round a line."""
-    contender, endpoint, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
+    loader, place, endpoint, seconds, server = *sys.argv[1:4], float(sys.argv[4]), int(sys.argv[5])
     torch.set_num_threads(1)
-    rounds = ours(endpoint) if contender == OURS else naive(endpoint, aligned=contender == ALIGNED)
-    assert contender in (OURS, NAIVE, ALIGNED)
+    rounds = ours(endpoint, place) if loader == OURS else naive(endpoint, place)
     with closing(rounds):  # type: ignore[type-var]  # a generator
-        take(next(rounds), seconds / 4)
+        take(next(rounds), seconds / 4, server)
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         for _ in iter(sys.stdin.readline, ""):
-            sys.stdout.write(json.dumps(take(next(rounds), seconds)) + "\n")
+            sys.stdout.write(json.dumps(take(next(rounds), seconds, server)) + "\n")
             sys.stdout.flush()
     os._exit(0)  # workers that wait for a batch nobody takes
 

@@ -1,9 +1,9 @@
 """The row of series: windows of a Zarr array as torch batches, beside a Dataset that slices the array itself.
 
-Law: one daemon is the S3 server of both; the same array, windows of one size, batches of one size, two
-workers each. The naive Dataset takes windows anywhere; a second one keeps to a chunk, as ours does.
-Invariant: rounds are interleaved, loaders begin empty; the CPU time of clients with their workers and of the
-server stands beside the rate.
+Law: one daemon is the S3 server of all; the same array, windows of one size, batches of one size, two workers
+each; in shards, as small chunks are kept in buckets, and once more an object a chunk. Invariant: rounds are
+interleaved, loaders begin empty; the CPU time of clients with their workers and of the server stands beside
+the rate.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 import zarr
 
-from bench.processes import cpu_seconds, family
+from bench.processes import family
 from bench.results import Figure
 from meshsdk.connecting import connect
 
@@ -31,19 +31,21 @@ if TYPE_CHECKING:
     from bench.servers import Server
 
 NAME: Final = "zarr-windows"
-OURS, NAIVE, ALIGNED = "meshsdk", "zarr in a Dataset", "zarr in a Dataset, within chunks"
-CONTENDERS: Final = (OURS, NAIVE, ALIGNED)
+OURS, NAIVE = "meshsdk", "zarr in a Dataset"
+ALONE: Final = ", an object a chunk"
+CONTENDERS: Final = (OURS, NAIVE, OURS + ALONE, NAIVE + ALONE)
 LEAST: Final = 10.0
-BUCKET, PLACE = "series", "v1"
-CHANNELS, CHUNK, WIDTH = 16, 1024, 256
-BATCH, WORKERS = 64, 2
-_SECONDS: Final = 2.0
+BUCKET: Final = "series"
+CHANNELS, CHUNK, WIDTH = 8, 512, 256
+SHARD: Final = 64  # chunks
+BATCH, WORKERS = 128, 2
+_SECONDS: Final = 1.5
 TEXT: Final = f"""\
-{CHANNELS} channels of int32 in chunks of {CHANNELS} × {CHUNK:,} (zstd), batches of {BATCH} windows of
-{CHANNELS} × {WIDTH}. *zarr in a Dataset* is zarr-python over obstore in a `torch.utils.data.DataLoader` with
-{WORKERS} worker processes; a window is a slice of the array at a random
-place. *Within chunks* it keeps to one chunk, as ours does. All
-read from the same daemon. Steady state: the array is open, the workers run, a round's loader begins empty."""
+{CHANNELS} channels of int32 in chunks of {CHANNELS} × {CHUNK} (zstd), {SHARD} to a shard; batches of {BATCH}
+windows of {CHANNELS} × {WIDTH}. *{NAIVE}* is zarr-python over obstore in a `torch.utils.data.DataLoader`
+with {WORKERS} worker processes: a window is a slice of the array at a random place. Ours are random places
+within chunks. All read from the same daemon. Steady state: the array is open, the workers run, clocks run
+from a round's first batch to its last."""
 
 
 def title(scale: Scale) -> str:
@@ -70,15 +72,16 @@ class _Contender:
 
     def __init__(self, name: str, server: Server, scale: Scale) -> None:
         assert server.account is not None
-        self._name, self._server = name, server
+        self._name = name
+        loader, place = name.removesuffix(ALONE), "alone" if name.endswith(ALONE) else "sharded"
         keys = {
             "AWS_ACCESS_KEY_ID": server.account.access_key,
             "AWS_SECRET_ACCESS_KEY": server.account.secret_key,
             "AWS_REGION": "us-east-1",
         }
-        seconds = str(min(_SECONDS, scale.seconds))
+        seconds, pid = str(min(_SECONDS, scale.seconds)), str(server.child.process.pid)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.windowing", name, server.endpoint, seconds],
+            [sys.executable, "-m", "bench.windowing", loader, place, server.endpoint, seconds, pid],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -100,51 +103,35 @@ class _Contender:
         assert self._process.stdout is not None
         self._process.stdout.readline()
 
-    def take(self) -> dict[str, float]:
-        """A round. Raises ValueError, with what the process said, when it failed."""
+    def figure(self, number: int) -> Figure:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        assert self._process.stderr is not None
         try:
-            before = self._clocks()
             self._process.stdin.write("go\n")
             self._process.stdin.flush()
-            found: dict[str, float] = json.loads(self._process.stdout.readline())
-        except (OSError, ValueError, psutil.Error):
-            assert self._process.stderr is not None
-            raise ValueError(self._process.stderr.read()[-400:] or "it ended") from None
-        workers, server = (after - then for after, then in zip(self._clocks(), before, strict=True))
-        windows = found["windows"]
-        return {
-            "rate": found["rate"],
-            "client_us": 1e6 * workers / windows,
-            "server_us": 1e6 * server / windows,
-        }
-
-    def figure(self, number: int) -> Figure:
-        try:
-            return Figure(self._name, number, self.take())
-        except ValueError as error:
-            return Figure(self._name, number, {}, str(error))
-
-    def _clocks(self) -> tuple[float, float]:
-        """CPU seconds so far of this process with its workers, and of the server's."""
-        return cpu_seconds(self._process.pid), cpu_seconds(self._server.child.process.pid)
+            return Figure(self._name, number, json.loads(self._process.stdout.readline()))
+        except (OSError, ValueError):
+            return Figure(self._name, number, {}, self._process.stderr.read()[-400:] or "it ended")
 
 
 def _fill(server: Server, chunks: int) -> None:
     assert server.account is not None
-    stored: dict[str, Any] = {}
-    array = zarr.create_array(
-        zarr.storage.MemoryStore(stored),
-        shape=(CHANNELS, chunks * CHUNK),
-        chunks=(CHANNELS, CHUNK),
-        dtype="int32",
-        compressors=zarr.codecs.ZstdCodec(),
-    )
     random = np.random.default_rng(7)
     values = random.integers(0, 1 << 12, (CHANNELS, chunks * CHUNK), np.int32)
     values[0] = np.arange(chunks * CHUNK)
-    array[:] = values
+    stored: dict[str, Any] = {}
+    group = zarr.create_group(zarr.storage.MemoryStore(stored))
+    for name, shards in (("sharded", (CHANNELS, SHARD * CHUNK)), ("alone", None)):
+        array = group.create_array(
+            name,
+            shape=values.shape,
+            chunks=(CHANNELS, CHUNK),
+            shards=shards,
+            dtype="int32",
+            compressors=zarr.codecs.ZstdCodec(),
+        )
+        array[:] = values
     account = server.account
     with (
         connect(
@@ -153,8 +140,4 @@ def _fill(server: Server, chunks: int) -> None:
         ThreadPoolExecutor(8) as pool,
     ):
         client.create_bucket(BUCKET)
-        for done in [
-            pool.submit(client.put, BUCKET, f"{PLACE}/{key}", value.to_bytes())
-            for key, value in stored.items()
-        ]:
-            done.result()
+        list(pool.map(lambda key: client.put(BUCKET, key, stored[key].to_bytes()), stored))
