@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,7 +62,7 @@ class CannedMesh:
                 return
 
     def serve(self, connection: socket.socket) -> None:
-        with connection:
+        with connection, suppress(ConnectionError):  # a client may leave in the middle
             while self.answered(connection):
                 pass
 
@@ -225,6 +226,7 @@ PROGRAM = """
 import gc, json, os, sys, threading
 import psutil
 import meshsdk as mesh
+from contextlib import suppress
 from meshsdk import ops
 
 ds = mesh.open("s3://photos/train", fields={"image": "jpg", "label": "@class"})
