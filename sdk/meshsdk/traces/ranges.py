@@ -60,10 +60,11 @@ class Ranges:
 
 
 def nvtx_of(torch: Any) -> Nvtx | None:
-    """torch's ranges; None where it has none, or no GPU."""
+    """torch's ranges; None where it has none, or this process uses no GPU. (Asking whether there is one would
+    start CUDA, and a process that forks after that cannot use it in its children.)"""
     cuda = getattr(torch, "cuda", None)
     nvtx = getattr(cuda, "nvtx", None)
-    if cuda is None or nvtx is None or not cuda.is_available():
+    if cuda is None or nvtx is None or not cuda.is_initialized():
         return None
     found: Nvtx | None = nvtx if hasattr(nvtx, "range_start") and hasattr(nvtx, "range_end") else None
     return found
