@@ -25,16 +25,17 @@ if TYPE_CHECKING:
 
     from meshsdk.doctor.checkups import Network, Subject
     from meshsdk.native import FieldSchema
+    from meshsdk.scraping import Scrape
     from meshsdk.transport import Transport
     from meshwire.plans import PlanSpec
 
 _PATIENCE: Final = 5.0  # seconds: advice is not worth more
+_MOST: Final = 16  # nodes asked for their counters
 
 
 @dataclass(slots=True)
 class Enquiry:
-    """Looks at the nodes' counters when the first run begins and when it has ended. Of several nodes, the one
-    that answers."""
+    """Looks at the nodes' counters when the first run begins and when it has ended."""
 
     transport: Transport
     _before: dict[str, float] = field(default_factory=dict)
@@ -45,14 +46,29 @@ class Enquiry:
         """A run begins; that of fetching has been the first."""
         if run not in ("fetch", "preprocessing"):
             return
-        with suppress(MeshError):
-            told = scrape(self.transport.settings.endpoint)
-            seconds = told.by("meshd_op_seconds_total", "op")
-            if run == "fetch":
-                self._before = seconds
-            else:
-                self._spent = {op: taken - self._before.get(op, 0.0) for op, taken in seconds.items()}
-                self._transforms = int(told.total("meshd_processes_up", role="transform"))
+        told = self._told()
+        seconds: dict[str, float] = {}
+        for node in told:
+            for op, taken in node.by("meshd_op_seconds_total", "op").items():
+                seconds[op] = seconds.get(op, 0.0) + taken
+        if run == "fetch":
+            self._before = seconds
+        else:
+            self._spent = {op: taken - self._before.get(op, 0.0) for op, taken in seconds.items()}
+            self._transforms = int(sum(node.total("meshd_processes_up", role="transform") for node in told))
+
+    def _told(self) -> list[Scrape]:
+        """What nodes say now, those that answer."""
+        directory = self.transport.router.directory
+        cluster = directory.current()
+        asked = [self.transport.settings.endpoint]
+        if cluster is not None:
+            asked = [directory.endpoint(node) for node in cluster.nodes if node.state == "up"]
+        found = []
+        for endpoint in asked[:_MOST]:
+            with suppress(MeshError):
+                found.append(scrape(endpoint, _PATIENCE))
+        return found
 
     def circumstances(self, subject: Subject, network: Network) -> Circumstances:
         """All that can be learned."""
