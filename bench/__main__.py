@@ -69,7 +69,7 @@ SHOWN = {
     "before": "before MiB",
     "worst": "highest MiB",
     "moved": "GB/s moved",
-    "bytes": "hits",
+    "hits": "hits",
     "warm": "of what was read before",
     "ordered": "in one order",
     "carried": "GB carried",

@@ -34,5 +34,5 @@ def measure(scale: Scale, say: Callable[[str], None]) -> Iterator[Figure]:
     for name in CONTENDERS:
         say(f"{NAME}: {name}")
         mixed, same = (simulate(name, trace, settings) for trace in (shuffled, ordered))
-        metrics = {"bytes": mixed.bytes, "warm": mixed.warm_bytes, "ordered": same.warm_bytes}
+        metrics = {"hits": mixed.bytes, "warm": mixed.warm_bytes, "ordered": same.warm_bytes}
         yield Figure(name, 0, metrics)

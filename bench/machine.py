@@ -68,7 +68,9 @@ def cpu_model() -> str:
 def describe() -> str:
     """One line about the machine."""
     memory = psutil.virtual_memory().total / (1 << 30)
-    system = f"Linux {platform.release().split('-')[0]}, Python {platform.python_version()}"
+    control = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+    sending = control.read_text().strip() if control.exists() else "unknown"
+    system = f"Linux {platform.release().split('-')[0]} (TCP: {sending}), Python {platform.python_version()}"
     return f"{cpu_model()}, {CORES} of {os.cpu_count()} cores, {memory:.0f} GiB of memory, {system}"
 
 

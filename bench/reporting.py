@@ -43,7 +43,11 @@ medians of interleaved rounds. Absolute numbers move with the machine."""
 STORE_TEXT = """wrk replays requests signed beforehand (SigV4, by botocore) over kept connections: 16, 8 or 4,
 as the row says. Small PUTs sign their payload's hash, large ones say UNSIGNED-PAYLOAD. Before a row is
 timed the server must give the right bytes, and refuse an unsigned request with 403. A row with any failed
-request has no figure. Listings are of buckets of their own, filled once and kept for later runs."""
+request has no figure. Listings are of buckets of their own, filled once and kept for later runs.
+
+Where the system's congestion control is BBR, servers that leave it alone are paced over loopback too, and
+meshd is not ([decision 5](decisions/0005-connections.md)): large GETs then flatter it. After
+`sysctl -w net.ipv4.tcp_congestion_control=reno` all send alike."""
 MEMORY_TEXT = """{memory_connections} connections stream objects of {mebibytes:,.0f} MiB for
 {memory_seconds} s. The figure is the highest resident set of any one process of the daemon, shared pages
 included."""
@@ -337,10 +341,10 @@ def epochs_section(rows: Mapping[str, RowResult]) -> list[str]:
     if result is None:
         return []
     lines = [
-        [name, *(number(result.value(name, each), 3) for each in ("bytes", "warm", "ordered"))]
+        [name, *(number(result.value(name, each), 3) for each in ("hits", "warm", "ordered"))]
         for name in result.contenders()
     ]
-    warm, ratio = result.value(epochs.OURS, "warm"), result.ratio(PLANNED, BOUND, "bytes")
+    warm, ratio = result.value(epochs.OURS, "warm"), result.ratio(PLANNED, BOUND, "hits")
     bars = [
         ["hits of what was read before", number(warm, 3), verdict(warm, epochs.LEAST)],
         ["with plans ÷ Belady's", number(ratio, 3, "×"), verdict(ratio, epochs.OF_BOUND)],
