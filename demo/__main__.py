@@ -65,7 +65,7 @@ NEXT = """
   [dim]# plain S3: this, or `aws s3 sync`, s5cmd, boto3[/]
   .venv/bin/mesh sync ./pictures s3://pictures
   curl -s $MESH_ENDPOINT/metrics | grep meshd_frames
-  [dim]# beside SeaweedFS, nginx and four other loaders (half an hour)[/]
+  [dim]# beside SeaweedFS, nginx and five other loaders (half an hour)[/]
   make bench
   [dim]# the loader in ten lines, and what a plan promises[/]
   README.md, docs/sdk.md, docs/batches.md
