@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+import pytest_timeout
 from hypothesis import HealthCheck, settings
 
 from meshd.testing.daemons import Daemon, live_daemons
@@ -67,6 +68,29 @@ def _no_process_left() -> Iterator[None]:
     before |= running_nodes()  # of meshes that a whole module uses, restarted in between
     left = [child for child in psutil.Process().children() if child.pid not in before]
     assert not left, f"the test left processes running: {left}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Each try of a test has its whole time, and so has its end.
+
+    pytest-timeout starts its timer once for a test and stops it at the first failure: what is tried again, or
+    hangs at its end, would hang for ever. Behind this stands `faulthandler_timeout` of pyproject.toml, for
+    code that no signal interrupts.
+    """
+    _start_timer_again(item)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    _start_timer_again(item)
+
+
+def _start_timer_again(item: pytest.Item) -> None:
+    settings = pytest_timeout._get_item_settings(item)
+    item.ihook.pytest_timeout_cancel_timer(item=item)
+    if settings.timeout is not None and settings.timeout > 0:
+        item.ihook.pytest_timeout_set_timer(item=item, settings=settings)
 
 
 @pytest.hookimpl(wrapper=True)
