@@ -53,6 +53,8 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
     removed: int = 0
     rate: float = 0.0
     """Bytes a second, lately."""
+    copies: int = 1
+    """So many of each output: the counts are of all of them."""
 
 
 class Failure(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from meshd.kit.tasks import Tasks
 from meshd.runtime.node import node_shelf
 from meshd.service.backed.fetching import Fetcher
 from meshd.service.backed.keeping import RemoteKeeper
+from meshd.service.backed.lending import Borrower
 from meshd.service.backed.listing import BackedListings
 from meshd.service.backed.origins import Origins
 from meshd.service.backed.reading import BackedReader
@@ -34,7 +35,7 @@ async def backing(node: Node, index: int | None) -> AsyncIterator[BackedService]
     settings, shelf = node.settings, node_shelf(node)
     keeper = RemoteKeeper(settings.keeper_socket)
     origins = Origins(settings.origin_credentials, node.clock)
-    fetcher = Fetcher(origins, shelf, keeper)
+    fetcher = Fetcher(origins, shelf, keeper, Borrower(node.mesh, node.peers, shelf))
     own = OwnDoer(fetcher, OriginWriter(origins, node.store, node.shared, node.mesh, fetcher))
     crew = Crew([settings.fetch_socket(each) for each in range(settings.workers)], index, own)
     tasks = Tasks("backing")

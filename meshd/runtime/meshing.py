@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from meshd.control.nodesecret import NodeSecret
 from meshd.runtime.moving import movement_routes
+from meshd.service.backed.lending import Lender
 from meshd.service.backed.warming import Warmer
 from meshd.service.buckets import BucketService, Everywhere
 from meshd.service.merged import LocalLister, MergedListings
@@ -61,9 +62,10 @@ class Meshing:
     def routes(self) -> list[NativeRoute]:
         """What other nodes may ask for."""
         node, backed = self._node, self._backed
-        warming = (
-            [] if backed is None else WarmingDoors(Warmer(backed, node.mesh), node.mesh, node.clock).routes()
-        )
+        warming: list[NativeRoute] = []
+        if backed is not None:
+            warmer, lender = Warmer(backed, node.mesh), Lender(backed.shelf)
+            warming = WarmingDoors(warmer, lender, node.mesh, node.clock).routes()
         return [
             *listing_routes(self.lister, node.mesh, node.clock),
             *bucket_routes(self.buckets, self.news, node.clock),

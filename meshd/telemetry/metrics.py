@@ -122,6 +122,13 @@ user_op_processes = _counter(
 origin_bytes = _counter("meshd_origin_bytes_total", "Bytes moved; direction is read or written.", "direction")
 origin_errors = _counter("meshd_origin_errors_total", "Requests that an origin did not answer as it should.")
 origin_fetches = _counter("meshd_origin_fetches_total", "Objects and chunks read from origins.")
+origin_lent_bytes = _counter(
+    "meshd_origin_lent_bytes_total",
+    "Bytes that another node gave instead of an origin.",
+)
+origin_lends = _counter(
+    "meshd_origin_lends_total", "Questions to other nodes for a piece of an origin; given or none.", "result"
+)
 origin_joined = _counter("meshd_origin_joined_total", "Readers that shared another's fetch.")
 origin_checks = _counter("meshd_origin_checks_total", "Questions to origins whether something changed.")
 cache_reads = _counter(

@@ -50,7 +50,8 @@ class Figures:
             return cls(None, held, hits=hits)
         progress = job["progress"]
         known = job["state"] == "done" or progress["phase"] not in ("", "planning", "listing")
-        source = (progress["outputs_total"], progress["bytes_total"]) if known else None
+        copies = progress.get("copies", 1)
+        source = (progress["outputs_total"] // copies, progress["bytes_total"] // copies) if known else None
         trouble = job["error"]
         if job["failed"] and not trouble:
             first = job["failures"][0] if job["failures"] else {"name": "", "error": ""}

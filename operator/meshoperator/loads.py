@@ -170,9 +170,9 @@ class LoadLoop(DataLoop):
         status = self._told(document, Step("none", phase, reason, message, step.next_run))
         status |= {
             "objectsDone": total.objects[0],
-            "objectsTotal": total.objects[1],
+            "objectsTotal": total.objects[1] if total.listed else None,
             "bytesDone": total.bytes[0],
-            "bytesTotal": total.bytes[1],
+            "bytesTotal": total.bytes[1] if total.listed else None,
             "failed": list(total.failures),
             "finishedAt": stamp(self._now()) if phase in ENDED else None,
         }

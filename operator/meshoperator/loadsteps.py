@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Action = Literal["none", "start", "follow", "cancel", "delete"]
 Phase = Literal["Pending", "Waiting", "Running", "Suspended", "Succeeded", "Failed"]
 ENDED: Final = ("Succeeded", "Failed")
+_LISTING: Final = {"", "planning", "listing"}
 _FAILURES: Final = 100
 _TEXT: Final = 1024
 
@@ -118,12 +119,18 @@ class Sum:
     failed: int = 0
     failures: tuple[dict[str, str], ...] = ()
     error: str = ""
+    copies: int = 1
     phases: frozenset[str] = field(default_factory=frozenset)
 
     @property
     def ended(self) -> bool:
         """Whether no job of it runs."""
-        return not self.states & {"queued", "running", "cancelling"}
+        return not self.states & {"queued", "running", "cancelling", "pausing"}
+
+    @property
+    def listed(self) -> bool:
+        """Whether the totals are of everything."""
+        return not self.phases & _LISTING
 
 
 def summed(jobs: Sequence[Mapping[str, Any]]) -> Sum:
@@ -145,6 +152,7 @@ def summed(jobs: Sequence[Mapping[str, Any]]) -> Sum:
             failed=found.failed + job["failed"],
             failures=(*found.failures, *failures)[:_FAILURES],
             error=found.error or job["error"],
+            copies=max(found.copies, progress.get("copies", 1)),
             phases=found.phases | {progress["phase"]},
         )
     return found
@@ -152,15 +160,18 @@ def summed(jobs: Sequence[Mapping[str, Any]]) -> Sum:
 
 def outcome(total: Sum) -> tuple[Phase, str, str]:
     """Phase, reason, sentence of a run."""
+    homes = f", on {total.copies} daemons together" if total.copies > 1 else ""
     if not total.ended:
-        return "Running", "Running", f"{total.bytes[0]} of {total.bytes[1]} bytes are there"
+        if not total.listed:
+            return "Running", "Listing", f"{total.bytes[0]} bytes are there; the source is still being listed"
+        return "Running", "Running", f"{total.bytes[0]} of {total.bytes[1]} bytes are there{homes}"
     if "failed" in total.states:
         return "Failed", "JobFailed", total.error or "the daemons' job failed"
     if "cancelled" in total.states:
         return "Failed", "Cancelled", "the daemons' job was cancelled"
     if total.failed:
         return "Failed", "SomeFailed", f"{total.failed} objects could not be loaded; `failed` names the first"
-    return "Succeeded", "Done", f"{total.objects[0]} objects, {total.bytes[0]} bytes are there"
+    return "Succeeded", "Done", f"{total.objects[0]} objects, {total.bytes[0]} bytes are there{homes}"
 
 
 def stamp(seconds: float) -> str:

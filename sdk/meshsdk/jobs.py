@@ -25,7 +25,8 @@ _WAIT = 25.0  # seconds a question may wait for its answer
 @dataclass(frozen=True, slots=True)
 class JobProgress:
     """How far a job has come; totals are 0 until it knows them. `written` and `there` (left by an earlier
-    run) make up `outputs`; `rate` is in bytes a second."""
+    run) make up `outputs`; `rate` is in bytes a second. Of what goes to several homes each copy counts:
+    `copies` says how many there are."""
 
     phase: str = ""
     outputs: int = 0
@@ -38,6 +39,7 @@ class JobProgress:
     there: int = 0
     removed: int = 0
     rate: float = 0.0
+    copies: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,12 +192,50 @@ def test_homes_keep_a_copy_each_and_all_others_none(mesh: Mesh, clients: list[An
             client.transport,
             jobs.start_job(client.transport, {"kind": "prefetch", "source": "s3://homely/"}).id,
         )
-    assert (done.progress.outputs, done.progress.bytes, done.failed) == (8, 8000, 0)
+    assert (done.progress.outputs, done.progress.bytes, done.failed) == (16, 16_000, 0)  # 8 at each home
+    assert done.progress.copies == 2
     assert lies() == [8, 8, 8]  # what n3 has nobody reads any more
     change("n9")  # none of them answers: as if there were none
     assert [read(clients[1], "homely", f"{number}") for number in range(8)]
     body = json.dumps({"homes": ["n1"], "write": "through"}).encode()
     assert mesh["n2"].request("PATCH", "/-/buckets/homely", body).status == 400
+
+
+def test_a_new_home_is_filled_by_an_old_one_and_the_origin_is_not_asked(
+    mesh: Mesh, clients: list[Any], origin: Place
+) -> None:
+    """Small and large objects; then one that has changed, which only the origin has."""
+    keys = {f"{number}": os.urandom(3000) for number in range(8)} | {"large": os.urandom(17 * MIB)}
+    for key, data in keys.items():
+        put(origin, "moved", key, data)
+    bucket(mesh["n1"], origin, "moved", write="off", ttl=0.0, homes=["n1"])
+
+    def load() -> None:
+        with sdk(mesh["n3"]) as client:
+            begun = jobs.start_job(client.transport, {"kind": "prefetch", "source": "s3://moved/"})
+            done = jobs.wait_for_job(client.transport, begun.id)
+        assert (done.state, done.failed) == ("done", 0), done
+
+    def change(*homes: str) -> None:
+        body = json.dumps({"homes": homes}).encode()
+        assert mesh["n1"].request("PATCH", "/-/buckets/moved", body).status == 200
+
+    load()
+    before, lent = len(origin.faults.gets("moved/")), mesh.metric("n2", "meshd_origin_lent_bytes_total")
+    change("n1", "n2")
+    load()
+    assert len(origin.faults.gets("moved/")) == before
+    assert mesh.metric("n2", "meshd_origin_lent_bytes_total") == lent + 24_000 + 17 * MIB
+    change("n2")
+    for number, (key, data) in enumerate(keys.items()):
+        assert read(clients[number % 3], "moved", key) == data
+    assert len(origin.faults.gets("moved/")) == before
+    put(origin, "moved", "3", b"newer")
+    change("n2", "n3")  # n1 and n2 have what was there before
+    load()
+    assert len(origin.faults.gets("moved/")) == before + 1  # n2's; n3 has it from n2
+    change("n3")
+    assert [read(client, "moved", "3") for client in clients] == [b"newer"] * 3
 
 
 def calls(mesh: Mesh) -> float:

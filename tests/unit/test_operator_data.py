@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from meshoperator.children import Place
 from meshoperator.datasources import changes, mark, origin, place, shared_with
+from meshoperator.datastatuses import Figures
 from meshoperator.inventory import Demand, FreeGpus
-from meshoperator.loadsteps import Told, decide, sources, told
+from meshoperator.loadsteps import Told, decide, outcome, sources, summed, told
 from meshoperator.placing import (
     Board,
     Ground,
@@ -110,6 +111,24 @@ def test_jobs_of_a_load() -> None:
     ]
     assert sources(load(manifest="m.txt"), "b", "")[0]["manifest"] == "s3://b/m.txt"
     assert told({"jobId": "a/1,b/2", "startedAt": "1970-01-01T00:00:10Z"}) == Told("", ("a/1", "b/2"), 10)
+
+
+def job(phase: str, state: str = "running", **progress: Any) -> dict[str, Any]:
+    told = {"outputs": 0, "outputs_total": 0, "bytes": 0, "bytes_total": 0, "phase": phase} | progress
+    return {"state": state, "progress": told, "failures": [], "failed": 0, "error": ""}
+
+
+def test_a_load_is_at_its_end_when_the_last_home_is_full() -> None:
+    listing = summed([job("listing", outputs_total=3, bytes_total=30)])
+    assert outcome(listing) == ("Running", "Listing", "0 bytes are there; the source is still being listed")
+    half: dict[str, Any] = {"outputs": 4, "outputs_total": 8, "bytes": 40, "bytes_total": 80, "copies": 2}
+    filling = summed([job("fetching", **half)])
+    assert outcome(filling)[2] == "40 of 80 bytes are there, on 2 daemons together"
+    assert not summed([job("fetching", **half), job("", "queued")]).listed
+    whole = half | {"outputs": 8, "bytes": 80}
+    assert outcome(summed([job("checking", "done", **whole)]))[:2] == ("Succeeded", "Done")
+    figures = Figures.of(spec_of("s3://a/"), [], job("checking", "done", **whole))
+    assert figures.source == (4, 40)  # what there is, however often it is kept
 
 
 def spec_of(uri: str, **more: Any) -> MeshDatasetSpec:

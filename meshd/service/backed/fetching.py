@@ -25,7 +25,8 @@ from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
     from meshd.control.buckets import Bucket
-    from meshd.origin.interface import Facts
+    from meshd.origin.interface import Facts, Reply
+    from meshd.service.backed.lending import Borrower
     from meshd.service.backed.origins import Origins
     from meshd.service.backed.shelf import Shelf
     from meshd.service.backed.usage import Usage
@@ -59,8 +60,10 @@ class Keeper(Protocol):
 class Fetcher:
     """Fetches what belongs to this process. One a worker."""
 
-    def __init__(self, origins: Origins, shelf: Shelf, keeper: Keeper) -> None:
-        self._origins, self._shelf, self._keeper = origins, shelf, keeper
+    def __init__(
+        self, origins: Origins, shelf: Shelf, keeper: Keeper, borrower: Borrower | None = None
+    ) -> None:
+        self._origins, self._shelf, self._keeper, self._borrower = origins, shelf, keeper, borrower
         self._flights: dict[Name, Flight] = {}
         self._checks: SingleFlight[tuple[str, str], Facts] = SingleFlight()
         self._slots = Slots(_AT_ONCE, _EACH)
@@ -147,16 +150,18 @@ class Fetcher:
     async def _fetch(
         self, bucket: Bucket, key: str, number: int, etag: str, draft: Draft, writes: int
     ) -> None:
-        origin, start, flight = self._origins.of(bucket), number * CHUNK, draft.flight
-        metrics.origin_fetches.inc()
+        flight = draft.flight
+        lent = None if self._borrower is None else await self._borrower.borrowed(bucket, key, number, etag)
+        if lent is None:
+            metrics.origin_fetches.inc()
         for attempt in range(_TRIES):
             try:
-                seen = flight.facts.etag if flight.facts else etag
-                reply = await origin.get(key, start + flight.have, CHUNK - flight.have, etag=seen)
+                reply = lent or await self._asked(bucket, key, number, etag, flight)
                 if flight.facts is None:
-                    if writes == self._count(bucket, key):
+                    if lent is None and writes == self._count(bucket, key):
                         await self._learn(bucket, key, reply.facts)
                     await draft.begin(self._shelf, bucket, key, number, reply)
+                lent = None
                 await draft.fill(reply)
                 flight.check()
             except OriginMissingError:
@@ -164,12 +169,19 @@ class Fetcher:
                     await self._gone(bucket, key)
                 raise
             except OriginDownError:
+                lent = None
                 if attempt == _TRIES - 1 or flight.facts is None:  # those before the answer are retried below
                     raise
                 await asyncio.sleep(_PAUSE * 2**attempt)
             else:
                 flight.ended()
                 return
+
+    async def _asked(self, bucket: Bucket, key: str, number: int, etag: str, flight: Flight) -> Reply:
+        """What is missing of a piece, from the origin."""
+        seen, start = flight.facts.etag if flight.facts else etag, number * CHUNK
+        origin = self._origins.of(bucket)
+        return await origin.get(key, start + flight.have, CHUNK - flight.have, etag=seen)
 
     async def _learn(self, bucket: Bucket, key: str, facts: Facts) -> None:
         """The origin has said what it has: what is cached of another version goes."""

@@ -1,7 +1,8 @@
 """Jobs that bring objects of a backed bucket into the caches of the nodes that answer for them.
 
 Law: one node lists, and counts what all of them do; what is cached is left alone, so a job that was stopped
-goes on where it was. Rights are asked key by key. What a cache's policy does not keep is named at the end.
+goes on where it was. Of a bucket with homes each copy counts: the job is done when the last home is full.
+Rights are asked key by key. What a cache's policy does not keep is named at the end.
 """
 
 from __future__ import annotations
@@ -67,25 +68,43 @@ class Prefetching:
             tally.outputs_total = tally.samples_total = len(found)
             tally.bytes_total += max(0, wanted.size)
         found = await self._looked(running, bucket, found)
-        counted: set[str] = set()
-        for home in self._spreading.homes(bucket):
-            sound = left = found
-            while True:
-                version = self._spreading.version
-                failed = await self._fetch(running, bucket, left, counted, home)
-                sound = [wanted for wanted in sound if wanted.key not in failed]
-                left = await self._lacking(running, bucket, sound, home)
-                if not left or self._spreading.version == version:
-                    break  # else what a node had that is gone is fetched by those who took over
-            for wanted in left:
+        homes = self._spreading.homes(bucket)
+        tally.multiply(len(homes))
+        amiss: set[str] = set()
+        for home in homes:
+            await self._fill(running, bucket, found, amiss, home)
+
+    async def _fill(
+        self, running: Running, bucket: Bucket, found: list[Wanted], amiss: set[str], home: str
+    ) -> None:
+        """One copy, at a home, or ("") dealt out. `amiss`: the names that some home could not have, of which
+        each fails once."""
+        tally, counted = running.tally, set[str]()
+        sound = left = found
+        while True:
+            version = self._spreading.version
+            failed = await self._fetch(running, bucket, left, counted, amiss, home)
+            sound = [wanted for wanted in sound if wanted.key not in failed]
+            left = await self._lacking(running, bucket, sound, home)
+            if not left or self._spreading.version == version:
+                break  # else what a node had that is gone is fetched by those who took over
+        for wanted in left:
+            if wanted.key not in amiss:
+                amiss.add(wanted.key)
                 why = f"not kept{f' on {home}' if home else ''}: what is in the cache is worth more to it"
                 tally.fail(f"s3://{bucket.name}/{wanted.key}", why)
 
     async def _fetch(
-        self, running: Running, bucket: Bucket, wanted: list[Wanted], counted: set[str], home: str
+        self,
+        running: Running,
+        bucket: Bucket,
+        wanted: list[Wanted],
+        counted: set[str],
+        amiss: set[str],
+        home: str,
     ) -> set[str]:
-        """The keys that could not be had. `counted`: a name counts once, however many homes have it or have
-        gone."""
+        """The keys that could not be had. `counted`: a name counts once a copy, however many nodes have had
+        it and gone."""
         tally, failed = running.tally, set[str]()
         tally.phase = "fetching"
 
@@ -95,7 +114,9 @@ class Prefetching:
                 tally.move(outcome.size)
             elif outcome.verdict == "failed":
                 failed.add(key)
-                tally.fail(f"s3://{bucket.name}/{key}", outcome.text)
+                if key not in amiss:
+                    amiss.add(key)
+                    tally.fail(f"s3://{bucket.name}/{key}", outcome.text)
             elif key not in counted:
                 counted.add(key)
                 tally.done(1, max(0, wanted[number].size), there=outcome.verdict == "there")

@@ -111,6 +111,7 @@ class _Question:
             self._backed.shelf.note(bucket, key, wanted.etag)
             return Outcome(number, "there", wanted.size)
         await self._fetch(number, key, wanted.facts(), missing)
+        self._backed.shelf.note(self._bucket, key, wanted.etag)  # of whoever gave it: the origin listed it so
         return Outcome(number, "fetched", wanted.size)
 
     def _missing(self, key: str, facts: Facts) -> list[int]:

@@ -30,6 +30,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.phase = "planning"
+        self.copies = 1
         self.outputs_total = self.samples_total = self.bytes_total = 0
         self.samples = self.bytes = self.moved = self.unpacked = 0
         self.written = self.there = self.removed = self.failed = 0
@@ -43,10 +44,18 @@ class Tally:
     def again(self) -> None:
         """The job begins anew: what it finds done it counts as such."""
         self.phase = "planning"
+        self.copies = 1
         self.outputs_total = self.samples_total = self.bytes_total = 0
         self.samples = self.bytes = self.removed = self.failed = 0
         self.written = self.there = 0
         self.failures.clear()
+
+    def multiply(self, copies: int) -> None:
+        """So many copies are made of all that was found."""
+        self.copies = copies
+        self.outputs_total *= copies
+        self.samples_total *= copies
+        self.bytes_total *= copies
 
     def done(self, samples: int, size: int, *, there: bool) -> None:
         """An output is there, written now or earlier."""
@@ -81,6 +90,7 @@ class Tally:
             self.there,
             self.removed,
             rate,
+            self.copies,
         )
 
 

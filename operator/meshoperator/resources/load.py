@@ -99,10 +99,14 @@ class MeshLoadStatus(Part, frozen=True, kw_only=True):
     ) = None
     conditions: Conditions = ()
     job_id: Annotated[Text, Meta(description="The daemons' job.")] | None = None
-    objects_done: Annotated[Count, Meta(description="Objects there.")] = 0
-    objects_total: Annotated[Count, Meta(description="Objects wanted.")] | None = None
-    bytes_done: Annotated[Count, Meta(description="Bytes there.")] = 0
-    bytes_total: Annotated[Count, Meta(description="Bytes wanted.")] | None = None
+    objects_done: Annotated[
+        Count, Meta(description="Objects there; of a dataset with several homes each copy counts.")
+    ] = 0
+    objects_total: (
+        Annotated[Count, Meta(description="Objects wanted; not said before the source was listed.")] | None
+    ) = None
+    bytes_done: Annotated[Count, Meta(description="Bytes there, at all homes together.")] = 0
+    bytes_total: Annotated[Count, Meta(description="Bytes wanted, at all homes together.")] | None = None
     failed: Annotated[tuple[Failure, ...], Meta(max_length=100, description="The first hundred.")] = ()
     started_at: (
         Annotated[str, Meta(description="Of the last run.", extra_json_schema={"format": "date-time"})] | None
