@@ -32,12 +32,18 @@ _HUGE = 2 << 20
 class Memory(Protocol):
     """One kind of arena memory."""
 
+    def capacity(self, size: int) -> int:
+        """Bytes that a slot for `size` takes of it."""
+
     def allocate(self, size: int) -> Bytes:
         """`size` writable bytes, aligned to a page, freed when the array dies."""
 
 
 class HostMemory:
     """Anonymous private pages: a forked child sees a copy, never the parent's next batch."""
+
+    def capacity(self, size: int) -> int:
+        return slot_size(size)
 
     def allocate(self, size: int) -> Bytes:
         pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -49,8 +55,12 @@ class HostMemory:
 class PinnedMemory:
     """Page-locked memory that CUDA copies from asynchronously; torch allocates and frees it.
 
-    Not run: no GPU was at hand when this was written.
+    torch rounds up to a power of two; slots take all of that, so that a budget is what is locked.
+    Not run: no GPU was at hand when this was written (`python -m tests.gpu` does).
     """
+
+    def capacity(self, size: int) -> int:
+        return 1 << (slot_size(size) - 1).bit_length()
 
     def allocate(self, size: int) -> Bytes:
         import torch
@@ -175,7 +185,7 @@ class Arena:
         return best
 
     def _grow(self, size: int) -> _Slot:
-        capacity = slot_size(size)
+        capacity = self.memory.capacity(size)
         while self._free and self.allocated + capacity > self.budget:
             self.allocated -= len(self._free.pop(0).memory)
         spare = self.allocated + capacity > self.budget

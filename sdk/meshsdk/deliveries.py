@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from meshsdk.arenas import Waker, slot_size
+from meshsdk.arenas import Waker
 from meshsdk.errors import ClosedError, ConnectError, CorruptFrameError, MeshError
 from meshsdk.maps import MAP_HEADER
 from meshsdk.retrying import BackOff, Patience
@@ -156,7 +156,9 @@ class _Reader:
             return False
         if asked == 0 and self._asked - self._order.steps.start == self.taken * self._stride:
             return True
-        return self._expected > 0 and self._arena.room() >= (asked + 1) * slot_size(self._expected)
+        return self._expected > 0 and self._arena.room() >= (asked + 1) * self._arena.memory.capacity(
+            self._expected
+        )
 
     def _send(self, step: int) -> None:
         request, transport = self._order.ask(step), self._transport

@@ -49,7 +49,7 @@ class Lane(Protocol):
 class CudaLane:
     """A stream of its own on a GPU, from pinned memory.
 
-    Not run: no GPU was at hand when this was written.
+    Not run: no GPU was at hand when this was written (`python -m tests.gpu` does).
     """
 
     def __init__(self, device: str) -> None:
@@ -62,8 +62,9 @@ class CudaLane:
             )
         self.memory: Memory = PinnedMemory()
         self._torch = torch
-        self._device = torch.device(device)
-        self._stream = torch.cuda.Stream(self._device)
+        self._stream = torch.cuda.Stream(_checked(torch, device))
+        # With its number: "cuda" alone would be another GPU after the program's `set_device`.
+        self._device = self._stream.device
 
     def working(self) -> AbstractContextManager[Any]:
         working: AbstractContextManager[Any] = self._torch.cuda.stream(self._stream)
@@ -85,3 +86,17 @@ class CudaLane:
 
     def __repr__(self) -> str:
         return f"CudaLane({self._device})"
+
+
+def _checked(torch: Any, device: str) -> Any:
+    """torch's name of a GPU that is here. Raises ConfigurationError."""
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigurationError(f"device={device!r}: use 'cpu', 'cuda' or 'cuda:N'") from error
+    count = torch.cuda.device_count()
+    if (found.index or 0) >= count:
+        raise ConfigurationError(
+            f"device={device!r}: torch sees {count} GPUs here, the last is cuda:{count - 1}"
+        )
+    return found

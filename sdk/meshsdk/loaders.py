@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
-from meshsdk.arenas import Arena, slot_size
+from meshsdk.arenas import Arena
 from meshsdk.datasets import read_frame
 from meshsdk.deliveries import Order
 from meshsdk.doctor import VARIABLE
@@ -125,6 +125,7 @@ class Loader:
             buckets=buckets,
         )
         self._transport = dataset.client.transport
+        self.device = device
         self._stage = make_stage(device, output, normalize)
         self.plan = register_plan(self._transport, dataset.snapshot.hash, spec, global_batch, deadline)
         self._tail: Literal["pad", "drop", "ragged"] = tail
@@ -133,7 +134,7 @@ class Loader:
         self._verify = verify
         self._connections = _checked_connections(connections)
         self._expected = _frame_bytes(self.plan.fields, -(-self.global_batch // self.world))
-        self._budget = _budget(prefetch_bytes, self._expected)
+        self._budget = _budget(prefetch_bytes, self._stage.memory.capacity(self._expected))
         self._arena = Arena(self._budget, self._stage.memory)
         self._state = LoaderState(self.plan.hash, dataset.snapshot.hash, seed)
         self._meter = Meter()
@@ -339,7 +340,7 @@ class Loader:
         steps = range(first + part, stop, parts)
         if not steps:
             return
-        least = 3 * slot_size(self._expected)
+        least = 3 * self._stage.memory.capacity(self._expected)
         running = self._pass_over(state, steps, Arena(max(self._budget // parts, least), self._stage.memory))
         try:
             for _ in steps:
@@ -463,9 +464,9 @@ def _frame_bytes(fields: Mapping[str, FieldSchema], rows: int) -> int:
     return total
 
 
-def _budget(prefetch_bytes: int | None, expected: int) -> int:
+def _budget(prefetch_bytes: int | None, slot: int) -> int:
     if prefetch_bytes is None:
-        return max(DEFAULT_PREFETCH, 4 * slot_size(expected))
+        return max(DEFAULT_PREFETCH, 4 * slot)
     if prefetch_bytes < 1:
         raise ConfigurationError(f"prefetch_bytes={prefetch_bytes}: the arena's size in bytes, above 0")
     return prefetch_bytes

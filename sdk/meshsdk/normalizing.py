@@ -42,24 +42,54 @@ class Normalize:
     def __call__(self, images: Any) -> Any:
         """The normalised tensor of a uint8 one, on its device and present stream. Raises ConfigurationError
         when it is no batch of images of so many channels."""
+        return Normalizer(self)(images)
+
+
+class Normalizer:
+    """A `Normalize` at work. Its constants are brought to a device once: that waits for all that the stream
+    was told before, so it is nothing to do with every batch. On one stream a device."""
+
+    def __init__(self, how: Normalize) -> None:
+        self.how = how
+        self._constants: dict[Any, tuple[Any, Any]] = {}
+
+    def __call__(self, images: Any) -> Any:
         import torch
 
-        count = len(self.mean)
+        images = self._checked(images)
+        scale, shift = self._constants_on(images.device)
+        values = images.to(torch.float32, memory_format=torch.channels_last)
+        values.mul_(scale).add_(shift)
+        return values.to(getattr(torch, self.how.dtype), memory_format=torch.channels_last)
+
+    def _checked(self, images: Any) -> Any:
+        """They, with channels before rows."""
+        import torch
+
+        field, count = self.how.field, len(self.how.mean)
         if not isinstance(images, torch.Tensor) or images.dtype != torch.uint8 or images.dim() != 4:
             raise ConfigurationError(
-                f"normalize: {self.field!r} must be uint8 images of one size, four dimensions a batch: "
+                f"normalize: {field!r} must be uint8 images of one size, four dimensions a batch: "
                 "resize or crop them, without to_float"
             )
         if images.shape[1] != count and images.shape[3] == count:
             images = images.permute(0, 3, 1, 2)
         if images.shape[1] != count:
             raise ConfigurationError(
-                f"normalize: {self.field!r} is {list(images.shape)}, mean and std have {count} channels"
+                f"normalize: {field!r} is {list(images.shape)}, mean and std have {count} channels"
             )
-        shape, device = (1, count, 1, 1), images.device
-        scale = [1 / (255 * std) for std in self.std]
-        shift = [-mean / std for mean, std in zip(self.mean, self.std, strict=True)]
-        values = images.to(torch.float32, memory_format=torch.channels_last)
-        values.mul_(torch.tensor(scale, device=device).view(shape))
-        values.add_(torch.tensor(shift, device=device).view(shape))
-        return values.to(getattr(torch, self.dtype), memory_format=torch.channels_last)
+        return images
+
+    def _constants_on(self, device: Any) -> tuple[Any, Any]:
+        import torch
+
+        if device not in self._constants:
+            mean, std = self.how.mean, self.how.std
+            scale = [1 / (255 * each) for each in std]
+            shift = [-each / by for each, by in zip(mean, std, strict=True)]
+            shape = (1, len(mean), 1, 1)
+            self._constants[device] = (
+                torch.tensor(scale, device=device).view(shape),
+                torch.tensor(shift, device=device).view(shape),
+            )
+        return self._constants[device]

@@ -15,6 +15,7 @@ from meshsdk.arenas import HostMemory
 from meshsdk.batches import Batch, Ragged, make_batch
 from meshsdk.errors import ConfigurationError
 from meshsdk.lanes import CudaLane
+from meshsdk.normalizing import Normalizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,7 +69,7 @@ class TorchStage:
 
         self.memory: Memory = HostMemory()
         self._convert = torch.from_numpy
-        self._normalize = normalize
+        self._normalize = None if normalize is None else Normalizer(normalize)
 
     def begin(self, frame: Frame, epoch: int) -> Batch:
         batch = _normalized(make_batch(frame, epoch, self._convert), self._normalize)
@@ -94,7 +95,7 @@ class DeviceStage:
 
         self.memory: Memory = lane.memory
         self._lane = lane
-        self._normalize = normalize
+        self._normalize = None if normalize is None else Normalizer(normalize)
         self._convert = torch.from_numpy
         self._held: deque[tuple[Mark, Frame]] = deque()
 
@@ -102,9 +103,11 @@ class DeviceStage:
         """Starts the copies; the frame is held until their mark has passed."""
         self._let_go()
         with self._lane.working():
-            batch = _normalized(make_batch(frame, epoch, self._lane.copy), self._normalize)
-            copied = self._lane.mark()
-        self._held.append((copied, frame))
+            try:
+                batch = _normalized(make_batch(frame, epoch, self._lane.copy), self._normalize)
+            finally:  # a copy that was begun before something failed reads the slot all the same
+                copied = self._lane.mark()
+                self._held.append((copied, frame))
         return _with_host(batch, self._convert), copied
 
     def finish(self, begun: tuple[Batch, Mark]) -> Batch:
@@ -132,15 +135,13 @@ def _tensors(batch: Batch) -> Iterator[Any]:
         yield from (value.data, value.offsets) if isinstance(value, Ragged) else (value,)
 
 
-def _normalized(batch: Batch, normalize: Normalize | None) -> Batch:
-    if normalize is None:
+def _normalized(batch: Batch, normalizer: Normalizer | None) -> Batch:
+    if normalizer is None:
         return batch
-    fields = dict(batch)
-    if normalize.field not in fields:
-        raise ConfigurationError(
-            f"normalize: no field {normalize.field!r}; this batch has {', '.join(fields)}"
-        )
-    fields[normalize.field] = normalize(fields[normalize.field])
+    fields, name = dict(batch), normalizer.how.field
+    if name not in fields:
+        raise ConfigurationError(f"normalize: no field {name!r}; this batch has {', '.join(fields)}")
+    fields[name] = normalizer(fields[name])
     return Batch(fields, batch.positions, batch.status, batch.epoch, batch.step)
 
 

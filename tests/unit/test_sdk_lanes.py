@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
+import types
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,10 +15,12 @@ import numpy as np
 import pytest
 import torch
 
-from meshsdk.arenas import Arena, HostMemory, slot_size
+from meshsdk.adapters import iterables
+from meshsdk.arenas import Arena, HostMemory, PinnedMemory, slot_size
 from meshsdk.deliveries import Frame
 from meshsdk.errors import ConfigurationError
-from meshsdk.normalizing import IMAGENET_MEAN, IMAGENET_STD, Normalize
+from meshsdk.lanes import CudaLane
+from meshsdk.normalizing import IMAGENET_MEAN, IMAGENET_STD, Normalize, Normalizer
 from meshsdk.outputs import DeviceStage, TorchStage, make_stage
 
 if TYPE_CHECKING:
@@ -101,6 +105,92 @@ def test_a_slot_is_not_written_before_its_copy_was_made() -> None:
     assert arena.room() == 8 * slot_size(4096)
     assert [set(batch["x"].flatten().tolist()) for batch in batches] == [{step} for step in range(8)]
     assert "0 frames held" in repr(stage)
+
+
+def test_a_slot_is_held_though_what_follows_its_copy_fails() -> None:
+    lane, arena = LateLane(), Arena(8 * slot_size(4096))
+    stage = DeviceStage(lane, Normalize("x"))
+    with pytest.raises(ConfigurationError, match="uint8 images"):
+        stage.begin(received(arena, 1), 0)
+    assert arena.leased > 0
+    lane.run(1)
+    with pytest.raises(ConfigurationError, match="uint8 images"):
+        stage.begin(received(arena, 2), 0)
+    gc.collect()  # of the failures' stacks
+    assert arena.room() == arena.budget - slot_size(4096)
+    stage.close()
+    assert arena.room() == arena.budget
+
+
+def test_constants_are_brought_to_a_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.tensor(…, device=)` waits for all that the stream was told."""
+    brought: list[Any] = []
+    tensor = torch.tensor
+
+    def counted(values: Any, **more: Any) -> Any:
+        brought.append(values)
+        return tensor(values, **more)
+
+    monkeypatch.setattr("torch.tensor", counted)
+    normalizer = Normalizer(Normalize())
+    for _ in range(3):
+        normalizer(torch.zeros(2, 3, 4, 4, dtype=torch.uint8))
+    assert len(brought) == 2
+
+
+def test_locked_memory_is_counted_as_torch_rounds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = PinnedMemory()
+    assert memory.capacity(38_535_168) == 64 << 20
+    assert memory.capacity(64 << 20) == 64 << 20
+    monkeypatch.setattr(memory, "allocate", HostMemory().allocate)
+    arena = Arena(128 << 20, memory)
+    leases = [arena.lease(38_535_168) for _ in range(3)]
+    assert ([lease.capacity for lease in leases], arena.overflows) == ([64 << 20] * 3, 1)
+
+
+class Cuda:
+    """torch.cuda, as far as a lane asks it: two GPUs, of which the program takes the second in the end."""
+
+    def __init__(self) -> None:
+        self.present, self.told = 0, list[tuple[Any, ...]]()
+
+    def Stream(self, device: Any) -> Any:
+        number = self.present if device.index is None else device.index
+        return types.SimpleNamespace(device=torch.device("cuda", number))
+
+    def current_stream(self, device: Any) -> Any:
+        assert device.index is not None, "which GPU's stream that is changes with the program's set_device"
+        return types.SimpleNamespace(wait_event=lambda mark: self.told.append(("waits", device.index, mark)))
+
+
+def test_a_lane_keeps_to_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda()
+    for name, value in {
+        "is_available": lambda: True,
+        "device_count": lambda: 2,
+        "Stream": cuda.Stream,
+        "current_stream": cuda.current_stream,
+    }.items():
+        monkeypatch.setattr(f"torch.cuda.{name}", value)
+    lane = CudaLane("cuda")
+    cuda.present = 1
+    tensor = types.SimpleNamespace(record_stream=lambda _: cuda.told.append(("recorded",)))
+    lane.join("the mark", [tensor, tensor])
+    assert cuda.told == [("waits", 0, "the mark"), ("recorded",), ("recorded",)]
+    assert repr(lane) == "CudaLane(cuda:0)"
+    assert repr(CudaLane("cuda:1")) == "CudaLane(cuda:1)"
+    with pytest.raises(ConfigurationError, match="torch sees 2 GPUs here, the last is cuda:1"):
+        CudaLane("cuda:2")
+    with pytest.raises(ConfigurationError, match="use 'cpu', 'cuda' or 'cuda:N'"):
+        CudaLane("cuda:first")
+
+
+def test_workers_of_a_loader_on_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = types.SimpleNamespace(id=0, num_workers=2, seed=0)
+    monkeypatch.setattr(iterables, "get_worker_info", lambda: worker)
+    loader: Any = types.SimpleNamespace(device="cuda:0", _moves=0)
+    with pytest.raises(ConfigurationError, match="Leave num_workers out"):
+        iter(iterables.LoaderIterable(loader))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

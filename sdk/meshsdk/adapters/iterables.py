@@ -86,6 +86,12 @@ class LoaderIterable(IterableDataset):
         worker = get_worker_info()
         if worker is None:
             return iter(self.loader)
+        device = self.loader.device
+        if device not in (None, "cpu"):
+            raise ConfigurationError(
+                f"device={device!r} with num_workers={worker.num_workers}: tensors on a GPU do not go from "
+                "one process to another. Leave num_workers out: the loader copies while the GPU computes"
+            )
         return self._part(worker.id, worker.num_workers, worker.seed - worker.id)
 
     def _part(self, part: int, parts: int, seed: int) -> Iterator[Batch]:
