@@ -6,6 +6,7 @@ no processor time from those who are measured. Every request is a line of the lo
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import socket
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from io import IOBase, RawIOBase
     from typing import BinaryIO
 
-_PIECE: Final = 1 << 20
+_PIECE: Final = 256 << 10
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _RANGE: Final = re.compile(rb"\r\nrange: *([^\r]*)", re.IGNORECASE)
 _BARE: Final = (b" 204 ", b" 304 ")
@@ -107,19 +108,21 @@ def _chunks(source: RawIOBase, to: socket.socket) -> None:
 
 
 def _splice(source: socket.socket, to: socket.socket, left: int, rate: float) -> None:
+    """A piece goes out when its last byte is due, so that no connection is ever ahead of its rate."""
     reading, writing = os.pipe()
     began, sent = time.monotonic(), 0
     try:
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIECE)
         while left:
             held = os.splice(source.fileno(), writing, min(left, _PIECE))
             if not held:
                 raise ConnectionError
             left -= held
             sent += held
-            while held:
-                held -= os.splice(reading, to.fileno(), held)
             if rate:
                 time.sleep(max(0.0, sent / rate - (time.monotonic() - began)))
+            while held:
+                held -= os.splice(reading, to.fileno(), held)
     finally:
         os.close(reading)
         os.close(writing)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from meshd.origin.errors import OriginRefusedError
+from meshd.origin.heap import keep_freed_pages
 from meshwire.origins import ANONYMOUS
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def open_origin(name: str, origin: Description, directory: Path) -> Origin:
     """The origin of bucket `name`; `directory` holds the files of credentials. Raises OriginRefusedError."""
     from meshd.origin.remote import RemoteOrigin  # obstore's threads begin with its first use, after the fork
 
+    keep_freed_pages()
     secrets = read_credentials(directory, origin.credentials)
     try:
         store = _store(origin, secrets)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 import obstore
@@ -23,6 +24,7 @@ from meshd.origin.errors import (
     OriginRefusedError,
 )
 from meshd.origin.interface import Entry, Facts, Listing, Reply
+from meshd.origin.pacing import Pace
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
 _AT_ONCE: Final = 16 << 20  # larger objects are uploaded in parts
 _MOST_PARTS: Final = 9_000
 _read = metrics.origin_bytes.labels("read")
-_PIECE: Final = 256 << 10  # a reader is told of so many bytes at a time
 _CUT: Final = 160  # characters of foreign text
 # The library tells a range it cannot have by its message alone, which has URLs in it: a port may have a 416.
 _UNSATISFIABLE: Final = re.compile(
@@ -58,6 +59,7 @@ class RemoteOrigin:
     ) -> None:
         self._name, self._store, self._sorted, self._listed = name, store, sorted_pages, listed
         self._plain = plain
+        self._pace = Pace()
 
     def __repr__(self) -> str:
         return f"<RemoteOrigin of {self._name}>"
@@ -80,12 +82,18 @@ class RemoteOrigin:
         return Reply(facts, start, end - start, self._pieces(found, key))
 
     async def _pieces(self, found: Any, key: str) -> AsyncGenerator[bytes, None]:
+        came, waited, asked = 0, 0.0, time.monotonic()
         try:
-            async for piece in found.stream(min_chunk_size=_PIECE):
-                _read.inc(len(piece))
+            async for piece in found.stream(min_chunk_size=self._pace.piece()):
+                waited += time.monotonic() - asked
+                came += len(piece)
                 yield piece
+                asked = time.monotonic()
         except Exception as error:
             raise self._told(error, key) from error
+        finally:
+            _read.inc(came)
+            self._pace.took(came, waited)
 
     async def head(self, key: str) -> Facts:
         checked(key)

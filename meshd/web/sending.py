@@ -58,10 +58,13 @@ async def send_groups(
     is asked for. What fails after the first group has the connection cut."""
     keep_alive, transport = bool(request.keep_alive), request.transport
     head = _head(request, status, headers, now)
+    pump: _Pump | None = None
     try:
         async with aclosing(groups):
             async for spans in groups:
-                await _send(request, head, spans)
+                if pump is None and not is_encrypted(_open_transport(request)):
+                    pump = _Pump(_open_transport(request))
+                await _send(request, head, spans, pump)
                 head = b""
     except Exception as error:
         if head:  # nothing went out yet: an answer can still say what is wrong
@@ -69,6 +72,9 @@ async def send_groups(
         if transport is not None:
             transport.abort()
         raise ConnectionAbortedError(f"an answer under way cannot be finished: {error}") from error
+    finally:
+        if pump is not None:
+            pump.close()
     return keep_alive
 
 
@@ -119,20 +125,24 @@ def _open_transport(request: web.BaseRequest) -> asyncio.Transport:
     return transport
 
 
-async def _send(request: web.BaseRequest, head: bytes, spans: Sequence[Span]) -> None:
+async def _send(
+    request: web.BaseRequest, head: bytes, spans: Sequence[Span], pump: _Pump | None = None
+) -> None:
+    """`pump`: the answer's, where it is sent in several turns; else one is made for this one."""
     transport = _open_transport(request)
     if is_encrypted(transport):
         await _send_encrypted(request, transport, head, spans)
         return
     await _drain(request, transport)
-    pump = _Pump(transport)
+    turn = pump or _Pump(transport)
     try:
-        await pump.run(head, spans)
+        await turn.run(head, spans)
     except BaseException:
         transport.abort()
         raise
     finally:
-        pump.close()
+        if turn is not pump:
+            turn.close()
 
 
 async def _send_encrypted(

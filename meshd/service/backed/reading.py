@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from meshd.store.store import Store
     from meshwire.s3.operations import GetObject
 
-_AHEAD: Final = 8  # chunks of one reader under way
+_AHEAD: Final = 12  # chunks of one reader under way
 _STEP: Final = 512 << 10  # bytes a reader is given at a time, after the first
 _FINDS: Final = 4  # looks at an object that changes while it is found
 

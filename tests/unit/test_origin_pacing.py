@@ -1,0 +1,34 @@
+"""Pieces of an origin's answer: as large as comes quickly."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from meshd.origin.heap import keep_freed_pages
+from meshd.origin.pacing import LEAST, MOST, Pace
+
+
+def test_a_quick_origin_is_told_in_larger_pieces_than_a_slow_one() -> None:
+    pace, pieces = Pace(), list[int]()
+    for rate in (1e6, 30e6, 100e6, 1e9):
+        pace.took(8 << 20, (8 << 20) / rate)
+        pieces.append(pace.piece())
+    assert pieces[0] == LEAST
+    assert pieces[-1] == MOST
+    assert LEAST < pieces[1] == int(30e6 * 0.005) < pieces[2] < MOST
+
+
+def test_small_answers_say_nothing_of_an_origin() -> None:
+    pace = Pace()
+    before = pace.piece()
+    pace.took(100 << 10, 10.0)
+    pace.took(0, 0.0)
+    assert pace.piece() == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
+def test_the_c_library_is_told_once_what_to_keep() -> None:
+    assert keep_freed_pages()
+    assert keep_freed_pages.cache_info().misses == 1
