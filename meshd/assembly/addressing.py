@@ -32,6 +32,19 @@ class FrameAddress(msgspec.Struct, frozen=True, tag="frame"):
     origin: int = 0
 
 
+class PartAddress(msgspec.Struct, frozen=True, tag="part"):
+    """The rows of a frame whose bytes the node that is asked holds, by this `version` of the map; those of
+    all nodes are the frame. Equal addresses name equal bytes on one node."""
+
+    whole: FrameAddress
+    version: int
+
+    @property
+    def plan(self) -> str:
+        """What the frame is of."""
+        return self.whole.plan
+
+
 class RowsAddress(msgspec.Struct, frozen=True, tag="rows"):
     """These samples (stored order), in this order; randomness is keyed by the sample as if it were a
     position.
@@ -71,7 +84,7 @@ class BlockAddress(msgspec.Struct, frozen=True, tag="block"):
 
 
 Address = FrameAddress | RowsAddress
-Asked = Address | DerivedAddress | BlockAddress
+Asked = Address | PartAddress | DerivedAddress | BlockAddress
 
 
 @dataclass(slots=True)

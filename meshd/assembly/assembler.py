@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 import numpy as np
 
-from meshd.assembly.addressing import BlockAddress, DerivedAddress, FrameAddress, RowsAddress
+from meshd.assembly.addressing import BlockAddress, DerivedAddress, FrameAddress, PartAddress, RowsAddress
 from meshd.assembly.assets import asset_key
 from meshd.assembly.building import FrameBuilder, Kitchen, bad_bound, partners_of, rows_of
 from meshd.assembly.catalog import Catalog
@@ -27,6 +27,7 @@ from meshd.assembly.errors import BatchError, busy
 from meshd.assembly.ledger import Ledger
 from meshd.assembly.memory import FrameCache
 from meshd.assembly.packing import Packing, PackTables, row_bounds
+from meshd.assembly.parting import own_rows, require_parts
 from meshd.assembly.plans import Plan
 from meshd.kit.accounts import account
 from meshd.kit.admission import Admission, FullError
@@ -34,6 +35,7 @@ from meshd.kit.singleflight import SingleFlight
 from meshd.telemetry import metrics
 from meshwire.documents import PlanError
 from meshwire.epochs import epoch_order, snapshot_order
+from meshwire.frameparts import part_metadata
 from meshwire.frames import FRAME_VERSION
 from meshwire.plans import batch_rows, rank_rows, rank_slice
 from meshwire.snapshots import Snapshot
@@ -153,6 +155,8 @@ class Assembler:
             return await self._derive(address)
         if isinstance(address, BlockAddress):
             return await self._block(address)
+        if isinstance(address, PartAddress):
+            return await self._part(address)
         return await self._assemble(address)
 
     async def _derive(self, address: DerivedAddress) -> MemoryFrame:
@@ -171,6 +175,24 @@ class Assembler:
             rows, metadata = rows_of(samples + address.first, samples), block_metadata(address.block)
             frame = await FrameBuilder(self._kitchen, plan, snapshot, 0, rows, metadata).build()
         self._cache.put(address, frame)  # until whoever asked has written it to the store
+        return frame
+
+    async def _part(self, address: PartAddress) -> MemoryFrame:
+        whole = address.whole
+        plan = await self.catalog.plan(whole.plan)
+        await self.catalog.ensure(map(asset_key, plan.assets))
+        snapshot = await self.catalog.snapshot(plan.snapshot)
+        require_parts(plan)
+        if self.hints is not None:
+            self.hints.reading(plan, snapshot, whole)
+        with self._admission(count_rows(whole, plan), 0):
+            rows = self._rows(whole, plan, snapshot)
+            places = await own_rows(self._kitchen.elsewhere, snapshot, rows, address.version)
+        with self._admission(len(places), len(places) * _row_bytes(plan)):
+            metadata = part_metadata(metadata_of(whole), address.version, len(rows))
+            builder = FrameBuilder(self._kitchen, plan, snapshot, whole.epoch, rows.part(places), metadata)
+            frame = await builder.build_part()
+        self._cache.put(address, frame)
         return frame
 
     async def _assemble(self, address: Address) -> MemoryFrame:

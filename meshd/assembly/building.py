@@ -29,7 +29,7 @@ from meshwire.randomness import KeyedRandom
 from meshwire.servertimings import Took
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -111,9 +111,20 @@ class FrameBuilder:
 
     async def build(self) -> MemoryFrame:
         """The finished frame. Raises BatchError: SnapshotChanged, BadSample, OpFailed, Busy."""
+        return await self._finished(self._settle)
+
+    async def build_part(self) -> MemoryFrame:
+        """A part of a frame. A bad sample is BadSample, whatever the plan says: what stands in for it may lie
+        anywhere, and how many there may be is known of the whole alone."""
+        return await self._finished(self._refuse)
+
+    async def _finished(
+        self, settle: Callable[[list[RowFailure]], Awaitable[list[int] | None]]
+    ) -> MemoryFrame:
         try:
-            failures = await self._render(range(len(self._draft.rows)))
-            kept = await self._settle(failures) if failures else None
+            rows = range(len(self._draft.rows))
+            failures = await self._render(rows) if rows else []
+            kept = await settle(failures) if failures else None
             frame = self._draft.seal(kept)
         except BaseException:
             self._draft.frame.close()
@@ -243,6 +254,9 @@ class FrameBuilder:
             self._draft.blank(row)
         self._mark(bad, Status.MASKED)
         return None
+
+    async def _refuse(self, failures: list[RowFailure]) -> None:
+        raise self._bad(failures[0], " (and a part of a frame has no stand-ins: ask for all of it)")
 
     def _check_bound(self, failures: list[RowFailure]) -> None:
         """Of this slice alone; the other slices' are added by who knows them."""

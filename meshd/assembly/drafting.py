@@ -17,6 +17,7 @@ from awscrt.checksums import crc32c
 from meshd.assembly.checksumming import fold_rows
 from meshd.assembly.errors import BatchError
 from meshd.assembly.memory import MemoryFrame
+from meshwire.frameparts import PLACES
 from meshwire.frames import DTYPES, Status, dtype_code, layout
 from meshwire.snapshots import LabelColumn
 
@@ -40,13 +41,15 @@ TensorSpec = tuple[str, str, tuple[int, ...]]
 @dataclass(slots=True, eq=False)
 class Rows:
     """The rows of a frame: `positions`, `samples` int64[n] (a stand-in's after substitution), `status`
-    uint8[n]; `partners` int64[n], when the plan mixes rows: the sample at position ^ 1, -1 for none.
+    uint8[n]; `partners` int64[n], when the plan mixes rows: the sample at position ^ 1, -1 for none;
+    `places` int64[n], of a part of a frame: which rows of it they are.
     """
 
     positions: npt.NDArray[np.int64]
     samples: npt.NDArray[np.int64]
     status: npt.NDArray[np.uint8]
     partners: npt.NDArray[np.int64] | None = None
+    places: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return int(self.positions.size)
@@ -54,6 +57,12 @@ class Rows:
     def keep(self, kept: npt.NDArray[np.int64]) -> Rows:
         partners = None if self.partners is None else self.partners[kept]
         return Rows(self.positions[kept], self.samples[kept], self.status[kept], partners)
+
+    def part(self, places: npt.NDArray[np.int64]) -> Rows:
+        """Some of them, which know their places."""
+        part = self.keep(places)
+        part.places = places
+        return part
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +112,8 @@ class Draft:
 
     def _lay_out(self) -> FrameLayout:
         specs = fixed_specs(self._plan, self._labels, len(self.rows))
+        if self.rows.places is not None:
+            specs.insert(0, (PLACES, "I64", (len(self.rows),)))  # before the rows that are put there
         for name, rows in self._ragged.items():
             specs += _ragged_specs(name, self._plan.outputs[name], rows)
         return layout(specs, self._metadata)
@@ -196,6 +207,8 @@ class Draft:
         }
         small |= self._other_labels(masked)
         small |= {POSITION: self.rows.positions, STATUS: self.rows.status}
+        if self.rows.places is not None:
+            small[PLACES] = self.rows.places
         for name, rows in self._ragged.items():
             small |= self._ragged_tables(name, rows)
             checksums[f"{name}.data"] = self._write(f"{name}.data", _chunks(rows))

@@ -67,6 +67,15 @@ class Elsewhere(Protocol):
         """Whether other nodes have copies of an object of their own."""
         ...
 
+    async def goes_by(self, version: int) -> bool:
+        """Whether this node goes by this version of the map; a newer one is waited for, a moment."""
+        ...
+
+    def is_first(self, bucket: str, key: str) -> bool:
+        """Whether this node is the one that is asked first for an object, by its present map: of all nodes
+        that go by it, one is."""
+        ...
+
     async def fetch(self, parts: Sequence[Part], memory: Memory) -> Fetched:
         """These bytes, by one call a node; another holder is asked where one cannot give them."""
         ...
@@ -92,6 +101,12 @@ class _Alone:
 
     def others_hold(self, bucket: str, key: str) -> bool:
         return False
+
+    async def goes_by(self, version: int) -> bool:
+        return True
+
+    def is_first(self, bucket: str, key: str) -> bool:
+        return True
 
     async def fetch(self, parts: Sequence[Part], memory: Memory) -> Fetched:
         raise AssertionError("there are no other nodes")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshd.assembly.addressing import FrameAddress, RowsAddress
+from meshd.assembly.addressing import FrameAddress, PartAddress, RowsAddress
 from meshd.assembly.assembler import count_rows
 from meshd.assembly.errors import BatchError, busy
 from meshd.assembly.ledger import merged, read_ledger
@@ -205,6 +205,12 @@ class BatchService:
             if met is not None:
                 return met
         return await self._frames.frame(address)
+
+    async def part(self, caller: Caller, address: FrameAddress, version: int) -> Frame:
+        """The rows of a frame whose bytes this node holds by this version of the map. Raises BatchError;
+        NotOwner where this node goes by another."""
+        await self.plan(caller, address.plan)
+        return await self._frames.frame(PartAddress(address, version))
 
     async def _near_frame(self, address: FrameAddress) -> Frame:
         """From this node's copies, else from the node where its address meets; kept."""

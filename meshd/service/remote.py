@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from meshd.assembly.elsewhere import Lost, Part
 from meshd.assembly.errors import busy
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Page, Record
     from meshwire.cluster import Node
+
+_PATIENCE: Final = 1.0  # seconds for a newer map
 
 
 class RemoteObjects:
@@ -99,6 +101,17 @@ class RemoteObjects:
             return False
         readers = self._mesh.route(bucket, key).readers
         return any(node.node_id != self._mesh.node_id for node in readers)
+
+    async def goes_by(self, version: int) -> bool:
+        """See Elsewhere.goes_by."""
+        if self._mesh.map().version < version:
+            await self._mesh.newer_than(version - 1, _PATIENCE)
+        return self._mesh.map().version == version
+
+    def is_first(self, bucket: str, key: str) -> bool:
+        """See Elsewhere.is_first."""
+        readers = self._mesh.route(bucket, key).readers
+        return bool(readers) and readers[0].node_id == self._mesh.node_id
 
     async def find(self, bucket: str, key: str) -> Record | None:
         """The current object's record, wherever it is. Raises BatchError Busy."""

@@ -88,7 +88,7 @@ _ROW_BYTES = 1 << 11
 _STREAMS = "streams of samples"
 _HASH = re.compile(r"[0-9a-f]{64}")
 _NUMBERS = {"rank": 0, "world": 1, "batch": 256, "origin": 0}
-_QUERY = (*_NUMBERS, "format", "share")
+_QUERY = (*_NUMBERS, "format", "share", "part")
 _FORMATS = ("tensors", "samples", "tar")
 _MAX_PARAMETERS = 64
 _NUMBER = re.compile(r"[0-9]{1,18}")
@@ -210,10 +210,15 @@ class NativeEndpoint:
                 )
         return await send_frame(
             request,
-            await self._batches.frame(caller_of(request, identity), address, share=query.get("share", "")),
+            await self._tensors(caller_of(request, identity), address, query),
             self._now(),
             self.said(),
         )
+
+    async def _tensors(self, caller: Caller, address: FrameAddress, query: Mapping[str, str]) -> Frame:
+        if "part" in query:
+            return await self._batches.part(caller, address, _number(query["part"], "part"))
+        return await self._batches.frame(caller, address, share=query.get("share", ""))
 
     async def post_rows(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         digest, what = _path(request, "/-/plans/", 2)

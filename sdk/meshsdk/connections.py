@@ -276,6 +276,7 @@ class Response:
         self._chunked = headers.get("transfer-encoding", "").lower() == "chunked"
         self.length = 0 if bodiless or status in (204, 304) else self._declared()
         self.done = self.length == 0
+        self._taken = 0
         self._closing = last or headers.get("connection", "").lower() == "close"
         if bodiless:
             self._chunked = False
@@ -297,6 +298,12 @@ class Response:
         """The whole body, of exactly `len(view)` = `length` bytes, into `view`; raises ConnectError."""
         self._connection.read_exact(view)
         self.done = True
+
+    def fill(self, view: memoryview) -> None:
+        """The next `len(view)` bytes of a body of a known length; raises ConnectError."""
+        self._connection.read_exact(view)
+        self._taken += len(view)
+        self.done = self._taken == self.length
 
     def read(self, limit: int = 256 << 20) -> bytes:
         """The whole body; refuses (ConnectError) more than `limit` bytes."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from meshsdk.arenas import Waker
 from meshsdk.errors import ClosedError, ConnectError, CorruptFrameError, MeshError
 from meshsdk.maps import MAP_HEADER
+from meshsdk.parts import Parting
 from meshsdk.retrying import BackOff, Patience
 from meshsdk.stalls import Arrival
 from meshsdk.transport import failed, read_error
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from meshsdk.arenas import Arena
     from meshsdk.connections import Connection, Response
+    from meshsdk.parts import Joint, Parts
     from meshsdk.settings import Endpoint
     from meshsdk.transport import Request, Transport
 
@@ -57,7 +59,8 @@ class Frame:
 @dataclass(frozen=True, slots=True)
 class Order:
     """What to deliver: `ask(step)` for each of `steps`, an ascending range of any stride. `expected` bytes a
-    frame if known beforehand, else 0. `named`: the step its frame says it is of.
+    frame if known beforehand, else 0. `named`: the step its frame says it is of. `parts`: how frames may be
+    asked for in parts.
     """
 
     ask: Callable[[int], Request]
@@ -67,18 +70,21 @@ class Order:
     connections: int = 4
     deadline: float = 600.0
     named: Callable[[int], int] = operator.index
+    parts: Parts | None = None
 
 
 @dataclass(slots=True)
 class Tally:
     """What a reader has done so far; written by its thread only. `latency`: seconds until answers began,
-    without what the nodes took; `receiving`: until they were in place."""
+    without what the nodes took; `receiving`: until they were in place; `parted`: frames that came in
+    parts."""
 
     retries: int = 0
     bytes: int = 0
     cpu: float = 0.0
     latency: float = 0.0
     receiving: float = 0.0
+    parted: int = 0
     origins: dict[str, int] = field(default_factory=dict)
 
 
@@ -101,6 +107,7 @@ class _Flight:
     connection: Connection
     sent: float
     request: Request
+    joint: Joint | None = None
 
 
 class _Reader:
@@ -118,6 +125,8 @@ class _Reader:
         self._arena = arena
         self._expected = order.expected
         self._idle: dict[Endpoint, list[Connection]] = {}
+        self._parting = Parting(order.parts, transport.router.directory, arena)
+        self._joints: dict[int, Joint] = {}
         self._tried: dict[int, set[Endpoint]] = {}
         self._looked = -_SUSPICIOUS  # when silent nodes were last looked at
         self._patience: dict[int, Patience] = {}
@@ -143,33 +152,57 @@ class _Reader:
 
     def _send_ahead(self) -> None:
         now = time.monotonic()
-        while self._due and self._due[0][0] <= now and len(self.flights) < self._order.connections:
+        while self._due and self._due[0][0] <= now and self._under_way() < self._order.connections:
             self._send(heapq.heappop(self._due)[1])
         while self._may_ask():
             self._asked += self._stride
-            self._send(self._asked - self._stride)
+            step = self._asked - self._stride
+            if not self._send_parts(step):
+                self._send(step)
+
+    def _under_way(self) -> int:
+        """Frames that were asked for and are not here."""
+        alone = sum(flight.joint is None for flight in self.flights.values())
+        return alone + len(self._joints)
 
     def _may_ask(self) -> bool:
         """Whether the next step's frame has a place: in the budget, or anywhere if nothing else is coming."""
-        asked = len(self.flights) + len(self._due)
+        asked = self._under_way() + len(self._due)
         if self._asked >= self._stop or asked >= self._order.connections:
             return False
         if asked == 0 and self._asked - self._order.steps.start == self.taken * self._stride:
             return True
-        return self._expected > 0 and self._arena.room() >= (asked + 1) * self._arena.memory.capacity(
-            self._expected
-        )
+        begun = sum(joint.joining.begun for joint in self._joints.values())  # these have their memory
+        needed = (asked - begun + 1) * self._arena.memory.capacity(self._expected)
+        return self._expected > 0 and self._arena.room() >= needed
+
+    def _send_parts(self, step: int) -> bool:
+        """Asks each node that stores for its part of a frame, where that may be done."""
+        begun = self._parting.begin(step, time.monotonic())
+        if begun is None:
+            return False
+        joint, request, endpoints = begun
+        self._joints[step] = joint
+        for endpoint in endpoints:
+            self._put(step, request, endpoint, joint)
+            if step not in self._joints:  # one was not to be had
+                break
+        return True
 
     def _send(self, step: int) -> None:
         request, transport = self._order.ask(step), self._transport
         endpoint = transport.router.choose(request, self._tried.get(step, set()))
-        line, idle = transport.line(endpoint), self._idle.get(endpoint)
+        self._put(step, request, endpoint)
+
+    def _put(self, step: int, request: Request, endpoint: Endpoint, joint: Joint | None = None) -> None:
+        """A question to a node: for a frame, or for its part of one."""
+        line, idle = self._transport.line(endpoint), self._idle.get(endpoint)
         try:
             connection = idle.pop() if idle else line.pool.dial()
         except MeshError as error:
             self._failed(step, error, request, endpoint)
             return
-        flight = _Flight(step, connection, time.monotonic(), request)
+        flight = _Flight(step, connection, time.monotonic(), request, joint)
         self.flights[connection.fileno()] = flight
         self._poll.register(connection, select.POLLIN)
         try:
@@ -210,6 +243,8 @@ class _Reader:
             directory.refresh()
         for flight in silent:
             endpoint = flight.connection.endpoint
+            if not self._is_flying(flight):
+                continue
             if now - flight.sent >= self._transport.settings.timeout:
                 self._drop(flight)
                 why = f"no answer within {self._transport.settings.timeout:g} s"
@@ -223,16 +258,23 @@ class _Reader:
         for flight in answered:
             if self.closing:
                 return
+            if not self._is_flying(flight):  # another part of its frame failed
+                continue
             try:
                 frame = self._read(flight)
             except MeshError as error:
                 self._failed(flight.step, error, flight.request, flight.connection.endpoint)
-            else:
+                continue
+            if frame is not None:
                 self._patience.pop(flight.step, None)
                 self._tried.pop(flight.step, None)
                 self._finish(flight.step, frame)
 
-    def _read(self, flight: _Flight) -> Frame:
+    def _is_flying(self, flight: _Flight) -> bool:
+        return any(other is flight for other in self.flights.values())
+
+    def _read(self, flight: _Flight) -> Frame | None:
+        """What came; None while other parts are to come."""
         response = None
         try:
             response = flight.connection.receive()
@@ -241,6 +283,8 @@ class _Reader:
             directory.heard(response.headers.get(MAP_HEADER, ""))
             if response.status != 200:
                 raise read_error(response)
+            if flight.joint is not None:
+                return self._read_part(flight.joint, response)
             return self._read_frame(flight, response)
         finally:
             self._drop(flight, keep=response is not None and response.reusable)
@@ -257,12 +301,31 @@ class _Reader:
         timing = parse_timing(response.headers.get(TIMING, ""))
         done = time.monotonic()
         frame = replace(frame, arrival=Arrival(flight.sent, began, done, timing))
-        self.tally.latency += max(began - flight.sent - timing.total, 0.0)
-        self.tally.receiving += done - began
-        self._expected = max(self._expected, frame.nbytes)
-        self.tally.bytes += frame.nbytes
-        self.tally.origins[origin] = self.tally.origins.get(origin, 0) + 1
+        self._count(frame, frame.nbytes)
         return frame
+
+    def _read_part(self, joint: Joint, response: Response) -> Frame | None:
+        """Its rows go from the socket to their places in the frame's slot."""
+        timing = parse_timing(response.headers.get(TIMING, ""))
+        joint.take(response, timing, time.monotonic(), verify=self._order.verify)
+        if joint.left:
+            return None
+        arrays, size = joint.views()
+        del self._joints[joint.step]
+        self._parting.worked()
+        self.tally.parted += 1
+        frame = Frame(joint.step, arrays, size, joint.origin, joint.arrival(time.monotonic()))
+        self._count(frame, joint.bytes)
+        return frame
+
+    def _count(self, frame: Frame, size: int) -> None:
+        tally, arrival, origin = self.tally, frame.arrival, frame.origin
+        if arrival is not None:
+            tally.latency += max(arrival.began - arrival.asked - arrival.server.total, 0.0)
+            tally.receiving += arrival.done - arrival.began
+        self._expected = max(self._expected, frame.nbytes)
+        tally.bytes += size
+        tally.origins[origin] = tally.origins.get(origin, 0) + 1
 
     # --- book-keeping -----------------------------------------------------------------------------
 
@@ -271,6 +334,9 @@ class _Reader:
         if self.closing:
             return
         now = time.monotonic()
+        if self._joints.pop(step, None) is not None:
+            self._give_up_parts(step, error, endpoint, now)
+            return
         tried = self._tried.setdefault(step, set())
         if failed(self._transport.router, request, tried, endpoint, error):
             heapq.heappush(self._due, (now, step))
@@ -285,6 +351,18 @@ class _Reader:
             self._finish(step, final)
         else:
             self.tally.retries += 1
+
+    def _give_up_parts(self, step: int, error: MeshError, endpoint: Endpoint, now: float) -> None:
+        """All of it is asked for, of one node."""
+        for flight in [flight for flight in self.flights.values() if flight.step == step]:
+            self._drop(flight)
+        directory = self._transport.router.directory
+        if isinstance(error, ConnectError):
+            directory.failed(endpoint)
+            directory.refresh()
+        self._parting.failed()
+        self.tally.retries += 1
+        heapq.heappush(self._due, (now, step))
 
     def _finish(self, step: int, result: Frame | MeshError) -> None:
         self._done[step] = result
@@ -307,6 +385,7 @@ class _Reader:
             connection.close()
         self._idle.clear()
         self.flights.clear()
+        self._joints.clear()
         self.tally.cpu = time.thread_time()
 
 

@@ -23,12 +23,14 @@ from meshsdk.errors import ClosedError, ConfigurationError, StateMismatchError
 from meshsdk.meters import Meter
 from meshsdk.native import FrameAddress, bad_samples, register_plan
 from meshsdk.outputs import make_stage
+from meshsdk.parts import Parts
 from meshsdk.passes import Pass
 from meshsdk.ranks import find_rank
 from meshsdk.reporting import Reporter
 from meshsdk.watchers import TRACE_LIMIT, Watchers
 from meshwire import plans
 from meshwire.plans import LoaderState
+from meshwire.slices import batch_rows, rank_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -80,6 +82,8 @@ class Loader:
         connections: requests in flight at most, 1 to 64.
         report: a name under which the nodes' metrics show how long this job waits; MESH_REPORT if left out.
         normalize: `mesh.Normalize(field)`: images become bfloat16 or float16, channels last, on the device.
+        rows_from: "owners": on a mesh each node sends the rows whose bytes it has, where rows have one size
+            and nothing else is in the way; "one": one node sends all rows of a batch.
 
     Raises:
         ConfigurationError: an argument makes no sense, or an epoch has no step.
@@ -109,6 +113,7 @@ class Loader:
         connections: int = 4,
         report: str | None = None,
         normalize: Normalize | None = None,
+        rows_from: Literal["owners", "one"] = "owners",
     ) -> None:
         self._options = {name: value for name, value in locals().items() if name not in ("self", "dataset")}
         self.dataset = dataset
@@ -133,7 +138,10 @@ class Loader:
         self._deadline = deadline
         self._verify = verify
         self._connections = _checked_connections(connections)
+        if rows_from not in ("owners", "one"):
+            raise ConfigurationError(f"rows_from={rows_from!r}: 'owners' or 'one'")
         self._expected = _frame_bytes(self.plan.fields, -(-self.global_batch // self.world))
+        self._parted = rows_from == "owners" and self._expected > 0 and not share and not spec.get("pack")
         self._budget = _budget(prefetch_bytes, self._stage.memory.capacity(self._expected))
         self._arena = Arena(self._budget, self._stage.memory)
         self._state = LoaderState(self.plan.hash, dataset.snapshot.hash, seed)
@@ -317,9 +325,22 @@ class Loader:
             self._verify,
             self._connections,
             self._deadline,
+            parts=self._parts(epoch, origin) if self._parted else None,
         )
         watchers = self._watchers.present()
         return Pass(self._transport, order, arena, self._stage, self._meter, epoch, watchers)
+
+    def _parts(self, epoch: int, origin: int) -> Parts:
+        def ask(step: int, version: int) -> Request:
+            request = self._request(epoch, step, origin)
+            return replace(request, query=f"{request.query}&part={version}")
+
+        def rows(step: int) -> int:
+            whole = batch_rows(self.plan.positions, self.global_batch, origin, step, self._tail)
+            first, end = rank_rows(whole, self.rank, self.world)
+            return end - first
+
+        return Parts(ask, rows)
 
     def as_iterable(self) -> LoaderIterable:
         """For code that insists on torch's loader: `DataLoader(loader.as_iterable(), num_workers=k)` gives

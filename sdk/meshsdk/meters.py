@@ -35,6 +35,7 @@ class LoaderStats:
         preprocessing, fetch: seconds waited while nodes ran ops, or got sources.
         au: accelerator utilisation as MLPerf Storage defines it, 0…1: compute as a share of the loop's
             time, the first step of each loop left out.
+        parted: frames that came in parts, each node sending the rows whose bytes it has.
     """
 
     samples: int
@@ -50,6 +51,7 @@ class LoaderStats:
     preprocessing: float = 0.0
     fetch: float = 0.0
     au: float = 0.0
+    parted: int = 0
 
     @property
     def compute(self) -> float:
@@ -108,6 +110,7 @@ class Meter:
     flagged: int = 0
     preprocessing: float = 0.0
     fetch: float = 0.0
+    parted: int = 0
     latency: float = 0.0
     receiving: float = 0.0
     frames: dict[str, int] = field(default_factory=dict)
@@ -143,6 +146,7 @@ class Meter:
     def absorb(self, tally: Tally) -> None:
         """Adds what a finished reader did."""
         self.retries += tally.retries
+        self.parted += tally.parted
         self.bytes += tally.bytes
         self.cpu += tally.cpu
         self.latency += tally.latency
@@ -185,4 +189,5 @@ _NAMES = (
     "flagged",
     "preprocessing",
     "fetch",
+    "parted",
 )

@@ -64,7 +64,7 @@ def test_a_node_killed_in_an_epoch_changes_nothing(crew: MeshCrew, victim: int) 
 
 
 def test_frames_are_asked_of_the_node_they_meet_at(crew: MeshCrew) -> None:
-    with connect(crew.nodes[1].endpoint) as client, loader_of(client) as loader:
+    with connect(crew.nodes[1].endpoint) as client, loader_of(client, rows_from="one") as loader:
         taken = [batch.step for batch in loader]
         plan = loader.plan.hash
     assert len(taken) == -(-COUNT // BATCH)
@@ -106,7 +106,7 @@ def test_gathered_bytes_cross_the_network_once(crew: MeshCrew) -> None:
 
 def test_sources_of_batches_cross_the_network_at_most_once(crew: MeshCrew) -> None:
     sizes = [len(png(n)[:70] if n == 7 else png(n)) for n in range(COUNT)]
-    with connect(crew.nodes[0].endpoint) as client, loader_of(client) as loader:
+    with connect(crew.nodes[0].endpoint) as client, loader_of(client, rows_from="one") as loader:
         moved = metrics.remote_bytes._value.get()
         assert len(list(loader)) == -(-COUNT // BATCH)
         moved = metrics.remote_bytes._value.get() - moved

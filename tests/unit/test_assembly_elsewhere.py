@@ -55,6 +55,12 @@ class Others:
     def used(self, bucket: str, key: str) -> None:
         return
 
+    async def goes_by(self, version: int) -> bool:
+        return True
+
+    def is_first(self, bucket: str, key: str) -> bool:
+        return False
+
     def others_hold(self, bucket: str, key: str) -> bool:
         return True
 
