@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from botocore.exceptions import ClientError
 
+import meshsdk
 from meshd.testing.meshes import Mesh
-from meshsdk import jobs
+from meshsdk import jobs, views
+from meshwire import frames
 from tests.component import origin_views
 from tests.component.origin_working import bucket, code, eventually, put, read, sdk, write_credentials
 from tests.component.test_origins_training import epoch, fill, opened
@@ -260,6 +262,34 @@ def test_views_over_all_nodes(mesh: Mesh, clients: list[Any], origin: Place) -> 
             until_called(mesh, before + once)
         assert found == [origin_views.contents(clients[0], f"lives--{name}")] * 3
     assert len(origin.faults.gets("seen/train")) <= 44  # each photograph once, and some were looked at
+
+
+def tensors(files: dict[str, bytes]) -> dict[str, dict[str, bytes]]:
+    """What is in frames, without what names their plan."""
+    return {
+        key: {name: array.tobytes() for name, array in frames.views(data).items()}
+        for key, data in files.items()
+    }
+
+
+@pytest.mark.parametrize("rows", ["fixed", "ragged"])
+def test_views_of_batches_over_all_nodes(mesh: Mesh, clients: list[Any], origin: Place, rows: str) -> None:
+    far, here = f"far-{rows}", f"here-{rows}"
+    fill(mesh["n1"], origin, far, here)
+    with sdk(mesh["n2"]) as client:
+        for name in (far, here):
+            dataset = opened(client, name)
+            if rows == "ragged":  # whose sizes are known once they were built
+                dataset = meshsdk.open(f"s3://{name}/train", fields={"image": "jpg"}, client=client)
+            with meshsdk.Loader(dataset, 8, seed=5, output="numpy") as loader:
+                view = views.batches_view(loader.plan.hash, 8, world=2)
+            views.create_view(client.transport, name, "b", view)
+    with ThreadPoolExecutor(3) as pool:  # all nodes at once
+        found = list(pool.map(origin_views.contents, clients, [f"{far}--b"] * 3))
+    assert found[0] == found[1] == found[2]
+    assert len(found[0]) == 10
+    assert tensors(found[0]) == tensors(origin_views.contents(clients[0], f"{here}--b"))
+    assert len(origin.faults.gets(f"{far}/train")) <= 44  # each photograph once, and some were looked at
 
 
 def test_write_back_survives_the_death_of_a_node(mesh: Mesh, clients: list[Any], origin: Place) -> None:
