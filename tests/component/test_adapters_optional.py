@@ -1,5 +1,5 @@
-"""Adapters of libraries that are not in the development environment: run where they are, else what of them
-needs no library. `pip install --group adapters` brings them."""
+"""Adapters of Grain and `datasets`, and of libraries that are too large for the development environment: run
+where they are, else what of them needs no library. `pip install --group adapters` brings them."""
 
 from __future__ import annotations
 
@@ -199,3 +199,89 @@ def test_a_trainer_resumes_in_the_middle_of_an_epoch(dataset: mesh.Dataset, tmp_
     assert run("stopped", resume=True) == whole[3:]
     with pytest.raises(ConfigurationError, match="FedByLoader"):
         run("none", resume=str(tmp_path))
+
+
+# --- TensorFlow -----------------------------------------------------------------------------------
+
+
+@libraries
+def test_a_tf_dataset_is_an_epoch_at_a_time(dataset: mesh.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+    tf = pytest.importorskip("tensorflow")
+    from meshsdk.adapters.tensorflow import as_tf_dataset
+
+    with loader(dataset) as batches:
+        given = as_tf_dataset(batches).map(lambda batch: {**batch, "n": batch["n"] * 2}).prefetch(1)
+        assert given.element_spec["n"] == tf.TensorSpec((None,), tf.int64)
+        for epoch in range(2):
+            assert batches.epoch == epoch
+            numbers = [int(n) for batch in given for n in batch["n"].numpy()[batch["__status"].numpy() == 0]]
+            assert sorted(numbers) == list(range(0, 40, 2))
+
+
+@libraries
+def test_keras_trains_on_a_tf_dataset(dataset: mesh.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+    tf = pytest.importorskip("tensorflow")
+    from meshsdk.adapters.tensorflow import as_tf_dataset
+
+    def pair(batch: Any) -> tuple[Any, Any]:
+        rows = tf.cast(batch["n"], tf.float32)[:, None]
+        return rows, 2 * rows
+
+    with loader(dataset) as batches:
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+        model.compile(optimizer="sgd", loss="mse")
+        ended: list[int] = []
+        counting = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: ended.append(step))
+        model.fit(as_tf_dataset(batches).map(pair), epochs=2, verbose=0, callbacks=[counting])
+        assert (batches.epoch, batches.step) == (2, 0)
+    assert ended == [*range(5), *range(5)]
+
+
+# --- Ray ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """A Ray of this machine, ended with the test."""
+    found = pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "0")
+    found.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
+    yield found
+    found.shutdown()
+
+
+@libraries
+def test_a_ray_dataset_has_every_sample(ray: Any, dataset: mesh.Dataset, tmp_path: Path) -> None:
+    from meshsdk.adapters.rays import as_ray_dataset
+
+    samples = as_ray_dataset(dataset, rows=8)
+    rows = samples.filter(lambda row: row["n"] >= 10).take_all()
+    assert sorted(row["n"] for row in rows) == list(range(10, 20))
+    assert {len(row["text"]) for row in rows} == set(range(10, 20))
+    samples.select_columns(["n"]).write_parquet(str(tmp_path / "rows"))
+    assert sorted(row["n"] for row in ray.data.read_parquet(str(tmp_path / "rows")).take_all()) == [
+        *range(20)
+    ]
+
+
+@libraries
+def test_trials_of_ray_tune_share_a_pass(ray: Any, dataset: mesh.Dataset, tmp_path: Path) -> None:
+    from ray import tune
+
+    def trial(config: dict[str, Any]) -> dict[str, Any]:
+        with mesh.Loader(dataset, 4, seed=3, output="numpy", share="sweep") as batches:
+            seen = [batch["n"].tolist() for batch in batches]
+            return {"seen": seen, "prepared": batches.stats().frames.get("miss", 0)}
+
+    tuner = tune.Tuner(
+        trial,
+        param_space={"rate": tune.grid_search([0.1, 0.2, 0.3])},
+        run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0),
+    )
+    found = [result.metrics for result in tuner.fit()]
+    assert len(found) == 3
+    assert {str(each["seen"]) for each in found} == {str(found[0]["seen"])}
+    assert sum(each["prepared"] for each in found) == len(found[0]["seen"])

@@ -1,4 +1,4 @@
-"""A dataset for Ray Data: not run here, where Ray does not install light.
+"""A dataset for Ray Data.
 
 Law: a task asks for its samples by number and holds no position, so Ray may repeat, move or reorder tasks.
 To train, take `mesh.Loader` in each of Ray Train's workers, and `share=` over Ray Tune's trials.

@@ -1,4 +1,4 @@
-"""A loader as a `tf.data.Dataset`: not run here, where TensorFlow does not install light.
+"""A loader as a `tf.data.Dataset`.
 
 Law: what the elements are is told by a look at one batch, which moves nothing; the loader reads ahead, so
 `prefetch` adds nothing.
