@@ -5,7 +5,8 @@ Joining, returning, a share that grew because another node left or died, repair:
 told under which version that began (`transitions.settled`): whatever is decided since, this node gets as it
 happens. What others own by now is let go of, once they have it.
 
-Law: one a node, in its steward. Restartable at any point. Nothing is dropped that its owners do not hold.
+Law: one a node, in its steward; what it asks for a process of its own carries out (`carrying`), out of the
+way of clients. Restartable at any point. Nothing is dropped that its owners do not hold.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from meshd.cluster.carrying import Carrier, FarCarrier
 from meshd.cluster.offers import DocumentsWanted, InventoryWanted
 from meshd.cluster.planning import errand, everything, unowned
 from meshd.cluster.progress import Reporter
-from meshd.cluster.pulling import HolderLostError, Pull, Tally
-from meshd.cluster.releasing import SKEW, Releasing, older
+from meshd.cluster.pulling import HolderLostError, Tally
+from meshd.cluster.releasing import Releasing
 from meshd.control.interface import ControlError
 from meshd.errors import MeshdError
 from meshd.kit.pulse import PIECE
@@ -31,6 +33,7 @@ from meshwire.cluster.routes import SOUND
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
+    from meshd.cluster.carrying import Carrying, MoverDoor
     from meshd.cluster.comparing import Scope
     from meshd.cluster.mesh import Mesh
     from meshd.cluster.offers import Offers
@@ -38,7 +41,6 @@ if TYPE_CHECKING:
     from meshd.control.clustermaps import ClusterMaps
     from meshd.control.interface import ControlStore
     from meshd.kit.clock import Clock
-    from meshd.store.inventory import Held
     from meshd.store.store import Store
     from meshwire.cluster import ClusterMap, Node
 
@@ -67,7 +69,8 @@ class Sources:
 
 
 class Mover:
-    """See the module. `repair_every`: seconds between two comparisons that the map does not ask for."""
+    """See the module. `repair_every`: seconds between two comparisons that the map does not ask for. `door`:
+    of the process that compares and fetches; without one it is done in this process."""
 
     def __init__(
         self,
@@ -80,10 +83,16 @@ class Mover:
         clock: Clock,
         *,
         repair_every: float = 6 * 3600.0,
+        door: MoverDoor | None = None,
     ) -> None:
         self._store, self._offers, self._mesh, self._maps = store, offers, mesh, maps
         self._control, self._sources, self._clock = control, sources, clock
         self._releasing = Releasing(store, offers, self._rest)
+        self._carrying: Carrying = (
+            Carrier(store, offers, mesh, sources.holder, self._rest, clock)
+            if door is None
+            else FarCarrier(door, lambda: self.reporter.refresh())
+        )
         self._repair_every, self._repaired = repair_every, clock.monotonic()
         self._stood = -_STANDING
         self._let_go_at, self._kept_until = 0, 0.0
@@ -230,24 +239,8 @@ class Mover:
     async def _compare(
         self, cluster: ClusterMap, holder: str, scope: Scope, tally: Tally | None = None
     ) -> None:
-        cut = self._clock.now_ms() * 10**6 - SKEW
-
-        async def drop(names: list[Held]) -> None:
-            if self._mesh.map().counts != cluster.counts:
-                return  # the sides may not mean the same names
-            await self._store.drop([older(held, cut) for held in names])
-
-        pull = Pull(
-            self._store,
-            self._offers,
-            self._holder(cluster, holder),
-            scope,
-            rest=self._rest,
-            tally=self.reporter.tally if tally is None else tally,
-            standing=self._store.standing(),
-            drop=drop,
-        )
-        await pull.run()
+        counted = self.reporter.tally if tally is None else tally
+        await self._carrying.compare(cluster, holder, scope, counted)
 
     async def _distrust(self, cluster: ClusterMap, holders: Mapping[str, Scope]) -> None:
         """A node that was given up for longer than removals are remembered comes back as an empty one: what

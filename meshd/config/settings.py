@@ -274,6 +274,11 @@ class NodeSettings:
         """Unix socket on which the steward serves the workers."""
         return self.run_dir / "steward.sock"
 
+    @property
+    def mover_socket(self) -> Path:
+        """Unix socket on which the mover is told what to fetch, and whom to serve."""
+        return self.run_dir / "mover.sock"
+
     def transform_socket(self, index: int) -> Path:
         """Unix socket of transform process `index`."""
         return self.run_dir / f"transform-{index}.sock"

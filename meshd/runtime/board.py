@@ -23,10 +23,11 @@ class Phase(IntEnum):
 
 
 class Board:
-    """Phases of the node and of its processes, by name."""
+    """Phases of the node and of its processes, by name; nobody waits for those that start `on_demand`."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._slots = {name: index for index, name in enumerate(("", *names))}
+    def __init__(self, names: Sequence[str], on_demand: Sequence[str] = ()) -> None:
+        self._slots = {name: index for index, name in enumerate(("", *names, *on_demand))}
+        self._on_demand = frozenset(on_demand)
         self._page = mmap.mmap(-1, max(len(self._slots), mmap.PAGESIZE))
         self.node = Phase.STARTING
 
@@ -55,7 +56,8 @@ class Board:
     def trouble(self) -> str:
         """Why the node should get no traffic; empty when it should."""
         if self.node is not Phase.READY:
-            waiting = [name for name in self._slots if name and self[name] is not Phase.READY]
+            needed = [name for name in self._slots if name and name not in self._on_demand]
+            waiting = [name for name in needed if self[name] is not Phase.READY]
             return f"the node is {self.node.name.lower()}" + (f": {', '.join(waiting)}" if waiting else "")
         if any(self[name] is not Phase.READY for name in self.names("steward")):
             return "the steward is being restarted"

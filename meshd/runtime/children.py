@@ -63,6 +63,9 @@ class ChildSpec:
     fds: frozenset[int] = frozenset()
     longest_delay: float = LONGEST_DELAY
     """Seconds between a death and the next start, at most."""
+    door: int | None = None
+    """A listening socket: the child is started when somebody connects, and ends by itself (with code 0) when
+    it has nothing to do. None: it always runs."""
 
     @property
     def role(self) -> str:
@@ -71,7 +74,8 @@ class ChildSpec:
 
 @dataclass(slots=True)
 class Child:
-    """What the supervisor knows of one child. `pid` 0: not running; `due`: when to start it (again)."""
+    """What the supervisor knows of one child. `pid` 0: not running; `due`: when to start it (again); infinite
+    while one with a door waits for somebody to come."""
 
     spec: ChildSpec
     pid: int = 0

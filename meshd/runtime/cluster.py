@@ -33,9 +33,9 @@ _GIB: Final = 1 << 30
 
 
 def open_mesh(
-    settings: NodeSettings, control: ControlStore, buckets: BucketTable, clock: Clock, process: int
+    settings: NodeSettings, control: ControlStore, buckets: BucketTable, clock: Clock, process: int | None
 ) -> Mesh:
-    """The view of one process of a node, which is number `process` of them."""
+    """The view of one process of a node, which is number `process` of those that answer by a map."""
     if settings.cluster.control is None:
         lone = lone_map(settings.node_id, settings.endpoint)
         return Mesh(settings.node_id, control, buckets.copies, lone=lone, writes_of=buckets.writes)
@@ -43,7 +43,8 @@ def open_mesh(
     look = Looking(marking, clock, settings.cluster.lease)
 
     def goes_by(version: int) -> None:
-        pulse.goes_by(process, version, clock.monotonic())
+        if process is not None:
+            pulse.goes_by(process, version, clock.monotonic())
 
     return Mesh(
         settings.node_id,

@@ -27,6 +27,7 @@ from meshd.errors import MeshdError, StartupError
 from meshd.kit.clock import SystemClock
 from meshd.runtime.board import Board
 from meshd.runtime.caching import close_cache, recover_cache
+from meshd.runtime.carrying import MOVER, run_mover
 from meshd.runtime.children import ChildSpec, ended, fork
 from meshd.runtime.credentials import given_credentials, root_credentials
 from meshd.runtime.listening import endpoint, open_doors
@@ -94,9 +95,10 @@ def _advertised(settings: NodeSettings, doors: Doors) -> NodeSettings:
 
 def _supervise(settings: NodeSettings, doors: Doors, people: _People, say: Callable[[str], None]) -> None:
     ready = f"meshd ready endpoint={endpoint(doors)} node={settings.node_id} data={settings.store.data_dir}"
-    board = Board(_names(settings))
+    on_demand = [MOVER] if settings.cluster.control is not None else []
+    board = Board(_names(settings), on_demand)
     supervisor = Supervisor(
-        _specs(settings, doors, board),
+        [_spec(settings, doors, board, name) for name in (*_names(settings), *on_demand)],
         _stages(settings),
         board=board,
         clock=SystemClock(),
@@ -115,10 +117,6 @@ def _names(settings: NodeSettings) -> list[str]:
     return [*workers, *(["steward-0"] if settings.workers > 1 else []), *transforms]
 
 
-def _specs(settings: NodeSettings, doors: Doors, board: Board) -> list[ChildSpec]:
-    return [_spec(settings, doors, board, name) for name in _names(settings)]
-
-
 def _spec(settings: NodeSettings, doors: Doors, board: Board, name: str) -> ChildSpec:
     role, _, number = name.partition("-")
     index = int(number)
@@ -126,6 +124,9 @@ def _spec(settings: NodeSettings, doors: Doors, board: Board, name: str) -> Chil
         sock = doors.transforms[index]
         body = partial(run_transform, settings, index, sock)
         return ChildSpec(name, body, frozenset([sock.fileno()]), _TRANSFORM_DELAY)
+    if role == "mover":
+        door = doors.mover.fileno()
+        return ChildSpec(name, partial(run_mover, settings, doors), frozenset([door]), door=door)
     if role == "steward":
         return ChildSpec(name, partial(run_steward, settings, doors), frozenset([doors.steward.fileno()]))
     own = {doors.http.fileno()} | ({doors.steward.fileno()} if settings.workers == 1 else set())
@@ -136,7 +137,7 @@ def _stages(settings: NodeSettings) -> Sequence[Stage]:
     """Workers finish their requests first, for these may need the steward, and it the transforms."""
     return (
         Stage(frozenset({"worker"}), settings.http.drain_timeout + _GRACE),
-        Stage(frozenset({"steward"}), _GRACE),
+        Stage(frozenset({"steward", "mover"}), _GRACE),
         Stage(frozenset({"transform"}), _GRACE),
     )
 

@@ -27,13 +27,14 @@ class Doors:
 
     http: socket.socket
     steward: socket.socket
+    mover: socket.socket
     transforms: tuple[socket.socket, ...]
     tally: Tally
     tls: Tls | None = None
 
     def fds(self) -> list[int]:
         """Descriptors of those still open here."""
-        every = (self.http, self.steward, *self.transforms)
+        every = (self.http, self.steward, self.mover, *self.transforms)
         return [sock.fileno() for sock in every if sock.fileno() >= 0]
 
     def listen(self, backlog: int) -> None:
@@ -52,6 +53,7 @@ def open_doors(settings: NodeSettings) -> Doors:
     return Doors(
         http=bind_http(settings.http),
         steward=listen(settings.steward_socket),
+        mover=listen(settings.mover_socket),
         transforms=tuple(
             listen(settings.transform_socket(index)) for index in range(settings.transform.processes)
         ),

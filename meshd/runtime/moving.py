@@ -12,6 +12,7 @@ from meshd.cluster.pulling import RemoteHolder
 from meshd.control.clustermaps import ClusterMaps
 from meshd.kit import pulse
 from meshd.kit.pulse import Courtesy
+from meshd.web.guests import handed_over
 from meshd.web.movements import MovementDoors
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ def copies_asked(node: Node) -> set[int]:
 
 def movement_routes(node: Node) -> list[NativeRoute]:
     """The doors for others that compare themselves with this node."""
-    return MovementDoors(offers(node), node.mesh, node.clock).routes()
+    doors = MovementDoors(offers(node), node.mesh, node.clock)
+    return doors.routes() if node.mover is None else handed_over(doors.routes(), node.mover)
 
 
 def mover(node: Node) -> Mover:
@@ -55,4 +57,5 @@ def mover(node: Node) -> Mover:
         sources,
         node.clock,
         repair_every=node.settings.cluster.repair_interval,
+        door=node.mover,
     )

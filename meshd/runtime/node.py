@@ -77,6 +77,7 @@ from meshd.web.viewdoors import ViewDoors
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from meshd.cluster.carrying import MoverDoor
     from meshd.cluster.mesh import Mesh
     from meshd.config import NodeSettings
     from meshd.control.interface import ControlStore
@@ -87,6 +88,10 @@ if TYPE_CHECKING:
     from meshd.store.interface import ObjectStore
     from meshd.telemetry.audit import AuditLog
     from meshd.web.server import NativeRoute
+
+
+CARRIER = "m"
+"""The writer of the process that moves data. It answers nobody by a map."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,8 @@ class Node:
     """What services write to: `store`, and in a mesh every other node that must have it."""
     shelf: Shelf | None = None
     """What is cached of buckets with origins."""
+    mover: MoverDoor | None = None
+    """The way to the process that moves data; None where there is none, or this is it."""
 
 
 def _open_shelf(
@@ -127,7 +134,7 @@ def _open_shelf(
 
 
 @contextmanager
-def open_node(settings: NodeSettings, writer: str) -> Iterator[Node]:
+def open_node(settings: NodeSettings, writer: str, mover: MoverDoor | None = None) -> Iterator[Node]:
     """Open the store as `writer` and the control state; close both at the end. Raises MeshdError."""
     clock = SystemClock()
     with ExitStack() as stack:
@@ -139,7 +146,7 @@ def open_node(settings: NodeSettings, writer: str) -> Iterator[Node]:
         stack.callback(uses.close)
         MODULES.read_from(partial(load_asset, Catalog(store)))
         buckets, identities = BucketTable(control), IdentityTable(control)
-        process = int(writer.removeprefix("w")) + 1 if writer.startswith("w") else 0
+        process = int(writer[1:]) + 1 if writer.startswith("w") else None if writer == CARRIER else 0
         mesh = open_mesh(settings, control, buckets, clock, process)
         shelf = _open_shelf(settings, writer, buckets, store, mesh, stack)
         use = KeyUse(control)
@@ -167,6 +174,7 @@ def open_node(settings: NodeSettings, writer: str) -> Iterator[Node]:
             objects,
             replicated(store, mesh, peers, clock),
             shelf,
+            mover,
         )
 
 

@@ -20,6 +20,7 @@ from meshd.assembly.serving import serve_assembler
 from meshd.kit.tasks import Tasks
 from meshd.runtime.backing import backing
 from meshd.runtime.caching import cache_chores, cache_keeper
+from meshd.runtime.carrying import mover_door
 from meshd.runtime.chores import node_chores, process_chores, start_chores
 from meshd.runtime.cluster import join
 from meshd.runtime.data import data_services
@@ -45,7 +46,10 @@ _log = logging.getLogger("meshd.steward")
 def run_steward(settings: NodeSettings, doors: Doors, reporter: Reporter) -> None:
     """The steward as a process of its own, from start to end."""
     logs.configure(settings.log_format, settings.log_level, "steward")
-    with open_node(settings, "s") as node, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with (
+        open_node(settings, "s", mover_door(settings)) as node,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
         runner.run(_until_told(node, doors.steward, reporter))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import selectors
 import signal
@@ -83,6 +84,9 @@ class Supervisor:
         with _wakeups() as wakeups:
             self._wakeups = wakeups
             self._selector.register(wakeups, selectors.EVENT_READ)
+            for child in self._children:
+                if child.spec.door is not None:
+                    self._wait_at(child.spec.door, child)
             while not self._turn():
                 pass
         self._selector.close()
@@ -97,7 +101,9 @@ class Supervisor:
             return True
         self._start_due()
         self._announce()
-        self._selector.select(self._patience())
+        for key, _ in self._selector.select(self._patience()):
+            if isinstance(key.data, Child) and not self._draining:
+                self._let_in(key.data)
         for child in self._running():
             self._listen(child)
         self._end_hung()
@@ -113,7 +119,7 @@ class Supervisor:
         now = self._clock.monotonic()
         if self._draining:
             return max(self._deadline - now, 0.0)
-        due = [child.due for child in self._children if not child.pid]
+        due = [child.due for child in self._children if not child.pid and child.due < math.inf]
         due += [child.heard + self._hang_timeout for child in self._running() if child.heard]
         return max(min(due) - now, 0.0) if due else None
 
@@ -143,6 +149,17 @@ class Supervisor:
                 self._count(child.spec.role)
             else:
                 child.reason = report["reason"]
+
+    def _wait_at(self, door: int, child: Child) -> None:
+        """Start the child when somebody connects."""
+        child.due = math.inf
+        self._selector.register(door, selectors.EVENT_READ, child)
+
+    def _let_in(self, child: Child) -> None:
+        """Somebody is at its door."""
+        child.due = self._clock.monotonic()
+        assert child.spec.door is not None
+        self._selector.unregister(child.spec.door)
 
     def _end_hung(self) -> None:
         """A child whose loop has stood still for too long answers nobody: it is killed, and replaced."""
@@ -182,13 +199,16 @@ class Supervisor:
         self._count(child.spec.role)
         if self._draining:
             return
+        if child.spec.door is not None and not status:
+            self._wait_at(child.spec.door, child)
+            return
         child.deaths = child.deaths.died(now - child.started)
         delay = min(child.deaths.delay, child.spec.longest_delay)
         child.due = now + delay
         metrics.process_restarts.labels(child.spec.role).inc()
         why = child.reason or ended(status)
         _log.warning("%s ended", name, extra={"pid": pid, "why": why, "restart_in": delay})
-        if child.deaths.hopeless:
+        if child.deaths.hopeless and child.spec.door is None:
             self._failure = f"{name} cannot start: {why}"
             self._drain()
 
@@ -199,7 +219,8 @@ class Supervisor:
     def _announce(self) -> None:
         if self._board.node is not Phase.STARTING or self._draining:
             return
-        if all(self._board[child.spec.name] is Phase.READY for child in self._children):
+        needed = [child.spec.name for child in self._children if child.spec.door is None]
+        if all(self._board[name] is Phase.READY for name in needed):
             self._board.node = Phase.READY
             self._hooks.ready()
 
@@ -227,6 +248,9 @@ class Supervisor:
             return
         self._draining = True
         self._board.node = Phase.DRAINING
+        for child in self._children:
+            if child.spec.door is not None and child.due == math.inf and not child.pid:
+                self._selector.unregister(child.spec.door)
         self._hooks.draining()
         self._ask()
 

@@ -17,6 +17,7 @@ import uvloop
 from meshd.assembly.remote import RemoteAssembler
 from meshd.kit.tasks import Tasks
 from meshd.runtime.backing import backing
+from meshd.runtime.carrying import mover_door
 from meshd.runtime.chores import Chore, process_chores, start_chores
 from meshd.runtime.data import data_services
 from meshd.runtime.node import admin_routes, meshing, native_routes, node_access, open_node, web_deps
@@ -51,7 +52,7 @@ def run_worker(
     """Worker `index` from start to end. A lone worker is the steward too."""
     logs.configure(settings.log_format, settings.log_level, f"worker-{index}")
     with (
-        open_node(settings, f"w{index}") as node,
+        open_node(settings, f"w{index}", mover_door(settings)) as node,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         runner.run(_work(node, index, doors, trouble, reporter))

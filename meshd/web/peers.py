@@ -52,6 +52,15 @@ class PeerCall:
         except framing.PieceError as error:
             raise S3Error("BadDigest", str(error)) from error
 
+    async def raw(self, request: MeshRequest, limit: int) -> bytes:
+        """The whole body as it came, not checked. Raises S3Error as `read`."""
+        head, found = request_head(request, _MAX_HEADERS), bytearray()
+        async for data in RequestBody(request, head, ANONYMOUS, _IDLE_SECONDS).raw():
+            found += data
+            if len(found) > limit:
+                raise S3Error("EntityTooLarge", _TOO_LARGE)
+        return bytes(found)
+
     async def read(self, request: MeshRequest, limit: int) -> bytes:
         """The whole body, of at most `limit` bytes. Raises as `pieces`, and S3Error EntityTooLarge."""
         found: list[bytes] = []

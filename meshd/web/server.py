@@ -143,13 +143,22 @@ def build_server(deps: WebDeps, native: Sequence[NativeRoute] = (), *, hot: bool
     """
     authenticator = Authenticator(deps.sessions, deps.clock, sigv2=deps.http.sigv2)
     dispatcher = Dispatcher(deps, authenticator, native)
+    return make_server(
+        dispatcher.handle, deps.clock, deps.http, HotPath(deps, authenticator) if hot else None
+    )
+
+
+def make_server(
+    handler: OpenHandler, clock: Clock, http: HttpSettings, hot: HotPath | None = None
+) -> MeshServer:
+    """One that has every request answered by `handler`."""
     return MeshServer(
-        dispatcher.handle,
-        clock=deps.clock,
-        hot=HotPath(deps, authenticator) if hot else None,
-        guard=Guard(deps.http, _connection_limit(deps.http.max_connections)),
+        handler,
+        clock=clock,
+        hot=hot,
+        guard=Guard(http, _connection_limit(http.max_connections)),
         request_factory=request_factory(),
-        keepalive_timeout=deps.http.idle_timeout,
+        keepalive_timeout=http.idle_timeout,
         lingering_time=_LINGER_SECONDS,
         access_log=None,
         max_line_size=_MAX_FIELD,
