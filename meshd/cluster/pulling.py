@@ -105,7 +105,7 @@ class RemoteHolder:
     async def _answer(self, what: str, body: bytes) -> AsyncIterator[bytes]:
         try:
             async with self._peers.call(
-                self._node, "POST", f"/-/peer/moves/{what}", body=body, timeout=_SILENCE
+                self._node, "POST", f"/-/peer/moves/{what}", body=body, timeout=_SILENCE, lane="moves"
             ) as answer:
                 async for piece in answer.pieces():
                     yield piece

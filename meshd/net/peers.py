@@ -39,6 +39,8 @@ PURPOSE: Final = "peer calls"
 """What the key of peer calls is derived from the mesh's secret for."""
 MAP_HEADER: Final = "x-mesh-map"
 FRAMED_HEADER: Final = "x-mesh-framed"
+LANE_HEADER: Final = "x-mesh-lane"
+"""Says that all calls on this connection are of one lane: it may be handed to whoever answers those."""
 REGION: Final = "mesh"
 _PATIENCE = 30.0  # seconds of silence
 _CONNECT = 3.0
@@ -195,7 +197,7 @@ class Peers:
     ) -> None:
         self.node_id, self._derive, self._clock = node_id, derive, clock
         self._map_version, self._ca = map_version, ca
-        self._idle: dict[str, deque[Wire]] = {}
+        self._idle: dict[tuple[str, str], deque[Wire]] = {}
         self._open: set[Wire] = set()
         self._credential: Credential | None = None
         self._tls: ssl.SSLContext | None = None
@@ -220,9 +222,11 @@ class Peers:
         *,
         body: bytes | AsyncIterable[bytes] = b"",
         timeout: float = _PATIENCE,  # noqa: ASYNC109  of silence, not of the call
+        lane: str = "",
     ) -> AsyncGenerator[PeerAnswer, None]:
         """`async with peers.call(node, "POST", "/-/peer/…", body=…) as answer`: the answer's head is here,
-        its body still to be read. `target` is path and query, encoded. `timeout`: seconds of silence.
+        its body still to be read. `target` is path and query, encoded. `timeout`: seconds of silence. Calls
+        of a `lane` share their connections with each other only.
 
         A body that is an iterable is sent when the peer asks for it: one that refuses costs no bytes. An
         answer may begin before the body's end, which is sent while the answer is read. Raises
@@ -233,7 +237,7 @@ class Peers:
         sending: asyncio.Future[None] | None = None
         try:
             whole = framing.whole(body) if isinstance(body, bytes) else None
-            wire = await self._ask(answer, node, method, target, whole, timeout)
+            wire = await self._ask(answer, node, method, target, whole, timeout, lane)
             if not isinstance(body, bytes) and await answer.wanted():
                 sending = asyncio.ensure_future(_send(answer, wire, body))
                 await _either(sending, answer)
@@ -247,16 +251,16 @@ class Peers:
                 await asyncio.gather(sending, return_exceptions=True)
             answer.close()
 
-    async def wire(self, node: Node, patience: float = _CONNECT) -> Wire:
+    async def wire(self, node: Node, patience: float = _CONNECT, lane: str = "") -> Wire:
         """A connection to a node: an idle one, or a new one. Raises PeerUnreachableError."""
-        wire = self.idle(node)
+        wire = self.idle(node, lane)
         if wire is not None:
             return wire
         endpoint = node.endpoint
         try:
             async with asyncio.timeout(patience):
                 wire = await self._connect(
-                    endpoint, lambda: Wire(node.node_id, lambda free: self._keep(endpoint, free))
+                    endpoint, lambda: Wire(node.node_id, lambda free: self._keep((endpoint, lane), free))
                 )
         except (OSError, TimeoutError) as error:
             why = "it does not answer" if isinstance(error, TimeoutError) else str(error)
@@ -282,9 +286,9 @@ class Peers:
             raise
         return wire
 
-    def idle(self, node: Node) -> Wire | None:
+    def idle(self, node: Node, lane: str = "") -> Wire | None:
         """A connection to a node that is free at this moment, or None."""
-        kept = self._idle.get(node.endpoint)
+        kept = self._idle.get((node.endpoint, lane))
         if not kept:
             return None
         now = asyncio.get_running_loop().time()
@@ -296,8 +300,8 @@ class Peers:
             wire.abort()
         return None
 
-    def _keep(self, endpoint: str, wire: Wire) -> None:
-        kept = self._idle.setdefault(endpoint, deque())
+    def _keep(self, where: tuple[str, str], wire: Wire) -> None:
+        kept = self._idle.setdefault(where, deque())
         kept.append(wire)
         if len(kept) > _KEPT:
             oldest = kept.popleft()
@@ -314,18 +318,20 @@ class Peers:
         target: str,
         whole: bytes | None,
         patience: float,
+        lane: str,
     ) -> Wire:
         """Send all but a body that is still to be made."""
-        head = self._head(node, method, target, None if whole is None else len(whole))
-        wire = answer.wire = await self.wire(node, min(patience, _CONNECT))
+        head = self._head(node, method, target, None if whole is None else len(whole), lane)
+        wire = answer.wire = await self.wire(node, min(patience, _CONNECT), lane)
         if whole is not None and method not in ("GET", "HEAD"):
             head += whole
         wire.start(answer, head, patience=patience, head_only=method == "HEAD", more=whole is None)
         return wire
 
-    def _head(self, node: Node, method: str, target: str, length: int | None) -> bytes:
+    def _head(self, node: Node, method: str, target: str, length: int | None, lane: str) -> bytes:
         path, _, query = target.partition("?")
         headers = {"host": urlsplit(node.endpoint).netloc, MAP_HEADER: str(self._map_version())}
+        headers |= {LANE_HEADER: lane} if lane else {}
         if self._credential is None:
             self._credential = Credential(PEER_KEY + self.node_id, peer_secret(self._derive(PURPOSE)))
         headers |= sign(

@@ -3,7 +3,7 @@ came on them; and that process's server for them.
 
 Law: a connection is handed over whole, between two answers: nothing of it stays behind, and what comes on it
 later comes to the new process. The request is verified again there. An encrypted connection cannot be handed
-over: its calls are answered where they came.
+over, nor one on which its owner may ask for something else: their calls are answered where they came.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import asyncio
 import json
 import os
 import socket
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
+from meshd.net.peers import LANE_HEADER
 from meshd.net.unixmessages import StreamClosedError
+from meshd.web.draining import drain
 from meshd.web.encrypting import is_encrypted
 from meshd.web.peers import peer_route
 from meshd.web.replies import Reply, SentReply
@@ -62,8 +63,9 @@ class _Handing:
         transport = request.transport
         if transport is None:
             raise ConnectionResetError("the peer closed the connection")
-        whole = "Content-Length" in request.headers and "Expect" not in request.headers
-        if is_encrypted(transport) or not whole:
+        headers = request.headers
+        whole = "Content-Length" in headers and "Expect" not in headers
+        if is_encrypted(transport) or not whole or LANE_HEADER not in headers:
             return await self._here(request)
         body = await call.raw(request, _LIMIT)
         if transport.is_closing() or transport.get_write_buffer_size():
@@ -119,9 +121,7 @@ class GuestServer:
 
     async def aclose(self) -> None:
         """End all connections."""
-        self._server.pre_shutdown()
-        with suppress(TimeoutError):
-            await self._server.shutdown(_LAST_WORD)
+        await drain(self._server, self._clock, _LAST_WORD)
 
     async def _handle(self, request: MeshRequest) -> web.StreamResponse:
         path = request.raw_path.partition("?")[0]
