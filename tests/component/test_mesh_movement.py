@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from meshd.testing.meshes import Mesh
@@ -64,6 +65,16 @@ def await_drained(mesh: Mesh, node_id: str) -> dict[str, Any]:
             return drain
         threading.Event().wait(0.1)
     raise AssertionError(f"{node_id} is not empty: {row}\n{mesh.output()}")
+
+
+def await_mover(mesh: Mesh, node_id: str, *, there: bool) -> int:
+    """The process id of the node's mover; 0 when it is gone."""
+    for _ in range(1200):
+        found = mesh[node_id].children().get("mover-0", 0)
+        if bool(found) == there:
+            return found
+        threading.Event().wait(0.05)
+    raise AssertionError(f"mover of {node_id}: {found}\n{mesh.output()}")
 
 
 def test_two_nodes_join_at_once_one_drains_one_weighs_more(mesh: Mesh) -> None:
@@ -170,4 +181,15 @@ def test_a_mover_that_is_killed_again_and_again_gets_there(mesh: Mesh) -> None:
         assert len(cluster.nodes) == 6
         assert {node.state for node in cluster.nodes} == {"up"}
         traffic.check("n1", "n6")
-    assert mesh["n6"].output().count("SIGKILL") > 0
+    assert mesh["n6"].output().count("mover-0 ended") > 0
+    assert "worker-0 ended" not in mesh["n6"].output()  # it waits behind its door, and the steward asks again
+
+
+def test_the_process_that_moves_ends_with_its_work_and_comes_back_for_more(mesh: Mesh) -> None:
+    await_mover(mesh, "n1", there=False)
+    assert "mover-0 ended" not in mesh["n1"].output()  # nobody ended it
+    change(mesh, "n1", "reweigh", weight=2)
+    mover, ordinary = psutil.Process(await_mover(mesh, "n1", there=True)), psutil.Process().nice()
+    while mover.nice() <= min(ordinary, 18):  # it gives way from when it has opened its store
+        threading.Event().wait(0.05)  # NoSuchProcess, should it end as it is
+    mesh.await_map(settled)
