@@ -249,7 +249,7 @@ async def _forget(found: World, node_ids: tuple[str, ...]) -> None:
 def test_a_node_that_was_away_for_too_long_brings_nothing_back(
     given_up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meshd.cluster.moving.SKEW", 0)
+    monkeypatch.setattr("meshd.cluster.carrying.SKEW", 0)
     monkeypatch.setattr("meshd.cluster.releasing.SKEW", 0)
 
     async def doing(found: World) -> None:
