@@ -11,7 +11,7 @@ from urllib.parse import quote
 from meshoperator.daemons import DaemonError, UnreachableError
 from meshoperator.dataloops import LATER, SOON, DataLoop
 from meshoperator.datasources import place
-from meshoperator.loadsteps import ENDED, Step, decide, outcome, sources, stamp, summed, told
+from meshoperator.loadsteps import ENDED, Step, decide, hurried, outcome, sources, stamp, summed, told
 from meshoperator.resources import MeshDatasetSpec, MeshLoadSpec, ResourceError, parse
 
 if TYPE_CHECKING:
@@ -72,7 +72,9 @@ class LoadLoop(DataLoop):
             await self._recorder.say(document, "Suspended", "its jobs are stopped; what is there stays")
             return self._told(document, step), LATER
         if step.action == "follow":
-            return await self._follow(document, access, before, step)
+            return await self._follow(
+                document, sources(spec, *place(dataset.spec, spec.dataset_ref)), access, before, step
+            )
         return await self._start(document, spec, dataset, access, step)
 
     async def _start(
@@ -115,8 +117,12 @@ class LoadLoop(DataLoop):
                 return f"runAfter: {name!r} is {phase or 'not there'}"
         return ""
 
-    async def _follow(self, document: Manifest, access: Access, before: Told, step: Step) -> _Looked:
+    async def _follow(
+        self, document: Manifest, wanted: list[dict[str, Any]], access: Access, before: Told, step: Step
+    ) -> _Looked:
         jobs = [await self._daemons.ask(access, "GET", _path(name)) for name in before.jobs]
+        for each in hurried(wanted, jobs):  # another bandwidth: the same job, from now on at that rate
+            await self._daemons.ask(access, "POST", "/-/jobs", each)
         status = self._progress(document, jobs, step)
         if status["phase"] in ENDED:
             await self._recorder.say(document, f"Load{status['phase']}", status["conditions"][0]["message"])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from meshoperator.resources import ResourceError
 from meshoperator.schedules import ScheduleError, parse_schedule
+from meshoperator.sizes import bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -99,10 +100,34 @@ def _next(spec: MeshLoadSpec, after: float) -> float:
 
 
 def sources(spec: MeshLoadSpec, bucket: str, prefix: str) -> list[dict[str, Any]]:
-    """The documents of its jobs: one for each path."""
+    """The documents of its jobs: one for each path, with its share of the bandwidth. Raises ResourceError."""
     if spec.manifest:
-        return [_job(bucket, prefix) | {"manifest": f"s3://{bucket}/{prefix}{spec.manifest}"}]
-    return [_job(bucket, prefix + path.lstrip("/")) for path in spec.paths or ("",)]
+        found = [_job(bucket, prefix) | {"manifest": f"s3://{bucket}/{prefix}{spec.manifest}"}]
+    else:
+        found = [_job(bucket, prefix + path.lstrip("/")) for path in spec.paths or ("",)]
+    if spec.bandwidth is None:
+        return found
+    share = bytes_of(spec.bandwidth) // len(found)
+    if not share:
+        raise ResourceError(f"bandwidth: {spec.bandwidth} brings nothing; `suspend` stops a load")
+    return [each | {"rate": share} for each in found]
+
+
+def hurried(
+    wanted: Sequence[Mapping[str, Any]], jobs: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """The documents of jobs that run at another rate than they are to."""
+    rates = {
+        (job["spec"]["source"], job["spec"].get("manifest", "")): job["spec"].get("rate", 0)
+        for job in jobs
+        if job["state"] in ("queued", "running")
+    }
+    return [
+        each
+        for each in wanted
+        if "rate" in each
+        and rates.get((each["source"], each.get("manifest", "")), each["rate"]) != each["rate"]
+    ]
 
 
 def _job(bucket: str, prefix: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from meshwire import names
@@ -54,7 +54,7 @@ _KNOWN: Final[Mapping[Kind, tuple[str, ...]]] = {
     "reshard": (*_COMMON, *_LAYOUT, "format", *_ARCHIVED),
     "extract": (*_COMMON, "match", *_ARCHIVED),
     "materialize": _COMMON,
-    "prefetch": ("kind", "source", "keys", "manifest", "plan", "epoch"),
+    "prefetch": ("kind", "source", "keys", "manifest", "plan", "epoch", "rate"),
 }
 _MOST_KEYS: Final = 1000
 
@@ -82,7 +82,8 @@ class JobSpec:
 
     `prefetch`: objects of a bucket with an origin into its cache: those under the source, or of these `keys`,
     or those named in the object `manifest` (`s3://BUCKET/KEY`), one a line, or those under the source that
-    `plan` (its hash) reads, in the order of `epoch`.
+    `plan` (its hash) reads, in the order of `epoch`. `rate`: bytes a second at most, all nodes together, 0
+    for any; the same job at another rate is the same job.
     """
 
     kind: Kind
@@ -96,26 +97,32 @@ class JobSpec:
     manifest: str = ""
     plan: str = ""
     epoch: int = 0
+    rate: int = 0
 
     def to_json(self) -> bytes:
         """The canonical document: only what the kind knows."""
-        document = json.loads(self.layout.to_json()) | {
-            "kind": self.kind,
-            "source": str(self.source),
-            "target": str(self.target),
-            "format": self.format,
-            "names": self.names,
-            "on_bad": self.on_bad,
-            "keys": list(self.keys),
-            "manifest": self.manifest,
-            "plan": self.plan,
-            "epoch": self.epoch,
-        }
+        document = (
+            json.loads(self.layout.to_json())
+            | {
+                "kind": self.kind,
+                "source": str(self.source),
+                "target": str(self.target),
+                "format": self.format,
+                "names": self.names,
+                "on_bad": self.on_bad,
+                "keys": list(self.keys),
+                "manifest": self.manifest,
+                "plan": self.plan,
+                "epoch": self.epoch,
+            }
+            | ({"rate": self.rate} if self.rate else {})
+        )
         return canonical_json({name: document[name] for name in _KNOWN[self.kind] if name in document})
 
     def job_id(self, owner: str) -> str:
         """16 hexadecimal digits: the name of this job of a user."""
-        return hashlib.sha256(owner.encode() + b"\0" + self.to_json()).hexdigest()[:16]
+        document = replace(self, rate=0).to_json()
+        return hashlib.sha256(owner.encode() + b"\0" + document).hexdigest()[:16]
 
 
 def parse_job(source: bytes | str | Mapping[str, Any]) -> JobSpec:
@@ -165,7 +172,10 @@ def _parse_prefetch(document: Mapping[str, Any]) -> JobSpec:
     epoch = checked_integer(document.get("epoch", 0), "epoch", 0, 1 << 40)
     if epoch and not plan:
         raise PlanError("epoch", "an epoch is of a plan: name it, too")
-    return JobSpec("prefetch", place, place, keys=tuple(keys), manifest=manifest, plan=plan, epoch=epoch)
+    rate = checked_integer(document.get("rate", 0), "rate", 0, 1 << 50)
+    return JobSpec(
+        "prefetch", place, place, keys=tuple(keys), manifest=manifest, plan=plan, epoch=epoch, rate=rate
+    )
 
 
 def is_archive(key: str) -> bool:

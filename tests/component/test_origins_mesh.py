@@ -142,6 +142,21 @@ def test_prefetching_over_all_nodes(mesh: Mesh, clients: list[Any], origin: Plac
     unasked(clients, origin, "warmed", keys)
 
 
+def test_a_rate_is_that_of_all_nodes_together(mesh: Mesh, origin: Place) -> None:
+    for number in range(24):
+        put(origin, "slow", f"{number:02d}", os.urandom(100_000))
+    bucket(mesh["n1"], origin, "slow", immutable=True)
+    document = {"kind": "prefetch", "source": "s3://slow/"}
+    with sdk(mesh["n1"]) as one, sdk(mesh["n2"]) as two:
+        begun = jobs.start_job(one.transport, document | {"rate": 1})  # of weeks
+        eventually(lambda: jobs.show_job(two.transport, begun.id).progress.outputs >= 1)
+        limited = jobs.start_job(two.transport, document | {"rate": 1_200_000})
+        assert (limited.id, limited.run, limited.spec["rate"]) == (begun.id, begun.run, 1_200_000)
+        done = jobs.wait_for_job(two.transport, begun.id)
+    assert (done.state, done.progress.outputs, done.failed) == ("done", 24, 0), done
+    assert done.ended_ms - done.started_ms > 1000  # 2.4 MB, of which a moment's are free
+
+
 @pytest.mark.parametrize("killed", ["n3", "n1"], ids=["another", "who-counts"])
 def test_prefetching_goes_on_when_a_node_is_killed(mesh: Mesh, origin: Place, killed: str) -> None:
     keys = {f"{number:03d}": os.urandom(1000) for number in range(150)}

@@ -31,6 +31,16 @@ def test_the_same_job_has_one_name() -> None:
     assert short.job_id("anna") != parse_job(SHARD | {"count": 999}).job_id("anna")
 
 
+def test_a_job_at_another_rate_is_the_same_job() -> None:
+    quick = parse_job({"kind": "prefetch", "source": "s3://a/"})
+    slow = parse_job({"kind": "prefetch", "source": "s3://a/", "rate": 5})
+    assert quick.job_id("anna") == slow.job_id("anna")
+    assert (parse_job(slow.to_json()).rate, b"rate" in quick.to_json()) == (5, False)
+    with pytest.raises(PlanError) as error:
+        parse_job({"kind": "prefetch", "source": "s3://a/", "rate": -1})
+    assert error.value.path == "rate"
+
+
 @pytest.mark.parametrize(
     ("change", "path"),
     [

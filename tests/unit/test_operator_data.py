@@ -13,7 +13,7 @@ from meshoperator.children import Place
 from meshoperator.datasources import changes, mark, origin, place, shared_with
 from meshoperator.datastatuses import Figures
 from meshoperator.inventory import Demand, FreeGpus
-from meshoperator.loadsteps import Told, decide, outcome, sources, summed, told
+from meshoperator.loadsteps import Told, decide, hurried, outcome, sources, summed, told
 from meshoperator.placing import (
     Board,
     Ground,
@@ -25,7 +25,7 @@ from meshoperator.placing import (
     labels_wanted,
 )
 from meshoperator.planning import plan
-from meshoperator.resources import MeshDatasetSpec, MeshLoadSpec, parse
+from meshoperator.resources import MeshDatasetSpec, MeshLoadSpec, ResourceError, parse
 from meshoperator.resources.cluster import Topology
 from meshoperator.schedules import ScheduleError, parse_schedule
 from meshoperator.settings import OperatorSettings
@@ -129,6 +129,19 @@ def test_a_load_is_at_its_end_when_the_last_home_is_full() -> None:
     assert outcome(summed([job("checking", "done", **whole)]))[:2] == ("Succeeded", "Done")
     figures = Figures.of(spec_of("s3://a/"), [], job("checking", "done", **whole))
     assert figures.source == (4, 40)  # what there is, however often it is kept
+
+
+def test_the_bandwidth_of_a_load_is_dealt_out_to_its_jobs() -> None:
+    wanted = sources(load(paths=["x/", "y/"], bandwidth="1Mi"), "b", "")
+    assert [each["rate"] for each in wanted] == [512 << 10] * 2
+    assert "rate" not in sources(load(), "b", "")[0]
+    with pytest.raises(ResourceError, match="brings nothing"):
+        sources(load(bandwidth="0"), "b", "")
+    jobs = [job("fetching") | {"spec": each} for each in wanted]
+    assert hurried(wanted, jobs) == []
+    other = sources(load(paths=["x/", "y/"], bandwidth="2Mi"), "b", "")
+    assert hurried(other, [jobs[0], jobs[1] | {"state": "done"}]) == other[:1]  # what is over stays so
+    assert hurried(sources(load(paths=["x/"]), "b", ""), jobs) == []
 
 
 def spec_of(uri: str, **more: Any) -> MeshDatasetSpec:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from meshd.assembly.errors import BatchError
 from meshd.origin.errors import OriginError
+from meshd.service.backed.budgets import Budget
 from meshd.service.backed.planning import epoch_samples, pieces_read, shelves_of
 from meshd.service.backed.reading import told
 from meshd.service.backed.shelf import shelf_name
@@ -70,12 +71,18 @@ class Prefetching:
         found = await self._looked(running, bucket, found)
         homes = self._spreading.homes(bucket)
         tally.multiply(len(homes))
-        amiss: set[str] = set()
+        amiss, budget = set[str](), Budget(running.rate)
         for home in homes:
-            await self._fill(running, bucket, found, amiss, home)
+            await self._fill(running, bucket, found, amiss, budget, home)
 
     async def _fill(
-        self, running: Running, bucket: Bucket, found: list[Wanted], amiss: set[str], home: str
+        self,
+        running: Running,
+        bucket: Bucket,
+        found: list[Wanted],
+        amiss: set[str],
+        budget: Budget,
+        home: str,
     ) -> None:
         """One copy, at a home, or ("") dealt out. `amiss`: the names that some home could not have, of which
         each fails once."""
@@ -83,7 +90,7 @@ class Prefetching:
         sound = left = found
         while True:
             version = self._spreading.version
-            failed = await self._fetch(running, bucket, left, counted, amiss, home)
+            failed = await self._fetch(running, bucket, left, counted, amiss, budget, home)
             sound = [wanted for wanted in sound if wanted.key not in failed]
             left = await self._lacking(running, bucket, sound, home)
             if not left or self._spreading.version == version:
@@ -101,6 +108,7 @@ class Prefetching:
         wanted: list[Wanted],
         counted: set[str],
         amiss: set[str],
+        budget: Budget,
         home: str,
     ) -> set[str]:
         """The keys that could not be had. `counted`: a name counts once a copy, however many nodes have had
@@ -121,7 +129,7 @@ class Prefetching:
                 counted.add(key)
                 tally.done(1, max(0, wanted[number].size), there=outcome.verdict == "there")
 
-        await self._spreading.run(bucket, "fetch", wanted, count, home)
+        await self._spreading.run(bucket, "fetch", wanted, count, home, budget)
         return failed
 
     async def _lacking(

@@ -18,6 +18,7 @@ from meshd.assembly.errors import busy
 from meshd.errors import MeshdError
 from meshd.net.peers import PeerUnreachableError
 from meshd.net.pieces import PieceError
+from meshd.service.backed.budgets import Budget
 from meshd.service.backed.warmwire import WARM, Outcomes, WarmAsk, encode_ask
 from meshwire.cluster.routes import SOUND
 
@@ -37,6 +38,7 @@ _FETCHED: Final = 64  # names of one question
 _LOOKED: Final = 500  # of one that fetches nothing
 _QUESTIONS: Final = 2  # under way of one node
 _TRIES: Final = 8  # questions in a row without an outcome
+_MOMENT: Final = 0.25  # seconds whose bytes are asked for at once, where they are limited
 _PATIENCE: Final = 2.0  # seconds a newer map is waited for
 
 
@@ -56,11 +58,18 @@ class Spreading:
         return [node.node_id for node in nodes if node is not None and node.state in SOUND] or [""]
 
     async def run(
-        self, bucket: Bucket, work: Work, wanted: Sequence[Wanted], report: Report, toward: str = ""
+        self,
+        bucket: Bucket,
+        work: Work,
+        wanted: Sequence[Wanted],
+        report: Report,
+        toward: str = "",
+        budget: Budget | None = None,
     ) -> None:
         """`report` gets what is said of each, by its number in `wanted`. `toward`: by this node, while it
-        answers for them. Raises BatchError Busy when no node answers for some of them."""
-        deal = _Deal(self, bucket, work, wanted, report, toward)
+        answers for them. `budget`: of all nodes together. Raises BatchError Busy when no node answers for
+        some of them."""
+        deal = _Deal(self, bucket, work, wanted, report, toward, budget or Budget(lambda: 0.0))
         try:
             await deal.run()
         finally:
@@ -113,7 +122,9 @@ class _Deal:
         wanted: Sequence[Wanted],
         report: Report,
         toward: str,
+        budget: Budget,
     ) -> None:
+        self._budget = budget
         self._spreading, self._bucket, self._work = spreading, bucket, work
         self._wanted, self._report, self._toward = wanted, report, toward
         self._most = _FETCHED if work == "fetch" else _LOOKED
@@ -122,6 +133,10 @@ class _Deal:
         self._asked: Counter[str] = Counter()
         self._tasks: dict[asyncio.Task[list[int]], str] = {}
         self._silent, self._why = 0, "no node answers for it now"
+
+    @property
+    def _which(self) -> tuple[str, int, Work]:
+        return self._bucket.name, self._bucket.created_ms, self._work
 
     async def run(self) -> None:
         self._out(range(len(self._wanted)))
@@ -154,10 +169,19 @@ class _Deal:
     def _begin(self) -> None:
         for name, queue in self._queues.items():
             while queue and self._asked[name] < _QUESTIONS:
-                numbers = [queue.popleft() for _ in range(min(self._most, len(queue)))]
+                numbers = self._next(queue)
                 task = asyncio.ensure_future(self._ask(self._nodes[name], numbers))
                 self._tasks[task] = name
                 self._asked[name] += 1
+
+    def _next(self, queue: deque[int]) -> list[int]:
+        """The names of a question: with a budget, no more bytes than a moment's, or one name."""
+        room = self._budget.rate() * _MOMENT or float("inf")
+        numbers: list[int] = []
+        while queue and len(numbers) < self._most and (room > 0 or not numbers):
+            room -= max(0, self._wanted[queue[0]].size)
+            numbers.append(queue.popleft())
+        return numbers
 
     async def _wait(self, numbers: list[int], version: int) -> list[int]:
         self._silent += 1
@@ -167,12 +191,23 @@ class _Deal:
     async def _ask(self, node: Node, numbers: list[int]) -> list[int]:
         """The numbers that are to be dealt out again."""
         wanted = [self._wanted[number] for number in numbers]
-        ask = WarmAsk(self._bucket.name, self._bucket.created_ms, self._work, wanted)
+        if self._work != "fetch":
+            return await self._heard(node, numbers, WarmAsk(*self._which, wanted), Counter())
+        size, brought = sum(max(0, each.size) for each in wanted), Counter[str]()
+        await self._budget.take(size)
+        try:
+            ask = WarmAsk(*self._which, wanted, int(self._budget.rate()))
+            return await self._heard(node, numbers, ask, brought)
+        finally:
+            self._budget.give_back(max(0, size - brought["bytes"]))
+
+    async def _heard(self, node: Node, numbers: list[int], ask: WarmAsk, brought: Counter[str]) -> list[int]:
         left, version = dict(enumerate(numbers)), self._spreading.version
         try:
             async with aclosing(self._spreading.outcomes(node, ask)) as said:
                 async for outcomes in said:
                     for number, outcome in self._new(outcomes, left):
+                        brought["bytes"] += outcome.size if outcome.verdict == "moved" else 0
                         self._report(number, outcome)
         except (MeshdError, PieceError, msgspec.MsgspecError) as error:
             self._why = f"{node.node_id}: {error}"

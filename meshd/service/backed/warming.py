@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from meshd.kit.tasks import Tasks
 from meshd.origin.errors import OriginDownError, OriginError
+from meshd.service.backed.budgets import Budget
 from meshd.service.backed.shelf import CHUNK
 from meshd.service.backed.warmwire import Outcome
 from meshwire.s3.errors import S3Error
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from meshd.control.buckets import Bucket
     from meshd.origin.interface import Facts
     from meshd.service.backed.service import BackedService
-    from meshd.service.backed.warmwire import Wanted, WarmAsk, Work
+    from meshd.service.backed.warmwire import Wanted, WarmAsk
 
 _log = logging.getLogger("meshd.origins")
 _LANES: Final = 16  # objects of one question under way
@@ -50,7 +51,7 @@ class Warmer:
         if bucket is None or bucket.created_ms != ask.created_ms:  # news that has not come yet, or has gone
             yield [Outcome(number, "elsewhere") for number in range(len(ask.wanted))]
             return
-        question = _Question(self._backed, self._mesh, bucket, ask.work, ask.wanted)
+        question = _Question(self._backed, self._mesh, bucket, ask)
         tasks = Tasks("warming")
         try:
             for _ in range(min(_LANES, len(ask.wanted))):
@@ -65,11 +66,10 @@ class Warmer:
 
 
 class _Question:
-    def __init__(
-        self, backed: BackedService, mesh: Mesh, bucket: Bucket, work: Work, wanted: list[Wanted]
-    ) -> None:
-        self._backed, self._mesh, self._bucket, self._work = backed, mesh, bucket, work
-        self._left: Iterator[tuple[int, Wanted]] = iter(enumerate(wanted))
+    def __init__(self, backed: BackedService, mesh: Mesh, bucket: Bucket, ask: WarmAsk) -> None:
+        self._backed, self._mesh, self._bucket, self._work = backed, mesh, bucket, ask.work
+        self._left: Iterator[tuple[int, Wanted]] = iter(enumerate(ask.wanted))
+        self._budget = Budget(lambda: ask.rate)
         self._said: asyncio.Queue[Outcome] = asyncio.Queue()
         self._pieces = asyncio.Semaphore(_PIECES)
 
@@ -124,9 +124,11 @@ class _Question:
 
         async def some() -> None:
             for piece in left:
+                size = min(CHUNK, facts.size - piece * CHUNK)
                 async with self._pieces:
+                    await self._budget.take(size)
                     await self._piece(key, facts, piece)
-                self._said.put_nowait(Outcome(number, "moved", min(CHUNK, facts.size - piece * CHUNK)))
+                self._said.put_nowait(Outcome(number, "moved", size))
 
         lanes = [asyncio.ensure_future(some()) for _ in range(min(_PIECES, len(missing)))]
         try:

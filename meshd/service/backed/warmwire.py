@@ -43,14 +43,16 @@ class Wanted(Struct, frozen=True, array_like=True):
         return Facts(self.size, self.etag, self.modified)
 
 
-class WarmAsk(Struct, frozen=True, forbid_unknown_fields=True):
+class WarmAsk(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`work`: look (what the origin has under these names), fetch (into the cache), have (which are there).
-    `created_ms` tells the bucket from one that had its name before."""
+    `created_ms` tells the bucket from one that had its name before. `rate`: bytes a second at most, 0 for
+    any."""
 
     bucket: Annotated[str, Meta(max_length=63)]
     created_ms: int
     work: Work
     wanted: Annotated[list[Wanted], Meta(max_length=MAX_NAMES)]
+    rate: Annotated[int, Meta(ge=0)] = 0
 
 
 class Outcome(Struct, frozen=True, array_like=True):

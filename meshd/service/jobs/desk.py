@@ -1,8 +1,8 @@
 """Jobs as their users meet them: started, listed, looked at, waited for, cancelled.
 
 Law: the node that is asked is to run it; all of them show it and may stop it. Who starts one is the one
-(beside root) who sees it. The same document of the same user is one job: while
-it runs, starting it again is joining it; afterwards it is run anew. Beyond the limits: Busy.
+(beside root) who sees it. The same document of the same user is one job: while it runs, starting it again is
+joining it, at the rate that is said last; afterwards it is run anew. Beyond the limits: Busy.
 """
 
 from __future__ import annotations
@@ -65,16 +65,15 @@ class JobDesk:
         except PlanError as error:
             raise BatchError("InvalidPlan", str(error), detail={"path": error.path}) from error
         principal = principal_of(caller)
-        job_id = spec.job_id(principal.user_id)
+        job_id, text = spec.job_id(principal.user_id), spec.to_json().decode()
 
         def decide(present: Job | None) -> Job | None:
             if present is not None and not present.ended:
                 if present.cancel:
                     raise busy("this job is being cancelled; start it again when it has ended")
-                return None
+                return msgspec.structs.replace(present, spec=text)  # the same, but for its rate
             self._require_room(principal.user_id)
             run = present.run + 1 if present is not None else 1
-            text = spec.to_json().decode()
             now = self._clock.now_ms()
             return Job(job_id, spec.kind, text, principal, now, run=run, node=self._mesh.node_id)
 

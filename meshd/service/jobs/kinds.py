@@ -13,6 +13,8 @@ from meshd.control.jobs import Failure, Progress
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from meshd.service.access import Access, Caller
     from meshd.service.archives.reading import Archives
     from meshd.service.jobs.outputs import Outputs
@@ -108,13 +110,15 @@ class Tools:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A job while it runs. `name` is of this run: what is kept for it lies below `jobs/name/`."""
+    """A job while it runs. `name` is of this run: what is kept for it lies below `jobs/name/`. `rate`: bytes
+    a second it may bring now, 0 for any; started again with another rate, it goes on with that."""
 
     job_id: str
     run: int
     spec: JobSpec
     caller: Caller
     tally: Tally = field(default_factory=Tally)
+    rate: Callable[[], float] = lambda: 0.0
 
     @property
     def name(self) -> str:

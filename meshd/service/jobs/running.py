@@ -199,8 +199,13 @@ class JobRunner:
         spec = parse_job(job.spec)
         caller = caller_of(job.principal, self._identities)
         with charged(caller.identity.account):
-            await self._kinds[job.kind].work(Running(job.job_id, job.run, spec, caller, tally))
+            rate = partial(self._rate, job.job_id)
+            await self._kinds[job.kind].work(Running(job.job_id, job.run, spec, caller, tally, rate))
         failpoints.hit("jobs.worked")
+
+    def _rate(self, job_id: str) -> float:
+        job = self._table.get(job_id)
+        return 0.0 if job is None else float(parse_job(job.spec).rate)
 
     async def _save_often(self, job_id: str, tally: Tally) -> None:
         at, moved, rate = self._clock.monotonic(), 0, 0.0
@@ -237,10 +242,10 @@ def _turn(job: Job) -> tuple[bool, int, str]:
 
 
 def _merged(present: Job | None, wanted: Job) -> Job | None:
-    """`wanted`, without forgetting that its end was asked for meanwhile."""
+    """`wanted`, without forgetting that its end, or another rate, was asked for meanwhile."""
     if present is None:
         return None
-    return msgspec.structs.replace(wanted, cancel=present.cancel, pause=present.pause)
+    return msgspec.structs.replace(wanted, cancel=present.cancel, pause=present.pause, spec=present.spec)
 
 
 def _stopped(job: Job) -> State:

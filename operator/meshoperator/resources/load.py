@@ -17,6 +17,7 @@ from meshoperator.resources.common import (
     Part,
     Rule,
     Seconds,
+    Size,
     Text,
     immutable,
 )
@@ -33,6 +34,7 @@ class MeshLoadSpec(Part, frozen=True, kw_only=True):
             "(self.policy == 'Cron') == has(self.schedule)",
             "policy Cron needs a schedule, and a schedule needs policy Cron",
         ),
+        Rule("!has(self.bandwidth) || self.action == 'Load'", "bandwidth is of the action Load"),
     )
 
     dataset_ref: Annotated[
@@ -64,6 +66,13 @@ class MeshLoadSpec(Part, frozen=True, kw_only=True):
                 pattern=r"^\S+( \S+){4}$",
                 description="Minute, hour, day, month, day of the week, as cron has it; UTC.",
             ),
+        ]
+        | None
+    ) = None
+    bandwidth: (
+        Annotated[
+            Size,
+            Meta(description="Bytes a second at most, of all daemons together; dealt out evenly to `paths`."),
         ]
         | None
     ) = None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshsdk import buckets
-from meshsdk.cli.running import human, shared_options
+from meshsdk.cli.running import human, shared_options, size_of
 from meshsdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
     from meshsdk.buckets import BucketInfo
     from meshsdk.cli.running import Session
-
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_UNITS |= {f"{unit}i": 1 << (10 * power) for power, unit in enumerate("kmgt", start=1)}
 
 
 @click.group("bucket")
@@ -141,17 +138,8 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
         if one in given:
             given[several] = list(given.pop(one))
     if "quota" in given:
-        given["quota"] = _size(given["quota"])
+        given["quota"] = size_of(given["quota"], "--quota")
     return given
-
-
-def _size(text: str) -> int:
-    digits = text.lower().removesuffix("b").rstrip("kmgti")
-    unit = text.lower().removesuffix("b")[len(digits) :]
-    try:
-        return int(float(digits) * _UNITS[unit])
-    except (ValueError, KeyError):
-        raise ConfigurationError(f"--quota {text!r}: expected a size such as 500GiB") from None
 
 
 def _show(session: Session, found: BucketInfo) -> None:

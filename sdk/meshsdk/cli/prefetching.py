@@ -13,7 +13,7 @@ import click
 from meshsdk import jobs
 from meshsdk.cli.jobs import detach_option, run_job, show_stopped
 from meshsdk.cli.places import RemoteType
-from meshsdk.cli.running import shared_options
+from meshsdk.cli.running import shared_options, size_of
 from meshsdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def prefetch() -> None:
     mesh prefetch s3://photos --keys wanted.txt         these keys, one a line
     mesh prefetch s3://photos --manifest s3://lists/train.txt
     mesh prefetch s3://photos --plan HASH               what a plan reads, in its order
+    mesh prefetch s3://photos/train/ --rate 50MiB       no faster than this, a second
     mesh prefetch pause ID; mesh prefetch resume ID     what is cached stays
     """
 
@@ -52,6 +53,7 @@ def prefetch() -> None:
 @click.option("--manifest", metavar="URL", help="An object of keys, one a line; for more than 1000.")
 @click.option("--plan", metavar="HASH", help="The samples of a plan, in the order it reads them.")
 @click.option("--epoch", type=click.IntRange(0), metavar="N", help="Of the plan.  [0]")
+@click.option("--rate", metavar="SIZE", help="A second at most, all nodes together, as 50MiB.  [no limit]")
 @detach_option
 @shared_options
 def start(
@@ -61,9 +63,11 @@ def start(
     manifest: str | None,
     plan: str | None,
     epoch: int | None,
+    rate: str | None,
     detach: bool,
 ) -> int:
-    """Starts a job that reads SOURCE into the cache, and follows it."""
+    """Starts a job that reads SOURCE into the cache, and follows it. One that runs is joined: from then on
+    with this --rate, or with no limit."""
     document: dict[str, Any] = {"kind": "prefetch", "source": str(source)}
     if keys is not None:
         document["keys"] = [line.strip() for line in Path(keys).read_text().splitlines() if line.strip()]
@@ -73,6 +77,8 @@ def start(
         document["plan"] = plan
     if epoch is not None:
         document["epoch"] = epoch
+    if rate is not None:
+        document["rate"] = size_of(rate, "--rate")
     if keys is not None and not document["keys"]:
         raise ConfigurationError(f"{keys} names no key")
     return run_job(session, document, detach=detach)

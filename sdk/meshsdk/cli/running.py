@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 EXIT_FAILED, EXIT_USAGE, EXIT_MISSING, EXIT_INTERRUPTED = 1, 2, 3, 130
 _PATIENCE = 15.0  # seconds a person waits for a server that does not answer
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_SIZES |= {f"{unit}i": 1 << (10 * power) for power, unit in enumerate("kmgt", start=1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,19 @@ def report(error: MeshError, *, as_json: bool, stream: IO[str] | None = None) ->
     code = error.code if isinstance(error, ServerError) else type(error).__name__
     line = json.dumps({"error": code, "message": str(error)}) if as_json else f"mesh: {error}"
     click.echo(line, file=stream or sys.stderr)
+
+
+def size_of(text: str, option: str) -> int:
+    """`500GiB` → bytes. Raises ConfigurationError, naming the option."""
+    digits = text.lower().removesuffix("b").rstrip("kmgti")
+    unit = text.lower().removesuffix("b")[len(digits) :]
+    try:
+        found = int(float(digits) * _SIZES[unit])
+    except (ValueError, KeyError, OverflowError):
+        found = -1
+    if found < 0:
+        raise ConfigurationError(f"{option} {text!r}: expected a size such as 500GiB")
+    return found
 
 
 def human(size: float) -> str:

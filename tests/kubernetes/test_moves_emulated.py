@@ -1,0 +1,261 @@
+"""A dataset that is placed, loaded, moved, shown by a view, driven off a daemon that is drained, and deleted,
+by an operator that is killed after each single change it makes, anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from meshoperator.clusters import ClusterLoop
+from meshoperator.datasets import DatasetLoop
+from meshoperator.kube import Kube
+from meshoperator.loads import LoadLoop
+from meshoperator.placements import PlacementLoop
+from meshoperator.placing import Board
+from meshoperator.recording import Recorder
+from meshoperator.settings import OperatorSettings
+from meshoperator.views import ViewLoop
+from tests.kubernetes.dying import Calls, DiedError
+from tests.kubernetes.emulated import Api
+from tests.kubernetes.fake_daemons import OBJECTS, SIZE, FakeDaemons, State, resource
+from tests.kubernetes.world import NAME, NAMESPACE, World, mesh_cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ZONE = "topology.kubernetes.io/zone"
+NOW = "2030-01-01T00:00:10Z"
+KINDS = {"MeshDataset": "meshdatasets", "MeshLoad": "meshloads", "MeshView": "meshviews"}
+OPS = [{"op": "decode"}, {"op": "encode", "args": {"format": "png"}}]
+
+
+class Scene:
+    """A mesh of three, one a zone, and what is said of it."""
+
+    def __init__(self, api: Api, state: State) -> None:
+        self.world = World.__new__(World)
+        self.world.api = self.api = api
+        self.daemons = FakeDaemons(self.world, state)
+
+    def copied(self) -> Scene:
+        api = Api(copy.deepcopy(self.api.objects), self.api.version)
+        return Scene(api, copy.deepcopy(self.daemons.state))
+
+    def version(self) -> tuple[int, int]:
+        return self.api.version, self.daemons.state.version
+
+    def tick(self) -> None:
+        self.world.tick()
+        self.daemons.tick()
+
+    def put(self, kind: str, name: str, /, **spec: Any) -> None:
+        self.api.put(KINDS[kind], resource(kind, name, **spec))
+
+    def change(self, kind: str, name: str, **spec: Any) -> None:
+        found = copy.deepcopy(self.api.find(kind, name))
+        assert found is not None
+        found["spec"] |= spec
+        found["metadata"]["generation"] += 1
+        self.api.put(kind, found)
+
+    def status(self, kind: str, name: str) -> dict[str, Any]:
+        found = self.api.find(KINDS[kind], name)
+        return dict((found or {}).get("status") or {})
+
+    def delete(self) -> None:
+        for plural in KINDS.values():
+            for each in self.api.of(plural):
+                found = copy.deepcopy(each)
+                found["metadata"]["deletionTimestamp"] = NOW
+                self.api.put(plural, found)
+
+    def in_zone(self, zone: str) -> str:
+        """The daemon there."""
+        hosts = {each["metadata"]["name"]: each["metadata"]["labels"][ZONE] for each in self.api.of("nodes")}
+        pods = self.world.pods().items()
+        return next(name for name, pod in pods if hosts[pod["spec"]["nodeName"]] == zone)
+
+    def placed(self, node: str, size: int) -> bool:
+        """It is kept there, and nowhere else; its status, and the labels of the machines, say so."""
+        status = self.status("MeshDataset", "photos")
+        conditions = {each["type"]: each["status"] for each in status.get("conditions") or ()}
+        held = {name: each["photos"] for name, each in self.daemons.state.held.items() if each.get("photos")}
+        spots = {spot["node"]: spot["bytes"] for spot in status.get("placement") or ()}
+        label = status.get("nodeLabel")
+        labelled = {
+            each["metadata"]["name"] for each in self.api.of("nodes") if label in each["metadata"]["labels"]
+        }
+        return (
+            conditions.get("Placed") == "True"
+            and self.daemons.homes("photos") == (node,)
+            and held == ({node: size // SIZE} if size else {})
+            and spots == {node: size}
+            and labelled == ({self.world.pods()[node]["spec"]["nodeName"]} if size else set())
+        )
+
+
+class Mortal:
+    """`target`, whose calls count when they change something; the one that is chosen is the last."""
+
+    def __init__(self, target: Any, scene: Scene, calls: Calls) -> None:
+        self._target, self._scene, self._calls = target, scene, calls
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._target, name)
+        if not inspect.iscoroutinefunction(found):
+            return found
+
+        @wraps(found)
+        async def counted(*args: Any, **options: Any) -> Any:
+            before = self._scene.version()
+            try:
+                return await found(*args, **options)
+            finally:
+                if self._scene.version() != before:
+                    self._calls.tick()
+
+        return counted
+
+
+class Operator:
+    """One life: nothing is remembered from the one before."""
+
+    def __init__(self, scene: Scene, calls: Calls) -> None:
+        kube: Any = Mortal(Kube(scene.api.client()), scene, calls)
+        daemons: Any = Mortal(scene.daemons, scene, calls)
+        recorder, board, now = Recorder(kube, lambda: NOW), Board(), scene.daemons.now
+        self.scene, self.settings = scene, OperatorSettings()
+        self.placement = PlacementLoop(kube, self.settings, board)
+        self.clusters = ClusterLoop(kube, self.settings, recorder, lambda: NOW)
+        self.loops = (
+            DatasetLoop(kube, daemons, recorder, now, board),
+            LoadLoop(kube, daemons, recorder, now),
+            ViewLoop(kube, daemons, recorder, now),
+        )
+
+    async def run(self, *, clusters: bool) -> None:
+        """Every loop once."""
+        if clusters:
+            await self.clusters.run(NAMESPACE, NAME)
+        for loop in self.loops:
+            for each in list(self.scene.api.of(KINDS[loop.kind])):
+                await loop.run(NAMESPACE, each["metadata"]["name"])
+        await self.placement.run()
+
+
+async def play(scene: Scene, over: Callable[[Scene], bool], calls: Calls, *, clusters: bool = False) -> None:
+    """Passes and ticks until it is over; an operator that died is followed by another."""
+    operator = Operator(scene, calls)
+    for _ in range(60):
+        try:
+            await operator.run(clusters=clusters)
+        except DiedError:
+            operator = Operator(scene, calls)
+            continue
+        if over(scene):
+            return
+        scene.tick()
+    raise AssertionError(f"never ends: {scene.daemons.state} {scene.status('MeshDataset', 'photos')}")
+
+
+def founded() -> Scene:
+    api = Api()
+    World(api)  # its machines
+    scene = Scene(api, State())
+    scene.api.put("meshclusters", mesh_cluster(3))
+
+    def settled(scene: Scene) -> bool:
+        cluster = scene.world.map()
+        return (
+            cluster is not None
+            and [node.state for node in cluster.nodes] == ["up"] * 3
+            and not cluster.moving
+        )
+
+    asyncio.run(play(scene, settled, Calls(), clusters=True))
+    asyncio.run(Operator(scene, Calls()).run(clusters=True))  # and the statuses say so
+    return scene
+
+
+def killed_after_every_change(
+    scene: Scene,
+    begin: Callable[[Scene], None],
+    over: Callable[[Scene], bool],
+    least: int,
+    *,
+    clusters: bool = False,
+) -> None:
+    """The same from the same beginning: undisturbed, and with a death after each change. `scene` goes on."""
+    start, calls = scene.copied(), Calls()
+    begin(scene)
+    asyncio.run(play(scene, over, calls, clusters=clusters))
+    assert calls.made >= least
+    for at in range(1, calls.made + 1):
+        again, deadly = start.copied(), Calls(at)
+        begin(again)
+        try:
+            asyncio.run(play(again, over, deadly, clusters=clusters))
+        except AssertionError as error:
+            raise AssertionError(f"killed after change {at} of {calls.made}: {error}") from error
+        assert deadly.made >= at
+
+
+def test_data_comes_moves_and_goes_wherever_the_operator_dies() -> None:
+    scene, whole = founded(), OBJECTS * SIZE
+    a, b = scene.in_zone("a"), scene.in_zone("b")
+    source = {"uri": "s3://somewhere/photos"}
+
+    def placement(zone: str) -> dict[str, Any]:
+        return {"placement": {"nodeSelector": {ZONE: zone}}}
+
+    killed_after_every_change(
+        scene,
+        lambda scene: scene.put("MeshDataset", "photos", clusterRef="mesh", source=source, **placement("a")),
+        lambda scene: "photos" in scene.daemons.state.buckets and scene.placed(a, 0),
+        6,
+    )
+    killed_after_every_change(
+        scene,
+        lambda scene: scene.put("MeshLoad", "all", datasetRef="photos"),
+        lambda scene: scene.status("MeshLoad", "all").get("phase") == "Succeeded" and scene.placed(a, whole),
+        6,
+    )
+    assert scene.status("MeshLoad", "all")["bytesDone"] == whole
+    killed_after_every_change(
+        scene,
+        lambda scene: scene.change("meshdatasets", "photos", **placement("b")),
+        lambda scene: scene.placed(b, whole),
+        10,
+    )
+    assert {"Moving", "Bringing", "Placed", "Released"} <= {each["reason"] for each in scene.api.of("events")}
+    view = {"clusterRef": "mesh", "bucket": "photos", "kind": "transform", "ops": OPS}
+    killed_after_every_change(
+        scene,
+        lambda scene: scene.put("MeshView", "small", **view),
+        lambda scene: scene.status("MeshView", "small").get("ready") is True,
+        3,
+    )
+
+    def drain(scene: Scene) -> None:
+        scene.change("meshdatasets", "photos", placement={})
+        scene.change("meshnodes", b, desiredState="Drained")
+
+    def drained(scene: Scene) -> bool:
+        status = (scene.api.find("meshnodes", b) or {}).get("status") or {}
+        conditions = {each["type"]: each["status"] for each in status.get("conditions") or ()}
+        homes = list(scene.daemons.homes("photos"))
+        return conditions.get("Drained") == "True" and b not in homes and scene.placed(homes[0], whole)
+
+    killed_after_every_change(scene, drain, drained, 10, clusters=True)
+
+    def gone(scene: Scene) -> bool:
+        state = scene.daemons.state
+        running = [job for job in state.jobs.values() if job["state"] == "running"]
+        left = [each for plural in KINDS.values() for each in scene.api.of(plural)]
+        held = [count for each in state.held.values() for count in each.values()]
+        return not (left or state.buckets or state.views or any(held) or running)
+
+    killed_after_every_change(scene, Scene.delete, gone, 4)
