@@ -32,12 +32,12 @@ def test_the_same_job_has_one_name() -> None:
 
 
 def test_a_job_at_another_rate_is_the_same_job() -> None:
-    quick = parse_job({"kind": "prefetch", "source": "s3://a/"})
-    slow = parse_job({"kind": "prefetch", "source": "s3://a/", "rate": 5})
+    quick = parse_job({"kind": "prefetch", "source": "s3://photos/"})
+    slow = parse_job({"kind": "prefetch", "source": "s3://photos/", "rate": 5})
     assert quick.job_id("anna") == slow.job_id("anna")
     assert (parse_job(slow.to_json()).rate, b"rate" in quick.to_json()) == (5, False)
     with pytest.raises(PlanError) as error:
-        parse_job({"kind": "prefetch", "source": "s3://a/", "rate": -1})
+        parse_job({"kind": "prefetch", "source": "s3://photos/", "rate": -1})
     assert error.value.path == "rate"
 
 
