@@ -123,6 +123,7 @@ def test_too_many_are_told_when_to_come_back(node: Daemon) -> None:
     answer = node.request("POST", "/-/jobs", json.dumps(job("many/more")).encode())
     assert (answer.status, int(answer.headers["retry-after"]) > 0) == (503, True)
     assert "mesh job cancel" in json.loads(answer.body)["error"]["help"]
+    node.request("DELETE", f"/-/jobs/{begun[0]['id']}")
     ended(node, begun[0])  # from then on the others' turns are known
     assert 0 < _metric(node, "meshd_jobs_waiting") < MAX_WAITING_EACH
     for item in begun:

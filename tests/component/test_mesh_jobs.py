@@ -82,6 +82,9 @@ def test_outputs_that_are_none_any_more_go(mesh: Mesh) -> None:
 
 
 def test_a_job_whose_node_is_killed_is_taken_over(mesh: Mesh) -> None:
+    if not mesh["n4"].running:  # tried again
+        mesh.up("n4")
+        mesh.await_state("n4", "up")
     job = start(mesh["n4"], kind="extract", source="s3://samples/packed", target="s3://made/taken")
     s3 = mesh["n3"].client()
     while s3.list_objects_v2(Bucket="made", Prefix="taken/")["KeyCount"] < 5:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -75,6 +75,7 @@ class JobRunner:
         self._kinds, self._shelf, self._clock = kinds, shelf, clock
         self._tasks = Tasks("jobs")
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._freed, self._looking = asyncio.Event(), asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"<JobRunner of {sorted(self._running)}>"
@@ -98,10 +99,14 @@ class JobRunner:
                 await self._shelf.clear(job_id)
 
     async def _look_often(self) -> None:
-        """For nodes that went away, which no change of a job tells."""
+        """For what no change of a job tells: a run that is over, and nodes that went away."""
         while True:
-            await asyncio.sleep(_LOOK_EVERY)
-            if not self._mesh.alone:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_EVERY):
+                    await self._freed.wait()
+            freed = self._freed.is_set()
+            self._freed.clear()
+            if freed or not self._mesh.alone:
                 await self._look()
 
     def _is_mine(self, job: Job) -> bool:
@@ -128,9 +133,16 @@ class JobRunner:
 
     async def _look(self) -> None:
         """Begin what may begin, stop what is to be stopped."""
+        async with self._looking:
+            await self._look_alone()
+
+    async def _look_alone(self) -> None:
         jobs = self._table.list_all()
         alive = sorted((job for job in jobs.values() if not job.ended), key=_turn)
-        for job in alive:
+        for each in alive:
+            job = self._table.get(each.job_id)  # it may have changed while another one was ended
+            if job is None or job.ended:
+                continue
             task = self._running.get(job.job_id)
             if not self._is_mine(job):
                 if task is not None:
@@ -142,12 +154,21 @@ class JobRunner:
             elif job.cancel:
                 await self._end(job.job_id, _stopped(job))
             elif task is None and len(self._running) < AT_A_TIME:
-                self._running[job.job_id] = self._tasks.spawn(self._run(job), job.job_id)
+                self._begin(job)
         metrics.jobs_waiting.set(sum(map(self._is_mine, alive)) - len(self._running))
         metrics.jobs_running.set(len(self._running))
         ended = sorted((job for job in jobs.values() if job.ended), key=lambda job: -job.ended_ms)
         for job in ended[KEPT:]:
             await self._table.forget(job.job_id)
+
+    def _begin(self, job: Job) -> None:
+        task = self._running[job.job_id] = self._tasks.spawn(self._run(job), job.job_id)
+        # Not at the end of `_run`: what is cancelled before its first step never comes there.
+        task.add_done_callback(lambda _: self._let_go(job.job_id))
+
+    def _let_go(self, job_id: str) -> None:
+        self._running.pop(job_id, None)
+        self._freed.set()
 
     async def _run(self, job: Job) -> None:
         tally = Tally()
@@ -166,9 +187,6 @@ class JobRunner:
             await self._end(job.job_id, "failed", tally, _explained(error, job.job_id))
         else:
             await self._end(job.job_id, "done", tally)
-        finally:
-            self._running.pop(job.job_id, None)
-            await self._look()
 
     async def _persist(self, job: Job, tally: Tally) -> None:
         """The work, again from its beginning while other nodes do not answer: what is done is left alone."""

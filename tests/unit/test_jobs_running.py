@@ -1,0 +1,62 @@
+"""The steward's jobs: whatever order its looks come in, each job ends, and each run gives back its place."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from meshd.control.jobs import Job, JobTable, Principal
+from meshd.control.memory import MemoryControl
+from meshd.kit.clock import ManualClock
+from meshd.service.jobs.running import AT_A_TIME, JobRunner
+
+
+class Shelf:
+    """Nothing is kept."""
+
+    def jobs(self) -> set[str]:
+        return set()
+
+    async def clear(self, job_id: str) -> None:
+        """There is nothing."""
+
+
+async def until_ended(table: JobTable, *job_ids: str) -> list[str]:
+    async with asyncio.timeout(60):
+        while True:
+            jobs = [table.get(job_id) for job_id in job_ids]
+            if all(job is not None and job.ended for job in jobs):
+                return [job.state for job in jobs if job is not None]
+            await asyncio.sleep(0.01)
+
+
+def test_a_run_cancelled_before_its_first_step_ends_and_leaves_its_place() -> None:
+    async def check() -> None:
+        clock = ManualClock()
+        control = MemoryControl(clock)
+        table = JobTable(control)
+        lonely: Any = SimpleNamespace(alone=True, node_id="n1")
+        nobody: Any = SimpleNamespace()
+        shelf: Any = Shelf()
+        runner = JobRunner(table, control, nobody, {}, shelf, clock, lonely)
+        following = asyncio.ensure_future(runner.run())
+        await asyncio.sleep(0)  # it has looked once
+        many = [f"{number:016x}" for number in range(2 * AT_A_TIME)]
+        for job_id in many:
+            job = Job(job_id, "shard", "{}", Principal("root", "root"), clock.now_ms())
+            await table.change(job_id, lambda _, job=job: job)  # type: ignore[misc]
+        await runner._look()  # begins the first of them
+        for job_id in many:
+            await table.change(job_id, lambda job: job and msgspec.structs.replace(job, cancel=True))
+        await runner._look()  # before a step of theirs
+        assert await until_ended(table, *many) == ["cancelled"] * len(many)
+        later = Job("f" * 16, "shard", "{}", Principal("root", "root"), clock.now_ms())
+        await table.change(later.job_id, lambda _: later)
+        assert await until_ended(table, later.job_id) == ["failed"]  # it came to its turn; it is no job
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+    asyncio.run(check())
