@@ -8,6 +8,9 @@ STAMP  := $(VENV)/.installed
 help:            ## what each verb does
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
 
+# Tests start hundreds of daemons: compiling the modules anew for each is half a second of each start.
+export PYTHONDONTWRITEBYTECODE =
+
 # A plain `pip install torch` would take the newest CUDA build; the dev group pins the CPU one.
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -27,7 +30,7 @@ $(BIN)/helm: | $(STAMP)
 JOBS ?= 3
 RERUNS ?= 1
 test: $(STAMP) $(BIN)/helm  ## every test that runs without foreign servers, JOBS=n files at a time
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --reruns $(RERUNS) -rR
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --reruns $(RERUNS) --rerun-show-tracebacks -rR
 
 check: $(STAMP)  ## lint, types, architecture
 	@$(BIN)/ruff check .

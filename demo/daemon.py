@@ -89,7 +89,7 @@ class Daemon:
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.wait(60)
 
     def restart(self) -> None:
         """Stop and start again at the same address: what was only in memory is gone."""

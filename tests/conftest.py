@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from meshd.testing.daemons import Daemon, live_daemons
 from meshd.testing.meshes import running_nodes
+from tests import scheduling
 from tests.one_node import one_node
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 # Programs inherit that a shell ignores SIGINT for what it runs in the background; tests interrupt some.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+_INTERRUPT_AGAIN = 60.0
 # A machine that is slow, or has other things to do, is no failure.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
@@ -91,6 +93,20 @@ def _start_timer_again(item: pytest.Item) -> None:
     item.ihook.pytest_timeout_cancel_timer(item=item)
     if settings.timeout is not None and settings.timeout > 0:
         item.ihook.pytest_timeout_set_timer(item=item, settings=settings)
+        if settings.method == "signal":
+            # And again while the test, interrupted, waits for what will not end: the threads of a pool, say.
+            signal.setitimer(signal.ITIMER_REAL, settings.timeout, _INTERRUPT_AGAIN)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several processes run the tests, what takes long is begun first."""
+    if hasattr(config, "workerinput"):
+        scheduling.sort(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> scheduling.LongestFirst | None:
+    return scheduling.LongestFirst(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -81,7 +81,7 @@ class EtcdCluster:
     def __enter__(self) -> EtcdCluster:
         for number in range(len(self.members)):
             self.start(number)
-        self.wait()
+        self.await_reads()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -119,7 +119,7 @@ class EtcdCluster:
         )
         log.close()
 
-    def wait(self) -> None:
+    def await_reads(self) -> None:
         """Until a linearizable read works."""
         with closing(self.gateway(deadline=30)) as gateway:
             gateway.call("kv/range", {"key": "AA=="}, repeatable=True)

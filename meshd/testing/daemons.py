@@ -146,7 +146,7 @@ class Daemon:
         """SIGKILL to the supervisor (its children follow), and wait."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            self._process.wait(60)
             self._forget()
 
     def pause(self) -> None:

@@ -252,4 +252,4 @@ class Mesh:
     def _together(self, node_ids: Sequence[str]) -> None:
         with ThreadPoolExecutor(len(node_ids)) as pool:
             for done in [pool.submit(self.nodes[node_id].up, PATIENCE) for node_id in node_ids]:
-                done.result()
+                done.result(60)

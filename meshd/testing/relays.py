@@ -11,6 +11,8 @@ import threading
 from contextlib import suppress
 from typing import Self
 
+from meshd.testing.waiting import await_end
+
 _PIECE = 65536
 
 
@@ -26,7 +28,7 @@ class Relay:
         started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(started,), name="relay", daemon=True)
         self._thread.start()
-        started.wait()
+        assert started.wait(60)
 
     def __str__(self) -> str:
         return f"127.0.0.1:{self.port}"
@@ -46,7 +48,7 @@ class Relay:
         """Idempotent."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+            await_end(self._thread)
 
     def __enter__(self) -> Self:
         return self

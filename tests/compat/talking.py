@@ -88,7 +88,7 @@ class Conversation:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            self._process.wait(60)
 
     def __enter__(self) -> Self:
         return self

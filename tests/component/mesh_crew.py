@@ -34,6 +34,7 @@ from meshd.service.remote import RemoteObjects
 from meshd.service.views.uses import UseFile
 from meshd.store.records import Meta
 from meshd.store.store import Store
+from meshd.testing.waiting import await_end
 from meshd.transform.pool import TransformPool
 from meshd.web.server import build_server
 from meshwire.cluster import ClusterMap, routes
@@ -86,7 +87,7 @@ class MeshCrew:
     def __exit__(self, *_: object) -> None:
         self.run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        await_end(self._thread)
         self._loop.close()
         shutil.rmtree(self._place)
 

@@ -33,6 +33,7 @@ from meshd.service.archives.reading import Archives
 from meshd.service.remote import RemoteObjects
 from meshd.service.views.uses import UseFile
 from meshd.store.store import Store
+from meshd.testing.waiting import await_end
 from meshd.web.server import build_server
 from meshwire.cluster import Node as Member
 from meshwire.cluster.transitions import founded, joined, settled
@@ -191,7 +192,7 @@ class NodesBeside:
     def __exit__(self, *exc: object) -> None:
         if self._loop is not None and self._ended is not None:
             self._loop.call_soon_threadsafe(self._ended.set)
-        self._thread.join()
+        await_end(self._thread)
 
     def do(self, work: Callable[[], T]) -> T:
         """What `work` returns, run between two callbacks of the nodes."""

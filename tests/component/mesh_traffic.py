@@ -16,6 +16,8 @@ from http.client import HTTPException
 from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
 
+from meshd.testing.waiting import await_end
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
@@ -59,7 +61,7 @@ class Traffic:
     ) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join()
+            await_end(thread)
 
     @contextmanager
     def unrefused(self) -> Iterator[None]:

@@ -245,7 +245,7 @@ def place(scratch: Path) -> Iterator[Place]:
             yield found
     finally:
         process.kill()
-        process.wait()
+        process.wait(60)
 
 
 @contextmanager

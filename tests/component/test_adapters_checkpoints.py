@@ -69,7 +69,7 @@ def test_a_checkpoint_is_replaced_or_refused(client: mesh.Client, bucket: str) -
     checkpoint.save(model(1), storage_writer=CheckpointWriter(url, client, overwrite=False))
     with pytest.raises(CheckpointException, match="already exists"):
         checkpoint.save(model(2), storage_writer=CheckpointWriter(url, client, overwrite=False))
-    checkpoint.async_save(model(2), storage_writer=CheckpointWriter(f"{url}-2", client)).result()
+    checkpoint.async_save(model(2), storage_writer=CheckpointWriter(f"{url}-2", client)).result(60)
     loaded = model(1)
     checkpoint.load(loaded, storage_reader=CheckpointReader(f"{url}-2", client))
     assert same(loaded, model(2))

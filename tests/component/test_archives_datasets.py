@@ -135,7 +135,7 @@ def test_the_command(daemon: Daemon, client: mesh.Client, bucket: str) -> None:
             "AWS_SECRET_ACCESS_KEY": daemon.secret_key,
         }
         command = [sys.executable, "-c", "from meshsdk.cli import main; main()", *words]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=100)
         assert done.returncode == code, done.stderr
         return done.stdout if not code else done.stderr
 

@@ -15,6 +15,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from meshd.testing.daemons import Daemon
+from meshd.testing.waiting import await_end
 from tests.archive_making import zip_of
 from tests.component.s3_raw import Wire, read_answer
 
@@ -219,7 +220,7 @@ def test_every_request_of_a_crowd_has_exactly_one_line(audited: Daemon, log: Pat
         for thread in crowd:
             thread.start()
         for thread in crowd:
-            thread.join()
+            await_end(thread)
     assert len(set(ids)) == 200
     eventually(lambda: set(ids) <= {line["request_id"] for line in lines(log)})
     counted = [line["request_id"] for line in lines(log) if line["request_id"] in set(ids)]

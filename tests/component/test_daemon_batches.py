@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from meshd.testing.daemons import Daemon
+from meshd.testing.waiting import await_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,7 +98,7 @@ def test_killing_a_process_delays_frames_and_changes_none(pair: Daemon, plan: st
         killer = threading.Timer(0.02 * (round_ + 1), pair.signal_child, [victim])
         killer.start()
         again = [frame(pair, plan, 1, step) for step in range(STEPS)]
-        killer.join()
+        await_end(killer)
         wait_for(pair, victim)
         assert again == reference
 

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 import meshsdk as mesh
+from meshd.testing.waiting import await_end
 from meshsdk import ops
 from meshsdk.connections import Connection
 from tests.component import test_sdk_scripted
@@ -86,7 +87,7 @@ class CannedMesh:
 
     def close(self) -> None:
         socket.create_connection(("127.0.0.1", self.port)).close()  # says nothing: the end
-        self.thread.join()
+        await_end(self.thread)
         self.listener.close()
 
 

@@ -200,7 +200,7 @@ def test_top_tells_what_a_node_does(
             done = pool.submit(lambda: [batch.rows for _ in iter(ended.is_set, True) for batch in loader])
             assert run(["top", "--json", "-i", "2.5"]) == 0
             ended.set()
-            assert sum(done.result()) > 0
+            assert sum(done.result(60)) > 0
     found = json.loads(capsys.readouterr().out)
     [seen] = found["nodes"]
     assert seen["why"] == ""
@@ -258,7 +258,7 @@ def test_every_rank_takes_part_and_the_script_is_ended(
 
 def test_a_rank_that_has_measured_does_not_outlive_the_doctor(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
+    gone.wait(60)
     (tmp_path / "directive.json").write_text(json.dumps({"steps": 2, "loader": 1, "pid": gone.pid}))
     with pytest.raises(SystemExit, match="has measured"):
         Desk(tmp_path).stay()

@@ -23,6 +23,7 @@ from PIL import Image
 
 import meshsdk
 from meshd.testing.daemons import Daemon
+from meshd.testing.waiting import await_end
 from meshsdk import modules
 from meshwire import frames
 from tests.component.native_working import Mesh, error
@@ -183,7 +184,7 @@ class Crowd:
     def __exit__(self, *_: object) -> None:
         self.stop.set()
         for thread in self._threads:
-            thread.join()
+            await_end(thread)
 
 
 def test_an_honest_job_among_hostile_ones(node: Daemon) -> None:
@@ -227,9 +228,9 @@ def test_an_honest_job_among_hostile_ones(node: Daemon) -> None:
             with ThreadPoolExecutor(4) as threads:
                 asked = [threads.submit(honest, turn % 6) for turn in range(24)]
                 for number in (3, 15):
-                    asked[number].result()
+                    asked[number].result(60)
                     _kill_a_transform(node)
-                assert [future.result() for future in asked] == [wanted[turn % 6] for turn in range(24)]
+                assert [future.result(60) for future in asked] == [wanted[turn % 6] for turn in range(24)]
             ours, theirs = 24 * SAMPLES, crowd.rows - before
         assert not crowd.wrong, crowd.wrong[:3]
         # Four requests at a time against 12; between two of them nothing of ours waits.

@@ -81,7 +81,7 @@ def test_each_is_named_and_counted_and_others_are_served_right(node: Daemon) -> 
             status, images = np.array(batch.status.tolist()), np.asarray(batch["image"]).copy()
             plan = attack.plan.hash
         for epoch, found in enumerate(meanwhile):
-            np.testing.assert_array_equal(found.result(), expected[epoch])
+            np.testing.assert_array_equal(found.result(60), expected[epoch])
     assert (status == 2).sum() == len(HOSTILE)
     assert images[status == 2].max() == 0
     assert images[status == 0].any()

@@ -133,7 +133,7 @@ def test_a_node_that_does_not_answer_makes_no_list_shorter() -> None:
             nodes[2].listener.close()
             await nodes[2].server.shutdown(0.1)
 
-        asyncio.run_coroutine_threadsafe(cut(), nodes[0].loop).result()
+        asyncio.run_coroutine_threadsafe(cut(), nodes[0].loop).result(60)
         with pytest.raises(ClientError, match="SlowDown"):
             clients[0].list_objects_v2(Bucket="bench")
 

@@ -117,7 +117,7 @@ def test_without_the_control_store_everything_about_data_goes_on(parted: Parted)
     status = json.loads(mesh["n1"].request("GET", "/-/cluster").body)
     assert "is etcd running" in status["control"]
     mesh.etcd.start(0)
-    mesh.etcd.wait()
+    mesh.etcd.await_reads()
     for node_id in mesh.nodes:
         mesh.await_metric(node_id, LEASE, 1)
     assert documents(mesh) == before, "nobody was taken for gone afterwards"
@@ -164,8 +164,8 @@ def test_of_two_sides_one_changes_the_map_and_acknowledges(parted: Parted) -> No
             theirs = pool.submit(_created, mesh["n3"], key, b"theirs")
             change = pool.submit(mesh["n3"].request, "POST", "/-/cluster/nodes/n1", b'{"action": "drain"}')
             assert _created(mesh["n2"], key, b"ours")
-            assert change.result().status == 503
-            assert not theirs.result()
+            assert change.result(60).status == 503
+            assert not theirs.result(60)
         assert mesh.map("n3") == before
     finally:
         parted.control.heal()

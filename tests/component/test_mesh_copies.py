@@ -16,6 +16,7 @@ from meshd.config import StoreSettings
 from meshd.kit.clock import SystemClock
 from meshd.store.index import Index
 from meshd.testing.meshes import Mesh
+from meshd.testing.waiting import await_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -125,7 +126,7 @@ def test_copies_are_made_and_let_go_of_while_clients_read_and_write(mesh: Mesh) 
             assert f"counted  {copies} cop" in _command(mesh, "bucket", "ls").stdout
     finally:
         over.set()
-        reader.join()
+        await_end(reader)
     assert wrong == []
     _await_copies(mesh, "safe", 3, {"k"})  # nobody touched that
 

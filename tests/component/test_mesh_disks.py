@@ -18,6 +18,7 @@ from meshd.kit.clock import SystemClock
 from meshd.store.checking import check
 from meshd.testing.daemons import DaemonFailedError
 from meshd.testing.meshes import Mesh
+from meshd.testing.waiting import await_end
 from meshsdk.cli.cluster import cluster
 from meshwire.cluster import place as place_by
 
@@ -149,7 +150,7 @@ def test_a_disk_emptied_under_a_running_node(mesh: Mesh, place: Path) -> None:
         _await(mesh, lambda: _is_whole(mesh))
     finally:
         over.set()
-        reader.join()
+        await_end(reader)
     assert wrong == []
     assert _data_files(_disk(place, "one"))
     _read_everywhere(mesh, bodies | written)

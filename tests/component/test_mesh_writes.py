@@ -10,6 +10,7 @@ import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 
 from meshd.testing.meshes import Mesh
+from meshd.testing.waiting import await_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,7 +113,7 @@ def test_what_was_acknowledged_survives_the_decider(mesh: Mesh, how: str) -> Non
     finally:
         stop.set()
         for thread in threads:
-            thread.join()
+            await_end(thread)
     assert len(acknowledged) > 20
     second = client.upload_part(**names, PartNumber=2, Body=b"2" * 10)["ETag"]
     parts = [{"PartNumber": 1, "ETag": first}, {"PartNumber": 2, "ETag": second}]

@@ -56,7 +56,7 @@ def test_a_slow_origin_holds_up_nobody_else(backed: Daemon, origin: Place) -> No
         for _ in range(20):
             assert read(client, "slow", "kept") == b"kept"
         assert not trickling.done()
-        assert trickling.result() == data
+        assert trickling.result(60) == data
 
 
 def test_an_origin_that_lies_about_its_etag_gives_no_mixture(backed: Daemon, origin: Place) -> None:
@@ -104,7 +104,7 @@ def test_an_object_that_changes_under_readers_is_old_or_new(backed: Daemon, orig
             eventually(lambda number=number: whole[-1:] == [number])
         stop.set()
         for reader in readers:
-            reader.result()
+            reader.result(60)
     assert not wrong
 
 

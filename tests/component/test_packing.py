@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 import meshsdk as mesh
 from meshd.service.packs import PART
 from meshd.testing.daemons import Daemon
+from meshd.testing.waiting import await_end
 from meshsdk import ops
 from meshsdk.errors import BadSampleError, ConfigurationError, InvalidPlanError
 from meshwire.packing import Pack, pack_rows
@@ -186,7 +187,7 @@ def test_measuring_goes_on_where_a_killed_node_stopped() -> None:
                 assert asking.is_alive(), "it was all measured before it could be interrupted"
             node.kill()
             node.up()
-            asking.join()
+            await_end(asking)
             assert measured(node) < count
             oracle = [len(ORACLE.encode(str(number)).ids) for number in range(count)]
             whole = np.array([0, count])

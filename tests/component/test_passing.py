@@ -15,6 +15,7 @@ import pytest
 
 from meshd.net.wires import duplicate
 from meshd.testing.certificates import Authority
+from meshd.testing.waiting import await_end
 from meshd.web.connections import Connection
 from meshd.web.draining import drain
 from tests.component.mesh_nodes import ROOT, NodesBeside
@@ -203,7 +204,7 @@ def test_a_client_that_sends_without_reading_is_made_to_wait(pair: Pair) -> None
     held = pair.until(lambda: size if (size := len(connection._passed.held)) > 64 << 10 else None)  # type: ignore[union-attr]
     assert held < 400 << 10
     answers = read_answers(sock, number + 1)
-    sender.join()
+    await_end(sender)
     assert answers[0].body == LARGE
     assert all(answer.body == pair.objects[pair.small] for answer in answers[1:])
 
@@ -334,7 +335,7 @@ def test_a_server_that_ends_finishes_its_answers(behind: int) -> None:
         assert free.recv(1) == b""  # idle ones go at once
         with sock.makefile("rb") as stream:
             everything = stream.read()
-        ending.join()
+        await_end(ending)
         assert LARGE in everything
         assert everything.count(pair.objects[pair.small]) == behind
         pair.wire.close()

@@ -54,7 +54,7 @@ def race(crowd: Daemon, calls: list[Callable[[Wire], Answer]]) -> list[Answer]:
     def run(call: Callable[[Wire], Answer]) -> Answer:
         wire = Wire(crowd.endpoint, crowd.access_key, crowd.secret_key)
         try:
-            start.wait()
+            start.wait(60)
             return call(wire)
         finally:
             wire.close()

@@ -119,7 +119,7 @@ def test_at_most_a_thousand_a_page(s3: Any, bucket: str) -> None:
         for done in [
             threads.submit(s3.put_object, Bucket=bucket, Key=f"k{i:05}", Body=b"") for i in range(1005)
         ]:
-            done.result()
+            done.result(60)
     first = s3.list_objects_v2(Bucket=bucket, MaxKeys=5000)
     assert (first["KeyCount"], first["IsTruncated"], first["MaxKeys"]) == (1000, True, 1000)
     rest = s3.list_objects_v2(Bucket=bucket, ContinuationToken=first["NextContinuationToken"])

@@ -227,10 +227,16 @@ def test_as_a_process_it_is_quiet_without_a_terminal(daemon: Daemon, bucket: str
     }
     command = [sys.executable, "-c", "from meshsdk.cli import main; main()"]
     done = subprocess.run(
-        [*command, "cp", "-r", str(folder), f"s3://{bucket}/t"], env=env, capture_output=True, check=True
+        [*command, "cp", "-r", str(folder), f"s3://{bucket}/t"],
+        env=env,
+        capture_output=True,
+        check=True,
+        timeout=100,
     )
     assert done.stderr == b""
-    helped = subprocess.run([*command, "sync", "--help"], env={}, capture_output=True, check=True)
+    helped = subprocess.run(
+        [*command, "sync", "--help"], env={}, capture_output=True, check=True, timeout=100
+    )
     assert b"mesh sync ./photos s3://photos/train" in helped.stdout
 
 
@@ -252,7 +258,7 @@ assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
 
 
 def test_importing_is_light() -> None:
-    subprocess.run([sys.executable, "-W", "error", "-c", IMPORTS], check=True)
+    subprocess.run([sys.executable, "-W", "error", "-c", IMPORTS], check=True, timeout=100)
 
 
 def test_bad_samples_are_listed_and_replayed(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from meshd.testing.waiting import await_end
 from meshsdk.client import Client
 from meshsdk.connections import Connection, Pool
 from meshsdk.errors import ConnectError, NotFoundError, ServerError
@@ -62,7 +63,7 @@ class Canned:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for thread in self._threads:
-            thread.join()
+            await_end(thread)
 
 
 @pytest.fixture

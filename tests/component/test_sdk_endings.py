@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from meshd.testing.waiting import await_end
 from meshsdk.arenas import slot_size
 from meshsdk.errors import ClosedError
 from tests.component import test_sdk_scripted
@@ -78,7 +79,7 @@ def test_requests_keep_to_the_credit(server: ScriptedMesh) -> None:
         wait_for(lambda: asked() > 3, seconds=0.05)
         found = asked()
         server.gate.set()
-        waiting.join()
+        await_end(waiting)
         assert found == 3
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import meshsdk as mesh
+from meshd.testing.waiting import await_end
 from meshsdk import ops
 from meshsdk.errors import AccessError
 from meshwire import frames, plans
@@ -63,7 +64,7 @@ class ScriptedMesh:
     def close(self) -> None:
         self.gate.set()
         self._server.shutdown()
-        self._thread.join()
+        await_end(self._thread)
         self._server.server_close()
 
     def client(self, **more: Any) -> mesh.Client:

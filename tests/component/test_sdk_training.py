@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 
 import meshsdk as mesh
 from meshd.testing.daemons import Daemon
+from meshd.testing.waiting import await_end
 from meshsdk import ops
 from meshsdk.errors import BadSampleError, ConfigurationError, InvalidPlanError, MeshError, NotFoundError
 
@@ -249,7 +250,7 @@ def test_a_node_that_is_killed_and_comes_back_costs_only_time(tmp_path: Path) ->
                     node.kill()
                     comeback = threading.Timer(0.5, node.up)
                     comeback.start()
-            comeback.join()
+            await_end(comeback)
             assert again == whole
             assert loader.stats().retries > 0
         client.close()

@@ -28,6 +28,7 @@ from meshd.net.unixmessages import (
     frame,
     listen,
 )
+from meshd.testing.waiting import await_end
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -254,7 +255,7 @@ def test_the_blocking_side_speaks_with_the_asynchronous_one(run: Runner) -> None
     helper = threading.Thread(target=echo)
     helper.start()
     run(check())
-    helper.join()
+    await_end(helper)
 
 
 def test_a_blocking_receive_ends_when_the_peer_does() -> None:

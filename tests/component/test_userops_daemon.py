@@ -18,6 +18,7 @@ from PIL import Image
 
 import meshsdk
 from meshd.testing.daemons import Daemon
+from meshd.testing.waiting import await_end
 from meshsdk import modules, ops
 from meshsdk.cli import run
 from meshsdk.errors import (
@@ -285,7 +286,7 @@ def test_other_jobs_batches_are_right_while_it_crashes(client: Client, pushed: m
     for step in range(4):
         for got, wanted in zip(other.at(step)["image"], expected[step], strict=True):
             assert np.array_equal(np.asarray(got), wanted)
-    thread.join()
+    await_end(thread)
     assert failures == []
 
 
@@ -472,7 +473,7 @@ def test_nothing_of_it_is_left_after_a_kill() -> None:
             threading.Event().wait(0.1)
         assert not [pid for pid in (*family, *confined) if Path(f"/proc/{pid}").exists()]
         daemon.up()
-        hanging.join()
+        await_end(hanging)
 
 
 def _in_vain(dataset: Any) -> None:

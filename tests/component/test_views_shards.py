@@ -20,6 +20,7 @@ from botocore.exceptions import (
 )
 
 from meshd.testing.daemons import Daemon
+from meshd.testing.waiting import await_end
 from meshsdk.cli import run
 from tests.unit.tfrecord_reader import example, features, records
 
@@ -444,5 +445,5 @@ def test_members_replaced_while_shards_are_read(daemon: Daemon, s3: Any, form: s
             assert all(len(set(content)) == 1 for content in found)
     finally:
         done.set()
-        writer.join()
+        await_end(writer)
     assert whole

@@ -13,6 +13,7 @@ from botocore.exceptions import ClientError
 from PIL import Image
 
 from meshd.testing.daemons import Daemon
+from meshd.testing.waiting import await_end
 from meshsdk.cli import run
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def test_many_ask_and_one_computes(daemon: Daemon) -> None:
     for reader in readers:
         reader.start()
     for reader in readers:
-        reader.join()
+        await_end(reader)
     assert len(set(bodies)) == 1
     assert len(bodies) == 8
     client.delete_object(Bucket="photos", Key="big.jpg")

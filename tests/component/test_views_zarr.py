@@ -22,6 +22,7 @@ from PIL import Image
 from zarr.storage import ObjectStore
 
 from meshd.testing.daemons import Daemon
+from meshd.testing.waiting import await_end
 from meshsdk.cli import run
 from meshwire import frames
 
@@ -258,7 +259,7 @@ def test_nothing_is_made_before_it_is_read_and_then_once(daemon: Daemon, s3: Any
     for reader in readers:
         reader.start()
     for reader in readers:
-        reader.join()
+        await_end(reader)
     assert len(found) == 6
     assert len(set(found)) == 1
     assert rendered(daemon) == before + CHUNK

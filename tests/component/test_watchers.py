@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from meshd.testing.waiting import await_end
 from meshsdk.cli import run
 from meshsdk.errors import ConfigurationError
 from meshsdk.tops import pages
@@ -157,7 +158,7 @@ HELD: list[Any] = []
 def test_a_child_of_multiprocessing_takes_its_page_along(server: ScriptedMesh, place: Path) -> None:
     child = multiprocessing.get_context("fork").Process(target=iterate, args=(server,))
     child.start()
-    child.join()
+    await_end(child)
     assert child.exitcode == 0
     assert place.exists()
     assert list(place.iterdir()) == []

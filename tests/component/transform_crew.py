@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from meshd.net.unixmessages import listen
+from meshd.testing.waiting import await_end
 from meshd.transform import process
 from meshd.transform.limiting import Limits
 from meshd.transform.pool import TransformPool
@@ -60,7 +61,7 @@ class Crew:
         while True:
             for number, child in enumerate(self.processes):
                 if not child.is_alive():
-                    child.join()
+                    await_end(child)
                     self.deaths += 1
                     self.processes[number] = self._start(self._listeners[number])
             await asyncio.sleep(0.01)
@@ -68,7 +69,7 @@ class Crew:
     def close(self) -> None:
         for child in self.processes:
             child.kill()
-            child.join()
+            await_end(child)
             child.close()
         for listener in self._listeners:
             listener.close()

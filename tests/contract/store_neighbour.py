@@ -15,6 +15,7 @@ from meshd.kit.clock import ManualClock
 from meshd.store.errors import ConditionFailedError, StoreError
 from meshd.store.store import Store
 from meshd.testing.store_writing import put
+from meshd.testing.waiting import PATIENCE
 from meshwire.conditions import Conditions
 
 ROOT = Path(__file__).parents[2]
@@ -123,7 +124,7 @@ class Neighbour:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._process.communicate()
+        self._process.communicate(timeout=PATIENCE)
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ def test_without_etcd_reads_go_on_and_writes_say_so(tmp_path: Path) -> None:
                     with pytest.raises(ControlError, match="no etcd member answers"):
                         await control.put("topic/a", b"2")
                 cluster.start(0)
-                cluster.wait()
+                cluster.await_reads()
                 assert await control.put("topic/a", b"3", expect=version) > version
                 assert control.peek("topic")["topic/a"].value == b"3"
             cluster.kill(0)
@@ -191,7 +191,7 @@ def test_a_leader_that_dies_costs_time_and_nothing_else(tmp_path: Path) -> None:
                     cluster.kill(leader)
                     await asyncio.sleep(1)
                     cluster.start(leader)
-                    await asyncio.to_thread(cluster.wait)
+                    await asyncio.to_thread(cluster.await_reads)
                 else:
                     cluster.signal(leader, signal.SIGSTOP)
                     await asyncio.sleep(2)

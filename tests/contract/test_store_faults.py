@@ -301,6 +301,7 @@ def test_gnu_tar_lists_every_data_file(settings: StoreSettings) -> None:
             capture_output=True,
             check=True,
             text=True,
+            timeout=100,
         )
         assert out.stderr == ""
         names += out.stdout.splitlines()

@@ -22,6 +22,7 @@ from meshd.kit.clock import SystemClock
 from meshd.store.errors import ConditionFailedError
 from meshd.store.records import Meta
 from meshd.store.store import Store
+from meshd.testing.waiting import await_end
 from meshwire.conditions import Conditions
 from tests.crash.version_load import VersionLoad
 
@@ -157,7 +158,7 @@ def fork_and_wait(command: dict[str, Any]) -> int:
     timer.start()
     _, status = os.waitpid(pid, 0)
     timer.cancel()
-    timer.join()
+    await_end(timer)
     return os.waitstatus_to_exitcode(status)
 
 

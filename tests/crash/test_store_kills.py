@@ -20,6 +20,7 @@ from meshd.store.index import Index
 from meshd.store.layout import Disks
 from meshd.store.rebuilding import rebuild
 from meshd.store.store import Store
+from meshd.testing.waiting import PATIENCE
 from tests.crash.store_load import expected, store_settings
 from tests.crash.version_load import BUCKET, history, versions
 
@@ -145,7 +146,7 @@ def starter() -> Iterator[subprocess.Popen[bytes]]:
         stdout=subprocess.PIPE,
     )
     yield process
-    process.communicate()
+    process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
 
 

@@ -13,6 +13,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from meshd.config import load_settings
 from meshd.store.checking import check
 from meshd.testing.daemons import Daemon
+from meshd.testing.waiting import await_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,7 +130,7 @@ def test_workers_killed_under_mixed_load(tmp_path: Path, seed: int) -> None:
         finally:
             stop.set()
             for thread in threads:
-                thread.join()
+                await_end(thread)
         for load in loads:
             for key in load.allowed:
                 load.look(key)

@@ -125,5 +125,5 @@ def run_page(page_blocks: Sequence[Block], folder: Path, env: dict[str, str]) ->
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(page.pid, signal.SIGKILL)
-            page.wait()
+            page.wait(60)
     return Outcome(code, log.read_text(errors="replace"))

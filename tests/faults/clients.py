@@ -22,6 +22,7 @@ from botocore.exceptions import (
 )
 
 from meshd.kit.clock import SystemClock
+from meshd.testing.waiting import await_end
 from tests.faults.history import ABSENT, History, Listing, Read, Write
 
 if TYPE_CHECKING:
@@ -265,7 +266,7 @@ class Crowd:
         """Everybody's history, once everybody's last operation has ended."""
         self._stop.set()
         for thread in self._threads:
-            thread.join()
+            await_end(thread)
         history = History()
         for client in self.clients:
             history.merge(client.history)

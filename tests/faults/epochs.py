@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 import meshsdk
+from meshd.testing.waiting import await_end
 from meshsdk import ops
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class Trainer:
     def stop(self) -> None:
         """End after the step at hand, and wait for that."""
         self._stop.set()
-        self._thread.join()
+        await_end(self._thread)
 
     def _run(self) -> None:
         number = 0

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 from meshd.control.etcd.gateway import decoded, encoded
 from meshd.kit.clock import SHIFT, write_shift
 from meshd.testing.meshes import Mesh
+from meshd.testing.waiting import await_end
 from meshwire.cluster import parse_map
 from tests.faults.clients import BUCKET
 from tests.faults.networks import Networks, available
@@ -234,7 +235,7 @@ class _Slow:
     def end(self) -> None:
         """As fast as it can again."""
         self._over.set()
-        self._thread.join()
+        await_end(self._thread)
 
     def _run(self) -> None:
         while not self._over.is_set():

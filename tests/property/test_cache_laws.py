@@ -173,6 +173,7 @@ def test_decisions_do_not_depend_on_how_a_process_hashes_texts() -> None:
             capture_output=True,
             text=True,
             check=True,
+            timeout=100,
         ).stdout
         for seed in ("1", "2", "3")
     }

@@ -210,7 +210,7 @@ def test_what_a_killed_process_left_is_removed(place: Path) -> None:
         "made = pages.open_page(pages.describe(0, 1, 's', 'p', 1, ''), 1)\nassert made\n"
         "os.kill(os.getpid(), 9)"
     )
-    subprocess.run([sys.executable, "-c", script], check=False)
+    subprocess.run([sys.executable, "-c", script], check=False, timeout=100)
     assert len(list(place.iterdir())) == 1
     assert list(pages.pages([place])) == []
     made = page()

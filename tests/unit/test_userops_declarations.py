@@ -169,6 +169,8 @@ def test_the_decorator_needs_numpy_and_nothing_else() -> None:
         "import sys, meshsdk.userops; "
         "print(*{n.partition('.')[0] for n in sys.modules} - set(sys.stdlib_module_names))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100
+    )
     ours = {name for name in done.stdout.split() if not name.startswith(("_", "sitecustomize"))}
     assert ours <= {"numpy", "meshsdk", "meshwire"}

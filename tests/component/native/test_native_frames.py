@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from meshd.testing.waiting import await_end
 from meshwire import frames
 from meshwire.sampleframes import ragged_rows
 from tests.component.native_working import CROP, png
@@ -75,7 +76,7 @@ def test_a_frame_is_decoded_once_for_all_who_ask(mesh: Mesh, pictures: str) -> N
     for asker in askers:
         asker.start()
     for asker in askers:
-        asker.join()
+        await_end(asker)
     assert len({answer.body for answer in answers}) == 1
     again = mesh.raw(plan, 0, 0, batch=48)
     assert again.headers["x-mesh-frame"] == "hit"

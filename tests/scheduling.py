@@ -1,0 +1,87 @@
+"""Which files of tests are handed out first, and which together, where several processes run them.
+
+Law: every test is run once, wherever it stands here; a file that is not named comes after those that are.
+Files that need the Kubernetes control plane go to one process: it is a dozen programs, one set is enough.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from xdist.scheduler import LoadFileScheduling
+
+if TYPE_CHECKING:
+    import pytest
+
+LONGEST: Final = (
+    "faults/test_schedules",
+    "kubernetes/",
+    "bench/test_bench_harness",
+    "crash/test_job_kills",
+    "component/test_mesh_movement",
+    "docs/test_docs_blocks",
+    "component/test_mesh_control_lost",
+    "examples/test_examples",
+    "component/test_mesh_jobs",
+    "component/test_mesh_scrub",
+    "component/test_mesh_writes",
+    "component/test_integrity_copies",
+    "component/test_daemon_users",
+    "component/test_health_crowds",
+    "component/test_views_transforms",
+    "component/test_origins_mesh",
+    "component/test_demo",
+    "component/test_mesh_epochs",
+    "component/test_s3_on_a_mesh",
+    "component/test_merged_listings",
+    "component/test_doctor",
+    "component/test_transform_limits",
+    "component/test_origins_writing",
+    "crash/test_worker_kills",
+    "crash/test_store_kills",
+    "compat/test_compat_",
+    "component/test_mesh_",
+    "component/test_jobs_desk",
+    "property/test_permutations_laws",
+    "property/test_operator_day",
+    "monitoring/",
+    "component/test_origins_",
+    "contract/test_store_processes",
+    "component/test_movement",
+    "component/test_views_",
+    "component/test_daemon_",
+)
+"""Beginnings of paths below tests/, what takes longest first; seldom changed: the order need not be exact."""
+TOGETHER: Final = ("kubernetes/",)
+
+
+def _below_tests(nodeid: str) -> str:
+    return nodeid.partition("::")[0].removeprefix("tests/")
+
+
+def place(nodeid: str) -> int:
+    """Where its file stands in the order."""
+    path = _below_tests(nodeid)
+    return next((at for at, start in enumerate(LONGEST) if path.startswith(start)), len(LONGEST))
+
+
+def group(nodeid: str) -> str:
+    """What is handed out with it: its file, or all files of a kind."""
+    path = _below_tests(nodeid)
+    return next((start for start in TOGETHER if path.startswith(start)), path)
+
+
+def sort(items: list[pytest.Item]) -> None:
+    """In place; what is equal stays in its order."""
+    items.sort(key=lambda item: place(item.nodeid))
+
+
+class LongestFirst(LoadFileScheduling):  # type: ignore[misc]
+    """As `--dist loadfile`, in the order of the collection, which `sort` made."""
+
+    def __init__(self, config: pytest.Config, log: object) -> None:
+        config.option.loadscopereorder = False  # it would sort by the number of tests
+        super().__init__(config, log)
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group(nodeid)
