@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from meshsdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from meshsdk.datasets import Dataset
 
@@ -21,15 +21,20 @@ _VALUES = 1 << 53  # what `hash` gives lies below
 
 
 def split(
-    dataset: Dataset, fractions: Mapping[str, float], by: str, seed: int, deadline: float
+    dataset: Dataset,
+    fractions: Mapping[str, float],
+    by: str,
+    seed: int,
+    deadline: float,
+    done: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Dataset]:
-    """See `Dataset.split`."""
+    """See `Dataset.split`; `done` is told each part that is cut."""
     edges = _edges(fractions)
     key = f'hash("{seed}:" + text({by}))'
-    parts = {
-        name: dataset.filter(f"{key} >= {low} and {key} < {high}", deadline=deadline)
-        for name, (low, high) in zip(fractions, itertools.pairwise(edges), strict=True)
-    }
+    parts = {}
+    for name, (low, high) in zip(fractions, itertools.pairwise(edges), strict=True):
+        parts[name] = dataset.filter(f"{key} >= {low} and {key} < {high}", deadline=deadline)
+        done(name)
     found = sum(len(part) for part in parts.values())
     if edges[-1] == _VALUES and found < len(dataset):
         raise ConfigurationError(

@@ -245,6 +245,41 @@ def test_a_progress_bar_where_there_is_a_terminal(
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     assert mesh("cp", "-r", folder, f"s3://{bucket}/t").count("copied") == 3
+    assert mesh("rm", "-r", f"s3://{bucket}/t").count("deleted") == 3
+
+
+def test_long_work_tells_its_steps(
+    mesh: Any, bucket: str, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh("cp", "-r", folder, f"s3://{bucket}/t")
+    place = f"s3://{bucket}/t/"
+    work = {
+        ("split", place, "--part", "a=0.5", "--part", "b=0.5", "--seed", "1"): [
+            "mesh: split: 3 samples are pinned (1 of 3)",
+            "mesh: split: a is cut (2 of 3)",
+            "mesh: split: b is cut (3 of 3)",
+        ],
+        ("mix", f"{place}=3", f"{place}=1"): [
+            f"mesh: mix: {place} is pinned (1 of 4)",
+            f"mesh: mix: {place} is pinned (2 of 4)",
+            "mesh: mix: they are one dataset (3 of 4)",
+            "mesh: mix: epochs are counted (4 of 4)",
+        ],
+    }
+    for command, wanted in work.items():
+        capfd.readouterr()
+        assert run(list(command)) == 0
+        out, err = capfd.readouterr()
+        assert err.splitlines() == wanted
+        for silent in ("--quiet", "--json"):
+            assert run([*command, silent]) == 0
+            assert capfd.readouterr().err == ""
+        with monkeypatch.context() as terminal:
+            terminal.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+            assert run(list(command)) == 0
+        shown = capfd.readouterr()
+        assert shown.out == out  # a pipe gets the same
+        assert "mesh: " not in shown.err
 
 
 IMPORTS = """

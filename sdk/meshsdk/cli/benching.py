@@ -176,8 +176,12 @@ def _bench_gets(session: Session, client: Client, url: Remote, concurrency: int,
         size = len(client.get(url.bucket, key))
         return time.perf_counter() - start, size
 
-    with ThreadPoolExecutor(concurrency) as pool:
-        results = sorted(pool.map(get, islice(cycle(keys), requests)))
+    results = []
+    with ThreadPoolExecutor(concurrency) as pool, session.steps("GET", requests) as done:
+        for result in pool.map(get, islice(cycle(keys), requests)):
+            results.append(result)
+            done()
+    results.sort()
     seconds, spent = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
     cpu = spent.ru_utime + spent.ru_stime - usage.ru_utime - usage.ru_stime
     _show_gets(session, results, seconds, cpu)

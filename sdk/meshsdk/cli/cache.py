@@ -97,8 +97,12 @@ def simulate(
     room = capacity if isinstance(capacity, int) else max(1, int(capacity * data))
     settings = Settings(room, segment=segment or segment_of(room))
     _head(session, len(reads), data, settings)
-    for name in made["policies"] or _NAMES:
-        _show(session, replay(name, reads, settings))
+    names = made["policies"] or _NAMES
+    with session.steps("replaying", len(names)) as done:
+        for name in names:
+            done(name, 0)
+            _show(session, replay(name, reads, settings))
+            done()
     return 0
 
 

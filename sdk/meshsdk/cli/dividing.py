@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from meshsdk.client import Client
     from meshsdk.datasets import Dataset
 
+_DEADLINE = 600.0  # seconds an unavailable node is waited for
+
 
 @click.command()
 @click.option("--part", "parts", multiple=True, required=True, help="NAME=SHARE, as train=0.9; repeat.")
@@ -45,9 +47,12 @@ def split(
     shares = dict(_share("--part", part, "train=0.9") for part in parts)
     if len(shares) < len(parts):
         raise ConfigurationError("--part: two have one name")
-    with session.client() as client:
+    from meshsdk.splitting import split as cut
+
+    with session.client() as client, session.told_steps("split", 1 + len(shares)) as done:
         ds = opened(client)
-        found = ds.split(shares, by=by, seed=seed)
+        done(f"{len(ds)} samples are pinned")
+        found = cut(ds, shares, by, seed, _DEADLINE, lambda name: done(f"{name} is cut"))
     for name, part in found.items():
         share = len(part) / len(ds)
         session.show(
@@ -89,15 +94,19 @@ def mix(
 
     named = [_share("mix", source, "s3://web/=0.7") for source in sources]
     urls = [_folder(url) for url, _ in named]
-    with session.client() as client:
+    with session.client() as client, session.told_steps("mix", len(urls) + 2) as done:
         chosen = parse_fields(fields) if fields else None
-        parts = [open_dataset(url, chosen, kind=kind, client=client) for url in urls]
+        parts = []
+        for url in urls:
+            parts.append(open_dataset(url, chosen, kind=kind, client=client))
+            done(f"{url} is pinned")
         ds = mixed(*parts, weights=[weight for _, weight in named], positions=positions, block=block)
-    spec = parse_mix(ds.spec()["mix"])
-    length = spec.positions or ds.snapshot.samples
-    counts = [
-        sum(each) for each in zip(*(drawn(spec, length, epoch) for epoch in range(epochs)), strict=True)
-    ]
+        done("they are one dataset")
+        spec = parse_mix(ds.spec()["mix"])
+        length = spec.positions or ds.snapshot.samples
+        drawn_each = (drawn(spec, length, epoch) for epoch in range(epochs))
+        counts = [sum(each) for each in zip(*drawn_each, strict=True)]
+        done("epochs are counted")
     every = "an epoch" if epochs == 1 else f"{epochs} epochs"
     session.show(
         f"{every} of {length} positions, exact in each {block}",

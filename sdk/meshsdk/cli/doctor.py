@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 _HASH = re.compile(r"[0-9a-f]{64}")
 _VIEW = re.compile(r"[a-z0-9][a-z0-9.-]*--[a-z0-9.-]+")
 _USUAL_BATCH = 256
+_DOING = {
+    "fetch": "takes batches that no node has prepared",
+    "preprocessing": "takes them again, as their sources were read",
+    "network": "takes batches that lie ready on the nodes",
+    "compute": "takes batches from memory",
+}
 
 
 @click.command()
@@ -66,6 +72,7 @@ def doctor(
     mesh doctor PLAN -b 256              a plan's hash: loader.plan.hash
     """
     from meshsdk.doctor import examining, scripts
+    from meshsdk.doctor.stages import RUNS
 
     target = what[0] if len(what) == 1 and _is_target(what[0]) else None
     if target is None:
@@ -73,13 +80,17 @@ def doctor(
             raise ConfigurationError(
                 "a command has its own dataset and batch: give --steps or --loader alone"
             )
-        _show(session, scripts.examine_script(what, steps=steps, loader=loader))
+        line = session.lines("doctor", len(RUNS))  # the command prints, too: a bar would be torn
+        _show(
+            session,
+            scripts.examine_script(what, steps=steps, loader=loader, progress=lambda run: line(_DOING[run])),
+        )
         return
     with session.client() as client:
         subject = _subject(client, target, batch, world, (fields, kind, condition, ops))
-        with session.progress("measuring", None) as advance:
+        with session.told_steps("doctor", len(RUNS)) as done:
             found = examining.examine(
-                subject, steps=steps, step_seconds=step_time, progress=lambda _: advance(1)
+                subject, steps=steps, step_seconds=step_time, progress=lambda run: done(_DOING[run])
             )
     _show(session, found)
 

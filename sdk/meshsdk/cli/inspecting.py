@@ -92,7 +92,8 @@ def stats(session: Session, opened: Callable[[Client], Dataset]) -> None:
     mesh stats s3://photos/train/ --filter 'label == "cat"' --json
     """
     with session.client() as client:
-        ds = opened(client)
+        with session.steps("pinning"):
+            ds = opened(client)
         found = ds.stats()
     lines = [
         f"{ds.snapshot.source}: {found.samples} samples, {human(found.bytes)} in {found.objects} objects, "

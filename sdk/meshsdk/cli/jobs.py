@@ -6,7 +6,6 @@ job running, and says how to come back to it.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ import click
 
 from meshsdk import jobs
 from meshsdk.cli.places import RemoteType
-from meshsdk.cli.running import EXIT_FAILED, human, shared_options
+from meshsdk.cli.running import EXIT_FAILED, drawn, human, shared_options
 from meshsdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -247,14 +246,13 @@ def followed(session: Session, client: Client, begun: JobInfo) -> JobInfo:
 
 def _with_bar(session: Session, states: Iterator[JobInfo]) -> Iterator[JobInfo]:
     """The states as they come, drawn on stderr when that is a terminal."""
-    if session.quiet or session.as_json or not sys.stderr.isatty():
+    if not session.has_bar:
         yield from states
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+    with drawn(*columns, TimeRemainingColumn()) as bar:
         task = bar.add_task("queued", total=None)
         for found in states:
             progress = found.progress

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from meshsdk.cli.running import Session
     from meshsdk.client import Client
+    from meshwire.s3.results import DeleteFailure
+
+_AT_ONCE = 1000  # keys a request
 
 
 @click.command()
@@ -36,6 +39,17 @@ def rm(session: Session, urls: Sequence[Remote], recursive: bool, dryrun: bool) 
     return EXIT_FAILED if failed else 0
 
 
+def _deleted(session: Session, client: Client, url: Remote, keys: Sequence[str]) -> dict[str, DeleteFailure]:
+    """Deletes them; those that could not be, by key."""
+    failures: dict[str, DeleteFailure] = {}
+    with session.steps(f"deleting below {url}", len(keys)) as done:
+        for first in range(0, len(keys), _AT_ONCE):
+            some = keys[first : first + _AT_ONCE]
+            failures |= {failure.key: failure for failure in client.delete_many(url.bucket, some)}
+            done(count=len(some))
+    return failures
+
+
 def _remove(session: Session, client: Client, url: Remote, recursive: bool, dryrun: bool) -> int:
     """The number of keys that could not be deleted."""
     if not recursive:
@@ -43,7 +57,7 @@ def _remove(session: Session, client: Client, url: Remote, recursive: bool, dryr
             raise ConfigurationError(f"{url} is a folder: add -r to delete all that is in it")
         client.head(url.bucket, url.key)  # S3 deletes what is not there without a word; a person mistypes
     keys = [entry.key for entry in client.list(url.bucket, url.key)] if recursive else [url.key]
-    failures = {} if dryrun else {failure.key: failure for failure in client.delete_many(url.bucket, keys)}
+    failures = {} if dryrun else _deleted(session, client, url, keys)
     for key in keys:
         name = str(Remote(url.bucket, key))
         if key in failures:

@@ -1,17 +1,18 @@
 """What every command shares: options, the client, printing, progress.
 
-Law: a program gets one JSON object a line on stdout (`--json`); a person gets text, and a progress bar on
-stderr when it is a terminal.
+Law: a program gets one JSON object a line on stdout (`--json`); a person gets text, and progress on stderr: a
+bar when that is a terminal, else a line a step of work that has few.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import click
 
@@ -19,6 +20,8 @@ from meshsdk.errors import ConfigurationError, NotFoundError, ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from rich.progress import Progress, ProgressColumn
 
     from meshsdk.client import Client
     from meshsdk.errors import MeshError
@@ -30,9 +33,15 @@ _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _SIZES |= {f"{unit}i": 1 << (10 * power) for power, unit in enumerate("kmgt", start=1)}
 
 
+class Step(Protocol):
+    """Ends a step of work, or `count` of them."""
+
+    def __call__(self, step: str = "", count: int = 1) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A command's surroundings. `quiet`: no progress bar."""
+    """A command's surroundings. `quiet`: no progress."""
 
     endpoint: str | None
     as_json: bool
@@ -52,16 +61,74 @@ class Session:
     @contextmanager
     def progress(self, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
         """A bar of bytes on stderr; the callable adds to it, from any thread."""
-        if self.quiet or self.as_json or not sys.stderr.isatty():
+        if not self.has_bar:
             yield lambda _: None
             return
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+        from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
-        with Progress(*columns, TransferSpeedColumn(), console=Console(stderr=True), transient=True) as bar:
+        with drawn(*columns, TransferSpeedColumn()) as bar:
             task = bar.add_task(what, total=total)
             yield lambda count: bar.advance(task, count)
+
+    @contextmanager
+    def steps(self, what: str, total: int | None = None) -> Iterator[Step]:
+        """A bar of `total` steps on stderr, with the time they have taken. The callable ends a step, and says
+        which; from any thread."""
+        if not self.has_bar:
+            yield _untold
+            return
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with drawn(*columns) as bar:
+            task = bar.add_task(what, total=total)
+
+            def done(step: str = "", count: int = 1) -> None:
+                bar.update(task, advance=count, description=f"{what}: {step}" if step else what)
+
+            yield done
+
+    @contextmanager
+    def told_steps(self, what: str, total: int) -> Iterator[Step]:
+        """`steps` of work that has few: where there is no terminal, each is a line on stderr."""
+        if self.has_bar:
+            with self.steps(what, total) as done:
+                yield done
+        else:
+            yield self.lines(what, total)
+
+    @property
+    def has_bar(self) -> bool:
+        """Whether somebody looks."""
+        return not (self.quiet or self.as_json) and sys.stderr.isatty()
+
+    def lines(self, what: str, total: int) -> Step:
+        """A line a step, also where other things are printed between them."""
+        if self.quiet or self.as_json:
+            return _untold
+        numbers = itertools.count(1)
+
+        def done(step: str = "", count: int = 1) -> None:
+            click.echo(f"mesh: {what}: {step} ({next(numbers)} of {total})", err=True)
+
+        return done
+
+
+def _untold(step: str = "", count: int = 1) -> None:
+    """Nobody is to see it."""
+
+
+@contextmanager
+def drawn(*columns: ProgressColumn) -> Iterator[Progress]:
+    """A bar on stderr, gone in the end. What is printed goes above it only where stdout is a terminal, too:
+    rich would lead it past a pipe."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console, above = Console(stderr=True), sys.stdout.isatty()
+    with Progress(*columns, console=console, transient=True, redirect_stdout=above) as bar:
+        yield bar
 
 
 def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,7 +138,7 @@ def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--endpoint-url", help="The store, as http://host:9000 [default: MESH_ENDPOINT].")
     @click.option("--ca-cert", help="PEM authorities to believe over https [default: MESH_CA_BUNDLE].")
     @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
-    @click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
+    @click.option("-q", "--quiet", is_flag=True, help="No progress.")
     @click.pass_context
     @functools.wraps(command)
     def wrapped(

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 DIRECTIVE: Final = "directive.json"
 REPORT: Final = "report-{}.json"
+RUN: Final = "run-{}-{}"  # of a rank, that it has begun this run
 _LONGEST: Final = 600.0  # seconds that a rank waits for the others
 
 
@@ -77,7 +79,12 @@ class Desk:
             )
             self.stay()
 
-        return Checkup(subject, self.steps, done=done, begins=enquiry.begins)
+        def begins(run: str) -> None:
+            enquiry.begins(run)
+            with suppress(OSError):  # nobody is left who would look
+                (self.place / RUN.format(subject.rank, run)).touch()
+
+        return Checkup(subject, self.steps, done=done, begins=begins)
 
     def _report(self, rank: int, document: dict[str, Any]) -> None:
         path = self.place / REPORT.format(rank)

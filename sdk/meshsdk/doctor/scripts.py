@@ -17,21 +17,28 @@ from typing import TYPE_CHECKING, Any, Final
 
 from meshsdk.doctor import VARIABLE
 from meshsdk.doctor.advising import Advice
-from meshsdk.doctor.enrolling import DIRECTIVE, REPORT
+from meshsdk.doctor.enrolling import DIRECTIVE, REPORT, RUN
 from meshsdk.doctor.showing import Diagnosis
-from meshsdk.doctor.stages import Split
+from meshsdk.doctor.stages import RUNS, Split
 from meshsdk.errors import ConfigurationError, MeshError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _GRACE: Final = 10.0  # seconds between being asked to end and being ended
 _LOOK: Final = 0.05
 
 
-def examine_script(command: Sequence[str], *, steps: int = 32, loader: int = 1) -> Diagnosis:
+def examine_script(
+    command: Sequence[str],
+    *,
+    steps: int = 32,
+    loader: int = 1,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Diagnosis:
     """The diagnosis of what a command trains with: of the `loader`-th mesh.Loader that it iterates. What the
-    command prints goes to stderr. Raises MeshError when it ends before all is measured."""
+    command prints goes to stderr; `progress` is told each run that begins. Raises MeshError when it ends
+    before all is measured."""
     with tempfile.TemporaryDirectory(prefix="mesh-doctor-") as folder:
         place = Path(folder)
         told = {"steps": steps, "loader": loader, "pid": os.getpid()}
@@ -43,15 +50,20 @@ def examine_script(command: Sequence[str], *, steps: int = 32, loader: int = 1) 
         except OSError as error:
             raise ConfigurationError(f"{command[0]!r} cannot be run: {error.strerror}") from error
         try:
-            reports = _listen(process, place)
+            reports = _listen(process, place, progress)
         finally:
             _end(process)
     return _diagnosis(reports)
 
 
-def _listen(process: subprocess.Popen[bytes], place: Path) -> list[dict[str, Any]]:
+def _listen(
+    process: subprocess.Popen[bytes], place: Path, progress: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    left = list(RUNS)
     while True:
         ended = _ended(process)
+        while left and any(place.glob(RUN.format("*", left[0]))):
+            progress(left.pop(0))
         reports = [json.loads(path.read_text()) for path in sorted(place.glob(REPORT.format("*")))]
         if reports and len(reports) >= reports[0]["here"]:
             return reports
