@@ -3,7 +3,8 @@
 Law: the batches of all runs have the same rows, and every rank gives the same number of them. First come
 batches that no node has prepared, then the same rows under another address (their sources were just read),
 then those frames again (prepared by now), then some that lie in memory. Invariant: what is timed is the loop,
-from asking for a batch to asking for the next; filling the pipeline is not.
+from asking for a batch to asking for the next; filling the pipeline is not. A run goes on while its steps
+vary (`pacing`), but where ranks wait for each other: these have equally many.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from meshsdk.datasets import read_frame
 from meshsdk.deliveries import Order
+from meshsdk.doctor.pacing import length_of, pace_of
 from meshsdk.doctor.stages import RUNS, Measured
 from meshsdk.errors import ConfigurationError
 from meshsdk.meters import Meter
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from meshsdk.arenas import Arena
     from meshsdk.batches import Batch
+    from meshsdk.doctor.pacing import Length
     from meshsdk.native import PlanInfo
     from meshsdk.outputs import Stage
     from meshsdk.transport import Request, Transport
@@ -83,11 +86,13 @@ class Network:
 class Checkup:
     """`batches()` is one loop over all runs, or a part of it: a loop that ends early begins its run anew.
 
-    `steps` are timed in each run. `done` is told when the last is over, `begins` when one begins.
+    `steps` at least are timed in each run; with `alone`, up to eight times as many while they vary: nobody
+    waits for this rank. `done` is told when the last is over, `begins` when one begins.
     """
 
     subject: Subject
     steps: int = 32
+    alone: bool = False
     done: Callable[[Checkup], None] = lambda _: None
     begins: Callable[[str], None] = lambda _: None
     runs: dict[str, Measured] = field(default_factory=dict)
@@ -108,13 +113,14 @@ class Checkup:
         return self.subject.plan.positions // self.subject.batch
 
     @property
-    def batches_needed(self) -> int:
-        """Batches that the loop must take."""
-        return WARM_UP + len(RUNS) * self._length
+    def _length(self) -> Length:
+        """No rows come twice for the sake of a longer run: their sources would have been read."""
+        once = self._whole - 1 - WARM_UP - self.subject.connections
+        return length_of(self.steps, self.subject.connections, once if self.alone else 0)
 
-    @property
-    def _length(self) -> int:
-        return self.subject.connections + self.steps
+    def _taken(self, name: str) -> int:
+        """Batches that a run took that is over."""
+        return self.subject.connections + self.runs[name].steps
 
     def batches(self) -> Iterator[Batch]:
         """The batches of all runs that are still to be made; none when there is nothing left to do."""
@@ -130,16 +136,17 @@ class Checkup:
         self.done(self)
 
     def _run(self, name: str) -> Iterator[Batch]:
-        count = self._length
+        count = self.subject.connections + self._length.most
         if name == "compute":
-            return self._remembered()
+            return self._remembered(count)
         if name == "network":
-            last = WARM_UP + count - 1
-            return self._asked(
-                lambda number: self._request(last - number % min(AGAIN, count), moved=True), count, name
-            )
-        moved = name == "preprocessing"
-        return self._asked(lambda number: self._request(WARM_UP + number, moved=moved), count, name)
+            prepared = self._taken("preprocessing")
+            last, several = WARM_UP + prepared - 1, min(AGAIN, prepared)
+            return self._asked(lambda number: self._request(last - number % several, moved=True), count, name)
+        if name == "preprocessing":
+            read = self._taken("fetch")
+            return self._asked(lambda number: self._request(WARM_UP + number, moved=True), read, name)
+        return self._asked(lambda number: self._request(WARM_UP + number, moved=False), count, name)
 
     def _request(self, number: int, *, moved: bool) -> Request:
         epoch, step = self._place(number)
@@ -180,14 +187,14 @@ class Checkup:
             stats.frames.get("miss", 0),
         )
 
-    def _remembered(self) -> Iterator[Batch]:
+    def _remembered(self, count: int) -> Iterator[Batch]:
         """Batches that lie in memory."""
-        held = [self._fetched(number) for number in range(min(HELD, self.steps))]
-        yield from self._timed(lambda number: held[number % len(held)], self._length, "compute", Meter())
+        held = [self._fetched(number) for number in range(HELD)]
+        yield from self._timed(lambda number: held[number % len(held)], count, "compute", Meter())
 
     def _fetched(self, number: int) -> Batch:
         subject = self.subject
-        epoch, step = self._place(WARM_UP + self._length - 1 - number)
+        epoch, step = self._place(WARM_UP + self._taken("preprocessing") - 1 - number)
         request = subject.address(epoch, step, moved=True)
         frame = subject.transport.call(
             request, lambda response: read_frame(response, 0, verify=subject.verify), subject.deadline
@@ -197,22 +204,37 @@ class Checkup:
     def _timed(
         self, take: Callable[[int], Batch], count: int, name: str | None, meter: Meter
     ) -> Iterator[Batch]:
-        """What is taken, handed on; the steps after the first few are timed."""
-        warm, rows = count - self.steps, 0
-        began = waited = fetch = 0.0
-        for number in range(count):
-            if number == warm:
+        """What is taken, handed on; the steps after the first few are timed, in blocks, until they are
+        enough."""
+        warm, length = self.subject.connections, self._length
+        marks: list[float] = []
+        rows, waited, fetch = 0, 0.0, 0.0
+        for number in range(count + 1):
+            if name is not None and number >= warm and (number - warm) % length.block == 0:
                 settle()
-                began, waited, fetch = time.monotonic(), meter.waited, meter.fetch
+                marks.append(time.monotonic())
+                if number == warm:
+                    waited, fetch = meter.waited, meter.fetch
+                if number == count or length.ended(marks):
+                    break
+            if number == count:
+                break
             batch = take(number)
             rows += batch.rows if number >= warm else 0
             yield batch
             del batch
         if name is None:
             return
-        settle()
-        seconds = time.monotonic() - began
-        self.runs[name] = Measured(self.steps, seconds, rows, meter.waited - waited, meter.fetch - fetch)
+        found, steps = pace_of(marks, length.block), (len(marks) - 1) * length.block
+        self.runs[name] = Measured(
+            steps,
+            marks[-1] - marks[0],
+            rows,
+            meter.waited - waited,
+            meter.fetch - fetch,
+            found.step,
+            min(found.doubt, 1.0),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """What was measured, as plain values."""

@@ -73,8 +73,8 @@ class Desk:
                     "here": int(os.environ.get("LOCAL_WORLD_SIZE", subject.world)),
                     "split": {name: getattr(found, name) for name in found.__slots__},
                     "advice": {name: getattr(advice, name) for name in advice.__slots__},
-                    "steps": checkup.steps,
-                    "notes": doubts(checkup.network),
+                    "steps": max(run.steps for run in checkup.runs.values()),
+                    "notes": doubts(checkup),
                 },
             )
             self.stay()
@@ -84,7 +84,7 @@ class Desk:
             with suppress(OSError):  # nobody is left who would look
                 (self.place / RUN.format(subject.rank, run)).touch()
 
-        return Checkup(subject, self.steps, done=done, begins=begins)
+        return Checkup(subject, self.steps, alone=subject.world == 1, done=done, begins=begins)
 
     def _report(self, rank: int, document: dict[str, Any]) -> None:
         path = self.place / REPORT.format(rank)

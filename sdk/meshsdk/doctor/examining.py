@@ -12,12 +12,15 @@ from meshsdk.doctor.advising import advise
 from meshsdk.doctor.checkups import Checkup
 from meshsdk.doctor.circumstances import Enquiry
 from meshsdk.doctor.showing import Diagnosis
-from meshsdk.doctor.stages import split
+from meshsdk.doctor.stages import TITLES, split
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from meshsdk.doctor.checkups import Network, Subject
+    from meshsdk.doctor.checkups import Subject
+
+UNSURE = 0.1
+"""A pace that is known less well is told so."""
 
 
 def examine(
@@ -34,7 +37,7 @@ def examine(
         enquiry.begins(run)
         progress(run)
 
-    checkup = Checkup(subject, steps, begins=begins)
+    checkup = Checkup(subject, steps, alone=True, begins=begins)
     for batch in checkup.batches():
         del batch
         if step_seconds:
@@ -42,14 +45,23 @@ def examine(
     found = split(checkup.runs, subject.world)
     advice = advise(found, enquiry.circumstances(subject, checkup.network))
     notes = [] if step_seconds else ["nothing is computed: without a script or --step-time, AU means nothing"]
-    return Diagnosis((found,), advice, steps, (*notes, *doubts(checkup.network)))
+    timed = max(run.steps for run in checkup.runs.values())
+    return Diagnosis((found,), advice, timed, (*notes, *doubts(checkup)))
 
 
-def doubts(network: Network) -> list[str]:
+def doubts(checkup: Checkup) -> list[str]:
     """What is to be known about the figures."""
+    network, found = checkup.network, []
+    unsure = {name: run.doubt for name, run in checkup.runs.items() if run.doubt > UNSURE}
+    if unsure:
+        told = ", ".join(f"{TITLES[name]} ±{doubt:.0%}" for name, doubt in unsure.items())
+        found.append(
+            f"steps vary a lot ({told} of a step with it): is the machine busy with other things? "
+            "More --steps make it surer"
+        )
     if network.missed > 0:
-        return [
+        found.append(
             f"{network.missed} of {network.frames} prepared frames were not kept by the node: network and "
             "copy holds preprocessing, too; give the node more --frame-cache, or a smaller batch"
-        ]
-    return []
+        )
+    return found

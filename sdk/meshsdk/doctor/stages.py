@@ -28,20 +28,23 @@ WORTH: Final = 0.05
 @dataclass(frozen=True, slots=True)
 class Measured:
     """One run of `steps`: `seconds` in all, `rows` of this rank. Of the seconds `waited` for batches; `fetch`
-    is what the nodes themselves called fetching of that."""
+    is what the nodes themselves called fetching of that. `pace`: seconds of a step as `pacing` has it, where
+    there is more than their mean; `doubt` as there."""
 
     steps: int
     seconds: float
     rows: int
     waited: float = 0.0
     fetch: float = 0.0
+    pace: float | None = None
+    doubt: float = 0.0
 
     @property
     def step(self) -> float:
-        return self.seconds / self.steps
+        return self.seconds / self.steps if self.pace is None else self.pace
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("steps", "seconds", "rows", "waited", "fetch")}
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True)
