@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Pass:
     """One pass over the data. `first_s`: from the start to the first batch; `cpu_s`: process and ended
-    children.
+    children; `ended`: when, by a clock that all processes of the machine share.
     """
 
     name: str
@@ -30,6 +30,7 @@ class Pass:
     seconds: float
     first_s: float
     cpu_s: float
+    ended: float = 0.0
 
 
 def cpu_seconds() -> float:
@@ -52,10 +53,10 @@ def time_pass(name: str, make: Callable[[], Iterable[Any]], size_of: Callable[[A
     for batch in make():
         first = first or time.perf_counter() - start
         samples += size_of(batch)
-    seconds = time.perf_counter() - start
+    ended = time.perf_counter()
     del batch
     reap()
-    return Pass(name, samples, seconds, first, cpu_seconds() - cpu)
+    return Pass(name, samples, ended - start, first, cpu_seconds() - cpu, ended)
 
 
 def await_others() -> None:

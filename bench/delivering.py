@@ -3,7 +3,8 @@ bare `recv_into`.
 
 Law: one process, turn by turn: a pass over frames that the node has ready, then as many bytes by `recv_into`
 alone into slots of an arena of the same size, over as many connections of the same loopback, from a process
-that does nothing but sendfile. CPU seconds are getrusage's, of all threads.
+that does nothing but sendfile. Frames come over TCP, as from another host. CPU seconds are getrusage's, of
+all threads.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ def measure(server: Server, scale: Scale, say: Callable[[str], None]) -> Iterato
     done = subprocess.run(
         argv,
         cwd=albums.ROOT,
-        env=albums.environment(server),
+        env=albums.environment(server) | {"MESH_LOCAL": "off"},
         capture_output=True,
         text=True,
         check=False,

@@ -21,22 +21,25 @@ at 224×224 with a random crop and a flip; the peers with two worker processes, 
 cores. The peers crop with Pillow as torchvision does on PIL images (`Image.resize(box=…)` in place of crop
 and resize, which saves them a copy): torchvision has no build beside the CPU-only torch used here. CPU is
 the client process with its workers. The next epoch has new crops for every sample; *same plan again* is a
-second job that asks for the first epoch once more: an unchanged plan, as in a sweep or a restart. Grain reads
-single objects by boto3, having no S3 of its own. One round: a pass of a peer takes long."""
-SHARING_TEXT = """Four processes of one loader at the same time; the rate is of all of them together. Ours say
-`share=`, and each photograph is decoded once; the peers' copies have one worker process each."""
+second job that asks for the first epoch once more: an unchanged plan, as in a sweep or a restart. The loader
+is on the node's host and takes batches over as shared memory; *over TCP* it receives them, as on any other,
+and as all peers do. Grain reads single objects by boto3, having no S3 of its own. One round: a pass of a peer
+takes long."""
+SHARING_TEXT = """Four processes of one loader at the same time; the rate is of all of them together, until
+the last batch of the last. Ours say `share=`, and each photograph is decoded once; the batches are one memory
+for all four, or come over TCP to each. The peers' copies have one worker process each."""
 DELIVERY_TEXT = """The loader's process alone: CPU seconds by getrusage, from the first import of ours to the
 last batch; then passes over frames that the node has ready, in turn with a bare `recv_into` of as many bytes
 into slots of an arena of the same size, over as many loopback connections, from a process that only calls
-sendfile. The loader also checks each tensor's crc32c."""
+sendfile. All of it over TCP (`MESH_LOCAL=off`). The loader also checks each tensor's crc32c."""
 AU_TEXT = """Threads that take a batch and then sleep as long as an A100 would compute; the loader, its
 workers and the server share two cores. Records, batches and steps are those of MLPerf Storage's ResNet-50,
 U-Net3D and CosmoFlow (`configs/dlio/workload/*_a100.yaml` of github.com/mlcommons/storage); there is no GPU.
 The figure is how many such accelerators are busy for at least 90, 90 and 70 % of the time (AU). ResNet-50:
 {resnet}-byte records of tar shards, 400 a batch, 435 ms. U-Net3D: 146.6 MB arrays, read whole, of which the
 model gets 2 MiB, 7 a batch, 636 ms. CosmoFlow: 2.8 MB objects, one a batch, 5.5 ms. No hints: no cache node,
-and nothing fetched before it is asked for. Epochs repeat the few records that are stored: none ends in
-a trial. Peers read from SeaweedFS, one worker process an accelerator."""
+and nothing fetched before it is asked for; batches are taken over as shared memory. Epochs repeat the few
+records that are stored: none ends in a trial. Peers read from SeaweedFS, one worker process for each."""
 LOADER_HEAD = (
     "",
     "first epoch, samples/s",
@@ -47,7 +50,7 @@ LOADER_HEAD = (
     "first batch, s",
 )
 SPEEDUP_BAR, CPU_BAR, AGAIN_BAR, LATER_BAR = 2.0, 0.1, 5.0, 8.0
-OURS = "meshsdk from meshd"
+OURS, OURS_TCP = "meshsdk from meshd", f"{loading.TCP} from meshd"
 
 
 def best_peer(result: RowResult, metric: str, *, least: bool = False) -> tuple[str, float] | None:
@@ -87,6 +90,9 @@ def loader_bars(result: RowResult) -> list[list[str]]:
         ratio = mine / rate[1]
         bar = verdict(ratio, SPEEDUP_BAR)
         lines.append([f"first epoch ÷ best peer ({rate[0]})", number(ratio, 2, "×"), bar])
+    if rate and (plain := result.value(OURS_TCP, "first_rate")):
+        ratio = plain / rate[1]
+        lines.append(["the same over TCP", number(ratio, 2, "×"), verdict(ratio, SPEEDUP_BAR)])
     if later and repeated:
         ratio = repeated / later[1]
         bar = verdict(ratio, LATER_BAR)
@@ -130,6 +136,9 @@ def sharing_lines(rows: Mapping[str, RowResult]) -> list[str]:
     ratio = mine / best[1] if best and mine else None
     title = f"four sharing jobs ÷ four copies of the best peer ({best[0] if best else 'none'})"
     bars = [[title, number(ratio, 1, "×"), verdict(ratio, sharing.LEAST)]]
+    if best and (plain := result.value(OURS_TCP, "rate")):
+        ratio = plain / best[1]
+        bars.append(["the same over TCP", number(ratio, 1, "×"), verdict(ratio, sharing.LEAST)])
     head = ["", "samples/s, all together"]
     return [f"### {result.title}", SHARING_TEXT, table(head, lines), table(BARS_HEAD, bars)]
 

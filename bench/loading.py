@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from bench.rows import Scale
     from bench.servers import Server
 
+TCP = "meshsdk over TCP"
+OURS = ("meshsdk", TCP)
+"""The first takes frames over as shared memory, the node being on the loader's host."""
+SEEDS = 1000
+"""Apart, so that neither finds what the other had prepared."""
 PEERS = ("s3torchconnector", "webdataset", "streaming", "litdata", "grain")
 ROWS = {"loaders": "seaweedfs", "loaders-meshd": "meshd"}
 """The server that the peers of a row read from; meshsdk reads from meshd in all of them."""
@@ -46,9 +51,10 @@ class Turn:
 
 def argv_of(turn: Turn, scale: Scale, cache: Path, root: Path, number: int) -> list[str]:
     """The command of one process; `cache`: where a peer may keep what it has fetched."""
-    if turn.loader == "meshsdk":
+    if turn.loader in OURS:
         argv = [sys.executable, "-m", "bench.ours", turn.server.endpoint, albums.BUCKET]
-        return [*argv, "--batch", str(scale.batch), "--seed", str(number)]
+        argv += ["--tcp"] if turn.loader == TCP else []
+        return [*argv, "--batch", str(scale.batch), "--seed", str(number + SEEDS * OURS.index(turn.loader))]
     argv = [
         str(albums.peers_python(root)),
         "-m",

@@ -246,7 +246,7 @@ class Bench:
             if server not in self._filled:
                 albums.upload(server, album, self.say)
                 self._filled.append(server)
-        turns = [loading.Turn("meshsdk", servers["meshd"])] if "meshd" in servers else []
+        turns = [loading.Turn(ours, servers["meshd"]) for ours in loading.OURS] if "meshd" in servers else []
         if place in servers:
             turns += [loading.Turn(peer, servers[place]) for peer in peers]
         return turns, skipped | self.absent

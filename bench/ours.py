@@ -1,12 +1,14 @@
 """`python -m bench.ours ENDPOINT BUCKET`: the passes of a meshsdk loader, one JSON line each.
 
 first: epoch 0 of a plan the node has not seen · again: a second job asks for that same epoch · second: epoch
-1, new crops for every sample. With `--share NAME` the first alone, together with others of that name.
+1, new crops for every sample. With `--share NAME` the first alone, together with others of that name. With
+`--tcp` as from another host.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,17 +52,21 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--share", default=None)
+    parser.add_argument("--tcp", action="store_true", help="no shared memory")
     given = parser.parse_args()
+    if given.tcp:
+        os.environ["MESH_LOCAL"] = "off"
     loaders: list[mesh.Loader] = []
 
     def fresh() -> Iterable[Any]:
         """A loader of its own: connecting, pinning and planning count."""
         data = dataset(given.endpoint, given.bucket)
         loaders.append(
-            mesh.Loader(data, global_batch=given.batch, seed=given.seed, shuffle="global", share=given.share)
+            mesh.Loader(data, global_batch=given.batch, seed=given.seed, shuffle="global", share=share)
         )
         return loaders[-1]
 
+    share = f"{given.share}-{given.seed}" if given.share else None
     passes = (("first", fresh), ("again", fresh), ("second", lambda: loaders[-1]))
     if given.share:
         await_others()

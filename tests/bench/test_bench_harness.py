@@ -22,6 +22,7 @@ from bench import (
     accelerators,
     delivering,
     loaderreporting,
+    loading,
     reporting,
     sharing,
     shelving,
@@ -196,7 +197,7 @@ def test_four_jobs_at_once_at_toy_size(
     monkeypatch.setattr("bench.albums.BUCKET", "bench-sharing")
     server = photographs_in(daemon, s3, tmp_path, 12, "bench-sharing")
     scale = replace(QUICK, photographs=13, batch=8)  # one more than there are: a short run is no figure
-    figure = sharing.together(Turn("meshsdk", server), scale, tmp_path, 0)
+    figure = sharing.together(Turn(loading.TCP, server), scale, tmp_path, 0)
     assert figure.problem == "48 samples instead of 52"
     assert figure.metrics["rate"] > 0
 
@@ -261,6 +262,11 @@ def test_the_bars_of_loaders_are_of_the_best_peer() -> None:
         name="sharing",
     )
     assert "| 5.0× | ≥ 6 **missed** |" in "\n".join(loaderreporting.sharing_lines({"sharing": four}))
+    plain = Figure(loaderreporting.OURS_TCP, 0, {"rate": 3900.0, "first_rate": 900.0})
+    both = "\n".join(loaderreporting.sharing_lines({"sharing": row(*four.figures, plain, name="sharing")}))
+    assert "| the same over TCP | 6.5× | ≥ 6 met |" in both
+    lines = {line[0]: line[1:] for line in loaderreporting.loader_bars(row(*figures, plain, name="loaders"))}
+    assert lines["the same over TCP"] == ["1.80×", "≥ 2 **missed**"]
 
 
 def test_a_row_with_any_problem_has_no_figure() -> None:
