@@ -8,6 +8,7 @@ over.
 
 from __future__ import annotations
 
+import gc
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -68,11 +69,23 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     """Public names load with their module on first use: `import meshsdk` alone costs about a millisecond."""
     if name == "ops":
-        return import_module("meshsdk.ops")
+        return _loaded("ops")
     if name in _HOMES:
-        value = globals()[name] = getattr(import_module(f"meshsdk.{_HOMES[name]}"), name)
+        value = globals()[name] = getattr(_loaded(_HOMES[name]), name)
         return value
     raise AttributeError(f"module 'meshsdk' has no attribute {name!r}")
+
+
+def _loaded(module: str) -> Any:
+    """A module, with the collector at rest: what an import makes stays, and looking for garbage through all
+    that torch has made takes as long as everything of ours."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return import_module(f"meshsdk.{module}")
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def __dir__() -> list[str]:
