@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from meshd.assembly.addressing import READY, Frame
 from meshd.kit.accounts import account
+from meshd.kit.sealing import seal
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -63,12 +64,13 @@ class MemoryFrame:
     """
 
     def __init__(self, size: int, memory: Memory) -> None:
-        self.fd = os.memfd_create("mesh-frame", os.MFD_CLOEXEC)
+        self.fd = os.memfd_create("mesh-frame", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._block = _Block(self.fd, 0, memory, account())
         self._finalizer = weakref.finalize(self, self._block.free)
         self.size = self.rows = self.bad = 0
         self.complaint: BatchError | None = None
         self.took = READY
+        self._sealed = False
         self.grow(size)
 
     @property
@@ -86,7 +88,10 @@ class MemoryFrame:
         self.size = self._block.size = size
 
     def hand_out(self, result: FrameResult) -> Frame:
-        """A handle with a descriptor of its own."""
+        """A handle with a descriptor of its own. Nothing can write the frame from then on."""
+        if not self._sealed:
+            seal(self.fd)  # where that fails the frame is sent, not shared
+            self._sealed = True
         took = READY if result == "hit" else self.took
         return Frame(os.dup(self.fd), self.size, self.rows, result, self, took=took)
 

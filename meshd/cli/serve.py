@@ -52,6 +52,7 @@ pair again (that also when it changes) and opens the audit log anew.
 @click.option("--transforms", metavar="N", help="Processes that decode and augment.  [cores]")
 @click.option("--transform-memory", metavar="SIZE", help="Most that one of them takes for samples.  [2GiB]")
 @click.option("--frame-cache", metavar="SIZE", help="Memory for finished batches.  [1GiB]")
+@click.option("--local-frames", metavar="on|off|DIR", help="Shared memory for jobs on this host.  [on]")
 @click.option("--user-ops", metavar="on|off", help="Run ops that users push, confined.  [on]")
 @click.option("--user-op-seconds", metavar="SECONDS", help="The longest for one sample.  [30]")
 @click.option("--user-op-memory", metavar="SIZE", help="The most for a process of them.  [4GiB]")

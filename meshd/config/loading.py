@@ -132,7 +132,8 @@ def _assemble(values: Mapping[str, object]) -> NodeSettings:
         transform=TransformSettings(
             value["transforms"],
             value["frame-cache"],
-            value["transform-memory"],
+            process_bytes=value["transform-memory"],
+            local_frames=value["local-frames"],
             user_ops=value["user-ops"],
             user_op_seconds=value["user-op-seconds"],
             user_op_memory=value["user-op-memory"],

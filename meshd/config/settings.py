@@ -100,6 +100,9 @@ class TransformSettings:
     """Transform processes. Default: the cores this process may run on."""
     frame_cache_bytes: int = 1 << 30
     """Finished batches kept in shared memory, least recently used out first. It is RAM of the machine."""
+    local_frames: bool | Path = True
+    """Whether jobs on this host get batches as shared memory, and in which directory they find them. True:
+    `run/local` in the data directory; a path: one that pods mount."""
     process_bytes: int = 2 << 30
     """Memory a transform process may take for its samples, beyond what it begins with."""
     user_ops: bool = True
@@ -219,6 +222,12 @@ class NodeSettings:
     def run_dir(self) -> Path:
         """Sockets and metrics of the running processes; emptied at start."""
         return self.store.data_dir / "run"
+
+    @property
+    def local_dir(self) -> Path | None:
+        """Where jobs on this host find frames; None: nowhere."""
+        where = self.transform.local_frames
+        return where if isinstance(where, Path) else self.run_dir / "local" if where else None
 
     @property
     def metrics_dir(self) -> Path:

@@ -73,9 +73,12 @@ def choice(*allowed: str) -> Callable[[object], str]:
     return parse
 
 
+_SWITCH = frozenset({"on", "off", "true", "false"})
+
+
 def parse_switch(text: object) -> bool:
     # YAML 1.1 reads `on` and `off` as booleans.
-    if str(text).lower() not in {"on", "off", "true", "false"}:
+    if str(text).lower() not in _SWITCH:
         raise ValueError("expected on or off")
     return str(text).lower() in {"on", "true"}
 
@@ -94,6 +97,11 @@ def parse_path(text: object) -> Path:
 
 def parse_audit(text: object) -> Path:
     return Path("-") if text == "-" else parse_path(text)
+
+
+def parse_local(text: object) -> bool | Path:
+    """On, off, or where."""
+    return parse_switch(text) if str(text).lower() in _SWITCH else parse_path(text)
 
 
 def parse_paths(value: object) -> tuple[Path, ...]:

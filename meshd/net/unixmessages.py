@@ -275,6 +275,18 @@ async def accept_streams(listener: socket.socket, serve: Serve) -> None:
 
     A stream that ends or breaks ends its task quietly; other errors of `serve` go to the loop's handler.
     """
+
+    async def stream(sock: socket.socket) -> None:
+        await _serve_one(MessageStream(sock), serve)
+
+    await accept_sockets(listener, stream)
+
+
+async def accept_sockets(
+    listener: socket.socket, serve: Callable[[socket.socket], Awaitable[None]], most: int = 0
+) -> None:
+    """The same with bare sockets, which are closed when `serve` returns. `most`: connections at a time, 0
+    for any number; those beyond are closed at once."""
     listener.setblocking(False)
     tasks: set[asyncio.Task[None]] = set()
     try:
@@ -289,13 +301,22 @@ async def accept_streams(listener: socket.socket, serve: Serve) -> None:
                     raise
                 await asyncio.sleep(_OUT_OF_FILES)
                 continue
-            task = asyncio.ensure_future(_serve_one(MessageStream(sock), serve))
+            if most and len(tasks) >= most:
+                sock.close()
+                continue
+            sock.setblocking(False)
+            task = asyncio.ensure_future(_closing(sock, serve))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _closing(sock: socket.socket, serve: Callable[[socket.socket], Awaitable[None]]) -> None:
+    with sock, contextlib.suppress(ConnectionError, TimeoutError):
+        await serve(sock)
 
 
 async def _serve_one(stream: MessageStream, serve: Serve) -> None:

@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from meshd.service.backed.service import BackedService
     from meshd.store.interface import ObjectStore
     from meshd.telemetry.audit import AuditLog
+    from meshd.web.handing import Desk
     from meshd.web.server import NativeRoute
 
 
@@ -271,9 +272,13 @@ def _copy_counts(node: Node) -> CopyCounts:
 
 
 def native_routes(
-    node: Node, access: Access, data: DataServices, keeper: Keeper | None = None
+    node: Node,
+    access: Access,
+    data: DataServices,
+    keeper: Keeper | None = None,
+    desk: Desk | None = None,
 ) -> list[NativeRoute]:
-    """The native protocol. `keeper`: of the cache, a daemon's."""
+    """The native protocol. `keeper`: of the cache, a daemon's; `desk`: of a worker that hands frames over."""
     gathers = GatherService(node.store, node.archives, data.readers, node.objects)
     definitions = ViewDefinitions(node.buckets, node.clock, access, view_makers(data))
     tests = OpTests(data.user_ops, data.assets, node.objects, data.readers, data.frames, node.clock)
@@ -298,7 +303,7 @@ def native_routes(
         node.objects,
     )
     return [
-        *build_native(data.datasets, data.batches, gathers, definitions, node.clock, also, node.mesh),
+        *build_native(data.datasets, data.batches, gathers, definitions, node.clock, also, node.mesh, desk),
         *holding_routes(holdings, data.frames, node.clock),
         *output_routes(node),
         *ViewDoors(ViewMaker(node.store, data.frames, node.objects), node.mesh, node.clock).routes(),

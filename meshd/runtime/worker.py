@@ -20,6 +20,7 @@ from meshd.runtime.backing import backing
 from meshd.runtime.carrying import mover_door
 from meshd.runtime.chores import Chore, process_chores, start_chores
 from meshd.runtime.data import data_services
+from meshd.runtime.handing import handing
 from meshd.runtime.node import admin_routes, meshing, native_routes, node_access, open_node, web_deps
 from meshd.runtime.steward import steward
 from meshd.telemetry import logs
@@ -64,6 +65,7 @@ async def _work(node: Node, index: int, doors: Doors, trouble: Callable[[], str]
         _frame_source(node, doors) as frames,
         _audit_log(node.settings.audit_log) as audit,
         backing(node, index) as backed,
+        handing(node.settings, index) as desk,
     ):
         access = node_access(node)
         data = data_services(node, access, frames)
@@ -71,7 +73,7 @@ async def _work(node: Node, index: int, doors: Doors, trouble: Callable[[], str]
         start_chores(
             [*process_chores(node, reporter), Chore("keyuse", 60.0, lambda: _save_use(node))], chores
         )
-        native = native_routes(node, access, data, backed.keeper)
+        native = native_routes(node, access, data, backed.keeper, desk)
         routes = [*ops_routes(trouble, lambda: node.mesh.map().version), *native]
         routes += admin_routes(node, deps.sessions) + meshing(node, backed).routes()
         if doors.tls is not None:

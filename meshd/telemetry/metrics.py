@@ -192,6 +192,10 @@ loader_stalls = _counter(
     "loader",
     "stage",
 )
+frames_handed = _counter(
+    "meshd_frames_handed_total", "Batch frames given to jobs on this host as shared memory, not sent."
+)
+frames_handed_bytes = _gauge("meshd_frames_handed_bytes", "Shared memory in the hands of such jobs.")
 frame_cache_bytes = _gauge("meshd_frame_cache_bytes", "Shared memory held by finished batches.")
 
 # jobs; state is done, failed or cancelled

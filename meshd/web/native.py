@@ -29,6 +29,8 @@ from meshd.web.sending import Outlet, send_spans
 from meshd.web.server import NativeRoute
 from meshwire import frames, snapshots
 from meshwire.documents import PlanError, checked_choice, suggestion
+from meshwire.handovers import HANDED
+from meshwire.handovers import HEADER as HANDS
 from meshwire.loaderreports import HEADER, parse_report
 from meshwire.servertimings import ServerTiming
 
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from meshd.service.datasets import DatasetService
     from meshd.service.gathers import GatherService
     from meshd.service.views.definitions import ViewDefinitions
+    from meshd.web.handing import Desk
     from meshd.web.incoming import MeshRequest
     from meshd.web.replies import Header
     from meshd.web.settling import Trace
@@ -104,10 +107,11 @@ def build_native(
     clock: Clock,
     also: Sequence[Callable[[NativeEndpoint], list[NativeRoute]]] = (),
     mesh: Mesh | None = None,
+    desk: Desk | None = None,
 ) -> list[NativeRoute]:
     """The routes of the native protocol, all of them signed; `also` make those of other endpoints. Answers
-    say the version of the map of `mesh`, if there are several nodes."""
-    native = NativeEndpoint(datasets, batches, gathers, views, clock, mesh)
+    say the version of the map of `mesh`, if there are several nodes, and where the `desk` is."""
+    native = NativeEndpoint(datasets, batches, gathers, views, clock, mesh, desk)
     return [
         NativeRoute("POST", "/-/snapshots", native.guarded(native.bounded(native.create_snapshot))),
         NativeRoute("GET", "/-/snapshots/", native.guarded(native.get_snapshot)),
@@ -133,8 +137,9 @@ class NativeEndpoint:
         views: ViewDefinitions,
         clock: Clock,
         mesh: Mesh | None = None,
+        desk: Desk | None = None,
     ) -> None:
-        self._mesh = mesh
+        self._mesh, self._desk = mesh, desk
         self._datasets, self._batches, self._gathers = datasets, batches, gathers
         self._views, self._clock = views, clock
         self._works, self._streams = Admission(MAX_WORKS), Admission(MAX_STREAM_BYTES)
@@ -213,6 +218,7 @@ class NativeEndpoint:
             await self._tensors(caller_of(request, identity), address, query),
             self._now(),
             self.said(),
+            self._desk,
         )
 
     async def _tensors(self, caller: Caller, address: FrameAddress, query: Mapping[str, str]) -> Frame:
@@ -226,7 +232,7 @@ class NativeEndpoint:
             raise BatchError("NoSuchKey", f"there is nothing at {request.path[:200]}")
         epoch = _number(query_of(request, ("epoch",)).get("epoch", "0"), "epoch")
         frame = await self._batches.rows(caller_of(request, identity), digest, epoch, await request.read())
-        return await send_frame(request, frame, self._now(), self.said())
+        return await send_frame(request, frame, self._now(), self.said(), self._desk)
 
     async def gather(self, request: MeshRequest, identity: Identity) -> web.StreamResponse:
         body = await request.read()
@@ -257,8 +263,9 @@ class NativeEndpoint:
         return Reply(status, headers, body, self._now())
 
     def said(self) -> list[Header]:
-        """What tells the SDK that there are more nodes."""
-        return [] if self._mesh is None else map_headers(self._mesh)
+        """What tells the SDK that there are more nodes, and where a job on this host finds frames."""
+        headers = [] if self._mesh is None else map_headers(self._mesh)
+        return headers if self._desk is None else [*headers, self._desk.said]
 
     def _refusal(self, trace: Trace, error: BatchError) -> Reply:
         trace.code, request_id = error.code, trace.request_id
@@ -310,16 +317,21 @@ def caller_of(request: MeshRequest, identity: Identity) -> Caller:
 
 
 async def send_frame(
-    request: MeshRequest, frame: Frame, now: int, more: Sequence[Header] = ()
+    request: MeshRequest, frame: Frame, now: int, more: Sequence[Header] = (), desk: Desk | None = None
 ) -> web.StreamResponse:
-    """A finished frame, from its memory; its handle is closed."""
+    """A finished frame, from its memory, or where to fetch it as such; its handle is closed."""
+    asked = request.headers.get(HANDS, "")
+    handed = desk.offer(frame, asked) if desk is not None and asked else None
     headers = [
-        *_headers(frames.CONTENT_TYPE, frame.size),
+        *_headers(frames.CONTENT_TYPE, 0 if handed else frame.size),
         ("x-mesh-rows", str(frame.rows)),
         ("x-mesh-frame", frame.result),
         ("Server-Timing", ServerTiming(frame.took, request.trace.elapsed()).to_header()),
         *more,
     ]
+    if handed is not None:
+        metrics.batch_rows_served.inc(frame.rows)
+        return Reply(200, [*headers, (HANDED, handed.to_header())], b"", now)
     try:
         keep_alive = await send_spans(request, 200, headers, [Span(frame.fd, 0, frame.size)], now)
     finally:

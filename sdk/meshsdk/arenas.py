@@ -111,6 +111,14 @@ class _Slot:
     watch: weakref.ref[_Holder] | None = None
 
 
+@dataclass(slots=True, eq=False)
+class _Loan:
+    """Memory that is not the arena's, under lease: `size` bytes until `watch` tells."""
+
+    size: int
+    watch: weakref.ref[_Holder] | None = None
+
+
 @dataclass(slots=True)
 class Lease:
     """`view`: exactly the bytes asked for. It may be dropped once arrays were made of the view."""
@@ -136,8 +144,26 @@ class Arena:
     _free: list[_Slot] = field(default_factory=list)
     # Slots under lease: nothing else keeps their weak references, without which none would come back.
     _out: set[_Slot] = field(default_factory=set)
+    _loans: set[_Loan] = field(default_factory=set)
     # SimpleQueue.put is reentrant: the only queue a weakref callback may use.
-    _returned: SimpleQueue[_Slot] = field(default_factory=SimpleQueue)
+    _returned: SimpleQueue[_Slot | _Loan] = field(default_factory=SimpleQueue)
+
+    @property
+    def adopts(self) -> bool:
+        """Whether frames may lie in memory of others: not where a device copies from this kind alone."""
+        return isinstance(self.memory, HostMemory)
+
+    def adopt(self, pages: Bytes, through: Callable[[], None]) -> Lease:
+        """The memory of others as a lease: it counts as such until nothing refers to it, when `through` is
+        called, on any thread."""
+        self.collect()
+        loan, size = _Loan(len(pages)), len(pages)
+        holder = pages.view(_Holder)
+        loan.watch = weakref.ref(holder, self._watcher(loan, through))
+        self._loans.add(loan)
+        self.leased += size
+        self.overflows += self.leased > self.budget
+        return Lease(holder.data, size)
 
     def lease(self, size: int) -> Lease:
         """Memory for `size` bytes: a free slot, a new one within the budget, or one beyond it."""
@@ -149,10 +175,14 @@ class Arena:
         self.leased += len(slot.memory)
         return Lease(holder.data[:size], len(slot.memory))
 
-    def _watcher(self, slot: _Slot) -> Callable[[weakref.ref[_Holder]], None]:
+    def _watcher(
+        self, slot: _Slot | _Loan, through: Callable[[], None] | None = None
+    ) -> Callable[[weakref.ref[_Holder]], None]:
         returned, arena = self._returned, weakref.ref(self)
 
         def give_back(_: weakref.ref[_Holder]) -> None:
+            if through is not None:
+                through()
             returned.put(slot)
             owner = arena()
             if owner is not None and owner.on_return is not None:
@@ -167,9 +197,13 @@ class Arena:
                 slot = self._returned.get_nowait()
             except Empty:
                 return
-            self.leased -= len(slot.memory)
-            self._out.discard(slot)
             slot.watch = None
+            if isinstance(slot, _Loan):
+                self.leased -= slot.size
+                self._loans.discard(slot)
+                continue
+            self._out.discard(slot)
+            self.leased -= len(slot.memory)
             if slot.spare:
                 self.allocated -= len(slot.memory)
             else:

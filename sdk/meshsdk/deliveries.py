@@ -21,11 +21,14 @@ from typing import TYPE_CHECKING, Any
 from meshsdk.arenas import Waker
 from meshsdk.errors import ClosedError, ConnectError, CorruptFrameError, MeshError
 from meshsdk.maps import MAP_HEADER
+from meshsdk.neighbours import HandoverError
 from meshsdk.parts import Parting
 from meshsdk.retrying import BackOff, Patience
 from meshsdk.stalls import Arrival
 from meshsdk.transport import failed, read_error
 from meshwire import frames
+from meshwire.handovers import HANDED
+from meshwire.handovers import HEADER as LOCAL
 from meshwire.servertimings import HEADER as TIMING
 from meshwire.servertimings import parse_timing
 
@@ -77,10 +80,11 @@ class Order:
 class Tally:
     """What a reader has done so far; written by its thread only. `latency`: seconds until answers began,
     without what the nodes took; `receiving`: until they were in place; `parted`: frames that came in
-    parts."""
+    parts; `local`: those taken over from a node on this host."""
 
     retries: int = 0
     bytes: int = 0
+    local: int = 0
     cpu: float = 0.0
     latency: float = 0.0
     receiving: float = 0.0
@@ -196,6 +200,8 @@ class _Reader:
 
     def _put(self, step: int, request: Request, endpoint: Endpoint, joint: Joint | None = None) -> None:
         """A question to a node: for a frame, or for its part of one."""
+        if joint is None and (word := self._transport.neighbours.word(endpoint)):
+            request = replace(request, headers={**request.headers, LOCAL: word})
         line, idle = self._transport.line(endpoint), self._idle.get(endpoint)
         try:
             connection = idle.pop() if idle else line.pool.dial()
@@ -262,6 +268,10 @@ class _Reader:
                 continue
             try:
                 frame = self._read(flight)
+            except HandoverError:
+                self.tally.retries += 1
+                heapq.heappush(self._due, (time.monotonic(), flight.step))
+                continue
             except MeshError as error:
                 self._failed(flight.step, error, flight.request, flight.connection.endpoint)
                 continue
@@ -281,6 +291,8 @@ class _Reader:
             directory = self._transport.router.directory
             directory.worked(flight.connection.endpoint)
             directory.heard(response.headers.get(MAP_HEADER, ""))
+            said = response.headers.get(LOCAL, "")
+            self._transport.neighbours.heard(flight.connection.endpoint, said)
             if response.status != 200:
                 raise read_error(response)
             if flight.joint is not None:
@@ -290,12 +302,18 @@ class _Reader:
             self._drop(flight, keep=response is not None and response.reusable)
 
     def _read_frame(self, flight: _Flight, response: Response) -> Frame:
-        """The body goes from the socket into its slot; nothing copies it afterwards."""
+        """The body goes from the socket into its slot, or stays where the node has it; nothing copies it
+        afterwards."""
         step, began = self._order.named(flight.step), time.monotonic()
-        if not response.length:
+        handed = response.headers.get(HANDED, "")
+        if handed and response.length == 0:
+            lease = self._transport.neighbours.take(flight.connection.endpoint, handed, self._arena)
+            self.tally.local += 1
+        elif response.length:
+            lease = self._arena.lease(response.length)
+            response.readinto(lease.view)
+        else:
             raise CorruptFrameError(f"step {step}: the answer has no Content-Length")
-        lease = self._arena.lease(response.length)
-        response.readinto(lease.view)
         origin = response.headers.get("x-mesh-frame", "")
         frame = open_frame(lease.view, step, verify=self._order.verify, origin=origin)
         timing = parse_timing(response.headers.get(TIMING, ""))

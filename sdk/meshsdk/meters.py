@@ -23,7 +23,7 @@ class LoaderStats:
     """Since the loader was made, of this rank; `print(stats)` tells it in a line.
 
     Attributes:
-        samples, batches, bytes: received by the program; bytes as they came over the network.
+        samples, batches, bytes: received by the program; bytes of whole frames.
         seconds: inside `for` loops.
         waited: of these, spent waiting for a batch.
         cpu: seconds of processor time that loading took in this process.
@@ -32,6 +32,7 @@ class LoaderStats:
         flagged: rows that are substitutes, masked or pads.
         frames: how the nodes came by the frames: "miss" (prepared for this request), "joined" (together with
             another job), "hit" (prepared before).
+        local: frames taken over as shared memory from a node on this host, not received.
         preprocessing, fetch: seconds waited while nodes ran ops, or got sources.
         au: accelerator utilisation as MLPerf Storage defines it, 0…1: compute as a share of the loop's
             time, the first step of each loop left out.
@@ -52,6 +53,7 @@ class LoaderStats:
     fetch: float = 0.0
     au: float = 0.0
     parted: int = 0
+    local: int = 0
 
     @property
     def compute(self) -> float:
@@ -103,6 +105,7 @@ class Meter:
     samples: int = 0
     batches: int = 0
     bytes: int = 0
+    local: int = 0
     seconds: float = 0.0
     waited: float = 0.0
     cpu: float = 0.0
@@ -148,6 +151,7 @@ class Meter:
         self.retries += tally.retries
         self.parted += tally.parted
         self.bytes += tally.bytes
+        self.local += tally.local
         self.cpu += tally.cpu
         self.latency += tally.latency
         self.receiving += tally.receiving
@@ -182,6 +186,7 @@ _NAMES = (
     "samples",
     "batches",
     "bytes",
+    "local",
     "seconds",
     "waited",
     "cpu",

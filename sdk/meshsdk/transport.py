@@ -20,8 +20,10 @@ from meshsdk.connections import Pool
 from meshsdk.errors import ConnectError, MeshError, ServerError, server_error
 from meshsdk.keyfiles import RenewedKeys
 from meshsdk.maps import MAP_HEADER, Directory
+from meshsdk.neighbours import Neighbours
 from meshsdk.retrying import BackOff, Patience
 from meshsdk.routing import Router
+from meshwire.handovers import HEADER as LOCAL
 from meshwire.s3.errors import S3Error
 from meshwire.s3.requestheads import RequestHead
 from meshwire.sigv4 import Credential, sign
@@ -130,6 +132,7 @@ class Transport:
         first = self.line(settings.endpoint)
         self.pool, self.signer = first.pool, first.signer
         self.router = Router(Directory(settings.endpoints, self._ask_map))
+        self.neighbours = Neighbours()
         self.retries = 0
         self._sleep = sleep
 
@@ -222,6 +225,7 @@ class Transport:
         directory.worked(line.endpoint)
         if MAP_HEADER in response.headers:
             directory.heard(response.headers[MAP_HEADER])
+        self.neighbours.heard(line.endpoint, response.headers.get(LOCAL, ""))
         return response
 
     def wait(self, seconds: float) -> None:

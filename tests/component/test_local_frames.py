@@ -1,0 +1,346 @@
+"""Frames as shared memory for jobs on the node's host: the same batches, one memory for all, nothing left,
+and TCP wherever it does not work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import hashlib
+import io
+import mmap
+import os
+import re
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import meshsdk as mesh
+from meshd.assembly.memory import Memory, MemoryFrame
+from meshd.kit.sealing import is_sealed
+from meshd.testing.daemons import Daemon
+from meshd.web.handing import Desk
+from meshsdk import neighbours as neighbours_module
+from meshsdk import ops
+from meshsdk.arenas import Arena
+from meshsdk.neighbours import HandoverError, Neighbours
+from meshsdk.settings import Endpoint
+from meshwire.handovers import HANDED, HEADER, parse_handed, parse_place
+from meshwire.s3.requestheads import RequestHead
+from meshwire.sigv4 import Credential, sign
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BATCH, SIDE, PICTURES = 8, 128, 32
+HERE = Endpoint("http", "127.0.0.1", 9000)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Daemon]:
+    """Two workers, so that a frame may be offered by another than the one that told where."""
+    with Daemon.start(workers=2, args=("--transforms", "1")) as daemon:
+        with contextlib.closing(daemon.client()) as client:
+            client.create_bucket(Bucket="photos")
+            for number in range(PICTURES):
+                pixels = np.random.default_rng(number).integers(0, 256, (20, 24, 3), np.uint8)
+                file = io.BytesIO()
+                Image.fromarray(pixels).save(file, "PNG")
+                client.put_object(Bucket="photos", Key=f"train/{number:04}.png", Body=file.getvalue())
+        yield daemon
+
+
+def loader(daemon: Daemon, **options: Any) -> mesh.Loader:
+    client = mesh.connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key)
+    pinned = mesh.open("s3://photos/train/", fields={"image": "png"}, client=client)
+    mapped = pinned.map(ops.decode("image"), ops.resize("image", [SIDE, SIDE]))
+    return mesh.Loader(mapped, BATCH, output="numpy", **{"seed": 3, **options})
+
+
+def taken(one: mesh.Loader) -> list[np.ndarray]:
+    return [batch["image"].copy() for batch in one]
+
+
+def ask(
+    daemon: Daemon, target: str, said: str = "", *, signed: bool = True
+) -> tuple[int, dict[str, str], bytes]:
+    """(status, headers, body) of a GET that says where it comes from."""
+    path, _, query = target.partition("?")
+    headers = {"host": urlsplit(daemon.endpoint).netloc}
+    if signed:
+        credential = Credential(daemon.access_key, daemon.secret_key)
+        headers |= sign(
+            RequestHead("GET", path, query, headers),
+            credential,
+            region="us-east-1",
+            timestamp=int(time.time()),
+            payload_hash=hashlib.sha256(b"").hexdigest(),
+        )
+    with contextlib.closing(daemon.connect()) as connection:
+        connection.request("GET", target, headers=headers | ({HEADER: said} if said else {}))
+        answer = connection.getresponse()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+
+
+def handed_bytes(daemon: Daemon) -> int:
+    _, _, text = ask(daemon, "/metrics", signed=False)
+    found = re.findall(rb"^meshd_frames_handed_bytes(?:\{[^}]*\})? ([0-9.e+-]+)$", text, re.M)
+    return int(sum(map(float, found)))
+
+
+def comes_back(daemon: Daemon) -> None:
+    """All memory that was handed out is the node's alone again."""
+    until = time.monotonic() + 60
+    while handed_bytes(daemon):
+        assert time.monotonic() < until, f"{handed_bytes(daemon)} bytes are still out"
+        threading.Event().wait(0.02)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def mapped_frames() -> list[int]:
+    """Inodes of the frames that this process has mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [int(line.split()[4]) for line in lines if "memfd:mesh-frame" in line]
+
+
+def test_batches_are_those_that_tcp_brings(pair: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = descriptors()
+    with loader(pair) as near:
+        images = taken(near)
+        assert near.stats().local == len(images) == PICTURES // BATCH
+        assert near.stats().bytes > sum(image.nbytes for image in images)
+    monkeypatch.setenv("MESH_LOCAL", "off")
+    with loader(pair) as far:
+        assert all(np.array_equal(one, other) for one, other in zip(images, taken(far), strict=True))
+        assert far.stats().local == 0
+    gc.collect()
+    comes_back(pair)
+    assert descriptors() == before
+    assert mapped_frames() == []
+
+
+def test_jobs_share_one_memory_and_cannot_change_each_others_batches(pair: Daemon) -> None:
+    with loader(pair, share="both") as one, loader(pair, share="both") as other:
+        first, second = next(iter(one)), next(iter(other))
+        pages = mapped_frames()
+        assert len(set(pages)) < len(pages)  # the same frame, mapped twice
+        kept = second["image"].copy()
+        first["image"][:] = 7
+        assert np.array_equal(second["image"], kept)
+        assert handed_bytes(pair) > 0
+        del first, second
+    comes_back(pair)
+
+
+def test_a_kept_batch_outlives_its_loader_and_then_frees_the_nodes_memory(pair: Daemon) -> None:
+    with loader(pair) as one:
+        kept = next(iter(one))["image"][:2]
+    expected = kept.copy()
+    assert handed_bytes(pair) > 0
+    assert np.array_equal(kept, expected)
+    del kept
+    gc.collect()
+    comes_back(pair)
+
+
+def test_back_pressure_counts_frames_that_are_elsewhere(pair: Daemon) -> None:
+    frame = BATCH * SIDE * SIDE * 3
+    with loader(pair, prefetch_bytes=4 * frame) as one:
+        kept = list(one)
+        assert one.stats().local == len(kept)
+        assert one.stats().overflows > 0
+        assert one._arena.leased >= len(kept) * frame
+        del kept
+        gc.collect()
+        assert one._arena.room() == one._arena.budget
+
+
+@pytest.mark.parametrize("setting", ["elsewhere", "another id", "no sockets"])
+def test_where_it_does_not_work_tcp_does(
+    pair: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    if setting != "elsewhere":
+        _, headers, _ = ask(pair, f"/-/plans/{'0' * 64}")
+        place = parse_place(headers[HEADER])
+        assert place is not None
+        (tmp_path / "id").write_text("0" * 32 if setting == "another id" else place.id)
+    monkeypatch.setenv("MESH_LOCAL", str(tmp_path))
+    with loader(pair) as far:
+        assert len(taken(far)) == PICTURES // BATCH
+        assert far.stats().local == 0
+        assert (far.stats().retries > 0) == (setting == "no sockets")
+    comes_back(pair)
+
+
+def answered(daemon: Daemon) -> tuple[str, str]:
+    """(directory, what an answer handed over), by hand."""
+    with loader(daemon) as one:
+        digest = one.plan.hash
+    place = parse_place(ask(daemon, f"/-/plans/{digest}")[1][HEADER])
+    assert place is not None
+    status, headers, body = ask(daemon, f"/-/plans/{digest}/0/0?batch={BATCH}", place.id)
+    assert (status, body) == (200, b"")
+    return place.directory, headers[HANDED]
+
+
+def fetched(directory: str, name: str, ticket: bytes) -> tuple[int | None, socket.socket]:
+    line = neighbours_module._dialled(directory, name)
+    line.sendall(ticket)
+    _, fds, _, _ = socket.recv_fds(line, 1, 1)
+    return (fds[0] if fds else None), line
+
+
+def test_a_ticket_is_good_once_and_what_it_brings_can_only_be_read(pair: Daemon) -> None:
+    directory, said = answered(pair)
+    handed = parse_handed(said)
+    assert handed is not None
+    nothing, line = fetched(directory, handed.socket, b"0" * 32)
+    assert nothing is None
+    line.close()
+    fd, line = fetched(directory, handed.socket, handed.ticket.encode())
+    assert fd is not None
+    assert os.fstat(fd).st_size == handed.size
+    for writing in (
+        lambda: os.pwrite(fd, b"!", 0),
+        lambda: os.ftruncate(fd, 0),
+        lambda: mmap.mmap(fd, handed.size, prot=mmap.PROT_WRITE | mmap.PROT_READ),
+    ):
+        with pytest.raises(PermissionError):
+            writing()
+    again, other = fetched(directory, handed.socket, handed.ticket.encode())
+    assert again is None
+    other.close()
+    assert handed_bytes(pair) >= handed.size
+    line.close()
+    os.close(fd)
+    comes_back(pair)
+
+
+def test_the_request_is_judged_as_ever(pair: Daemon) -> None:
+    directory, said = answered(pair)
+    assert said
+    with loader(pair) as one:
+        path = f"/-/plans/{one.plan.hash}/0/0?batch={BATCH}"
+    own = neighbours_module._read_id(directory)
+    assert ask(pair, path, own, signed=False)[0] == 403
+    _, headers, body = ask(pair, path, "1" * 32)
+    assert HANDED not in headers
+    assert len(body) > BATCH * SIDE * SIDE * 3
+
+
+# --- the desk and the SDK's side, without a daemon -------------------------------------------------------
+
+
+def finished(size: int = 1 << 20) -> MemoryFrame:
+    frame = MemoryFrame(size, Memory())
+    os.pwrite(frame.fd, os.urandom(size), 0)
+    return frame
+
+
+def test_what_is_out_has_a_bound_and_unused_tickets_expire(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshd.web.handing.PATIENCE", 0.05)
+
+    async def scenario() -> None:
+        desk = Desk(tmp_path / "local", "w0", 3 << 20)
+        serving = asyncio.create_task(desk.run())
+        frames = [finished() for _ in range(4)]
+        handles, expired = [frame.hand_out("miss") for frame in frames], asyncio.Event()
+        handles[0].done = expired.set
+        assert all(is_sealed(handle.fd, handle.size) for handle in handles)
+        given = [desk.offer(handle, desk.place.id) for handle in handles]
+        assert [handed is not None for handed in given] == [True, True, True, False]
+        async with asyncio.timeout(60):
+            await expired.wait()  # nobody came
+        assert desk.offer(handles[3], desk.place.id) is not None
+        small = finished(1000).hand_out("miss")
+        assert desk.offer(small, desk.place.id) is None
+        assert desk.offer(small, "") is None
+        small.close()
+        serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+        assert handles[3].fd < 0
+
+    asyncio.run(scenario())
+
+
+def test_files_and_memory_that_can_be_written_are_never_handed_out(tmp_path: Path) -> None:
+    with open(tmp_path / "file", "wb") as file:
+        file.truncate(1 << 20)
+    with open(tmp_path / "file", "rb") as file:
+        assert not is_sealed(file.fileno(), 1 << 20)
+    frame = finished()
+    assert not is_sealed(frame.fd, frame.size)
+    handle = frame.hand_out("miss")
+    assert is_sealed(handle.fd, handle.size)
+    assert not is_sealed(handle.fd, handle.size - 1)
+    handle.close()
+
+
+class _Pinned:
+    """Memory a device copies from: frames must lie in it."""
+
+    def capacity(self, size: int) -> int:
+        return size
+
+    def allocate(self, size: int) -> np.ndarray:
+        return np.empty(size, np.uint8)
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_frames_for_a_device_are_read_into_its_slots(tmp_path: Path, *, sealed: bool) -> None:
+    frame = finished()
+    content = os.pread(frame.fd, frame.size, 0)
+    handle = frame.hand_out("miss") if sealed else None
+    (tmp_path / "id").write_text("a" * 32)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "x.sock"))
+    listener.listen()
+
+    def serve() -> None:
+        line, _ = listener.accept()
+        with line:
+            line.recv(32)
+            socket.send_fds(line, [b"!"], [frame.fd])
+            line.recv(1)
+
+    serving = threading.Thread(target=serve)
+    serving.start()
+    near, arena = Neighbours({}), Arena(4 << 20, _Pinned())
+    near.heard(HERE, f"{'a' * 32} {tmp_path}")
+    assert near.word(HERE) == "a" * 32
+    answer = f"x.sock {'b' * 32} {frame.size}"
+    if sealed:
+        lease = near.take(HERE, answer, arena)
+        assert bytes(lease.view) == content
+        assert arena.allocated > 0
+    else:  # it could change under a job that has checked it
+        with pytest.raises(HandoverError, match="could still change"):
+            near.take(HERE, answer, arena)
+        assert near.word(HERE) == ""
+    serving.join(60)
+    listener.close()
+    if handle is not None:
+        handle.close()
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["", "no", f"{'a' * 32} relative", f"{'g' * 32} /tmp", f"{'a' * 32} /tmp\x00x", f"{'a' * 32} /dev"],
+)
+def test_what_a_server_says_of_its_place_is_not_believed_unseen(said: str) -> None:
+    near = Neighbours({})
+    near.heard(HERE, said)
+    assert near.word(HERE) == ""
