@@ -227,8 +227,9 @@ class Daemon:
 
     def client(self, **changes: Any) -> Any:
         """A boto3 S3 client with the root keys; `changes` go to `boto3.client` (config, say)."""
-        import boto3
         from botocore.config import Config
+
+        from meshd.testing.sessions import boto_session
 
         # One attempt: a retry would hide what a test is about.
         config = Config(
@@ -245,7 +246,7 @@ class Daemon:
             "config": config,
             "verify": self.ca_cert or None,
         }
-        return boto3.session.Session().client("s3", **(options | changes))
+        return boto_session().client("s3", **(options | changes))
 
     def connect(self) -> http.client.HTTPConnection:
         """A connection to it, not yet open."""

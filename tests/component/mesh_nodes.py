@@ -33,6 +33,7 @@ from meshd.service.archives.reading import Archives
 from meshd.service.remote import RemoteObjects
 from meshd.service.views.uses import UseFile
 from meshd.store.store import Store
+from meshd.testing.sessions import boto_session
 from meshd.testing.waiting import await_end
 from meshd.web.server import build_server
 from meshwire.cluster import Node as Member
@@ -68,7 +69,6 @@ class Running:
 
     def client(self, **changes: Any) -> Any:
         """A boto3 client of this node. It waits: use it in a thread."""
-        import boto3
         from botocore.config import Config
 
         config = Config(
@@ -84,7 +84,7 @@ class Running:
             "region_name": "us-east-1",
             "config": config,
         }
-        return boto3.session.Session().client("s3", **(options | changes))
+        return boto_session().client("s3", **(options | changes))
 
     @property
     def member(self) -> Member:

@@ -19,7 +19,7 @@ def starts_of(sizes: list[int]) -> np.ndarray:
 
 
 def test_every_small_n_is_permuted() -> None:
-    for n in range(1, 2600):
+    for n in range(1, 1100):
         values = Feistel(n, key=n).many(np.arange(n))
         assert (np.bincount(values, minlength=n) == 1).all(), n
 
@@ -44,7 +44,7 @@ def test_large_n_are_permuted(n: int) -> None:
 @given(
     sizes=shard_sizes, window=st.integers(1, 35), seed=st.integers(0, 2**63 - 1), epoch=st.integers(0, 1000)
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_blocks_is_a_bijection_that_meets_each_shard_in_one_window(
     sizes: list[int], window: int, seed: int, epoch: int
 ) -> None:
