@@ -167,7 +167,9 @@ samples_evaluated = _counter(
     "meshd_samples_evaluated_total", "Samples an expression of a filter or a join was evaluated on."
 )
 samples_measured = _counter("meshd_samples_measured_total", "Samples rendered to measure them for packing.")
-view_results = _counter("meshd_view_results_total", "Results of views asked for; hit or miss.", "result")
+view_results = _counter(
+    "meshd_view_results_total", "Results of views asked for; hit or miss.", "result", "view"
+)
 view_results_evicted = _counter("meshd_view_results_evicted_total", "Results removed to make room.")
 view_result_bytes = _gauge("meshd_view_result_bytes", "Results of views on the disks.", mode="mostrecent")
 documents_collected = _counter(
@@ -263,7 +265,7 @@ processes_up = _gauge("meshd_processes_up", "Children that are ready.", "role", 
 
 OTHER = "other"
 _MAX_NAMES = 200
-_names: dict[str, set[str]] = {"op": set(), "loader": set()}
+_names: dict[str, set[str]] = {"op": set(), "loader": set(), "view": set()}
 
 
 def op_label(op: str) -> str:
@@ -274,6 +276,11 @@ def op_label(op: str) -> str:
 def loader_label(name: str) -> str:
     """The same for the names loaders give themselves."""
     return _bounded("loader", name)
+
+
+def view_label(name: str) -> str:
+    """The same for views."""
+    return _bounded("view", name)
 
 
 def _bounded(kind: str, name: str) -> str:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _PATIENCE: Final = aiohttp.ClientTimeout(total=30, sock_connect=4)
 _REGION: Final = "us-east-1"
 _LONGEST: Final = 300
+_FIGURES: Final = 30.0
 _ANSWER: Final = ("up", "draining", "joining", "returning")
 
 
@@ -68,6 +69,7 @@ class Daemons:
         self._endpoint = endpoint or (lambda cluster: cluster.endpoint)
         self._session: aiohttp.ClientSession | None = None
         self._contexts: dict[str, ssl.SSLContext] = {}
+        self._metrics: dict[str, tuple[float, str]] = {}
 
     def __repr__(self) -> str:
         return f"<Daemons {'open' if self._session else 'closed'}>"
@@ -129,22 +131,45 @@ class Daemons:
             return [access]
         return [replace(access, endpoint=each["endpoint"]) for each in found if each["state"] in _ANSWER]
 
+    async def metrics(self, access: Access) -> str:
+        """What a daemon tells Prometheus; told again for half a minute. Raises DaemonError,
+        UnreachableError."""
+        known = self._metrics.get(access.endpoint)
+        if known is not None and self._now() - known[0] < _FIGURES:
+            return known[1]
+        try:
+            status, data = await self._exchange(access, "GET", "/metrics", {}, b"")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise UnreachableError(f"{access.endpoint} does not answer: {type(error).__name__}") from error
+        if status != 200:
+            raise DaemonError(status, str(status), f"{access.endpoint} tells no metrics")
+        self._metrics = {
+            name: told for name, told in self._metrics.items() if self._now() - told[0] < _FIGURES
+        }
+        self._metrics[access.endpoint] = self._now(), data.decode("utf-8", "replace")
+        return self._metrics[access.endpoint][1]
+
     async def _send(
         self, access: Access, method: str, target: str, headers: dict[str, str], body: bytes
     ) -> Any:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=_PATIENCE, auto_decompress=False)
-        where = _encoded(access.endpoint + target)
-        async with self._session.request(
-            method, where, data=body, headers=headers, ssl=await self._context(access), allow_redirects=False
-        ) as answer:
-            data = await answer.read()
+        status, data = await self._exchange(access, method, target, headers, body)
         found = _json(data)
-        if answer.status < 300:
+        if status < 300:
             return found
         told = found.get("error", {}) if isinstance(found, dict) else {}
         message = f"{told.get('message', '')} {told.get('help') or ''}".strip()
-        raise DaemonError(answer.status, told.get("code", str(answer.status)), message)
+        raise DaemonError(status, told.get("code", str(status)), message)
+
+    async def _exchange(
+        self, access: Access, method: str, target: str, headers: dict[str, str], body: bytes
+    ) -> tuple[int, bytes]:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=_PATIENCE, auto_decompress=False)
+        where, context = _encoded(access.endpoint + target), await self._context(access)
+        async with self._session.request(
+            method, where, data=body, headers=headers, ssl=context, allow_redirects=False
+        ) as answer:
+            return answer.status, await answer.read()
 
     async def _context(self, access: Access) -> ssl.SSLContext | bool:
         if not access.authority:

@@ -5,7 +5,8 @@ Law: a view of the same name that is not as this spec says is made anew only if 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+import re
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote
 
 from meshoperator.daemons import DaemonError, UnreachableError
@@ -13,10 +14,22 @@ from meshoperator.dataloops import LATER, SOON, DataLoop
 from meshoperator.resources import MeshViewSpec, ResourceError, parse
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from meshoperator.children import Manifest
     from meshoperator.daemons import Access
 
+_RESULTS: Final = re.compile(r"^meshd_view_results_total\{([^}]*)\} (\S+)", re.MULTILINE)
+_LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
 _Looked = tuple[dict[str, Any] | None, float | None]
+
+
+def results(metrics: str, view: str) -> Iterator[tuple[str, float]]:
+    """What a daemon's metrics say of a view: how often what came of asking for a result."""
+    for labels, value in _RESULTS.findall(metrics):
+        told = dict(_LABEL.findall(labels))
+        if told.get("view") == view:
+            yield told.get("result", ""), float(value)
 
 
 class ViewLoop(DataLoop):
@@ -67,9 +80,23 @@ class ViewLoop(DataLoop):
         status = self._told(document, True, "Ready", f"s3://{view['name']} can be read")
         status |= {
             "address": view["name"],
+            "hitPercent": await self._hits(access, view["name"]),
             "opBuilds": [{"op": op[:1024], "build": str(build)} for op, build in sorted(told.items())][:64],
         }
         return status, LATER
+
+    async def _hits(self, access: Access, view: str) -> int | None:
+        """Percent of its results that were kept, since the daemons began; None: nothing was read, or a
+        daemon says nothing."""
+        hits = every = 0.0
+        try:
+            for each in await self._daemons.nodes(access):
+                for result, count in results(await self._daemons.metrics(each), view):
+                    every += count
+                    hits += count if result == "hit" else 0
+        except (DaemonError, UnreachableError):
+            return None
+        return int(100 * hits / every) if every else None
 
     async def _push(self, namespace: str, spec: MeshViewSpec, access: Access) -> dict[str, str]:
         """Push its module; the same again changes nothing."""

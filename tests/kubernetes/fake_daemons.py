@@ -63,6 +63,9 @@ class FakeDaemons:
     async def nodes(self, access: Access) -> list[Access]:
         return [Access(name, "", "") for name in self.answering()]
 
+    async def metrics(self, access: Access) -> str:
+        return ""
+
     async def ask(self, access: Access, method: str, target: str, document: Any = None) -> Any:
         """Raises DaemonError."""
         before = copy.deepcopy(self.state)

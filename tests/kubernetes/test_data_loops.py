@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import cv2
+import numpy as np
 import pytest
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import ConfigMap, Secret
@@ -324,6 +326,12 @@ def test_a_view_is_made_replaced_and_removed(operator: Operator) -> None:
     status = operator.status("MeshView", "small")
     assert (status["ready"], status["address"]) == (True, f"{name}--small")
     assert {each["op"] for each in status["opBuilds"]} == {"decode", "resize", "encode"}
+    image = cv2.imencode(".png", np.zeros((80, 80, 3), np.uint8))[1].tobytes()
+    operator.daemon.client().put_object(Bucket=name, Key="a.png", Body=image)
+    for _ in range(4):
+        operator.daemon.client().get_object(Bucket=f"{name}--small", Key="a.png")["Body"].read()
+    operator.daemons._metrics.clear()  # told again for half a minute
+    operator.until("MeshView", "small", lambda found: found["hitPercent"] == 75)
     operator.change("MeshView", "small", {"spec": view(name, 32)})
     operator.look("MeshView", "small")
     assert operator.ear.heard[-1][0] == "ViewReplaced"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from meshd.service.copying import checked_source, judge_source, part_range
 from meshd.service.objects import MAX_PUT_BYTES, found_of
 from meshd.service.translation import store_errors
+from meshd.service.views import counting
 from meshd.service.views.copies import MadeBody, as_part, as_upload
 from meshd.service.views.kinds import Kept, Made
 from meshwire.s3 import operations as ops
@@ -66,6 +67,12 @@ class ViewReader:
         """Whether a bucket is a view."""
         return self._definitions.find(bucket) is not None
 
+    def _view(self, bucket: str) -> View | None:
+        view = self._definitions.find(bucket)
+        if view is not None:
+            counting.reading(bucket)
+        return view
+
     def leaves(self, operation: ops.GetObject) -> bool:
         """Whether `redirected` gives the operation back as it is. Raises like it."""
         return self._definitions.find(operation.bucket) is None
@@ -79,7 +86,7 @@ class ViewReader:
             return operation
         if isinstance(operation, ops.CopyObject | ops.UploadPartCopy):
             operation = await self._with_source(operation)
-        view = self._definitions.find(operation.bucket)
+        view = self._view(operation.bucket)
         if view is None:
             return operation
         if isinstance(operation, _READS):
@@ -101,7 +108,7 @@ class ViewReader:
         self, operation: ops.CopyObject | ops.UploadPartCopy
     ) -> ops.CopyObject | ops.UploadPartCopy:
         source = operation.source
-        view = self._definitions.find(source.bucket)
+        view = self._view(source.bucket)
         if view is None:
             return operation
         found = await self._kind(view).find(view, source.key)
@@ -120,7 +127,7 @@ class ViewReader:
     async def opened(self, operation: ops.GetObject) -> Assembled | ops.GetObject:
         """What is put together while it is sent; for all that has an object, the read of that. Raises
         S3Error."""
-        view = self._definitions.find(operation.bucket)
+        view = self._view(operation.bucket)
         if view is None:
             return operation
         made = await self._find(view, operation)
@@ -131,7 +138,7 @@ class ViewReader:
 
     async def described(self, operation: ops.GetObjectAttributes) -> Record | None:
         """What is known of what is put together; None for all that has an object."""
-        view = self._definitions.find(operation.bucket)
+        view = self._view(operation.bucket)
         if view is None:
             return None
         found = await self._find(view, operation)
@@ -160,7 +167,7 @@ class ViewReader:
     async def made(self, bucket: str, key: str) -> Made | None:
         """An object of a view with its bytes, wherever they are; None when the bucket is no view. Raises
         S3Error."""
-        view = self._definitions.find(bucket)
+        view = self._view(bucket)
         if view is None:
             return None
         found = await self._kind(view).find(view, key)
@@ -178,5 +185,5 @@ class ViewReader:
 
     async def listing(self, operation: ops.ListObjects) -> ObjectListing | None:
         """A page of a view, None when the bucket is none. Raises S3Error."""
-        view = self._definitions.find(operation.bucket)
+        view = self._view(operation.bucket)
         return None if view is None else await self._kind(view).listing(view, operation)

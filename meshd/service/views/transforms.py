@@ -13,6 +13,7 @@ from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.assembly.errors import BatchError
 from meshd.service.remote import local_objects
 from meshd.service.translation import store_errors
+from meshd.service.views import counting
 from meshd.service.views.failing import refusal, unreachable
 from meshd.service.views.kinds import Kept
 from meshd.service.views.making import ViewMaker, result_key
@@ -70,7 +71,7 @@ class TransformReader:
     async def _made(self, view: TransformView, origin: str, source: Record) -> str:
         place = result_key(view, origin, source.etag, source.size)
         made = self._store.get(RESERVED_BUCKET, place) is not None
-        metrics.view_results.labels("hit" if made else "miss").inc()
+        counting.count(kept=made)
         for op in view.plan.ops if made else ():
             metrics.op_cache_hits.labels(metrics.op_label(op.op)).inc()
         if not made:

@@ -17,6 +17,7 @@ from meshd.assembly.drafting import STATUS, fixed_specs
 from meshd.assembly.errors import BatchError
 from meshd.kit.singleflight import SingleFlight
 from meshd.service.translation import store_errors
+from meshd.service.views import counting
 from meshd.service.views.failing import refusal
 from meshd.service.views.making import RESULTS
 from meshd.service.views.zarrlayouts import BLOCK_NAME
@@ -55,7 +56,7 @@ class BlockKeeper:
         place = f"{RESULTS}blocks/{work.block(laid.snapshot, rows)}"
         with store_errors():
             record = self._store.get(RESERVED_BUCKET, place)
-        metrics.view_results.labels("miss" if record is None else "hit").inc()
+        counting.count(kept=record is not None)
         if record is None:
             record, _ = await self._making.run(place, lambda: self._make(laid, work, rows, place))
         else:

@@ -27,6 +27,7 @@ def _quantile(q: float, metric: str, *labels: str, more: str = "") -> str:
 
 _OP_TIME: Final = _rate("meshd_op_seconds_total", "op")
 _FAILED: Final = _rate("meshd_http_requests_total", more='status=~"5.."')
+_KEPT: Final = 'result="hit"'
 _HITS: Final = _rate("meshd_cache_reads_total", more='result="hit"')
 
 CLUSTER: Final = Dashboard(
@@ -369,6 +370,19 @@ TRAINING: Final = Dashboard(
                     "hit: kept from before; miss: computed.",
                     width=8,
                     stacked=True,
+                ),
+                Panel(
+                    "Results of views that were kept",
+                    (
+                        Query(
+                            f"{_rate('meshd_view_results_total', 'view', more=_KEPT)}"
+                            f" / {_rate('meshd_view_results_total', 'view')}",
+                            "{{view}}",
+                        ),
+                    ),
+                    "percentunit",
+                    "By view. Low for long: --view-cache is too small for what is read again.",
+                    width=8,
                 ),
             ),
         ),

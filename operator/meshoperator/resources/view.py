@@ -89,6 +89,17 @@ class MeshViewStatus(Part, frozen=True, kw_only=True):
     observed_generation: ObservedGeneration = None
     ready: Annotated[bool, Meta(description="It can be read.")] = False
     address: Annotated[Text, Meta(description="Its bucket: `BUCKET--NAME`.")] | None = None
+    hit_percent: (
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                le=100,
+                description="Of the results asked for since the daemons began: those that were kept.",
+            ),
+        ]
+        | None
+    ) = None
     op_builds: Annotated[tuple[Build, ...], Meta(max_length=64, description="What it is made with.")] = ()
     conditions: Conditions = ()
 
@@ -104,6 +115,7 @@ MeshView = Kind(
         Column("Kind", ".spec.kind"),
         Column("Ready", ".status.ready", "boolean"),
         Column("Address", ".status.address"),
+        Column("Hits", ".status.hitPercent", "integer", wide=True),
         Column("Age", ".metadata.creationTimestamp", "date"),
     ),
 )
