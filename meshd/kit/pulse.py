@@ -1,5 +1,6 @@
-"""What the processes of a node tell each other without asking: when clients were last served (background work
-gives way to them), which version of the cluster map each goes by, and until when the node's lease holds.
+"""What the processes of a node tell each other without asking: when clients were last served and how long
+event loops wait (background work gives way), which version of the cluster map each goes by, and until when
+the node's lease holds.
 
 Law: numbers in memory that all processes share, so this module is to be loaded before the first fork. A
 number is written whole; who writes last is right.
@@ -18,16 +19,45 @@ _MOST: Final = 1024  # processes
 _cell: Final = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
 _versions: Final = memoryview(mmap.mmap(-1, 8 * _MOST)).cast("q")
 _times: Final = memoryview(mmap.mmap(-1, 8 * _MOST)).cast("d")
+_waits: Final = memoryview(mmap.mmap(-1, 8 * _MOST)).cast("d")
+_work: Final = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
 _lease: Final = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")  # [version of the map, until]
 _BUSY: Final = 0.25  # seconds for which a request says that there are clients
+_WORKED: Final = 1.0
 _PAUSE: Final = 0.002
-_CALL: Final = 8 << 10  # bytes that take as long as what is done around them
+CALL: Final = 8 << 10  # bytes that take as long as what is done around them
 PIECE: Final = 512 << 10
 
 
 def heard(now: float) -> None:
     """A client was answered at `now` (monotonic)."""
     _cell[0] = now
+
+
+def is_busy(now: float) -> bool:
+    """Whether clients were served a moment ago."""
+    return 0 <= now - _cell[0] < _BUSY and _cell[0] > 0
+
+
+def works(now: float) -> None:
+    """A process that gives way by measure works in the background at `now`."""
+    _work[0] = now
+
+
+def is_worked(now: float) -> bool:
+    """Whether one did a moment ago."""
+    return 0 <= now - _work[0] < _WORKED and _work[0] > 0
+
+
+def waited(process: int, seconds: float) -> None:
+    """So long is the event loop of this process (counted from 0) kept waiting of late."""
+    if process < _MOST:
+        _waits[process] = seconds
+
+
+def longest_wait() -> float:
+    """Of all processes."""
+    return max(_waits)
 
 
 def goes_by(process: int, version: int, now: float) -> None:
@@ -72,14 +102,14 @@ class Courtesy:
     @property
     def busy(self) -> bool:
         """Whether clients were served a moment ago."""
-        return 0 <= self._clock.monotonic() - _cell[0] < _BUSY and _cell[0] > 0
+        return is_busy(self._clock.monotonic())
 
     async def rest(self, size: int = 0) -> None:
         """After a piece of work of so many bytes; PIECE for what keeps the event loop for a millisecond."""
         if not self.busy:
             await asyncio.sleep(0)
             return
-        self._done += size + _CALL
+        self._done += size + CALL
         async with self._turn:  # one after the other: clients wait for one piece at most
             if self._done < PIECE:
                 await asyncio.sleep(0)

@@ -21,13 +21,14 @@ import uvloop
 from meshd.cluster.carrying import Carrier, Carry, MoverDoor
 from meshd.cluster.pulling import RemoteHolder
 from meshd.control.nodesecret import NodeSecret
-from meshd.kit.pulse import Courtesy
 from meshd.kit.tasks import Tasks
+from meshd.kit.yielding import Yielding
 from meshd.net.unixmessages import accept_streams
+from meshd.origin.heap import keep_freed_pages
 from meshd.runtime.chores import process_chores, start_chores
-from meshd.runtime.moving import movement_routes, offers
+from meshd.runtime.moving import movement_doors, offers
 from meshd.runtime.node import CARRIER, open_node
-from meshd.telemetry import logs
+from meshd.telemetry import logs, metrics
 from meshd.web.guests import Guest, GuestServer
 from meshd.web.peers import PeerGate
 
@@ -55,6 +56,7 @@ def mover_door(settings: NodeSettings) -> MoverDoor | None:
 def run_mover(settings: NodeSettings, doors: Doors, reporter: Reporter) -> None:
     """From start to end."""
     logs.configure(settings.log_format, settings.log_level, "mover")
+    keep_freed_pages()
     with (
         open_node(settings, CARRIER) as node,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
@@ -86,11 +88,11 @@ class _Work:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        rest = Courtesy(node.clock).rest
-        holder = partial(RemoteHolder, node.peers)
-        self._carrier = Carrier(node.store, offers(node), node.mesh, holder, rest, node.clock)
+        rest = Yielding(node.clock, metrics.moves_pause.set).rest
+        given, holder = offers(node, rest), partial(RemoteHolder, node.peers)
+        self._carrier = Carrier(node.store, given, node.mesh, holder, rest, node.clock)
         gate = PeerGate(NodeSecret(node.control).derive, node.clock)
-        self._guests = GuestServer(movement_routes(node), gate, node.clock, node.settings.http)
+        self._guests = GuestServer(movement_doors(node, given), gate, node.clock, node.settings.http)
         self._carrying = 0
         self._last = node.clock.monotonic()
 

@@ -16,15 +16,17 @@ from meshd.web.guests import handed_over
 from meshd.web.movements import MovementDoors
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from meshd.runtime.node import Node
     from meshd.web.server import NativeRoute
 
 _GRACE: Final = 2.0  # seconds for what a process began to answer by an earlier map
 
 
-def offers(node: Node) -> Offers:
-    """What this node gives to others that compare."""
-    return Offers(node.store, node.mesh.copies, rest=Courtesy(node.clock).rest)
+def offers(node: Node, rest: Callable[[int], Awaitable[None]] | None = None) -> Offers:
+    """What this node gives to others that compare; `rest` between two pieces of work."""
+    return Offers(node.store, node.mesh.copies, rest=rest or Courtesy(node.clock).rest)
 
 
 def copies_asked(node: Node) -> set[int]:
@@ -34,8 +36,13 @@ def copies_asked(node: Node) -> set[int]:
 
 def movement_routes(node: Node) -> list[NativeRoute]:
     """The doors for others that compare themselves with this node."""
-    doors = MovementDoors(offers(node), node.mesh, node.clock)
-    return doors.routes() if node.mover is None else handed_over(doors.routes(), node.mover)
+    doors = movement_doors(node, offers(node))
+    return doors if node.mover is None else handed_over(doors, node.mover)
+
+
+def movement_doors(node: Node, given: Offers) -> list[NativeRoute]:
+    """The same, answered in this process."""
+    return MovementDoors(given, node.mesh, node.clock).routes()
 
 
 def mover(node: Node) -> Mover:

@@ -16,6 +16,7 @@ import uvloop
 
 from meshd.assembly.remote import RemoteAssembler
 from meshd.kit.tasks import Tasks
+from meshd.kit.yielding import tell_waits
 from meshd.runtime.backing import backing
 from meshd.runtime.carrying import mover_door
 from meshd.runtime.chores import Chore, process_chores, start_chores
@@ -73,6 +74,8 @@ async def _work(node: Node, index: int, doors: Doors, trouble: Callable[[], str]
         start_chores(
             [*process_chores(node, reporter), Chore("keyuse", 60.0, lambda: _save_use(node))], chores
         )
+        if node.mover is not None:
+            chores.spawn(tell_waits(node.clock, index + 1), "waits")
         native = native_routes(node, access, data, backed.keeper, desk)
         routes = [*ops_routes(trouble, lambda: node.mesh.map().version), *native]
         routes += admin_routes(node, deps.sessions) + meshing(node, backed).routes()

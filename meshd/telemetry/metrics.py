@@ -252,6 +252,7 @@ moves_kept = _gauge(
 moves_blocked = _gauge(
     "meshd_moves_blocked_slots", "Slots of which nobody who has all can be asked.", mode="mostrecent"
 )
+moves_pause = _gauge("meshd_moves_pause_seconds", "Of the mover, after half a MiB: while event loops wait.")
 moves_rounds = _counter("meshd_moves_rounds_total", "Comparisons with all owners, each from end to end.")
 moves_repaired = _counter("meshd_moves_repaired_total", "What regular comparisons found lacking.")
 
