@@ -138,7 +138,8 @@ class Page:
 
     def ends(self, now: float, meter: Meter) -> None:
         self._waiting = self._running = 0.0
-        self._write(now, meter)
+        if self._finalizer.alive:  # at the end of the interpreter nothing is left to write with
+            self._write(now, meter)
 
     def close(self) -> None:
         self._finalizer()
