@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     Bytes = npt.NDArray[np.uint8]
 
 _HUGE = 2 << 20
+_LOANS = 64  # each is a descriptor of this process
 
 
 class Memory(Protocol):
@@ -148,10 +149,11 @@ class Arena:
     # SimpleQueue.put is reentrant: the only queue a weakref callback may use.
     _returned: SimpleQueue[_Slot | _Loan] = field(default_factory=SimpleQueue)
 
-    @property
-    def adopts(self) -> bool:
-        """Whether frames may lie in memory of others: not where a device copies from this kind alone."""
-        return isinstance(self.memory, HostMemory)
+    def adopts(self, size: int) -> bool:
+        """Whether a frame may lie in memory of others: not where a device copies from this kind alone, nor
+        beyond the budget: what is kept for long is to be memory of this process."""
+        within = len(self._loans) < _LOANS and size <= self.room()
+        return within and isinstance(self.memory, HostMemory)
 
     def adopt(self, pages: Bytes, through: Callable[[], None]) -> Lease:
         """The memory of others as a lease: it counts as such until nothing refers to it, when `through` is
@@ -162,7 +164,6 @@ class Arena:
         loan.watch = weakref.ref(holder, self._watcher(loan, through))
         self._loans.add(loan)
         self.leased += size
-        self.overflows += self.leased > self.budget
         return Lease(holder.data, size)
 
     def lease(self, size: int) -> Lease:

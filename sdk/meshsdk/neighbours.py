@@ -2,7 +2,7 @@
 
 Law: a node is on this host when its directory's `id` can be read here and is what its answer said; every
 frame is asked for by the same signed request as ever. What does not work is done over TCP, and not tried
-again.
+again for a while.
 Invariant: a frame's pages are private to this process from its first write on; no other job ever sees one.
 """
 
@@ -11,9 +11,11 @@ from __future__ import annotations
 import array
 import contextlib
 import fcntl
+import math
 import mmap
 import os
 import socket
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from meshwire.handovers import Handed
 
 VARIABLE: Final = "MESH_LOCAL"
+_SHUNNED: Final = 30.0  # seconds
 _PATIENCE: Final = 5.0  # seconds; the node has the frame already
 _POPULATE_READ: Final = 22  # madvise(2); not named by `mmap`
 _SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -46,18 +49,32 @@ class Neighbours:
     def __init__(self, env: Mapping[str, str] = os.environ) -> None:
         self._setting = env.get(VARIABLE, "").strip()
         self._heard: dict[Endpoint, str] = {}
+        self._shunned: dict[Endpoint, float] = {}
+        """Until when frames of an endpoint come over TCP, because one could not be taken over."""
         self._near: dict[Endpoint, tuple[str, str]] = {}
         """Of a node on this host: the id to say, and the directory as seen from here."""
 
     def heard(self, endpoint: Endpoint, said: str) -> None:
         """What an answer said of its node's directory, if anything."""
-        if not said or self._heard.get(endpoint) == said or self._setting == "off":
+        if not said or self._setting == "off":
+            return
+        if self._heard.get(endpoint) == said and not self._is_over(endpoint):
             return
         self._heard[endpoint] = said
         self._near.pop(endpoint, None)
         place = parse_place(said)
         if place is not None and _read_id(directory := self._setting or place.directory) == place.id:
             self._near[endpoint] = place.id, directory
+
+    def _is_over(self, endpoint: Endpoint) -> bool:
+        """Whether an endpoint was shunned for long enough."""
+        if self._shunned.get(endpoint, math.inf) > time.monotonic():
+            return False
+        return self._shunned.pop(endpoint, None) is not None
+
+    def _shun(self, endpoint: Endpoint) -> None:
+        self._near.pop(endpoint, None)
+        self._shunned[endpoint] = time.monotonic() + _SHUNNED
 
     def word(self, endpoint: Endpoint) -> str:
         """What to say with a question so that its frame is handed over; empty for a node elsewhere."""
@@ -66,16 +83,16 @@ class Neighbours:
     def take(self, endpoint: Endpoint, answer: str, arena: Arena) -> Lease:
         """The frame that an answer names: in pages of its own, or in a slot, where a device wants that.
 
-        Raises HandoverError; the endpoint is then no neighbour any more.
+        Raises HandoverError; the endpoint is then no neighbour for a while.
         """
         handed, (_, directory) = parse_handed(answer), self._near.get(endpoint, ("", ""))
         if handed is None or not directory:
-            self._near.pop(endpoint, None)
+            self._shun(endpoint)
             raise HandoverError(f"{endpoint}: not understood: {answer[:80]!r}")
         try:
             return _taken(directory, handed, arena)
         except (OSError, ValueError) as error:
-            self._near.pop(endpoint, None)
+            self._shun(endpoint)
             raise HandoverError(f"{endpoint}: its frame cannot be taken over: {error}") from error
 
     def __repr__(self) -> str:
@@ -104,7 +121,7 @@ def _taken(directory: str, handed: Handed, arena: Arena) -> Lease:
         try:
             if not _is_settled(fd, handed.size):
                 raise ValueError("it is of another size than was said, or could still change")
-            if arena.adopts:
+            if arena.adopts(handed.size):
                 return arena.adopt(_mapped(fd, handed.size), line.close)
             lease = arena.lease(handed.size)
             _fill(fd, lease.view)

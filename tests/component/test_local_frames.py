@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BATCH, SIDE, PICTURES = 8, 128, 32
+SLACK = 1 << 16  # labels, headers
 HERE = Endpoint("http", "127.0.0.1", 9000)
 
 
@@ -156,10 +157,11 @@ def test_a_kept_batch_outlives_its_loader_and_then_frees_the_nodes_memory(pair: 
 def test_back_pressure_counts_frames_that_are_elsewhere(pair: Daemon) -> None:
     frame = BATCH * SIDE * SIDE * 3
     with loader(pair, prefetch_bytes=4 * frame) as one:
-        kept = list(one)
+        kept = [batch for _ in range(3) for batch in one]
         assert one.stats().local == len(kept)
         assert one.stats().overflows > 0
         assert one._arena.leased >= len(kept) * frame
+        assert handed_bytes(pair) <= 4 * frame + SLACK  # what is beyond was copied, and is the job's own
         del kept
         gc.collect()
         assert one._arena.room() == one._arena.budget
@@ -300,7 +302,9 @@ class _Pinned:
 
 
 @pytest.mark.parametrize("sealed", [True, False])
-def test_frames_for_a_device_are_read_into_its_slots(tmp_path: Path, *, sealed: bool) -> None:
+def test_frames_for_a_device_are_read_into_its_slots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, sealed: bool
+) -> None:
     frame = finished()
     content = os.pread(frame.fd, frame.size, 0)
     handle = frame.hand_out("miss") if sealed else None
@@ -331,6 +335,13 @@ def test_frames_for_a_device_are_read_into_its_slots(tmp_path: Path, *, sealed: 
             near.take(HERE, answer, arena)
         assert near.word(HERE) == ""
     serving.join(60)
+    near.heard(HERE, f"{'a' * 32} {tmp_path}")  # said again and again, but believed only after a while
+    assert (near.word(HERE) == "") == (not sealed)
+    monkeypatch.setattr(neighbours_module, "_SHUNNED", 0.0)
+    if not sealed:
+        near._shun(HERE)
+        near.heard(HERE, f"{'a' * 32} {tmp_path}")
+        assert near.word(HERE) == "a" * 32
     listener.close()
     if handle is not None:
         handle.close()
