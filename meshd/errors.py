@@ -17,3 +17,7 @@ class DirectoryInUseError(MeshdError):
 
 class StartupError(MeshdError):
     """The daemon could not start; the message names the part that could not and why."""
+
+
+class IndexLostError(StartupError):
+    """Processes die of reading what lies in memory of a file: the index cannot be read from its device."""

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from meshd.cli.inspecting import find_store
 from meshd.store.checking import check
 from meshd.store.rebuilding import rebuild
+from meshd.store.unreadable import mark_readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,6 +62,7 @@ def fsck(settings: StoreSettings, anew: bool, as_json: bool) -> None:
         }
     with _progress("checking", as_json) as advance:
         report = check(settings, advance)
+    mark_readable(settings)
     if as_json:
         click.echo(msgspec.json.encode({"clean": report.clean, "rebuilt": rebuilt, "report": report}))
     else:

@@ -66,6 +66,17 @@ class Told(msgspec.Struct, frozen=True):
     debt: int = 0
 
 
+async def tell_disks(control: ControlStore, node_id: str, disks: tuple[DiskState, ...]) -> None:
+    """What a node that ends says last of its disks; of others stays what it said before. Raises
+    ControlError."""
+    place = f"{TOLD}/{node_id}"
+    entry = await control.get(place)
+    told = Told() if entry is None else msgspec.json.decode(entry.value, type=Told)
+    known = {disk.path: disk for disk in (*told.disks, *disks)}
+    told = msgspec.structs.replace(told, running=False, disks=tuple(known.values()))
+    await control.put(place, msgspec.json.encode(told))
+
+
 class Pace:
     """At most so many bytes a second, over `rest`."""
 

@@ -151,8 +151,15 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
+def killed_by(status: int) -> int:
+    """The signal that ended a process, from its wait status; 0 if none did."""
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+
+
 def ended(status: int) -> str:
     """How a process ended, from its wait status, in words."""
-    if os.WIFSIGNALED(status):
-        return f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
+    number = killed_by(status)
+    if number:
+        why = " (what it reads as memory cannot be read: the index)" if number == signal.SIGBUS else ""
+        return f"killed by {signal.Signals(number).name}{why}"
     return f"exit code {os.waitstatus_to_exitcode(status)}"

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import resource
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,13 +23,14 @@ from meshd.control.earlier import bring_forward
 from meshd.control.identities import IdentityTable
 from meshd.control.nodesecret import NodeSecret
 from meshd.control.opening import open_control
-from meshd.errors import MeshdError, StartupError
+from meshd.errors import IndexLostError, MeshdError, StartupError
 from meshd.kit.clock import SystemClock
 from meshd.runtime.board import Board
 from meshd.runtime.caching import close_cache, recover_cache
 from meshd.runtime.carrying import MOVER, run_mover
 from meshd.runtime.children import ChildSpec, ended, fork
 from meshd.runtime.credentials import given_credentials, root_credentials
+from meshd.runtime.indexloss import remember_loss
 from meshd.runtime.listening import endpoint, open_doors
 from meshd.runtime.meeting import MADE, meet
 from meshd.runtime.sparing import spare_disk
@@ -39,6 +40,7 @@ from meshd.runtime.transforming import run_transform
 from meshd.runtime.users import read_users
 from meshd.runtime.worker import run_worker
 from meshd.store.preparing import recover
+from meshd.store.unreadable import advice, check_readable
 from meshd.telemetry import logs
 from meshd.telemetry.audit import open_audit
 
@@ -65,6 +67,7 @@ def launch(settings: NodeSettings, env: Mapping[str, str], say: Callable[[str], 
     logs.configure(settings.log_format, settings.log_level, "supervisor")
     _set_limits()
     _warn_if_open(settings.store.data_dir)
+    check_readable(settings.store)
     if settings.cluster.control is None:
         check_lone(settings.store.data_dir)
     else:
@@ -83,7 +86,13 @@ def launch(settings: NodeSettings, env: Mapping[str, str], say: Callable[[str], 
         )
     _in_child("recovery", lambda _: _recover(settings, people))
     doors.listen(settings.http.backlog)
-    _supervise(settings, doors, people, say)
+    try:
+        _supervise(settings, doors, people, say)
+    except IndexLostError as error:
+        _log.critical(advice(settings.store.index_dir), extra={"why": str(error)})
+        with suppress(StartupError):
+            _in_child("last word", lambda _: remember_loss(settings))
+        raise StartupError(f"{error}: {advice(settings.store.index_dir)}") from error
     _in_child("cache", lambda _: close_cache(settings.cache_store))
 
 

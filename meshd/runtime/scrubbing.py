@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 from meshd.cluster.debts import Debts
 from meshd.cluster.mending import Mender
 from meshd.cluster.pulling import RemoteHolder
-from meshd.cluster.scrubbing import Pace, Scrubber
+from meshd.cluster.scrubbing import Pace, Scrubber, tell_disks
+from meshd.control.interface import ControlError
 from meshd.kit.pulse import Courtesy
 from meshd.runtime.moving import copies_asked, offers
 from meshd.store.inventory import Held, HeldVersion
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("meshd.disks")
 _PROBES: Final = 4  # of a disk that failed one, before the next turn
 _DOUBT: Final = 1.0  # seconds between two of them
+_LAST_WORD: Final = 5.0  # seconds for it
 
 
 def scrubber(node: Node, mover: Mover | None) -> Scrubber:
@@ -49,15 +51,27 @@ async def _nobody() -> None:
 
 
 async def watch_disks(node: Node) -> None:
-    """Disks that fail go out of service; a node of a mesh that has none left ends, so that the others do
-    without it."""
+    """Disks that fail go out of service; a node of a mesh that has none left, or whose index's device fails,
+    ends, so that the others do without it."""
+    disks = node.store.disks
     for _ in range(_PROBES):
-        if not await node.store.disks.look():
+        if not await disks.look():
             break
         await asyncio.sleep(_DOUBT)
-    if node.store.disks.any or node.settings.cluster.control is None:
+    if node.settings.cluster.control is None or (disks.any and not disks.index_failed):
         return
-    _log.critical("every disk of this node has failed: it ends; the others have its share")
+    if disks.index_failed:
+        _log.critical(
+            "the device of this node's index has failed: the node ends; the others have its share",
+            extra={"disk": str(node.settings.store.index_dir), "why": disks.index_failed},
+        )
+    else:
+        _log.critical("every disk of this node has failed: it ends; the others have its share")
+    last = [disks.index_state()] if disks.index_failed else disks.states()
+    try:
+        await asyncio.wait_for(tell_disks(node.control, node.settings.node_id, tuple(last)), _LAST_WORD)
+    except (ControlError, TimeoutError) as error:
+        _log.warning("nobody could be told", extra={"why": str(error)})
     os.kill(os.getppid(), signal.SIGTERM)
 
 

@@ -1,7 +1,8 @@
 """Keeps the children alive until told to stop, then ends them in order.
 
 Law: single-threaded, no event loop, no store; it waits for pipes and signals and does little else, so that it
-outlives everything. Stages: children of the first stage end before those of the next are asked to.
+outlives everything. Stages: children of the first stage end before those of the next are asked to. Where
+children die again and again of what they have mapped into memory (SIGBUS), the node ends.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from meshd.errors import StartupError
+from meshd.errors import IndexLostError, StartupError
 from meshd.runtime.board import Phase
-from meshd.runtime.children import Child, ended, fork
+from meshd.runtime.children import Child, ended, fork, killed_by
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 _log = logging.getLogger("meshd.supervisor")
+_INDEXED = frozenset({"worker", "steward"})  # roles that have the index in memory
+_UNREADABLE = 3  # deaths of it, in
+_REMEMBERED = 600.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +78,15 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._deadline = 0.0
         self._draining = False
-        self._failure = ""
+        self._failure: StartupError | None = None
+        self._unreadable: list[float] = []
 
     def __repr__(self) -> str:
         return f"<Supervisor {self._board!r}>"
 
     def run(self) -> None:
-        """Until every child has ended. Raises StartupError when one could not be started at all."""
+        """Until every child has ended. Raises StartupError when one could not be started at all,
+        IndexLostError when they could not read the index."""
         with _wakeups() as wakeups:
             self._wakeups = wakeups
             self._selector.register(wakeups, selectors.EVENT_READ)
@@ -90,8 +96,8 @@ class Supervisor:
             while not self._turn():
                 pass
         self._selector.close()
-        if self._failure:
-            raise StartupError(self._failure)
+        if self._failure is not None:
+            raise self._failure
 
     def _turn(self) -> bool:
         """Look at everything once, wait for more. True when there is nothing left to keep."""
@@ -208,9 +214,16 @@ class Supervisor:
         metrics.process_restarts.labels(child.spec.role).inc()
         why = child.reason or ended(status)
         _log.warning("%s ended", name, extra={"pid": pid, "why": why, "restart_in": delay})
-        if child.deaths.hopeless and child.spec.door is None:
-            self._failure = f"{name} cannot start: {why}"
-            self._drain()
+        if child.spec.role in _INDEXED and killed_by(status) == signal.SIGBUS:
+            self._unreadable = [then for then in self._unreadable if now - then < _REMEMBERED] + [now]
+        if len(self._unreadable) >= _UNREADABLE:
+            self._fail(IndexLostError(f"{_UNREADABLE} processes were {ended(status)} within minutes"))
+        elif child.deaths.hopeless and child.spec.door is None:
+            self._fail(StartupError(f"{name} cannot start: {why}"))
+
+    def _fail(self, failure: StartupError) -> None:
+        self._failure = failure
+        self._drain()
 
     def _count(self, role: str) -> None:
         up = sum(self._board[name] is Phase.READY for name in self._board.names(role))

@@ -2,7 +2,8 @@
 an empty one in their place put in.
 
 Law: one process a node looks (the steward), and says what it found in the index, where the others see it. A
-disk that is out stays out: it comes back empty, as a new one. Invariant: a full disk is no failing disk.
+disk that is out stays out: it comes back empty, as a new one. The index's device is probed, too: nothing can
+do without it, which is for others to act on. Invariant: a full disk is no failing disk.
 """
 
 from __future__ import annotations
@@ -40,9 +41,12 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 def probe(root: Path, disk: int) -> None:
     """Writes, makes durable, reads back and removes (blocking). Raises OSError."""
-    path = f"{root}/{EXTENTS}/{DRAFTS}/probe.{disk}.part"
+    _probe(f"{root}/{EXTENTS}/{DRAFTS}/probe.{disk}.part", f"store.probe.{disk}")
+
+
+def _probe(path: str, failpoint: str) -> None:
     try:
-        failpoints.hit(f"store.probe.{disk}")
+        failpoints.hit(failpoint)
         found = _written_and_read(path)
     except OSError as error:
         if error.errno not in _FULL:
@@ -86,7 +90,8 @@ def _room(root: Path) -> tuple[int, int]:
 
 
 class DiskWatch:
-    """See the module; one a process. `wanted`: the directories that are to be disks."""
+    """See the module; one a process. `wanted`: the directories that are to be disks. `index_failed`: why the
+    index's device is thought to have failed, "" while it is not."""
 
     def __init__(
         self,
@@ -100,6 +105,8 @@ class DiskWatch:
         self._index, self._disks, self._committer = index, disks, committer
         self._clock, self._run, self._wanted = clock, run, tuple(wanted)
         self._failures: dict[int, int] = {}
+        self._index_failures = 0
+        self.index_failed = ""
         self._cleared: set[int] = set()
         self._looking = asyncio.Lock()
         self._news = False
@@ -149,14 +156,35 @@ class DiskWatch:
         paths = self._index.get_meta("disks") or {}
         return {Path(paths[disk]) for disk in self._index.get_meta(MOUNTED) or () if disk in paths}
 
+    def index_state(self) -> DiskState:
+        """Of the directory of the index, which has failed."""
+        return DiskState(str(self._index.path), False, f"has the index, and fails: {self.index_failed}")
+
+    async def _look_at_index(self) -> None:
+        try:
+            await self._run(lambda: _probe(f"{self._index.path}/probe.part", "store.probe.index"))
+        except OSError as error:
+            self._index_failures += 1
+            metrics.store_disk_errors.labels("failed").inc()
+            why = {"disk": str(self._index.path), "why": str(error)}
+            _log.warning("the index's device failed a probe", extra=why)
+            if self._index_failures >= _FAILURES and not self.index_failed:
+                _log.error("the index's device fails: what is written is refused", extra=why)
+                self.index_failed = error.strerror or str(error)
+        else:
+            self._index_failures, self.index_failed = 0, ""
+
     async def look(self) -> bool:
-        """Probes every disk; one that fails for the third time goes out, one that was emptied or taken away
-        at once; an empty one in its place goes in. Whether one that has failed is in doubt: look again in a
-        moment. Raises StoreError."""
+        """Probes every disk, and the index's device; a disk that fails for the third time goes out, one that
+        was emptied or taken away at once; an empty one in its place goes in. Whether one that has failed is
+        in doubt: look again in a moment. Raises StoreError."""
         async with self._looking:
             return await self._look()
 
     async def _look(self) -> bool:
+        await self._look_at_index()
+        if self._index_failures:  # nothing could be said about disks: that is in the index
+            return not self.index_failed
         self.heed()
         for disk, root in list(self._disks.roots.items()):
             try:
