@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from meshd.testing.daemons import DaemonFailedError
 from meshd.testing.meshes import Mesh
+from meshd.testing.waiting import await_end
 from meshsdk.cli.cluster import cluster
 from tests.component.test_mesh_disks import _await, _env, _fill, _read_everywhere, _scrub
 
@@ -134,7 +135,7 @@ def test_a_device_that_gives_errors_and_one_that_is_unmounted(mesh: Mesh, place:
         _await(mesh, lambda: _restored(mesh, "not mounted: mount an empty one"))
     finally:
         over.set()
-        reader.join()
+        await_end(reader)
     assert wrong == []
     _mount(place / "two")
     _await(mesh, lambda: _serves(mesh))
