@@ -151,13 +151,19 @@ class Daemon:
 
     def pause(self) -> None:
         """SIGSTOP to all its processes: it neither answers nor ends."""
-        for pid in (self.pid, *self.children().values()):
-            os.kill(pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """SIGCONT to all its processes."""
-        for pid in (self.pid, *self.children().values()):
-            os.kill(pid, signal.SIGCONT)
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        """To the supervisor first, which starts no child then, or buries those that ended; and to each child
+        that is still there, also to those that have no name of their own yet."""
+        os.kill(self.pid, number)
+        for pid in self._child_pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def restart(self) -> None:
         """Stop cleanly, start again on the same data and port."""
@@ -201,11 +207,14 @@ class Daemon:
     def children(self) -> dict[str, int]:
         """Process ids of its children by name, such as `worker-0` or `transform-1`."""
         found = {}
-        for task in Path(f"/proc/{self.pid}/task").iterdir():
-            for pid in (task / "children").read_text().split():
-                with contextlib.suppress(OSError):
-                    found[Path(f"/proc/{pid}/comm").read_text().strip()] = int(pid)
+        for pid in self._child_pids():
+            with contextlib.suppress(OSError):
+                found[Path(f"/proc/{pid}/comm").read_text().strip()] = pid
         return found
+
+    def _child_pids(self) -> list[int]:
+        tasks = Path(f"/proc/{self.pid}/task").iterdir()
+        return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
 
     def signal_child(self, name: str, number: int = signal.SIGKILL) -> int:
         """Send a signal to a child; returns its process id."""

@@ -21,6 +21,7 @@ import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
@@ -28,13 +29,13 @@ from weakref import WeakSet
 from meshd.kit.clock import SystemClock
 from meshd.runtime.etcds import EtcdCluster
 from meshd.testing.daemons import Daemon
-from meshwire.cluster import parse_map, routes
+from meshwire.cluster import ClusterMap, parse_map, routes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
-    from meshwire.cluster import ClusterMap, Route
+    from meshwire.cluster import Route
 
 PATIENCE = 60.0
 _STEP = 0.05
@@ -180,15 +181,22 @@ class Mesh:
     def await_map(
         self, wanted: Callable[[ClusterMap], bool], patience: float = PATIENCE, *, everywhere: bool = True
     ) -> ClusterMap:
-        """Wait until the map is as wanted, at every node that runs."""
+        """Wait until the map is as wanted, at every node that runs. One that does not answer just now is
+        asked again."""
         deadline = _clock.monotonic() + patience
         while True:
             running = [name for name, node in self.nodes.items() if node.running]
-            found = [self.map(name) for name in (running if everywhere else running[:1])]
+            found, trouble = list[ClusterMap](), ""
+            try:
+                found = [self.map(name) for name in (running if everywhere else running[:1])]
+            except (OSError, HTTPException, AssertionError) as error:
+                trouble = f"{type(error).__name__}: {error}"
             if found and all(wanted(cluster) for cluster in found):
                 return max(found, key=lambda cluster: cluster.version)
             if _clock.monotonic() > deadline:
-                raise AssertionError(f"the map is not as it should be: {found[-1:]}\n{self.output()}")
+                raise AssertionError(
+                    f"the map is not as it should be: {trouble or found[-1:]}\n{self.output()}"
+                )
             threading.Event().wait(_STEP)
 
     def await_state(self, node_id: str, *states: str, patience: float = PATIENCE) -> ClusterMap:

@@ -35,6 +35,8 @@ T = TypeVar("T")
 BUCKET: Final = "proof"
 SIZES: Final = (0, 9, 700, 9_000, 120_000, 1_300_000)
 PART: Final = 5 << 20
+LONGEST: Final = 150.0
+"""Seconds an operation may take that met with a fault: a silent answer is waited for, and asked for again."""
 CONDITIONAL: Final = ("chains", "firsts")
 _clock = SystemClock()
 
@@ -266,7 +268,7 @@ class Crowd:
         """Everybody's history, once everybody's last operation has ended."""
         self._stop.set()
         for thread in self._threads:
-            await_end(thread)
+            await_end(thread, patience=LONGEST)
         history = History()
         for client in self.clients:
             history.merge(client.history)

@@ -111,7 +111,7 @@ class Trainer:
     def stop(self) -> None:
         """End after the step at hand, and wait for that."""
         self._stop.set()
-        await_end(self._thread)
+        await_end(self._thread, patience=2 * self._deadline)
 
     def _run(self) -> None:
         number = 0

@@ -14,11 +14,12 @@ import sys
 import tempfile
 import threading
 from contextlib import ExitStack, closing, suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from meshd.control.etcd.gateway import decoded, encoded
-from meshd.kit.clock import SHIFT, write_shift
+from meshd.kit.clock import SHIFT, SystemClock, write_shift
 from meshd.testing.meshes import Mesh
 from meshd.testing.waiting import await_end
 from meshwire.cluster import parse_map
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from tests.faults.schedules import Fault, Kind
 
 _DISK = "size=1500m"
+_RESTORED = 60.0  # seconds for damage to be restored from the other copies
+_clock = SystemClock()
 _FLIPS = 64
 _MAP = b"/shardmesh/cluster/map"
 _STOPPED, _RUNNING = 0.18, 0.02  # seconds, turn by turn, of a slow host
@@ -114,8 +117,21 @@ class Hosts:
         self.mesh.begin()
 
     def whole(self, patience: float = 120.0) -> None:
-        """Waits until every node is up and has what it should."""
+        """Waits until every node is up and has what it should. What cannot be restored any more is for the
+        checks to find: it is not waited for."""
         self.mesh.await_map(lambda cluster: all(node.state == "up" for node in cluster.nodes), patience)
+        until = _clock.monotonic() + _RESTORED
+        while self._quarantined() and _clock.monotonic() < until:
+            threading.Event().wait(0.1)
+
+    def _quarantined(self) -> bool:
+        """Whether a node has damage that is not restored yet, or does not say."""
+        try:
+            status = json.loads(self.mesh[self.names[0]].request("GET", "/-/cluster").body)
+            told = [node["scrub"] for node in status["nodes"]]
+        except (OSError, HTTPException, ValueError, KeyError):
+            return True
+        return any(one is None or one["quarantined"] for one in told)
 
     def inflict(self, fault: Fault, chance: random.Random) -> None:
         """It begins."""
@@ -197,11 +213,15 @@ class Hosts:
         given |= {"AWS_ACCESS_KEY_ID": mesh.access_key, "AWS_SECRET_ACCESS_KEY": mesh.secret_key}
         code = f"import sys; from meshsdk.cli import main; sys.argv = {words!r}; main()"
         command = [sys.executable, "-c", code]
-        done = subprocess.run(
-            command, env=os.environ | given, capture_output=True, text=True, check=False, timeout=120
-        )
-        if done.returncode:  # what is damaged in both copies stays so; the checks find it
-            print(done.stdout, done.stderr)
+        # What is damaged in both copies, or takes too long, stays so; the checks find it.
+        try:
+            done = subprocess.run(
+                command, env=os.environ | given, capture_output=True, text=True, check=False, timeout=120
+            )
+            if done.returncode:
+                print(done.stdout, done.stderr)
+        except subprocess.TimeoutExpired as error:
+            print(error, error.stdout, error.stderr)
 
     def _clock(self, name: str) -> Path:
         return self._place / f"{name}.clock"
