@@ -75,6 +75,8 @@ SHOWN = {
     "carried": "GB carried",
     "p99_ratio": "p99 ÷ quiet",
     "cpu_mib": "CPU ms/MiB",
+    "save": "saved MB/s",
+    "load": "loaded MB/s",
 }
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 from bench import (
     accelerators,
     albums,
+    checkpoints,
     confining,
     delivering,
     epochs,
@@ -52,6 +53,7 @@ SPECIAL = (
     *(*accelerators.NAMES, "memory"),
     *(*GATHERS, resharding.NAME, restoring.NAME, passing.NAME, *origins.NAMES, epochs.NAME),
     windows.NAME,
+    checkpoints.NAME,
 )
 DEBIAN = {"wrk": "wrk", "nginx": "nginx-light"}
 NO_WRK = "wrk is not installed: `apt-get install wrk`"
@@ -142,6 +144,8 @@ class Bench:
             return restoring.title(self.scale), tuple(figures), {}
         if name == windows.NAME:
             return self._windows()
+        if name == checkpoints.NAME:
+            return self._checkpoints()
         if name == passing.NAME:
             return self._pass_on()
         if name in GATHERS:
@@ -173,6 +177,12 @@ class Bench:
         if server is None:
             return windows.title(self.scale), (), dict(self.absent)
         return windows.title(self.scale), tuple(windows.measure(server, self.scale, self.say)), {}
+
+    def _checkpoints(self) -> Outcome:
+        title, server = checkpoints.title(self.scale), self.server("meshd")
+        if server is None:
+            return title, (), dict(self.absent)
+        return title, tuple(checkpoints.measure(server, self.scale, self.say)), {}
 
     def _pass_on(self) -> Outcome:
         reason = passing.missing()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bench import (
+    checkpoints,
     confining,
     epochs,
     loading,
@@ -473,6 +474,7 @@ def render(rows: Mapping[str, RowResult], scale: Scale, peers: Path) -> str:
         *reshard_section(rows),
         *restore_section(rows),
         *windows_section(rows),
+        *checkpoints.section(rows),
         *passing_section(rows, scale),
         *origins_section(rows),
         *epochs_section(rows),

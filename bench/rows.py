@@ -35,6 +35,7 @@ class Scale:
     cached_items: int = 2_000
     restored: int = 1 << 30
     series_chunks: int = 4_096
+    checkpoint: int = 256 * MIB
 
 
 FULL = Scale()
@@ -58,6 +59,7 @@ QUICK = Scale(
     cached_items=200,
     restored=8 * MIB,
     series_chunks=256,
+    checkpoint=4 * MIB,
 )
 
 

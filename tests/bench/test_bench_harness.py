@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from bench import (
     accelerating,
     accelerators,
+    checkpoints,
     delivering,
     loaderreporting,
     loading,
@@ -100,6 +101,21 @@ def test_the_row_of_windows_at_toy_size(tmp_path: Path) -> None:
     assert ratio > 1
     assert found.value(windows.NAIVE, "client_us")
     assert windows.TEXT in (tmp_path / "quick.md").read_text()
+
+
+@pytest.mark.bench
+def test_the_row_of_checkpoints_at_toy_size(tmp_path: Path) -> None:
+    only = ["--only", checkpoints.NAME, "--scratch", str(tmp_path)]
+    argv = [sys.executable, "-m", "bench", "--quick", *only]
+    env = {**os.environ, "BENCH_INSTALL": "0"}
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=110, env=env)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    [found] = load(tmp_path / "quick.json").values()
+    assert found.contenders() == list(checkpoints.CONTENDERS)
+    for name in checkpoints.CONTENDERS:
+        assert found.value(name, "save")
+        assert found.value(name, "load")
+    assert checkpoints.TEXT in (tmp_path / "quick.md").read_text()
 
 
 @pytest.mark.bench

@@ -1,0 +1,125 @@
+"""The row of checkpoints: torch's distributed checkpoints saved to a store and loaded, by several writers.
+
+Law: one daemon is the S3 server of all; the same tensors, each contender in a process of its own, rounds
+interleaved; a checkpoint is saved once it is durable in the store, and loaded once every tensor equals what
+was saved. Invariant: what a round wrote is removed before the next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Final
+
+from bench.results import Figure
+from bench.rows import MIB
+from bench.tables import number, table
+from meshsdk.connecting import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from bench.results import RowResult
+    from bench.rows import Scale
+    from bench.servers import Server
+
+NAME: Final = "checkpoints"
+OURS, CONNECTOR, BOTO = "meshsdk", "s3torchconnector", "boto3, torch.save"
+CONTENDERS: Final = (OURS, CONNECTOR, BOTO)
+BUCKET: Final = "checkpoints"
+PARTS: Final = 16
+"""Tensors of equal size that a checkpoint has, and one small one."""
+TEXT: Final = f"""\
+{PARTS} float32 tensors from one process, without a process group. *{OURS}* and *{CONNECTOR}* are writers and
+readers of `torch.distributed.checkpoint`, a file a rank; *{BOTO}* serialises into memory and sends it with
+`upload_fileobj` (parts of 16 MiB, four at once), and the reverse. All are given the same daemon, whose cores
+they share. Saving ends when the store has answered, so when everything is on its disk; loading when the
+tensors are there, and then they are compared. CPU is of client and server together."""
+_METRICS: Final = ("save", "load", "save_cpu", "load_cpu")
+
+
+def title(scale: Scale) -> str:
+    return f"Checkpoints of {scale.checkpoint / MIB:,.0f} MiB"
+
+
+def measure(server: Server, scale: Scale, say: Callable[[str], None]) -> Iterator[Figure]:
+    """A process for each contender, then rounds in turn."""
+    assert server.account is not None
+    account = server.account
+    with connect(
+        server.endpoint, access_key=account.access_key, secret_key=account.secret_key, region="us-east-1"
+    ) as client:
+        client.create_bucket(BUCKET)
+    with ExitStack() as stack:
+        running = {name: stack.enter_context(_Contender(name, server, scale)) for name in CONTENDERS}
+        for name, contender in running.items():
+            say(f"{NAME}: {name}, warming up")
+            contender.wait()
+        for number in range(scale.rounds):
+            for name, contender in running.items():
+                say(f"{NAME}: {name}, round {number + 1} of {scale.rounds}")
+                yield contender.figure(number)
+
+
+class _Contender:
+    """A process that saves and loads once when it is told to."""
+
+    def __init__(self, name: str, server: Server, scale: Scale) -> None:
+        assert server.account is not None
+        self._name = name
+        keys = {
+            "AWS_ACCESS_KEY_ID": server.account.access_key,
+            "AWS_SECRET_ACCESS_KEY": server.account.secret_key,
+            "AWS_REGION": "us-east-1",
+        }
+        size, pid = str(scale.checkpoint), str(server.child.process.pid)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.checkpointing", name, server.endpoint, size, pid],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **keys},
+        )
+
+    def __enter__(self) -> _Contender:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def wait(self) -> None:
+        """Until it is warm; one that failed says so when it is to take a round."""
+        assert self._process.stdout is not None
+        self._process.stdout.readline()
+
+    def figure(self, number: int) -> Figure:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        with suppress(OSError, ValueError):
+            self._process.stdin.write("go\n")
+            self._process.stdin.flush()
+            return Figure(self._name, number, json.loads(self._process.stdout.readline()))
+        return Figure(self._name, number, {}, self._process.stderr.read()[-400:] or "it ended")
+
+
+def section(rows: Mapping[str, RowResult]) -> list[str]:
+    """The part of the report."""
+    result = rows.get(NAME)
+    if result is None:
+        return []
+    lines = [
+        [name, *(number(result.value(name, metric), 2 if "cpu" in metric else 0) for metric in _METRICS)]
+        for name in result.contenders()
+    ]
+    ratios = [
+        [f"{OURS} ÷ {peer}", *(number(result.ratio(OURS, peer, metric), 2, "×") for metric in _METRICS[:2])]
+        for peer in (CONNECTOR, BOTO)
+    ]
+    head = ["", "saved, MB/s", "loaded, MB/s", "CPU ms a MiB saved", "CPU ms a MiB loaded"]
+    return [f"## {result.title}", TEXT, table(head, lines), table(["", "saved", "loaded"], ratios)]
