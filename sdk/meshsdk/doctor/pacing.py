@@ -25,8 +25,10 @@ _NORMAL: Final = 2.1
 
 
 def block_size(connections: int) -> int:
-    """Steps of a block: of clumps of up to four a whole number, of larger ones several."""
-    return connections if connections < 3 else 12 * ceil(connections / 4)
+    """Steps of a block: of clumps of up to four a whole number, of larger ones six or more."""
+    if connections < 3:
+        return connections
+    return 12 if connections <= 4 else 24 * ceil(connections / 4)
 
 
 @dataclass(frozen=True, slots=True)
