@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from contextlib import closing
@@ -28,9 +30,10 @@ if TYPE_CHECKING:
     from meshwire.cluster import ClusterMap
 
 NAME: Final = "restore"
-LOOPBACK, DISK, QUIET, BUSY = (
+LOOPBACK, DISK, COPY, QUIET, BUSY = (
     "loopback, sockets alone",
     "disk, written and synced",
+    "a plain copy of niceness 19, at half of it",
     "nobody reads",
     "clients read",
 )
@@ -43,6 +46,22 @@ _LEFT: Final = ("n1", "n2")
 _DROPPED: Final = "meshd_moves_dropped_total"
 _PACE: Final = 0.005
 _ROUND: Final = 3.0  # seconds of reading before a node is lost
+_COPYING: Final = """
+import os, sys, time
+os.nice(19)
+path, rate, seconds = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
+data, written, began = os.urandom(1 << 20), 0, time.perf_counter()
+with open(path, "wb") as file:
+    while (passed := time.perf_counter() - began) < seconds:
+        if written > rate * passed:
+            time.sleep(0.001)
+            continue
+        file.write(data)
+        written += len(data)
+    file.flush()
+    os.fdatasync(file.fileno())
+print(written / (time.perf_counter() - began))
+"""
 
 
 def title(scale: Scale) -> str:
@@ -61,6 +80,8 @@ def measure(scale: Scale, scratch: Path, say: Callable[[str], None]) -> Iterator
             yield Figure(LOOPBACK, number, {"gigabytes": loopback})
             yield Figure(DISK, number, {"gigabytes": disk})
             yield Figure(LIMIT, number, {"gigabytes": min(loopback, disk)})
+            seconds = min(_ROUND, scale.restored / (256 * MIB))
+            yield _copy(mesh, scratch / "copied", min(loopback, disk) * 1e9 / 2, seconds, number)
             for contender in (QUIET, BUSY):
                 say(f"{NAME}: {contender}, round {number + 1} of {scale.rounds}")
                 yield _lose(mesh, contender, number)
@@ -93,6 +114,25 @@ def _disk_rate(scratch: Path, size: int) -> float:
     return written / taken
 
 
+def _copy(mesh: Mesh, path: Path, rate: float, seconds: float, number: int) -> Figure:
+    """What the machine alone does to the same reader: another process writes and syncs at `rate`, in the
+    background, and sends nothing and compares nothing."""
+    with _Reading(mesh, True) as reading:
+        reading.rest(seconds)
+        quiet = reading.taken()
+        command = [sys.executable, "-c", _COPYING, str(path), str(rate), str(seconds)]
+        done = subprocess.run(command, capture_output=True, check=True, text=True)
+        busy = reading.taken()
+    path.unlink()
+    return Figure(COPY, number, {"gigabytes": float(done.stdout) / 1e9} | _slower(quiet, busy))
+
+
+def _slower(quiet: list[float], busy: list[float]) -> dict[str, float]:
+    if not (quiet and busy):
+        return {}
+    return {"p99_quiet_ms": _p99(quiet), "p99_ms": _p99(busy), "p99_ratio": _p99(busy) / _p99(quiet)}
+
+
 def _lose(mesh: Mesh, contender: str, number: int) -> Figure:
     """n3 is lost and its copies are made again; then it comes back empty."""
     mesh.kill("n3")
@@ -108,9 +148,7 @@ def _lose(mesh: Mesh, contender: str, number: int) -> Figure:
         busy = reading.taken()
         carried = (_carried(mesh) - before) / 1e9
     left = _status(mesh)["movement"]["takers"]
-    metrics = {"gigabytes": carried / taken, "carried": carried}
-    if quiet and busy:
-        metrics |= {"p99_quiet_ms": _p99(quiet), "p99_ms": _p99(busy), "p99_ratio": _p99(busy) / _p99(quiet)}
+    metrics = {"gigabytes": carried / taken, "carried": carried} | _slower(quiet, busy)
     spare = {name: mesh.metric(name, _DROPPED) for name in _LEFT}
     mesh.empty("n3")
     mesh.up("n3")
