@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 from meshd.cluster.carrying import Carrier, FarCarrier
 from meshd.cluster.offers import DocumentsWanted, InventoryWanted
@@ -25,6 +27,7 @@ from meshd.cluster.releasing import Releasing
 from meshd.control.interface import ControlError
 from meshd.errors import MeshdError
 from meshd.kit.pulse import PIECE
+from meshd.kit.yielding import give_way
 from meshd.store.errors import StoreError
 from meshd.telemetry import metrics
 from meshwire.cluster import parse_map, transitions
@@ -52,6 +55,8 @@ _AGAIN: Final = 0.5
 _ROUNDS: Final = 20
 _STUBBORN: Final = 3
 """Rounds after which what a holder no longer has, or has damaged, is not waited for."""
+P = ParamSpec("P")
+T = TypeVar("T")
 _TROUBLE: Final = "what this node lacks cannot be stored: "
 
 
@@ -100,6 +105,7 @@ class Mover:
         self._noted: dict[str, int] = {}
         self.reporter = Reporter(mesh.node_id, control, clock)
         self._asked: list[asyncio.Future[None]] = []
+        self._planner = ThreadPoolExecutor(1, "planning", give_way)
 
     def __repr__(self) -> str:
         return f"<Mover of {self._mesh.node_id}: {self.reporter.now.doing}>"
@@ -185,7 +191,7 @@ class Mover:
         """Whether nothing is lacking any more; the reporter says why not."""
         tally, distrusted = self.reporter.tally, me.state == "joining"
         for number in range(_ROUNDS):
-            task = await asyncio.to_thread(errand, cluster, me.node_id, self._copies(cluster))
+            task = await self._plan(errand, cluster, me.node_id, self._copies(cluster))
             metrics.moves_blocked.set(task.blocked)
             if task.blocked:
                 why = f"of {task.blocked} slots no node that has everything answers"
@@ -272,7 +278,7 @@ class Mover:
         """One round with all other owners (or `only` with some), though the map asks for none; what was
         lacking is here after."""
         cluster = self._mesh.map()
-        task = await asyncio.to_thread(errand, cluster, self._mesh.node_id, self._copies(cluster))
+        task = await self._plan(errand, cluster, self._mesh.node_id, self._copies(cluster))
         slots = sum(scope.count() for scope in task.first.values())
         await self.reporter.begin("repairing", cluster.version, slots)
         tally = Tally()
@@ -286,6 +292,10 @@ class Mover:
             _log.warning("repaired", extra={"entered": tally.entered, "bytes": tally.bytes})
         await self.reporter.end()
         return tally
+
+    async def _plan(self, how: Callable[P, T], *about: P.args, **more: P.kwargs) -> T:
+        """In a thread that gives way: with many slots it takes a while."""
+        return await asyncio.get_running_loop().run_in_executor(self._planner, partial(how, *about, **more))
 
     def _copies(self, cluster: ClusterMap) -> set[int]:
         return {cluster.copies, *(number or cluster.copies for number in self._sources.copies())}
@@ -303,7 +313,7 @@ class Mover:
         if self._sources.known() < cluster.version:
             self._soon = True
             return
-        shares = await asyncio.to_thread(unowned, cluster, self._mesh.node_id, self._copies(cluster))
+        shares = await self._plan(unowned, cluster, self._mesh.node_id, self._copies(cluster))
         kept = dropped = 0
         for holder, scope in shares.items():
             if not await self._releasing.anything(scope):

@@ -22,7 +22,7 @@ from meshd.cluster.carrying import Carrier, Carry, MoverDoor
 from meshd.cluster.pulling import RemoteHolder
 from meshd.control.nodesecret import NodeSecret
 from meshd.kit.tasks import Tasks
-from meshd.kit.yielding import Yielding
+from meshd.kit.yielding import Yielding, give_way
 from meshd.net.unixmessages import accept_streams
 from meshd.origin.heap import keep_freed_pages
 from meshd.runtime.chores import process_chores, start_chores
@@ -45,7 +45,6 @@ _log = logging.getLogger("meshd.moving")
 MOVER: Final = "mover-0"
 _IDLE: Final = 5.0  # seconds without work after which it ends
 _LOOK: Final = 0.5
-_NICE: Final = 10  # a tenth of the weight of those that answer clients
 
 
 def mover_door(settings: NodeSettings) -> MoverDoor | None:
@@ -61,8 +60,7 @@ def run_mover(settings: NodeSettings, doors: Doors, reporter: Reporter) -> None:
         open_node(settings, CARRIER) as node,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        with suppress(OSError):
-            os.nice(_NICE)  # on Linux this thread, and those it starts from now on
+        give_way()
         runner.run(_until_idle(node, doors.mover, reporter))
 
 

@@ -49,6 +49,9 @@ class Routes:
         self._present, self._future = place(cluster, relied, "present"), place(cluster, given)
         self._given = place(cluster, given, "present")
         self._found: dict[int, Route] = {}
+        tables = (self._present.table, self._given.table, self._future.table)
+        self._rows = np.hstack(tables)
+        self._made: dict[bytes, Route] = {}
         self._decided: dict[str, npt.NDArray[np.bool_]] = {}
 
     def __repr__(self) -> str:
@@ -58,7 +61,11 @@ class Routes:
         """The route of a slot."""
         found = self._found.get(slot)
         if found is None:
-            found = self._found[slot] = self._make(slot)
+            row = self._rows[slot].tobytes()  # slots of the same owners have the same route
+            found = self._made.get(row)
+            if found is None:
+                found = self._made[row] = self._make(slot)
+            self._found[slot] = found
         return found
 
     def of(self, bucket: str, key: str) -> Route:
