@@ -13,15 +13,20 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
 
 import meshsdk as mesh
+from meshd.testing.daemons import Daemon
 from meshsdk.adapters.checkpoints import CheckpointReader, CheckpointWriter, Sending
 from meshsdk.adapters.ranges import Ranges, merged
 from meshsdk.errors import ConfigurationError, NotFoundError, PreconditionError
 from meshsdk.transfers import Tuning
+from tests.component.origin_places import Faults
+from tests.component.origin_working import bucket as backed_bucket
+from tests.component.origin_working import eventually, sdk, write_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-    from meshd.testing.daemons import Daemon
+    from tests.component.origin_places import Place
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
 PART = 5 << 20  # the least that S3 takes
@@ -96,6 +101,39 @@ def test_what_fails_leaves_nothing(daemon: Daemon, client: mesh.Client, bucket: 
             write("whole", parts, "no-such-bucket-here")
     write("whole", 2)
     assert client.head(bucket, "whole").size == 2 * PART + 5
+
+
+def test_written_back_it_waits_for_no_origin_and_survives_the_node(origin: Place, tmp_path: Path) -> None:
+    """The origin takes a minute for what is saved; the node is killed half way, and goes on."""
+    write_credentials(tmp_path, origin)
+    place = "checkpoints/run"
+
+    def files() -> dict[str, bytes]:
+        listed = origin.client.list_objects_v2(Bucket=origin.bucket, Prefix=place).get("Contents", ())
+        found = {
+            each["Key"]: origin.client.get_object(Bucket=origin.bucket, Key=each["Key"]) for each in listed
+        }
+        return {key.removeprefix("checkpoints/"): answer["Body"].read() for key, answer in found.items()}
+
+    with Daemon.start(args=["--origin-credentials", str(tmp_path)]) as daemon:
+        backed_bucket(daemon, origin, "checkpoints", write="back")
+        origin.proxy.faults = Faults(rate=200_000)
+        with sdk(daemon) as client:
+            writer = CheckpointWriter(f"s3://{place}", client, tuning=TUNING, thread_count=2)
+            checkpoint.save(model(1), storage_writer=writer)
+        assert not any(len(data) > 1 << 20 for data in files().values())  # it was acknowledged all the same
+        eventually(lambda: any(".distcp" in head and "GET" not in head for head in origin.faults.heads))
+        daemon.kill()
+        origin.proxy.faults = Faults()
+        daemon.up()
+        loaded = model(2)
+        with sdk(daemon) as client:
+            reader = CheckpointReader(f"s3://{place}", client, tuning=TUNING)
+            checkpoint.load(loaded, storage_reader=reader)
+            assert same(loaded, model(1))
+            names = ["run/.metadata", "run/__0_0.distcp", "run/__0_1.distcp"]
+            saved = {name: client.get("checkpoints", name) for name in names}
+        eventually(lambda: files() == saved)
 
 
 def test_what_is_wrong_is_told_at_once(client: mesh.Client, bucket: str) -> None:
