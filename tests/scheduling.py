@@ -85,3 +85,19 @@ class LongestFirst(LoadFileScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         return group(nodeid)
+
+    def remove_node(self, node: object) -> str | None:
+        """The test in which a process ended, which has failed; others go on with what came after it.
+
+        As it was, but that the test is not run again: what hangs would end the next process, too.
+        """
+        left: dict[str, dict[str, bool]] = self.assigned_work.pop(node)
+        pending = [(unit, test) for unit in left.values() for test, done in unit.items() if not done]
+        if not pending:
+            return None
+        unit, crashed = pending[0]
+        unit[crashed] = True
+        self.workqueue.update({scope: unit for scope, unit in left.items() if not all(unit.values())})
+        for other in self.assigned_work:
+            self._reschedule(other)
+        return crashed

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,3 +30,43 @@ def test_what_shares_a_control_plane_is_handed_out_together() -> None:
         "tests/kubernetes/test_b.py::x::y"
     )
     assert scheduling.group("tests/unit/test_a.py::test[::]") == "unit/test_a.py"
+
+
+ENDING = """
+import os
+
+def test_passes():
+    pass
+
+def test_ends_its_process():
+    with open("ended", "a") as file:
+        file.write("x")
+    os._exit(3)
+
+def test_comes_after():
+    pass
+"""
+PLUGIN = "from tests.conftest import pytest_xdist_make_scheduler\n"
+
+
+def test_a_test_that_ends_its_process_fails_once_and_the_others_are_run(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(ENDING)
+    (tmp_path / "conftest.py").write_text(PLUGIN)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        "1",
+        "--dist",
+        "loadfile",
+    ]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=100
+    )
+    assert "1 failed, 2 passed" in done.stdout, done.stdout + done.stderr
+    assert (tmp_path / "ended").read_text() == "x"
