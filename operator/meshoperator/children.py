@@ -334,6 +334,7 @@ def _container(cluster: Cluster, pool: NodePool) -> Manifest:
             "failureThreshold": 6,
         },
         "readinessProbe": {"httpGet": {"path": "/-/ready"} | probe, "periodSeconds": 5, "timeoutSeconds": 5},
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # why it refuses to start is in its pod's status
         "resources": {
             k: dict(v)
             for k, v in (("requests", pool.resources.requests), ("limits", pool.resources.limits))

@@ -8,9 +8,12 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
+
+from lightkube import ApiError
 
 from meshoperator import gauges
 from meshoperator.children import (
@@ -24,8 +27,8 @@ from meshoperator.children import (
     root_keys,
 )
 from meshoperator.ending import Ending
-from meshoperator.resources import GROUP, VERSION, MeshClusterSpec, parse
-from meshoperator.statuses import cluster_status, node_status
+from meshoperator.resources import GROUP, VERSION, MeshClusterSpec, ResourceError, parse
+from meshoperator.statuses import cluster_status, conditions, node_status
 from meshoperator.steering import Pod, Sight, applied, settled, steer
 from meshwire.cluster import parse_map
 from meshwire.cluster.transitions import TransitionError
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _TRIES: Final = 5
+_REFUSALS: Final = (400, 403, 422)
+_LONGEST: Final = 300
 _OVERDUE: Final = timedelta(seconds=30)
 _NONCE: Final = f"{GROUP}/write"
 _STORE, _TOPIC, _KEY = f"{GROUP}/store", f"{GROUP}/topic", f"{GROUP}/key"
@@ -80,11 +85,32 @@ class ClusterLoop:
         if document["metadata"].get("deletionTimestamp"):
             return await self._ending.run(document)
         await self._ending.hold(document)
-        steps, status = await self._steer(document)
+        try:
+            steps, status = await self._steer(document)
+        except ResourceError as error:
+            await self._refused(document, "SpecRefused", str(error))
+            return self._settings.resync_seconds
+        except ApiError as error:
+            if error.status.code in _REFUSALS:
+                await self._refused(document, "ApiRefused", f"the API server says: {error.status.message}")
+            raise
         gauges.tell_cluster(namespace, name, status)
         ready = status["ready"] == status["desired"]
         calm = steps.settled and ready and not (steps.waiting or steps.changes or steps.delete)
         return self._settings.resync_seconds if calm else self._settings.eager_seconds
+
+    async def _refused(self, document: Manifest, reason: str, why: str) -> None:
+        """Said where people look: what holds everything up. The daemons go on as they are."""
+        metadata, before = document["metadata"], (document.get("status") or {}).get("conditions") or ()
+        message = f"nothing can be done: {why}"[:1024]
+        if any(each["type"] == "Progressing" and each["message"] == message for each in before):
+            return
+        found = conditions(document, [("Progressing", False, reason, message)], self._now())
+        kept = [each for each in before if each["type"] != "Progressing"]
+        status = {"observedGeneration": metadata.get("generation"), "conditions": [*kept, *found]}
+        await self._recorder.say(document, "Refused", message)
+        with suppress(ApiError):
+            await self._kube.set_status("MeshCluster", metadata["name"], metadata["namespace"], status)
 
     async def _steer(self, document: Manifest) -> tuple[Steps, dict[str, Any]]:
         cluster = await self._known(document)
@@ -96,7 +122,7 @@ class ClusterLoop:
         uids = {pod.name: pod.uid for pod in seen.sight.pods}
         for name, why in steps.bury:
             if await self._kube.delete_pod(name, cluster.namespace, uids[name], now=True):
-                await self._recorder.say(document, "Replacing", f"{name}: {why}", "Warning")
+                await self._recorder.say(document, "Replacing", f"{name}: {why}")
         for name, why in steps.delete:
             if await self._kube.delete_pod(name, cluster.namespace, uids[name]):
                 await self._recorder.say(document, "Restarting", f"{name}: {why}")
@@ -318,7 +344,31 @@ def _pod(document: Manifest, now: str) -> Pod:
             and datetime.fromisoformat(now) > datetime.fromisoformat(metadata["deletionTimestamp"]) + _OVERDUE
         ),
         metadata.get("uid", ""),
+        trouble(status),
     )
+
+
+def trouble(status: Manifest) -> str:
+    """Why a pod is not ready, as far as Kubernetes says; empty: it does not."""
+    for each in status.get("conditions") or ():
+        if each["type"] == "PodScheduled" and each["status"] == "False":
+            return f"has no place: {each.get('message') or each.get('reason') or 'nobody says why'}"[
+                :_LONGEST
+            ]
+    for each in status.get("containerStatuses") or ():
+        state, last = each.get("state") or {}, each.get("lastState") or {}
+        waiting, ended = state.get("waiting"), state.get("terminated") or last.get("terminated")
+        if not waiting and not state.get("terminated"):
+            continue
+        said = (
+            [f"{waiting['reason']}: {waiting.get('message', '')}"]
+            if waiting and waiting.get("reason")
+            else []
+        )
+        said += [f"it ended with {ended.get('exitCode')}: {ended.get('message', '')}"] if ended else []
+        if said:
+            return "; ".join(text.strip().rstrip(":") for text in said)[:_LONGEST]
+    return ""
 
 
 def _node(cluster: Cluster, pod: Pod) -> Manifest:

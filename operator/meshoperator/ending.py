@@ -62,9 +62,7 @@ class Ending:
             await self._tell(document, f"waits for {', '.join(sorted(pods)[:10])} to end")
             return self._settings.eager_seconds
         if pods:
-            await self._recorder.say(
-                document, "DeletionForced", f"{len(pods)} daemons did not end in time", "Warning"
-            )
+            await self._recorder.say(document, "DeletionForced", f"{len(pods)} daemons did not end in time")
         if (document["spec"].get("deletionPolicy") or "Retain") == "Delete":
             await self._remove(document, namespace, labels)
         await self._write(document, [each for each in finalizers if each != FINALIZER])

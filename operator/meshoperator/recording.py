@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import httpx2
 from lightkube import ApiError
@@ -22,6 +22,17 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _COMPONENT: Final = "shardmesh-operator"
+_WARNINGS: Final = frozenset(
+    {
+        "DeletionForced",
+        "LoadFailed",
+        "Refused",
+        "Replacing",
+        "SourceRefused",
+        "ViewRefused",
+    }
+)
+"""Reasons of what somebody should look at."""
 
 
 class Recorder:
@@ -30,9 +41,7 @@ class Recorder:
     def __init__(self, kube: Kube, now: Callable[[], str]) -> None:
         self._kube, self._now = kube, now
 
-    async def say(
-        self, about: Manifest, reason: str, message: str, kind: Literal["Normal", "Warning"] = "Normal"
-    ) -> None:
+    async def say(self, about: Manifest, reason: str, message: str) -> None:
         """`about`: the object, as it was read."""
         gauges.actions.labels(reason).inc()
         metadata, now = about["metadata"], self._now()
@@ -53,7 +62,7 @@ class Recorder:
             },
             "reason": reason,
             "message": message[:1024],
-            "type": kind,
+            "type": "Warning" if reason in _WARNINGS else "Normal",
             "source": {"component": _COMPONENT},
             "reportingComponent": _COMPONENT,
             "firstTimestamp": now,

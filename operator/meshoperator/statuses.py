@@ -5,8 +5,7 @@ Law: a condition's time is that of its last change, so that saying the same agai
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from meshoperator.steering import empty
 
@@ -16,6 +15,14 @@ if TYPE_CHECKING:
     from meshoperator.children import Cluster, Manifest
     from meshoperator.steering import Pod, Sight, Steps
 
+_AMISS: Final = {
+    "away": "its pod is looked at; after {} s without it its share is made again elsewhere",
+    "returning": "it fetches what it missed",
+    "down": "it is given up; what it had is made again elsewhere, as far as there are copies",
+}
+"""States of nodes, and what becomes of them."""
+_NAMED: Final = 5
+_SENTENCE: Final = 900
 Condition = tuple[str, bool | None, str, str]  # type, whether, reason, message
 
 
@@ -59,13 +66,13 @@ def cluster_status(
             "Available",
             ready > 0,
             "Answers" if ready else "NobodyAnswers",
-            f"{ready} of {desired} daemons are ready",
+            f"{ready} of {desired} daemons are ready{_unready(sight)}",
         ),
         (
             "Progressing",
             progressing,
             "Working" if progressing else "Done",
-            waiting or "nothing is to be done",
+            waiting or (_doing(sight, desired, outdated) if progressing else "nothing is to be done"),
         ),
         (
             "Degraded",
@@ -95,9 +102,33 @@ def cluster_status(
 
 
 def _degraded(sight: Sight) -> str:
-    states = Counter(node.state for node in sight.map.nodes) if sight.map else Counter[str]()
-    bad = [f"{states[state]} {state}" for state in ("away", "returning", "down") if states[state]]
-    return f"of the nodes in the map are {', '.join(bad)}" if bad else ""
+    said = []
+    for state, help_ in _AMISS.items():
+        names = sorted(node.node_id for node in sight.map.nodes if node.state == state) if sight.map else []
+        if names:
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            said.append(
+                f"{', '.join(names[:_NAMED])}{more} {state}: {help_.format(sight.spec.down_after_seconds)}"
+            )
+    return "; ".join(said)
+
+
+def _unready(sight: Sight) -> str:
+    """Which are not, and why."""
+    pods = sorted((pod for pod in sight.pods if not pod.ready), key=lambda pod: (not pod.trouble, pod.name))
+    said = [f"{pod.name} {pod.trouble or 'is not ready yet: see its log'}" for pod in pods[:_NAMED]]
+    more = [f"{len(pods) - _NAMED} more"] if len(pods) > _NAMED else []
+    return f": {'; '.join([*said, *more])}"[:_SENTENCE] if pods else ""
+
+
+def _doing(sight: Sight, desired: int, outdated: list[Pod]) -> str:
+    if outdated and sight.spec.update.paused:
+        return f"{len(outdated)} pods are outdated, and stay so: update.paused is set"
+    if len(sight.pods) != desired:
+        return f"{len(sight.pods)} pods are there, {desired} are wanted"
+    return (
+        f"{len(outdated)} pods are outdated" if outdated else "the cluster map changes, or a pod is replaced"
+    )
 
 
 def _phase(sight: Sight, degraded: str, ready: int, outdated: list[Pod]) -> str:
@@ -139,7 +170,7 @@ def node_status(
             "Ready",
             ready,
             "Answers" if ready else "NoAnswer",
-            "its pod is ready" if ready else "its pod is not ready",
+            "its pod is ready" if ready else _silent(pod),
         )
     ]
     if known and known.leaving:
@@ -162,6 +193,12 @@ def node_status(
     if known:
         status |= {"state": known.state, "zone": known.zone, "rack": known.rack}
     return status
+
+
+def _silent(pod: Pod | None) -> str:
+    if pod is None:
+        return "its pod is not there: the events of its StatefulSet say why"
+    return f"its pod {pod.trouble}" if pod.trouble else "its pod is not ready: see its log"
 
 
 def _drain(since: int, work: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

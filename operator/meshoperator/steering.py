@@ -29,7 +29,8 @@ _BLANK: Final = ("joining", "down", "away")
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A daemon's pod. `template`: what it was made of. `overdue`: it should have ended a while ago."""
+    """A daemon's pod. `template`: what it was made of. `overdue`: it should have ended a while ago.
+    `trouble`: why it is not ready, as far as Kubernetes says."""
 
     name: str
     pool: str
@@ -40,6 +41,7 @@ class Pod:
     leaving: bool = False
     overdue: bool = False
     uid: str = ""
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)

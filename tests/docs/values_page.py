@@ -22,8 +22,17 @@ _HEAD = """# The chart
 helm install mesh helm/shardmesh --namespace mesh --create-namespace
 ```
 
-installs the operator; with `--set cluster.create=true` and a `cluster.spec`
-([an example](../examples/meshcluster.yaml), [every field](../../docs/resources.md)) a mesh, too. Secrets are
+installs the operator. Images are not published: build them from the repository's root, push them to a
+registry of yours, and say where they are.
+
+```
+docker build -f docker/operator.Dockerfile -t REGISTRY/operator:0.1.0 .     # --set operator.image.repository
+docker build -f docker/meshd.Dockerfile -t REGISTRY/meshd:0.1.0 .           # `image` of a MeshCluster
+```
+
+With `--set cluster.create=true` and a `cluster.spec` ([an example](../examples/meshcluster.yaml),
+[every field](../../docs/resources.md)) it makes a mesh, too. What it prints says how to go on;
+[docs/kubernetes.md](../../docs/kubernetes.md) tells the rest, and what to do on a bad night. Secrets are
 named, never given as values.
 
 ## Upgrades and removal

@@ -46,11 +46,13 @@ class Fault:
 
 @dataclass
 class Api:
-    """`effects`: calls so far that changed something. `streams`: what the next watches answer."""
+    """`effects`: calls so far that changed something, `changed`: what each of them changed. `streams`: what
+    the next watches answer."""
 
     objects: dict[Place, Document] = field(default_factory=dict)
     version: int = 0
     effects: int = 0
+    changed: list[str] = field(default_factory=list)
     calls: int = 0
     fault: Fault | None = None
     streams: list[list[Document | Exception]] = field(default_factory=list)
@@ -98,7 +100,9 @@ class Api:
             return fault.raised()
         before = self.version
         answer = self._done(request, (plural, namespace, name), sub, query, body)
-        self.effects += self.version != before
+        if self.version != before:
+            self.effects += 1
+            self.changed.append(plural)
         return answer
 
     def _done(

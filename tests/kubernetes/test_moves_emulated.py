@@ -124,9 +124,11 @@ class Operator:
     """One life: nothing is remembered from the one before."""
 
     def __init__(self, scene: Scene, calls: Calls) -> None:
-        kube: Any = Mortal(Kube(scene.api.client()), scene, calls)
+        api = Kube(scene.api.client())
+        kube: Any = Mortal(api, scene, calls)
         daemons: Any = Mortal(scene.daemons, scene, calls)
-        recorder, board, now = Recorder(kube, lambda: NOW), Board(), scene.daemons.now
+        recorder = Recorder(api, lambda: NOW)  # nobody reads events: to die after one is to die before it
+        board, now = Board(), scene.daemons.now
         self.scene, self.settings = scene, OperatorSettings()
         self.placement = PlacementLoop(kube, self.settings, board)
         self.clusters = ClusterLoop(kube, self.settings, recorder, lambda: NOW)
