@@ -130,27 +130,25 @@ async def play(world: World, scenes: list[Scene], *, begun: bool = False) -> Non
             raise AssertionError(f"{name} never ends: {world.api.of('meshclusters')} {world.map()}")
 
 
-def test_an_operator_killed_at_any_call_is_followed_by_one_that_goes_on() -> None:
+@pytest.mark.parametrize("number", range(len(SCENES)), ids=[name for name, *_ in SCENES])
+def test_an_operator_killed_at_any_call_is_followed_by_one_that_goes_on(number: int) -> None:
     """Before each call that changes something: what it had done until then is what the next one finds. Nobody
     reads events: to die after one is to die before it."""
-    for number, scene in enumerate(SCENES):
-        start = Api()
-        world = World(start)
-        asyncio.run(play(world, SCENES[:number]))
-        start.effects, start.changed = 0, []
-        before = copy.deepcopy(start.objects), start.version
-        asyncio.run(play(world, [scene]))
-        assert start.effects > 3
-        points = [
-            point for point in range(start.effects) if not point or start.changed[point - 1] != "events"
-        ]
-        for point in points:
-            api = Api(copy.deepcopy(before[0]), before[1])
-            api.fault = Fault(lambda method, _, effects, point=point: effects == point and method != "GET")  # type: ignore[misc]
-            again = World.__new__(World)
-            again.api = api
-            asyncio.run(play(again, [scene]))
-            assert api.fault is None, f"{scene[0]} was not killed at {point}"
+    scene, start = SCENES[number], Api()
+    world = World(start)
+    asyncio.run(play(world, SCENES[:number]))
+    start.effects, start.changed = 0, []
+    before = copy.deepcopy(start.objects), start.version
+    asyncio.run(play(world, [scene]))
+    assert start.effects > 3
+    points = [point for point in range(start.effects) if not point or start.changed[point - 1] != "events"]
+    for point in points:
+        api = Api(copy.deepcopy(before[0]), before[1])
+        api.fault = Fault(lambda method, _, effects, point=point: effects == point and method != "GET")  # type: ignore[misc]
+        again = World.__new__(World)
+        again.api = api
+        asyncio.run(play(again, [scene]))
+        assert api.fault is None, f"{scene[0]} was not killed at {point}"
 
 
 @pytest.mark.parametrize("status", [409, 500])
