@@ -82,10 +82,8 @@ def signed(node: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def slow(node: Daemon, origin: Place, signed: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """A dataset at an origin, and a way to the node that can be slow."""
+    """A bucket with an origin, and a way to the node that can be slow."""
     bucket(node, origin, "slow", immutable=True)
-    for number in range(PHOTOS):
-        put(origin, "slow", f"train/{number:03}.jpg", picture(number))
     proxy = Proxy(int(node.endpoint.rpartition(":")[2]))
     monkeypatch.setenv("MESH_ENDPOINT", proxy.endpoint)
     yield proxy
@@ -113,8 +111,7 @@ def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
 def test_delays_in_every_stage_are_found(
     slow: Proxy, origin: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
+    script, tries = tmp_path / "train.py", itertools.count()
     slow.faults.delay, origin.faults.delay = NETWORK, FETCH
     expected = {
         "compute": COMPUTE,
@@ -123,8 +120,17 @@ def test_delays_in_every_stage_are_found(
         "fetch": FETCH,
     }
     wanted = {stage: pytest.approx(value, rel=0.1) for stage, value in expected.items()}
-    command = [sys.executable, str(script), str(COMPUTE), str(PREPROCESSING / 2)]
-    found = settled(lambda: doctor(capsys, "--", *command), lambda found: found["seconds"] == wanted)
+
+    def measured() -> dict[str, Any]:
+        """Of photographs that no try before has brought into the cache."""
+        folder = f"train{next(tries)}"
+        for number in range(PHOTOS):
+            put(origin, "slow", f"{folder}/{number:03}.jpg", picture(number))
+        script.write_text(SCRIPT.replace("slow/train", f"slow/{folder}"))
+        command = [sys.executable, str(script), str(COMPUTE), str(PREPROCESSING / 2)]
+        return doctor(capsys, "--", *command)
+
+    found = settled(measured, lambda found: found["seconds"] == wanted)
     assert found["seconds"] == wanted
     assert found["dominant"] == "fetch"
     assert found["fix"].startswith("mesh prefetch s3://slow/train")
