@@ -25,6 +25,8 @@ from meshwire.s3.operations import GetObject, operation_name
 from meshwire.s3.parsing import RequestHead, parse_request
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from meshd.service.objects import Found
     from meshd.web.authentication import Authenticator
     from meshd.web.connections import Connection
@@ -139,13 +141,18 @@ class HotPath:
                 )
             if not deps.mesh.sure or (hop is not None and not deps.forwarder.knows(hop)):
                 return None
+        counted: Callable[[], None] | None = None
+        if deps.backed is not None:
+            counted = deps.backed.leaves(operation)
+            if counted is None:
+                return None
         trace.operation, trace.target = operation_name(operation), operation
         asking = connection if hop is None else hop
         trace.remote = asking.remote
         signer = self._authenticator.authenticate(head, trace)
         deps.access.admit(signer.identity, operation, request_context(asking, head, signer))
-        if deps.backed is not None and not deps.backed.leaves(operation):
-            return None
+        if counted is not None:
+            counted()
         found = deps.objects.find(operation)
         if SMALL_BYTES < found.length <= _AT_ONCE and not operation.head and not found.head.tag_count:
             return self._send(connection, operation, found, trace)

@@ -29,12 +29,14 @@ class Forget(msgspec.Struct, frozen=True, tag="forget"):
 
 
 class Began(msgspec.Struct, frozen=True, tag="began"):
-    """The origin has answered; the descriptor is of the file that the bytes come into, from `base` on."""
+    """The origin has answered, and so many bytes are there; the descriptor is of the file that they come
+    into, from `base` on."""
 
     number: int
     facts: Facts
     length: int
-    base: int = 0
+    base: int
+    have: int
 
 
 class Grew(msgspec.Struct, frozen=True, tag="grew"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from meshd.origin.errors import (
@@ -28,7 +29,7 @@ from meshd.telemetry import metrics
 from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from meshd.control.buckets import Bucket
     from meshd.origin.interface import Facts
@@ -55,20 +56,16 @@ class BackedReader:
     def __repr__(self) -> str:
         return f"<BackedReader of {self._shelf!r}>"
 
-    def leaves(self, bucket: str, key: str) -> bool:
-        """Whether the store can answer by itself: the bucket has no origin, or the object is cached and
-        still so. Microseconds."""
+    def leaves(self, bucket: str, key: str) -> Callable[[], None] | None:
+        """What is to be called if the store answers by itself: the bucket has no origin, or the object is
+        cached and still so. None: it cannot. Microseconds, and nothing is counted yet."""
         backed = self._shelf.backed(bucket)
         if backed is None:
-            return True
+            return _uncounted
         held = self._shelf.held(backed, key)
         if held is None or not self._shelf.is_fresh(backed, key, held.etag):
-            return self._store.own(bucket, key) is not None
-        if held.size <= CHUNK:
-            self.keeper.noted(Piece(shelf_name(backed), key, -1, held.size))
-            metrics.cache_reads.labels("hit").inc()
-            return True
-        return False
+            return None if self._store.own(bucket, key) is None else _uncounted
+        return partial(self._note, backed, key, held, 0, held.size) if held.size <= CHUNK else None
 
     async def opened(self, operation: GetObject) -> Assembled | None:
         """The answer to a read; None when the store can give it. Raises S3Error."""
@@ -349,6 +346,10 @@ def told(error: OriginError, key: str) -> S3Error:
     if isinstance(error, OriginRefusedError):
         return S3Error("AccessDenied", str(error))
     return S3Error("ServiceUnavailable", str(error))
+
+
+def _uncounted() -> None:
+    """Nothing was read from the cache."""
 
 
 def _begins(operation: GetObject) -> int | None:

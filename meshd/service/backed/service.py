@@ -26,6 +26,8 @@ from meshwire.s3 import operations as ops
 from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from meshd.cluster.mesh import Mesh
     from meshd.control.buckets import Bucket
     from meshd.service.backed.fetching import Keeper
@@ -139,7 +141,7 @@ class BackedService:
 
     # --- reading
 
-    def leaves(self, operation: ops.GetObject) -> bool:
+    def leaves(self, operation: ops.GetObject) -> Callable[[], None] | None:
         """See `BackedReader.leaves`."""
         return self.reader.leaves(operation.bucket, operation.key)
 

@@ -215,6 +215,9 @@ class RemoteDoer:
         flight, began = flying
         if isinstance(answer, Began):
             flight.began(answer.facts, answer.length, (fds[0], answer.base))
+            flight.grew(answer.have)
+            if answer.have == answer.length:
+                flight.ended()
         elif isinstance(answer, Grew):
             flight.grew(answer.have)
             if answer.done:
@@ -312,15 +315,11 @@ class _Conversation:
         flight = await self._doer.fetch(bucket, ask.key, ask.chunk, ask.etag)
         try:
             facts = await flight.started()
-            await self._stream.send(Began(ask.number, facts, flight.length, flight.base), [flight.fd])
-            told = 0
-            while not flight.done:
-                await flight.reaches(min(flight.length, told + 1 if not told else told + _STEP))
-                told = flight.have
+            told = await flight.reaches(min(flight.length, 1))  # a head goes out with the first bytes
+            began = Began(ask.number, facts, flight.length, flight.base, told)
+            await self._stream.send(began, [flight.fd])
+            while told < flight.length:
+                told = await flight.reaches(min(flight.length, told + _STEP))
                 await self._stream.send(Grew(ask.number, told, told == flight.length))
-                if told == flight.length:
-                    return
-            await flight.over()
-            await self._stream.send(Grew(ask.number, flight.have, done=True))
         finally:
             flight.release()
