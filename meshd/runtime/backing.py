@@ -14,6 +14,7 @@ from meshd.service.backed.fetching import Fetcher
 from meshd.service.backed.keeping import RemoteKeeper
 from meshd.service.backed.lending import Borrower
 from meshd.service.backed.listing import BackedListings
+from meshd.service.backed.marks import Marker
 from meshd.service.backed.origins import Origins
 from meshd.service.backed.reading import BackedReader
 from meshd.service.backed.samples import OriginSamples
@@ -43,6 +44,7 @@ async def backing(node: Node, index: int | None) -> AsyncIterator[BackedService]
         tasks.spawn(serve_fetches(settings.fetch_socket(index), own, shelf), "fetches")
     tasks.spawn(keeper.run(), "notes")
     lister = LocalLister(node.store, node.mesh, node.store.own_entries)
+    marker = Marker(shelf, node.mesh, node.peers)
     merged = MergedListings(lister, node.mesh, node.peers, node.clock)
     service = BackedService(
         node.store,
@@ -50,7 +52,7 @@ async def backing(node: Node, index: int | None) -> AsyncIterator[BackedService]
         shelf,
         crew,
         BackedReader(node.store, shelf, crew, keeper),
-        BackedListings(origins, node.store, shelf, node.clock, node.mesh, merged),
+        BackedListings(origins, node.store, shelf, node.clock, node.mesh, merged, marker),
         node.mesh,
     )
     node.objects.origins = OriginSamples(node.store, service, node.archives)

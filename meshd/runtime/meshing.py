@@ -19,6 +19,7 @@ from meshd.web.bucketdoors import bucket_routes
 from meshd.web.forwarding import Forwarder
 from meshd.web.hops import Hops
 from meshd.web.listingdoors import listing_routes
+from meshd.web.marking import marking_routes
 from meshd.web.replicas import ReplicaDoors
 from meshd.web.scattering import Scatterer
 from meshd.web.sourcedoors import SourceDoors
@@ -66,6 +67,7 @@ class Meshing:
         if backed is not None:
             warmer, lender = Warmer(backed, node.mesh), Lender(backed.shelf)
             warming = WarmingDoors(warmer, lender, node.mesh, node.clock).routes()
+            warming += marking_routes(backed.listings.marker, node.clock)
         return [
             *listing_routes(self.lister, node.mesh, node.clock),
             *bucket_routes(self.buckets, self.news, node.clock),

@@ -87,6 +87,31 @@ def test_what_one_node_wrote_all_read_and_list(mesh: Mesh, clients: list[Any], o
     assert [each["Key"] for each in clients[0].list_objects_v2(Bucket="written")["Contents"]] == ["z-there"]
 
 
+def test_pages_of_a_listing_are_kept_until_somebody_writes(
+    mesh: Mesh, clients: list[Any], origin: Place
+) -> None:
+    bucket(mesh["n1"], origin, "paged")
+    put(origin, "paged", "a", b"a")
+
+    def listed(client: Any) -> list[str]:
+        return [each["Key"] for each in client.list_objects_v2(Bucket="paged").get("Contents", [])]
+
+    def asked() -> int:
+        return sum("list-type" in head for head in origin.faults.heads)
+
+    def none_is_asked() -> bool:
+        before = asked()
+        return all(listed(client) == ["a"] for client in clients) and asked() == before
+
+    eventually(none_is_asked)
+    for number, writer in enumerate(clients):
+        writer.put_object(Bucket="paged", Key=f"b{number}", Body=b"b")
+        wanted = ["a", *[f"b{each}" for each in range(number + 1)]]
+        assert [listed(client) for client in clients] == [wanted] * 3
+    clients[0].delete_object(Bucket="paged", Key="b1")
+    assert [listed(client) for client in clients] == [["a", "b0", "b2"]] * 3
+
+
 def test_copies_between_nodes(mesh: Mesh, clients: list[Any], origin: Place) -> None:
     bucket(mesh["n1"], origin, "from")
     clients[0].create_bucket(Bucket="lives")

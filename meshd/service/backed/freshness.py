@@ -6,9 +6,11 @@ origin is asked once more. Emptied with every start.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import mmap
 import os
+import secrets
 import struct
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 _SLOTS: Final = 1 << 20
 _GENERATIONS: Final = 1 << 12
 _WORD: Final = struct.Struct("=Q")
+_BIRTH: Final = (_SLOTS + _GENERATIONS) * _WORD.size
+_SIZE: Final = _BIRTH + _WORD.size
 _SECONDS: Final = (1 << 24) - 1
 
 
@@ -30,9 +34,14 @@ class FreshTable:
         self._clock = clock
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            size = (_SLOTS + _GENERATIONS) * _WORD.size
-            os.ftruncate(fd, size)
-            self._map = mmap.mmap(fd, size)
+            fcntl.flock(fd, fcntl.LOCK_EX)  # the first process makes it
+            made = not os.fstat(fd).st_size
+            if made:
+                os.ftruncate(fd, _SIZE)
+            self._map = mmap.mmap(fd, _SIZE)
+            if made:
+                _WORD.pack_into(self._map, _BIRTH, secrets.randbits(64))
+            fcntl.flock(fd, fcntl.LOCK_UN)  # the map holds on to the open file
         finally:
             os.close(fd)
 
@@ -57,14 +66,15 @@ class FreshTable:
         noted = word >> 24 == tag and word != 0
         return bool(noted and ((self._now() - word) & _SECONDS) < ttl)
 
-    def generation(self, bucket: str) -> int:
-        """Rises when the bucket is written to through this node; others may share its number."""
-        return int(_WORD.unpack_from(self._map, _generation(bucket))[0])
+    def mark(self, bucket: str) -> str:
+        """Another one once the bucket was written to through this node, or the node has started anew; other
+        buckets may change it, too."""
+        [birth], [number] = (_WORD.unpack_from(self._map, at) for at in (_BIRTH, _generation(bucket)))
+        return f"{birth:x}-{number:x}"
 
     def rise(self, bucket: str) -> None:
-        """The bucket was written to. Two at once may rise by one: it differs all the same."""
-        at = _generation(bucket)
-        _WORD.pack_into(self._map, at, (_WORD.unpack_from(self._map, at)[0] + 1) & (2**63 - 1))
+        """The bucket was written to. A number by chance: two at once never take the same for theirs."""
+        _WORD.pack_into(self._map, _generation(bucket), secrets.randbits(64))
 
     def _now(self) -> int:
         return self._clock.now_ms() // 1000 & _SECONDS

@@ -1,8 +1,7 @@
 """Listings of backed buckets: the origin's pages, with what is dirty here put among them.
 
-Law: a page is kept for the origin's TTL, unless the bucket is written to; of one that may be written to
-through other nodes none is kept. One question for all who ask for the same page. Where both have a key, this
-store's is newer.
+Law: a page is kept for the origin's TTL, unless the bucket is written to, through whichever node. One
+question for all who ask for the same page. Where both have a key, this store's is newer.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from meshd.cluster.mesh import Mesh
     from meshd.control.buckets import Bucket
     from meshd.kit.clock import Clock
+    from meshd.service.backed.marks import Marker, Marks
     from meshd.service.backed.origins import Origins
     from meshd.service.backed.shelf import Shelf
     from meshd.service.merged import MergedListings
@@ -38,7 +38,7 @@ Question = tuple[str, str, str, str, int]
 @dataclass(frozen=True, slots=True)
 class _Kept:
     page: Listing
-    generation: int
+    marks: Marks
     since: float
 
 
@@ -53,11 +53,12 @@ class BackedListings:
         clock: Clock,
         mesh: Mesh,
         merged: MergedListings,
+        marker: Marker,
     ) -> None:
         self._origins, self._store, self._shelf, self._clock = origins, store, shelf, clock
-        self._mesh, self._merged = mesh, merged
+        self._mesh, self._merged, self.marker = mesh, merged, marker
         self._pages: OrderedDict[Question, _Kept] = OrderedDict()
-        self._asking: SingleFlight[tuple[Question, int], Listing] = SingleFlight()
+        self._asking: SingleFlight[tuple[Question, Marks], Listing] = SingleFlight()
 
     def __repr__(self) -> str:
         return f"<BackedListings {len(self._pages)} pages kept>"
@@ -89,17 +90,17 @@ class BackedListings:
     async def _remote(self, bucket: Bucket, prefix: str, delimiter: str, after: str, limit: int) -> Listing:
         assert bucket.origin is not None
         question = (shelf_name(bucket), prefix, delimiter, after, limit)
-        generation, now = self._shelf.generation(bucket), self._clock.monotonic()
-        kept = self._pages.get(question)
-        if kept is not None and kept.generation == generation and now < kept.since + bucket.origin.ttl:
-            return kept.page
+        marks, now = await self.marker.of(bucket), self._clock.monotonic()
         origin = self._origins.of(bucket)
+        if marks is None:
+            return await origin.list(prefix, delimiter, after, limit)
+        kept = self._pages.get(question)
+        if kept is not None and kept.marks == marks and now < kept.since + bucket.origin.ttl:
+            return kept.page
         page, _ = await self._asking.run(
-            (question, generation), lambda: origin.list(prefix, delimiter, after, limit)
+            (question, marks), lambda: origin.list(prefix, delimiter, after, limit)
         )
-        if not self._mesh.alone and bucket.origin.write != "off":
-            return page
-        self._pages[question] = _Kept(page, generation, now)
+        self._pages[question] = _Kept(page, marks, now)
         self._pages.move_to_end(question)
         while len(self._pages) > _KEPT:
             self._pages.popitem(last=False)

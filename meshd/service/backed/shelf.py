@@ -156,8 +156,9 @@ class Shelf:
         if etag:
             self._fresh.forget(known, key, "")
 
-    def generation(self, bucket: Bucket) -> int:
-        return self._fresh.generation(shelf_name(bucket))
+    def mark(self, bucket: Bucket) -> str:
+        """See `FreshTable.mark`."""
+        return self._fresh.mark(shelf_name(bucket))
 
     def written(self, bucket: Bucket, key: str) -> None:
         """The object was written through this node: nothing that was known of it counts."""

@@ -1,0 +1,32 @@
+"""What the processes of a node know together of origins."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from meshd.kit.clock import ManualClock
+from meshd.service.backed.freshness import FreshTable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_mark_changes_with_every_write_for_all_processes(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with closing(FreshTable(tmp_path / "t", clock)) as one, closing(FreshTable(tmp_path / "t", clock)) as two:
+        seen = [one.mark("b")]
+        for table in (one, two, one):
+            assert one.mark("b") == two.mark("b") == seen[-1]
+            table.rise("b")
+            seen.append(two.mark("b"))
+        assert len(set(seen)) == 4
+        two.note("b", "k", "etag")
+        assert one.holds(60, "b", "k", "etag")
+
+
+def test_a_start_changes_all_marks(tmp_path: Path) -> None:
+    with closing(FreshTable(tmp_path / "before", ManualClock())) as table:
+        before = table.mark("b")
+    with closing(FreshTable(tmp_path / "after", ManualClock())) as table:
+        assert table.mark("b") != before
