@@ -106,7 +106,7 @@ def _serves(mesh: Mesh) -> bool:
 
 
 def test_a_device_that_gives_errors_and_one_that_is_unmounted(mesh: Mesh, place: Path) -> None:
-    bodies = _fill(mesh, 32, "real")
+    bodies = _fill(mesh, 16, "real")
     os.sync()
     os.truncate(place / "two.image", 1 << 20)  # what lies behind cannot be read any more
     with open("/proc/sys/vm/drop_caches", "w") as file:
@@ -118,7 +118,7 @@ def test_a_device_that_gives_errors_and_one_that_is_unmounted(mesh: Mesh, place:
     _run("umount", "-l", str(place / "two"))
     _mount(place / "two")
     _await(mesh, lambda: _serves(mesh))
-    bodies |= _fill(mesh, 16, "after")
+    bodies |= _fill(mesh, 4, "after")
     over, wrong = threading.Event(), list[str]()
 
     def read() -> None:
@@ -143,7 +143,7 @@ def test_a_device_that_gives_errors_and_one_that_is_unmounted(mesh: Mesh, place:
 
 
 def test_an_index_on_a_file_system_that_becomes_read_only(mesh: Mesh, place: Path) -> None:
-    bodies = _fill(mesh, 12, "index")
+    bodies = _fill(mesh, 8, "index")
     device = _device(place / "index")
     Path(f"/sys/fs/ext4/{Path(device).name}/trigger_fs_error").write_text("damage")
     _await(mesh, lambda: not mesh["n3"].running)  # the others wait for nothing then
@@ -163,7 +163,7 @@ def test_an_index_on_a_file_system_that_becomes_read_only(mesh: Mesh, place: Pat
 
 def test_an_index_that_cannot_be_read(mesh: Mesh, place: Path) -> None:
     """Each read of what is mapped is a SIGBUS, as of a device that gives EIO."""
-    bodies = _fill(mesh, 12, "torn")
+    bodies = _fill(mesh, 8, "torn")
     os.truncate(place / "index" / "n3" / "data.mdb", 8192)
     _await(mesh, lambda: not mesh["n3"].running)
     mesh.await_state("n3", "away")
