@@ -108,7 +108,9 @@ def _serves(mesh: Mesh) -> bool:
 def test_a_device_that_gives_errors_and_one_that_is_unmounted(mesh: Mesh, place: Path) -> None:
     bodies = _fill(mesh, 16, "real")
     os.sync()
-    os.truncate(place / "two.image", 1 << 20)  # what lies behind cannot be read any more
+    device = _device(place / "two")
+    os.truncate(place / "two.image", 1 << 20)
+    _run("losetup", "--set-capacity", device)  # what lies behind gives EIO, no zeros
     with open("/proc/sys/vm/drop_caches", "w") as file:
         file.write("3")
     _read_everywhere(mesh, bodies)
