@@ -39,12 +39,17 @@ def recover_cache(settings: StoreSettings) -> None:
         _log.warning("the machine went down without warning: the cache begins empty")
         _empty(settings)
     try:
-        recover(settings)
+        recover(settings, _do_without)
     except FormatError as error:
         _log.warning("the cache cannot be read and begins empty", extra={"why": str(error)})
         _empty(settings)
         recover(settings)
     mark.write_text(boot)
+
+
+def _do_without(disk: Path) -> None:
+    """Whatever was cached on a disk that is gone, its origin has."""
+    _log.warning("a disk of the cache is gone", extra={"disk": str(disk)})
 
 
 def close_cache(settings: StoreSettings) -> None:

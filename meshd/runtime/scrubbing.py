@@ -54,8 +54,9 @@ async def watch_disks(node: Node) -> None:
     """Disks that fail go out of service; a node of a mesh that has none left, or whose index's device fails,
     ends, so that the others do without it."""
     disks = node.store.disks
+    watched = [disks] if node.shelf is None else [disks, node.shelf.cache.disks]
     for _ in range(_PROBES):
-        if not await disks.look():
+        if not any([await each.look() for each in watched]):
             break
         await asyncio.sleep(_DOUBT)
     if node.settings.cluster.control is None or (disks.any and not disks.index_failed):

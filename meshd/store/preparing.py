@@ -71,14 +71,15 @@ def _find(index: Index, settings: StoreSettings, spare: Spare) -> Disks:
     return Disks(roots, gone)
 
 
-def _recognise(known: dict[int, str], store: str, roots: tuple[Path, ...]) -> Disks | None:
+def _recognise(paths: dict[int, str], store: str, roots: tuple[Path, ...]) -> Disks | None:
     """The disks when nothing changed since the last start, None when `_enrol` has to look."""
-    markers = {root: read_marker(root) for root in roots}
+    known = {number: Path(path) for number, path in paths.items()}
+    markers = {root: _marker_of(root, known) for root in roots}
     found = {
         marker.disk: root for root, marker in markers.items() if marker is not None and marker.store == store
     }
     same = set(found) == set(known) and len(found) == len(roots)
-    return Disks(found) if same and {n: str(r) for n, r in found.items()} == known else None
+    return Disks(found) if same and found == known else None
 
 
 def _refuse_orphaned(roots: tuple[Path, ...]) -> None:

@@ -6,6 +6,7 @@ answer in S3's shape with a request id, or a closed connection if the answer was
 
 from __future__ import annotations
 
+import errno
 import logging
 from contextlib import suppress
 from dataclasses import replace
@@ -28,7 +29,7 @@ from meshd.web.hosts import Hosts
 from meshd.web.misdirecting import DamagedHereError, damaged, map_headers, skewed, stale
 from meshd.web.replies import Reply, SentReply
 from meshd.web.scattering import MEMBERS
-from meshd.web.sending import fetch_cold, send_groups, send_spans
+from meshd.web.sending import fetch_cold, first_of, send_groups, send_spans
 from meshd.web.settling import CLIENT_GONE, Trace, settle
 from meshd.web.streaming import RequestBody
 from meshwire.archives.kinds import MARK
@@ -338,7 +339,8 @@ class S3Endpoint:
         try:
             with objects.reading(operation, found) as spans:
                 if found.length > SMALL_BYTES or request.pressed:
-                    keep_alive = await send_spans(request, status, headers, spans, self._now())
+                    await self._fetch(first_of(spans))  # a device that gives errors is known before the head
+                    keep_alive = await self._send(request, status, headers, spans)
                 else:
                     await self._fetch(spans)
                     # Read through the store, which verifies what is small enough to be verified on the way.
@@ -350,15 +352,24 @@ class S3Endpoint:
         trace.sent += found.length
         return SentReply(status, keep_alive=keep_alive)
 
+    async def _send(
+        self, request: MeshRequest, status: int, headers: list[Header], spans: Sequence[Span]
+    ) -> bool:
+        """See `send_spans`. What turns out to be unreadable on the way is noticed: it cuts the connection."""
+        try:
+            return await send_spans(request, status, headers, spans, self._now())
+        except OSError as error:
+            if error.errno == errno.EIO:
+                _notice_all(spans)
+            raise
+
     @staticmethod
     async def _fetch(spans: Sequence[Span]) -> None:
         """See `fetch_cold`. Raises DiskFailedError."""
         try:
             await fetch_cold(spans)
         except OSError as error:
-            for span in spans:
-                if span.extent is not None:
-                    notice(span.extent)
+            _notice_all(spans)
             raise DiskFailedError(f"the disk failed: {error.strerror}") from error
 
     async def _send_assembled(
@@ -383,6 +394,12 @@ class S3Endpoint:
 
     def _now(self) -> int:
         return self._deps.clock.now_ms() // 1000
+
+
+def _notice_all(spans: Sequence[Span]) -> None:
+    for span in spans:
+        if span.extent is not None:
+            notice(span.extent)
 
 
 def object_answer(operation: ops.GetObject, found: Found, trace: Trace) -> tuple[int, list[Header]]:

@@ -217,6 +217,14 @@ def _finish_at_once(transport: asyncio.Transport, sock: socket.socket, head: byt
     return head + rest
 
 
+def first_of(spans: Sequence[Span]) -> Sequence[Span]:
+    """What the first call of sendfile takes of them."""
+    for span in spans:
+        if span.length:
+            return (span.part(0, min(span.length, _WINDOW)),)
+    return ()
+
+
 async def fetch_cold(spans: Sequence[Span]) -> None:
     """Have a thread read in what is not in memory, so that reading `spans` next does not wait for a disk."""
     for span in spans:

@@ -1,5 +1,5 @@
-"""Devices that really fail, under a mesh of real daemons: file systems that are unmounted or read-only while
-they are in use, an index that cannot be read any more."""
+"""Devices that really fail, under a mesh of real daemons: a loop device that gives EIO, file systems that are
+unmounted or read-only while they are in use, an index that cannot be read any more."""
 
 from __future__ import annotations
 
@@ -105,8 +105,22 @@ def _serves(mesh: Mesh) -> bool:
     return all(disk["serves"] for disk in _scrub(mesh)["disks"])
 
 
-def test_a_disk_that_is_unmounted_under_readers(mesh: Mesh, place: Path) -> None:
+def test_a_device_that_gives_errors_and_one_that_is_unmounted(mesh: Mesh, place: Path) -> None:
     bodies = _fill(mesh, 16, "real")
+    os.sync()
+    device = _device(place / "two")
+    os.truncate(place / "two.image", 1 << 20)
+    _run("losetup", "--set-capacity", device)  # what lies behind gives EIO, no zeros
+    with open("/proc/sys/vm/drop_caches", "w") as file:
+        file.write("3")
+    _read_everywhere(mesh, bodies)
+    _await(mesh, lambda: _restored(mesh, "failed"))
+    _read_everywhere(mesh, bodies)
+    assert "put an empty one in its place" in _status(mesh)
+    _run("umount", "-l", str(place / "two"))
+    _mount(place / "two")
+    _await(mesh, lambda: _serves(mesh))
+    bodies |= _fill(mesh, 4, "after")
     over, wrong = threading.Event(), list[str]()
 
     def read() -> None:
