@@ -76,13 +76,13 @@ def metric(daemon: Daemon, name: str) -> float:
     return sum(float(each) for each in found)
 
 
-def eventually(true: Any, seconds: float = 60.0) -> None:
-    """Wait until it is so."""
+def eventually(true: Any, seconds: float = 60.0, told: Any = lambda: "never") -> None:
+    """Wait until it is so; `told` says what is instead."""
     for _ in range(int(seconds / 0.1)):
         if true():
             return
         threading.Event().wait(0.1)
-    raise AssertionError("never")
+    raise AssertionError(told())
 
 
 @contextmanager

@@ -90,11 +90,21 @@ def _fill(mesh: Mesh, sizes: Mapping[str, int]) -> dict[str, bytes]:
 
 def _damage(mesh: Mesh, bodies: Mapping[str, bytes]) -> None:
     """One copy of each, now of this node, now of that one."""
-    disks = {name: Disk(mesh[name]) for name in NODES}
+    mesh.await_map(lambda found: not found.moving and all(node.state == "up" for node in found.nodes))
     for number, (key, body) in enumerate(bodies.items()):
-        holders = [name for name in NODES if disks[name].get(key) is not None]
-        assert len(holders) == 2
-        disks[holders[number % 2]].flip(key, number * 997 % len(body))
+        holders = _await_two(mesh, key)
+        holders[number % 2].flip(key, number * 997 % len(body))
+
+
+def _await_two(mesh: Mesh, key: str) -> list[Disk]:
+    """Who has it. A third one, from when a node was slow to answer and taken for gone, is let go of."""
+    deadline = _clock.monotonic() + 60
+    while True:
+        found = [disk for name in NODES if (disk := Disk(mesh[name])).get(key) is not None]
+        if len(found) == 2:
+            return found
+        assert _clock.monotonic() < deadline, (key, len(found), mesh.output())
+        threading.Event().wait(0.2)
 
 
 def _sound(mesh: Mesh, bodies: Mapping[str, bytes]) -> list[str]:

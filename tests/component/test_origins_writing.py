@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -105,37 +106,39 @@ def _reads(client: Any, name: str, key: str) -> bytes:
 
 def test_write_back_survives_the_origin_and_the_daemon(origin: Place, tmp_path: Path) -> None:
     write_credentials(tmp_path, origin)
+    name = f"back-{uuid.uuid4().hex[:8]}"  # what a try before this one brought there stays
     with Daemon.start(workers=2, args=["--origin-credentials", str(tmp_path)]) as daemon:
-        client = bucket(daemon, origin, "back", write="back")
-        put(origin, "back", "z-there", b"z")
+        client = bucket(daemon, origin, name, write="back")
+        put(origin, name, "z-there", b"z")
         origin.faults.refuse = True
         for index in range(20):
             client.put_object(
-                Bucket="back", Key=f"k{index:02d}", Body=b"v%d" % index, Metadata={"n": str(index)}
+                Bucket=name, Key=f"k{index:02d}", Body=b"v%d" % index, Metadata={"n": str(index)}
             )
-        assert read(client, "back", "k07") == b"v7"
+        assert read(client, name, "k07") == b"v7"
         daemon.kill()
         daemon.up()
         client = daemon.client()
-        assert read(client, "back", "k07") == b"v7"
-        assert not is_at_origin(origin, "back", "k07")
-        assert code(client.delete_bucket, Bucket="back") == "BucketNotEmpty"
+        assert read(client, name, "k07") == b"v7"
+        assert not is_at_origin(origin, name, "k07")
+        assert code(client.delete_bucket, Bucket=name) == "BucketNotEmpty"
         origin.faults.refuse = False
-        eventually(lambda: _listed(client) == [*[f"k{index:02d}" for index in range(20)], "z-there"])
+        whole = [*[f"k{index:02d}" for index in range(20)], "z-there"]
+        eventually(lambda: _listed(client, name) == whole, told=lambda: _listed(client, name))
         for index in range(20):
-            eventually(lambda index=index: is_at_origin(origin, "back", f"k{index:02d}"))
-            assert at_origin(origin, "back", f"k{index:02d}") == b"v%d" % index
-        head = origin.client.head_object(Bucket=origin.bucket, Key="back/k07")
+            eventually(lambda index=index: is_at_origin(origin, name, f"k{index:02d}"))
+            assert at_origin(origin, name, f"k{index:02d}") == b"v%d" % index
+        head = origin.client.head_object(Bucket=origin.bucket, Key=f"{name}/k07")
         assert head["Metadata"] == {"n": "7"}
-        eventually(lambda: _deleted(client, "back"))
-        assert is_at_origin(origin, "back", "k07")  # the bucket stood for it; what is there stays
+        eventually(lambda: _deleted(client, name))
+        assert is_at_origin(origin, name, "k07")  # the bucket stood for it; what is there stays
 
 
-def _listed(client: Any) -> list[str]:
+def _listed(client: Any, name: str) -> list[str]:
     try:
-        return [each["Key"] for each in client.list_objects_v2(Bucket="back")["Contents"]]
-    except ClientError:
-        return []
+        return [each["Key"] for each in client.list_objects_v2(Bucket=name)["Contents"]]
+    except ClientError as error:
+        return [str(error)]
 
 
 def _deleted(client: Any, name: str) -> bool:
