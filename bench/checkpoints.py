@@ -7,22 +7,18 @@ was saved. Invariant: what a round wrote is removed before the next.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
-from bench.results import Figure
 from bench.rows import MIB
+from bench.standing import StandingContender
 from bench.tables import number, table
 from meshsdk.connecting import connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from bench.results import RowResult
+    from bench.results import Figure, RowResult
     from bench.rows import Scale
     from bench.servers import Server
 
@@ -54,7 +50,7 @@ def measure(server: Server, scale: Scale, say: Callable[[str], None]) -> Iterato
     ) as client:
         client.create_bucket(BUCKET)
     with ExitStack() as stack:
-        running = {name: stack.enter_context(_Contender(name, server, scale)) for name in CONTENDERS}
+        running = {name: stack.enter_context(_contender(name, server, scale)) for name in CONTENDERS}
         for name, contender in running.items():
             say(f"{NAME}: {name}, warming up")
             contender.wait()
@@ -64,48 +60,10 @@ def measure(server: Server, scale: Scale, say: Callable[[str], None]) -> Iterato
                 yield contender.figure(number)
 
 
-class _Contender:
+def _contender(name: str, server: Server, scale: Scale) -> StandingContender:
     """A process that saves and loads once when it is told to."""
-
-    def __init__(self, name: str, server: Server, scale: Scale) -> None:
-        assert server.account is not None
-        self._name = name
-        keys = {
-            "AWS_ACCESS_KEY_ID": server.account.access_key,
-            "AWS_SECRET_ACCESS_KEY": server.account.secret_key,
-            "AWS_REGION": "us-east-1",
-        }
-        size, pid = str(scale.checkpoint), str(server.child.process.pid)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.checkpointing", name, server.endpoint, size, pid],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **keys},
-        )
-
-    def __enter__(self) -> _Contender:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-    def wait(self) -> None:
-        """Until it is warm; one that failed says so when it is to take a round."""
-        assert self._process.stdout is not None
-        self._process.stdout.readline()
-
-    def figure(self, number: int) -> Figure:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        assert self._process.stderr is not None
-        with suppress(OSError, ValueError):
-            self._process.stdin.write("go\n")
-            self._process.stdin.flush()
-            return Figure(self._name, number, json.loads(self._process.stdout.readline()))
-        return Figure(self._name, number, {}, self._process.stderr.read()[-400:] or "it ended")
+    size, pid = str(scale.checkpoint), str(server.child.process.pid)
+    return StandingContender(name, ["bench.checkpointing", name, server.endpoint, size, pid], server)
 
 
 def section(rows: Mapping[str, RowResult]) -> list[str]:

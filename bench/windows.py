@@ -8,25 +8,20 @@ the rate.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import psutil
 import zarr
 
-from bench.processes import family
-from bench.results import Figure
+from bench.standing import StandingContender
 from meshsdk.connecting import connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from bench.results import Figure
     from bench.rows import Scale
     from bench.servers import Server
 
@@ -57,7 +52,7 @@ def measure(server: Server, scale: Scale, say: Callable[[str], None]) -> Iterato
     say(f"{NAME}: filling")
     _fill(server, scale.series_chunks)
     with ExitStack() as stack:
-        running = {name: stack.enter_context(_Contender(name, server, scale)) for name in CONTENDERS}
+        running = {name: stack.enter_context(_contender(name, server, scale)) for name in CONTENDERS}
         for name, contender in running.items():
             say(f"{NAME}: {name}, warming up")
             contender.wait()
@@ -67,52 +62,11 @@ def measure(server: Server, scale: Scale, say: Callable[[str], None]) -> Iterato
                 yield contender.figure(number)
 
 
-class _Contender:
-    """A process that takes a round when it is told to."""
-
-    def __init__(self, name: str, server: Server, scale: Scale) -> None:
-        assert server.account is not None
-        self._name = name
-        loader, place = name.removesuffix(ALONE), "alone" if name.endswith(ALONE) else "sharded"
-        keys = {
-            "AWS_ACCESS_KEY_ID": server.account.access_key,
-            "AWS_SECRET_ACCESS_KEY": server.account.secret_key,
-            "AWS_REGION": "us-east-1",
-        }
-        seconds, pid = str(min(_SECONDS, scale.seconds)), str(server.child.process.pid)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.windowing", loader, place, server.endpoint, seconds, pid],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **keys},
-        )
-
-    def __enter__(self) -> _Contender:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        with suppress(psutil.Error):
-            for process in reversed(family(self._process.pid)):
-                process.kill()
-        self._process.communicate()
-
-    def wait(self) -> None:
-        """Until it is warm; one that failed says so when it is to take a round."""
-        assert self._process.stdout is not None
-        self._process.stdout.readline()
-
-    def figure(self, number: int) -> Figure:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        assert self._process.stderr is not None
-        try:
-            self._process.stdin.write("go\n")
-            self._process.stdin.flush()
-            return Figure(self._name, number, json.loads(self._process.stdout.readline()))
-        except (OSError, ValueError):
-            return Figure(self._name, number, {}, self._process.stderr.read()[-400:] or "it ended")
+def _contender(name: str, server: Server, scale: Scale) -> StandingContender:
+    loader, place = name.removesuffix(ALONE), "alone" if name.endswith(ALONE) else "sharded"
+    seconds, pid = str(min(_SECONDS, scale.seconds)), str(server.child.process.pid)
+    words = ["bench.windowing", loader, place, server.endpoint, seconds, pid]
+    return StandingContender(name, words, server)
 
 
 def _fill(server: Server, chunks: int) -> None:
