@@ -132,6 +132,7 @@ def test_a_node_starts_without_a_disk_and_gets_back_what_was_on_it(mesh: Mesh, p
 def test_a_disk_emptied_under_a_running_node(mesh: Mesh, place: Path) -> None:
     bodies = _fill(mesh, 12, "emptied")
     over, wrong = threading.Event(), []
+    lost_before = mesh.metric("n2", "meshd_quarantined_total")
 
     def read() -> None:
         clients = [mesh[name].client() for name in NODES]
@@ -146,13 +147,12 @@ def test_a_disk_emptied_under_a_running_node(mesh: Mesh, place: Path) -> None:
     try:
         shutil.rmtree((_disk(place, "one") / "extents").rename(place / "one-gone"))
         written = _fill(mesh, 8, "written")
-        _await(mesh, lambda: mesh.metric("n2", "meshd_quarantined_total") > 0)
-        _await(mesh, lambda: _is_whole(mesh))
+        _await(mesh, lambda: mesh.metric("n2", "meshd_quarantined_total") > lost_before)
+        _await(mesh, lambda: _data_files(_disk(place, "one")) > 0 and _is_whole(mesh))
     finally:
         over.set()
         await_end(reader)
     assert wrong == []
-    assert _data_files(_disk(place, "one"))
     _read_everywhere(mesh, bodies | written)
 
 
