@@ -14,9 +14,9 @@ export PYTHONDONTWRITEBYTECODE =
 # A plain `pip install torch` would take the newest CUDA build; the dev group pins the CPU one.
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	@echo "installing shardmesh and its development tools into $(VENV) (about a minute)"
-	@$(BIN)/python -m pip install --quiet --editable '.[server]' --group dev
+	@$(BIN)/python -m pip install -qq --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install -qq --editable '.[server]' --group dev
 	@touch $(STAMP)
 
 demo: $(STAMP)   ## the main job on one node: store, preprocess, train, resume, share (one to three minutes)

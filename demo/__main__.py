@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from demo.training import Trained
 
 WELCOME = """[bold]Shardmesh[/]: a store that hands out training batches.
-A daemon keeps objects (plain S3) and turns them into finished batches: decoded, cropped, collated,
-in an order that is a pure function of (seed, epoch, step). This takes one to three minutes."""
+A daemon keeps objects (plain S3) and turns them into finished batches: \
+decoded, cropped, collated, in an order that is a pure function of (seed, epoch, step). \
+A trainer only asks for them. This takes one to three minutes."""
 
 
 def show_table(trained: Trained, sweep: Sweep, decoded: int) -> None:
@@ -59,16 +60,16 @@ def show_table(trained: Trained, sweep: Sweep, decoded: int) -> None:
 
 NEXT = """
 [bold]What to try next[/]
-  [dim]# a daemon of your own; it prints its keys once, put them into the environment[/]
-  .venv/bin/meshd serve --data-dir ./data
+  [dim]# the commands[/]
+  . .venv/bin/activate
+  [dim]# a daemon of your own; it prints its keys at its first start: put them into the environment[/]
+  meshd serve --data-dir ./data
   export MESH_ENDPOINT=http://127.0.0.1:9000 AWS_ACCESS_KEY_ID=… AWS_SECRET_ACCESS_KEY=…
-  [dim]# plain S3: this, or `aws s3 sync`, s5cmd, boto3[/]
-  .venv/bin/mesh sync ./pictures s3://pictures
-  curl -s $MESH_ENDPOINT/metrics | grep meshd_frames
-  [dim]# beside SeaweedFS, nginx and five other loaders (half an hour)[/]
-  make bench
-  [dim]# the loader in ten lines, and what a plan promises[/]
-  README.md, docs/sdk.md, docs/batches.md
+  [dim]# your pictures, a folder for each class; `aws s3 sync`, s5cmd and boto3 do as well[/]
+  mesh mb s3://pictures && mesh sync ./pictures s3://pictures
+  mesh preflight s3://pictures/ --op decode:image --op random_resized_crop:image:224
+  [dim]# three nodes, a training job that outlives one of them[/]
+  docs/quickstart.md
 """
 
 

@@ -48,6 +48,10 @@ def fsck(settings: StoreSettings, anew: bool, as_json: bool) -> None:
 
     Exit status: 0 clean, 1 damaged. --rebuild needs only the data files; the old index is kept beside the
     new one.
+
+    \b
+    meshd fsck --data-dir ./data
+    meshd fsck --data-dir ./data --rebuild
     """
     rebuilt: dict[str, Any] = {}
     if anew:

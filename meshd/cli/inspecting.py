@@ -107,7 +107,11 @@ class Sight:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @find_store
 def record(settings: StoreSettings, bucket: str, key: str, version: str | None, as_json: bool) -> None:
-    """Show what the index knows of one object, and where its bytes lie."""
+    """Show what the index has of an object, and where its bytes lie.
+
+    \b
+    meshd inspect record photos train/cat/1.jpg --data-dir ./data
+    """
     with Sight(settings) as sight:
         index = sight.index
         found = index.get(bucket, key) if version is None else index.find(bucket, key, version)
@@ -135,7 +139,11 @@ def record(settings: StoreSettings, bucket: str, key: str, version: str | None, 
 @click.option("--json", "as_json", is_flag=True, help="One JSON document a version.")
 @find_store
 def versions(settings: StoreSettings, bucket: str, key: str, as_json: bool) -> None:
-    """List the versions and delete markers of one key, the newest first."""
+    """List versions and delete markers of a key, the newest first.
+
+    \b
+    meshd inspect versions photos train/cat/1.jpg --data-dir ./data
+    """
     with Sight(settings) as sight, sight.index.reading() as txn:
         found = list(sight.index.versions.of(txn, object_key(bucket, key)))
     if not found:
@@ -196,7 +204,13 @@ def _document(sight: Sight, found: Record) -> dict[str, Any]:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document a member.")
 @find_store
 def segment(settings: StoreSettings, file: str, as_json: bool) -> None:
-    """List the members of a data file: FILE is its number in hexadecimal, or its name."""
+    """List the members of a data file.
+
+    FILE is its number in hexadecimal, or its name.
+
+    \b
+    meshd inspect segment 00000000000a --data-dir ./data
+    """
     with Sight(settings) as sight:
         try:
             number = int(Path(file).name.split(".")[0], 16)
@@ -249,7 +263,11 @@ def _members_table(path: str, info: DataFile, rows: list[dict[str, Any]]) -> Tab
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @find_store
 def stats(settings: StoreSettings, as_json: bool) -> None:
-    """Count objects, data files and bytes."""
+    """Count objects, data files and bytes.
+
+    \b
+    meshd inspect stats --data-dir ./data
+    """
     with Sight(settings) as sight:
         counts = dict(_counts(sight.index))
     if as_json:

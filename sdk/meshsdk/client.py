@@ -63,7 +63,7 @@ def object_path(bucket: str, key: str = "") -> str:
         if key:
             check_key(key)
     except ValueError as error:
-        raise ConfigurationError(f"{bucket!r}, {key[:80]!r}: {error}") from error
+        raise ConfigurationError(f"s3://{bucket[:80]}/{key[:80]}: {error}") from error
     return f"/{bucket}/{percents.encode(key, safe='/')}" if key else f"/{bucket}"
 
 

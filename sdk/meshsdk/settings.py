@@ -97,7 +97,9 @@ def load_settings(
     env = os.environ if env is None else env
     endpoint = endpoint or next((env[name] for name in ENDPOINT_VARIABLES if env.get(name)), None)
     if not endpoint or not endpoint.strip(", "):
-        raise ConfigurationError("no endpoint: set MESH_ENDPOINT=http://host:9000, or pass endpoint=")
+        raise ConfigurationError(
+            "no endpoint: set MESH_ENDPOINT=http://host:9000, or pass endpoint= (commands: --endpoint-url)"
+        )
     if (access_key is None) != (secret_key is None):
         raise ConfigurationError("access_key and secret_key belong together: pass both, or neither")
     file = env.get(VARIABLE, "") if access_key is None else ""

@@ -42,7 +42,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     """` (did you mean …?)`, or what is known when nothing is close."""
     names = sorted(known)
     close = difflib.get_close_matches(word[:100], names, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names)}"
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names) or 'none yet'}"
 
 
 def read_json(source: bytes | str, path: str = "") -> Any:

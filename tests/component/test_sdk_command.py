@@ -59,6 +59,21 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
+def test_where_there_is_nothing_what_to_do_is_told(
+    mesh: Any, bucket: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(*words: str) -> str:
+        capfd.readouterr()
+        assert run(list(words)) == 0
+        out, err = capfd.readouterr()
+        assert not out
+        return err
+
+    assert f"nothing in s3://{bucket}/ yet: mesh cp" in told("ls", f"s3://{bucket}")
+    assert "mesh view create --help" in told("view", "ls", bucket)
+    assert not told("ls", "--json", f"s3://{bucket}") + told("-q", "view", "ls", bucket)
+
+
 def test_up_list_stat_cat_down_remove(mesh: Any, bucket: str, folder: Path, tmp_path: Path) -> None:
     assert mesh("cp", "-r", folder, f"s3://{bucket}/t").count("copied") == 3
     assert [line["key"] for line in lines(mesh("ls", "--json", f"s3://{bucket}/t/"))] == ["t/sub/", "t/a.txt"]

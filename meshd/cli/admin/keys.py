@@ -42,7 +42,11 @@ def key() -> None:
 def add(
     node: Node, user_id: str, name: str, policies: tuple[str, ...], access_key: str, as_json: bool
 ) -> None:
-    """Make a key for a user. Its secret is shown this once; nobody can read it later."""
+    """Make a key for a user. Its secret is shown this once; nobody can read it later.
+
+    \b
+    meshd admin key add ann --name laptop
+    """
     secret = _ask_secret() if access_key else ""
     body = {"user_id": user_id, "name": name, "policies": policies, "access_key": access_key}
     made = node.call("POST", "admin", "keys", body=body | {"secret_key": secret})
@@ -56,8 +60,13 @@ def add(
 @as_json
 @connected()
 def ls(node: Node, user_id: str, as_json: bool) -> None:
-    """List keys. `works` is no for a disabled key, and for one whose user is gone; `last used`
-    is good to the hour."""
+    """List keys.
+
+    `works` is no for a disabled key, and for one whose user is gone; `last used` is good to the hour.
+
+    \b
+    meshd admin key ls --user ann
+    """
     found = node.pages("admin", "keys", query={"user": user_id})
     answer(found, as_json, lambda: show_rows(found, _COLUMNS, "no keys; make one: meshd admin key add USER"))
 
@@ -67,7 +76,11 @@ def ls(node: Node, user_id: str, as_json: bool) -> None:
 @as_json
 @connected()
 def show(node: Node, access_key: str, as_json: bool) -> None:
-    """Show a key, without its secret."""
+    """Show a key, without its secret.
+
+    \b
+    meshd admin key show MESH0GO8111SCTDGVYCF
+    """
     found = node.call("GET", "admin", "keys", access_key)
     answer(found, as_json, lambda: show_one(found))
 
@@ -77,7 +90,11 @@ def show(node: Node, access_key: str, as_json: bool) -> None:
 @as_json
 @connected()
 def disable(node: Node, access_key: str, as_json: bool) -> None:
-    """Refuse a key, and the temporary credentials made with it, from this moment on."""
+    """Refuse a key from now on, and temporary credentials of it.
+
+    \b
+    meshd admin key disable MESH0GO8111SCTDGVYCF
+    """
     _switch(node, access_key, as_json, enabled=False)
 
 
@@ -86,7 +103,11 @@ def disable(node: Node, access_key: str, as_json: bool) -> None:
 @as_json
 @connected()
 def enable(node: Node, access_key: str, as_json: bool) -> None:
-    """Take a disabled key again."""
+    """Take a disabled key again.
+
+    \b
+    meshd admin key enable MESH0GO8111SCTDGVYCF
+    """
     _switch(node, access_key, as_json, enabled=True)
 
 
@@ -96,7 +117,11 @@ def enable(node: Node, access_key: str, as_json: bool) -> None:
 @as_json
 @connected()
 def rm(node: Node, access_key: str, yes: bool, as_json: bool) -> None:
-    """Remove a key for good. Its temporary credentials end with it."""
+    """Remove a key for good. Its temporary credentials end with it.
+
+    \b
+    meshd admin key rm MESH0GO8111SCTDGVYCF
+    """
     confirm(f"Remove the key {access_key} for good? (disable can be undone)", yes)
     removed = node.call("DELETE", "admin", "keys", access_key)
     answer(removed, as_json, lambda: advise(f"removed {access_key}"))

@@ -44,7 +44,11 @@ def policy() -> None:
 @as_json
 @connected()
 def put(node: Node, name: str, file: IO[bytes], as_json: bool) -> None:
-    """Create or replace the policy NAME from FILE (- for stdin). It counts at once where it is attached."""
+    """Create or replace the policy NAME from FILE (- for stdin). It counts at once where it is attached.
+
+    \b
+    meshd admin policy put read-train read-train.json
+    """
     made = node.call("PUT", "admin", "policies", name, body=file.read())
     answer(made, as_json, lambda: _show(made))
 
@@ -53,7 +57,11 @@ def put(node: Node, name: str, file: IO[bytes], as_json: bool) -> None:
 @as_json
 @connected()
 def ls(node: Node, as_json: bool) -> None:
-    """List policies and what they are attached to."""
+    """List policies and what they are attached to.
+
+    \b
+    meshd admin policy ls
+    """
     found = node.pages("admin", "policies")
     columns = ("name", "users", "keys", "created")
     empty = "no policies; put one: meshd admin policy put NAME FILE"
@@ -65,7 +73,11 @@ def ls(node: Node, as_json: bool) -> None:
 @as_json
 @connected()
 def show(node: Node, name: str, as_json: bool) -> None:
-    """Show a policy and its document; --json prints it all as JSON."""
+    """Show a policy and its document; --json prints it all as JSON.
+
+    \b
+    meshd admin policy show read-train --json
+    """
     found = node.call("GET", "admin", "policies", name)
     answer(found, as_json, lambda: _show(found))
 
@@ -79,7 +91,11 @@ def show(node: Node, name: str, as_json: bool) -> None:
 @as_json
 @connected()
 def rm(node: Node, name: str, force: bool, yes: bool, as_json: bool) -> None:
-    """Remove a policy."""
+    """Remove a policy.
+
+    \b
+    meshd admin policy rm read-train
+    """
     confirm(f"Remove the policy {name}?", yes)
     query = {"force": "true"} if force else None
     removed = node.call("DELETE", "admin", "policies", name, query=query)
@@ -93,7 +109,11 @@ def rm(node: Node, name: str, force: bool, yes: bool, as_json: bool) -> None:
 @as_json
 @connected()
 def attach(node: Node, name: str, user_id: str | None, access_key: str | None, as_json: bool) -> None:
-    """Attach a policy to a user or to a key."""
+    """Attach a policy to a user or to a key.
+
+    \b
+    meshd admin policy attach read-train --user ann
+    """
     changed = node.call("PUT", "admin", *_holder(user_id, access_key), "policies", name)
     answer(changed, as_json, lambda: show_one(changed))
 
@@ -105,7 +125,11 @@ def attach(node: Node, name: str, user_id: str | None, access_key: str | None, a
 @as_json
 @connected()
 def detach(node: Node, name: str, user_id: str | None, access_key: str | None, as_json: bool) -> None:
-    """Take a policy off a user or a key. A key without policies may do all that its user may."""
+    """Take a policy off a user or a key. A key without policies may do all that its user may.
+
+    \b
+    meshd admin policy detach read-train --user ann
+    """
     changed = node.call("DELETE", "admin", *_holder(user_id, access_key), "policies", name)
     answer(changed, as_json, lambda: show_one(changed))
 

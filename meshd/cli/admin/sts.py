@@ -24,7 +24,8 @@ In ~/.aws/config, for every program that uses botocore, with fresh credentials w
   credential_process = meshd admin sts --endpoint https://mesh.example:9000 --keys /etc/mesh/ann.json
 
 \b
-In a shell:
+In a shell, or for a program:
+  meshd admin sts --keys ann.json --duration 12h > keys.json
   eval "$(meshd admin sts --duration 2h --policy read-train.json --env)"
 """
 
@@ -36,7 +37,9 @@ In a shell:
 @click.option("--env", is_flag=True, help="Print lines for a shell to evaluate, not JSON.")
 @connected(own_keys_first=True)
 def sts(node: Node, duration: str, policy: IO[bytes] | None, name: str, env: bool) -> None:
-    """Get temporary credentials of the key that signs: never more than it has, and ending with it.
+    """Get temporary credentials of the key that signs.
+
+    They never may more than it, and end with it.
 
     Prints what botocore expects of a credential_process.
     """
@@ -51,7 +54,11 @@ def sts(node: Node, duration: str, policy: IO[bytes] | None, name: str, env: boo
 @as_json
 @connected(own_keys_first=True)
 def whoami(node: Node, as_json: bool) -> None:
-    """Show who the node takes these keys for."""
+    """Show who the node takes these keys for.
+
+    \b
+    meshd admin whoami
+    """
     found = node.call("GET", "whoami")
     answer(found, as_json, lambda: show_one(found))
 

@@ -39,7 +39,11 @@ def user() -> None:
 @as_json
 @connected()
 def add(node: Node, user_id: str, name: str, email: str, policies: tuple[str, ...], as_json: bool) -> None:
-    """Add a user. They can sign once they have a key: `meshd admin key add USER_ID`."""
+    """Add a user. They can sign once they have a key: `meshd admin key add USER_ID`.
+
+    \b
+    meshd admin user add ann --name 'Ann Example'
+    """
     body = {"user_id": user_id, "display_name": name, "email": email, "policies": policies}
     made = node.call("POST", "admin", "users", body=body)
     answer(made, as_json, lambda: show_one(made))
@@ -51,7 +55,11 @@ def add(node: Node, user_id: str, name: str, email: str, policies: tuple[str, ..
 @as_json
 @connected()
 def ls(node: Node, as_json: bool) -> None:
-    """List users. `origin` says where one comes from: admin (here), file (the users file), root."""
+    """List users. `origin` says where one comes from: admin (here), file (the users file), root.
+
+    \b
+    meshd admin user ls
+    """
     found = node.pages("admin", "users")
     answer(found, as_json, lambda: show_rows(found, _COLUMNS, "no users; add one: meshd admin user add NAME"))
 
@@ -61,7 +69,11 @@ def ls(node: Node, as_json: bool) -> None:
 @as_json
 @connected()
 def show(node: Node, user_id: str, as_json: bool) -> None:
-    """Show a user with their keys and buckets."""
+    """Show a user with their keys and buckets.
+
+    \b
+    meshd admin user show ann
+    """
     found = node.call("GET", "admin", "users", user_id)
     answer(found, as_json, lambda: show_one(found))
 
@@ -73,7 +85,11 @@ def show(node: Node, user_id: str, as_json: bool) -> None:
 @as_json
 @connected()
 def change(node: Node, user_id: str, name: str | None, email: str | None, as_json: bool) -> None:
-    """Change a user's name or address."""
+    """Change a user's name or address.
+
+    \b
+    meshd admin user set ann --email ann@example.org
+    """
     body: dict[str, Any] = {"display_name": name, "email": email}
     changed = node.call("PATCH", "admin", "users", user_id, body=body)
     answer(changed, as_json, lambda: show_one(changed))
@@ -86,7 +102,11 @@ def change(node: Node, user_id: str, name: str | None, email: str | None, as_jso
 @as_json
 @connected()
 def rm(node: Node, user_id: str, force: bool, yes: bool, as_json: bool) -> None:
-    """Remove a user with all their keys. They are refused from this moment on, everywhere."""
+    """Remove a user with all their keys. They are refused from this moment on, everywhere.
+
+    \b
+    meshd admin user rm ann
+    """
     confirm(f"Remove the user {user_id} and all their keys?", yes)
     query = {"force": "true"} if force else None
     removed = node.call("DELETE", "admin", "users", user_id, query=query)

@@ -36,7 +36,9 @@ def archive() -> None:
 @click.option("--prefix", default="", help="Files whose names begin so.")
 @shared_options
 def list_files(session: Session, url: Remote, prefix: str) -> int:
-    """Lists the files of an archive: size, offset in the archive (- where they are compressed), name.
+    """Lists the files of an archive.
+
+    Size, offset in the archive (- where they are compressed), name.
 
     \b
     mesh archive ls s3://shards/0001.tar
@@ -69,7 +71,7 @@ def list_files(session: Session, url: Remote, prefix: str) -> int:
 @click.argument("url", type=RemoteType())
 @shared_options
 def show(session: Session, url: Remote) -> None:
-    """Tells an archive's kind and number of files, or why it cannot be read.
+    """Tells kind and number of files, or why it cannot be read.
 
     \b
     mesh archive show s3://shards/0001.tgz

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.group("bucket")
 def bucket() -> None:
     """Buckets that stand for a place elsewhere (S3, Google or Azure storage, a web server, a folder), and how
-    many copies there are of what is in the others.
+    many copies there are of what is in the others. Any other bucket: `mesh mb`, `mesh ls`.
 
     What is read of an origin is cached on the node's disks; what is written goes to it. Root's alone.
     """
@@ -63,7 +63,7 @@ _copies = click.option(
 @_options
 @shared_options
 def create(session: Session, name: str, origin: str | None, copies: int | None, **options: Any) -> None:
-    """Makes bucket NAME: it stands for an origin, or keeps what is put in it on so many nodes.
+    """Makes a bucket with an origin or a number of copies.
 
     \b
     mesh bucket create results --copies 3
@@ -118,7 +118,11 @@ def change(
 @click.argument("name")
 @shared_options
 def show(session: Session, name: str) -> None:
-    """Shows the origin of NAME, or how many copies there are."""
+    """Shows the origin of NAME, or how many copies there are.
+
+    \b
+    mesh bucket show photos
+    """
     with session.client() as client:
         _show(session, buckets.show_bucket(client.transport, name))
 
@@ -126,10 +130,19 @@ def show(session: Session, name: str) -> None:
 @bucket.command("ls")
 @shared_options
 def list_all(session: Session) -> None:
-    """Lists buckets with origins, and those with a number of copies of their own."""
+    """Lists buckets with an origin or a number of copies.
+
+    `mesh ls` lists all buckets.
+
+    \b
+    mesh bucket ls
+    """
     with session.client() as client:
-        for found in buckets.list_buckets(client.transport):
-            _show(session, found)
+        listed = buckets.list_buckets(client.transport)
+    if not listed:
+        session.tell("no bucket has an origin or a number of copies of its own; `mesh ls` lists all buckets")
+    for found in listed:
+        _show(session, found)
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

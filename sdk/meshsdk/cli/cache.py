@@ -67,10 +67,11 @@ def cache() -> None:
 def simulate(
     session: Session, trace: IO[str] | None, capacity: float, segment: int | None, **made: Any
 ) -> int:
-    """Replays TRACE (- is stdin) and tells which share of the reads each policy serves.
+    """Tells which share of the reads of TRACE each policy serves.
 
-    A trace is JSON lines, {"key": "a.jpg", "size": 1000, "bucket": "photos"} a read, or CSV with the columns
-    key, size and, if there are several, bucket. Instead of a file: --epochs, --zipf, or both for a mixture.
+    A trace (- is stdin) is JSON lines, {"key": "a.jpg", "size": 1000, "bucket": "photos"} a read, or CSV
+    with the columns key, size and, if there are several, bucket. Instead of a file: --epochs, --zipf, or
+    both for a mixture.
 
     `segments` is Shardmesh's policy, `segments+plan` the same that knows the reads to come, `belady` what no
     policy can exceed in bytes. `warm` counts only what has been read before. Nothing is asked of a store.

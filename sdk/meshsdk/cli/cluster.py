@@ -61,7 +61,11 @@ def cluster() -> None:
 )
 @shared_options
 def status(session: Session, watch: bool, every: float) -> None:
-    """Shows every node: its state, its share, and what its mover does."""
+    """Shows every node: its state, its share, and what its mover does.
+
+    \b
+    mesh cluster status --watch
+    """
     with session.client() as client:
         while watch:
             try:
@@ -82,18 +86,18 @@ def _status(client: Client) -> tuple[str, dict[str, Any]]:
 
 
 def _changing(action: str, doc: str) -> None:
-    @cluster.command(action, help=doc)
+    @cluster.command(action, help=f"{doc}\n\n\b\nmesh cluster {action} n2")
     @click.argument("node")
     @shared_options
     def change(session: Session, node: str) -> None:
         _change(session, node, action)
 
 
-_changing("drain", "NODE gives its share away; it is empty when `mesh cluster status` says so.")
-_changing("undrain", "NODE is not to be drained after all; what it still has stays its own.")
+_changing("drain", "NODE gives its share away.\n\nIt is empty when `mesh cluster status` says so.")
+_changing("undrain", "NODE is not to be drained after all.\n\nWhat it still has stays its own.")
 _changing(
     "replace",
-    "NODE has lost its data and comes back empty: the others' copies are made again, and it joins anew when "
+    "NODE has lost its data and comes back empty. The others' copies are made again, and it joins anew when "
     "it is started on an empty directory with the same --node-id. Refused where only NODE has something.",
 )
 _changing("remove", "Takes a NODE that is empty out of the map.")
@@ -104,9 +108,14 @@ _changing("remove", "Takes a NODE that is empty out of the map.")
 @click.option("--anyway", is_flag=True, help="Give up what only NODE has, too. It cannot be undone.")
 @shared_options
 def lost(session: Session, node: str, anyway: bool) -> None:
-    """NODE will not come back: its share is made again from the other copies at once.
+    """NODE will not come back: its share is made again at once.
+
+    The other copies are what it is made of.
 
     Without this a mesh does so by itself after --down-after (15 minutes), where nothing is lost by it.
+
+    \b
+    mesh cluster lost n2
     """
     _change(session, node, "lost", anyway=anyway)
 
@@ -116,7 +125,11 @@ def lost(session: Session, node: str, anyway: bool) -> None:
 @click.argument("weight", type=click.IntRange(0, 1 << 20))
 @shared_options
 def reweigh(session: Session, node: str, weight: int) -> None:
-    """Gives NODE another share of the data: its WEIGHT by that of all."""
+    """Gives NODE another share of the data: its WEIGHT by that of all.
+
+    \b
+    mesh cluster reweigh n2 2000
+    """
     _change(session, node, "reweigh", weight=weight)
 
 
@@ -127,10 +140,15 @@ def reweigh(session: Session, node: str, weight: int) -> None:
 )
 @shared_options
 def scrub(session: Session, node: str | None, wait: bool) -> None:
-    """Has NODE, or every node, read all bytes in use, compare them with their checksums, and compare itself
-    with the other owners, now rather than in its time (--scrub-interval).
+    """Has NODE, or every node, verify all bytes in use.
+
+    It reads them, compares them with their checksums, and itself with the other owners, now rather than in
+    its time (--scrub-interval).
 
     What is damaged goes into quarantine: it is never given out, and restored from another node that has it.
+
+    \b
+    mesh cluster scrub n2 --wait
     """
     with session.client() as client:
         nodes = [

@@ -83,7 +83,7 @@ _on_bad = click.option(
 @detach_option
 @shared_options
 def shard(session: Session, source: Remote, target: Remote, detach: bool, **options: Any) -> int:
-    """Writes the objects under SOURCE as shards under TARGET, on the node.
+    """Makes objects shards: SOURCE to TARGET, on the node.
 
     Files whose names differ in their extension only are a sample, and stay together.
 
@@ -104,7 +104,7 @@ def shard(session: Session, source: Remote, target: Remote, detach: bool, **opti
 @detach_option
 @shared_options
 def reshard(session: Session, source: Remote, target: Remote, detach: bool, **options: Any) -> int:
-    """Writes the files in the archives under SOURCE as other shards under TARGET, on the node.
+    """Makes archives other shards: SOURCE to TARGET, on the node.
 
     \b
     mesh reshard s3://photos-shards/v1/ s3://photos-shards/v2/ --count 5000 --shuffle 1
@@ -122,7 +122,7 @@ def reshard(session: Session, source: Remote, target: Remote, detach: bool, **op
 @detach_option
 @shared_options
 def extract(session: Session, source: Remote, target: Remote, detach: bool, **options: Any) -> int:
-    """Writes every file in the archives under SOURCE as an object under TARGET, on the node.
+    """Makes files in archives objects: SOURCE to TARGET, on the node.
 
     \b
     mesh extract s3://photos-shards/v1/ s3://photos-again/
@@ -138,19 +138,31 @@ for command in (shard, reshard, extract):
 @job.command("ls")
 @shared_options
 def list_all(session: Session) -> None:
-    """Lists your jobs, the youngest first."""
+    """Lists your jobs, the youngest first.
+
+    \b
+    mesh job ls
+    mesh job ls --json | jq -r 'select(.state == "running") | .id'
+    """
     with session.client() as client:
-        for found in jobs.list_jobs(client.transport):
-            since = datetime.fromtimestamp(found.created_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")
-            where = f"{found.spec.get('source')} → {found.spec.get('target', 'the cache')}"
-            _show(session, found, f"{found.id}  {found.state:10} {found.kind:11} {since}  {where}")
+        listed = jobs.list_jobs(client.transport)
+    if not listed:
+        session.tell("no jobs yet: mesh shard, reshard, extract, prefetch and view materialize start one")
+    for found in listed:
+        since = datetime.fromtimestamp(found.created_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")
+        where = f"{found.spec.get('source')} → {found.spec.get('target', 'the cache')}"
+        _show(session, found, f"{found.id}  {found.state:10} {found.kind:11} {since}  {where}")
 
 
 @job.command()
 @click.argument("job_id", metavar="ID")
 @shared_options
 def show(session: Session, job_id: str) -> None:
-    """Shows how far a job has come, and what it could not read."""
+    """Shows how far a job has come, and what it could not read.
+
+    \b
+    mesh job show 3f2a9c0117b4de52
+    """
     with session.client() as client:
         found = jobs.show_job(client.transport, job_id)
     _show(session, found, "\n".join(_lines(found)))
@@ -160,7 +172,11 @@ def show(session: Session, job_id: str) -> None:
 @click.argument("job_id", metavar="ID")
 @shared_options
 def watch(session: Session, job_id: str) -> int:
-    """Follows a job to its end. Interrupting this does not stop the job."""
+    """Follows a job to its end. Interrupting this does not stop the job.
+
+    \b
+    mesh job watch 3f2a9c0117b4de52
+    """
     with session.client() as client:
         return _told_ended(session, followed(session, client, jobs.show_job(client.transport, job_id)))
 
@@ -169,7 +185,11 @@ def watch(session: Session, job_id: str) -> int:
 @click.argument("job_id", metavar="ID")
 @shared_options
 def cancel(session: Session, job_id: str) -> None:
-    """Stops a job. What it has written stays; started again, it goes on from there."""
+    """Stops a job. What it has written stays; started again, it goes on from there.
+
+    \b
+    mesh job cancel 3f2a9c0117b4de52
+    """
     show_stopped(session, job_id)
 
 

@@ -37,7 +37,10 @@ def ls(session: Session, url: Remote | None, recursive: bool) -> int:
     """
     with session.client() as client:
         if url is None:
-            for bucket in client.buckets():
+            buckets = client.buckets()
+            if not buckets:
+                session.tell("no buckets yet: mesh mb s3://NAME")
+            for bucket in buckets:
                 line = f"{show_time(bucket.created_ms)}  s3://{bucket.name}"
                 session.show(line, type="bucket", bucket=bucket.name, created_ms=bucket.created_ms)
             return 0
@@ -57,6 +60,8 @@ def _list_keys(session: Session, client: Client, url: Remote, recursive: bool) -
     if not count and not prefixes and url.key:
         click.echo(f"mesh: no key begins with {url}", err=True)
         return EXIT_MISSING
+    if not count and not prefixes and not recursive:
+        session.tell(f"nothing in {url} yet: mesh cp -r ./FOLDER {url}")
     if recursive and not session.as_json:
         click.echo(f"{count} objects, {human(size)}")
     return 0
@@ -116,7 +121,11 @@ def stat(session: Session, url: Remote) -> None:
 @click.argument("url", type=RemoteType())
 @shared_options
 def mb(session: Session, url: Remote) -> None:
-    """Makes a bucket: `mesh mb s3://photos`."""
+    """Makes a bucket.
+
+    \b
+    mesh mb s3://photos
+    """
     with session.client() as client:
         client.create_bucket(_only_bucket(url))
     session.show(f"made s3://{url.bucket}", action="make-bucket", bucket=url.bucket)
@@ -126,7 +135,11 @@ def mb(session: Session, url: Remote) -> None:
 @click.argument("url", type=RemoteType())
 @shared_options
 def rb(session: Session, url: Remote) -> None:
-    """Removes an empty bucket: `mesh rb s3://photos`."""
+    """Removes an empty bucket.
+
+    \b
+    mesh rb s3://photos
+    """
     with session.client() as client:
         client.delete_bucket(_only_bucket(url))
     session.show(f"removed s3://{url.bucket}", action="remove-bucket", bucket=url.bucket)

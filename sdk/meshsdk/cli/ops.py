@@ -34,7 +34,7 @@ for _command in (push, test, list_modules, rm):
 @click.argument("word", default="")
 @shared_options
 def list_all(session: Session, word: str) -> None:
-    """Lists the node's ops, or those that have WORD in their name or summary.
+    """Lists the node's ops, or those that are about WORD.
 
     \b
     mesh op ls
@@ -59,7 +59,7 @@ def list_all(session: Session, word: str) -> None:
 @click.argument("name")
 @shared_options
 def show(session: Session, name: str) -> None:
-    """Tells all about one op: what it takes and gives, its arguments, what makes a sample bad.
+    """Tells what an op takes, gives, and refuses; its arguments.
 
     \b
     mesh op show random_resized_crop

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import click
+from click.shell_completion import CompletionItem
 
 from meshsdk.errors import ConfigurationError
 
@@ -85,6 +86,13 @@ class PlaceType(click.ParamType[Place]):
         del param, ctx
         return parse_place(str(value))
 
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Files by the shell itself; what is in the store is not asked for."""
+        del ctx, param
+        return [] if incomplete.startswith(SCHEME) else [CompletionItem(incomplete, type="file")]
+
 
 class RemoteType(PlaceType):
     """An argument that must be in the store."""
@@ -94,7 +102,9 @@ class RemoteType(PlaceType):
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Remote:
         place = super().convert(value, param, ctx)
         if not isinstance(place, Remote):
-            self.fail(f"{value!r} is not in the store: write s3://BUCKET/KEY", param, ctx)
+            named = isinstance(place, Local) and not str(value).startswith((".", "/", "~"))
+            meant = f"{SCHEME}{value}" if named else f"{SCHEME}BUCKET/KEY"
+            self.fail(f"{value!r} is not in the store: write {meant}", param, ctx)
         return place
 
 

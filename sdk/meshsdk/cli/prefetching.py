@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class _Group(click.Group):
-    """`mesh prefetch s3://…` is `mesh prefetch start s3://…`."""
+    """`mesh prefetch [--rate …] s3://…` is `mesh prefetch start …`."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in self.commands:
+        if args and args[0].startswith(("s3://", "-")):
             args = ["start", *args]
         return super().resolve_command(ctx, args)
 
@@ -66,8 +66,13 @@ def start(
     rate: str | None,
     detach: bool,
 ) -> int:
-    """Starts a job that reads SOURCE into the cache, and follows it. One that runs is joined: from then on
-    with this --rate, or with no limit."""
+    """Starts a job that reads SOURCE into the cache, and follows it.
+
+    One that runs is joined: from then on with this --rate, or with no limit.
+
+    \b
+    mesh prefetch start s3://photos/train/ --rate 50MiB
+    """
     document: dict[str, Any] = {"kind": "prefetch", "source": str(source)}
     if keys is not None:
         document["keys"] = [line.strip() for line in Path(keys).read_text().splitlines() if line.strip()]
@@ -88,7 +93,11 @@ def start(
 @click.argument("job_id", metavar="ID")
 @shared_options
 def pause(session: Session, job_id: str) -> None:
-    """Stops a prefetch; `resume` goes on with what is missing."""
+    """Stops a prefetch; `resume` goes on with what is missing.
+
+    \b
+    mesh prefetch pause 3f2a9c0117b4de52
+    """
     show_stopped(session, job_id, pause=True)
 
 
@@ -96,7 +105,11 @@ def pause(session: Session, job_id: str) -> None:
 @click.argument("job_id", metavar="ID")
 @shared_options
 def cancel(session: Session, job_id: str) -> None:
-    """Stops a prefetch. What is cached stays, until something is worth more."""
+    """Stops a prefetch. What is cached stays, until something is worth more.
+
+    \b
+    mesh prefetch cancel 3f2a9c0117b4de52
+    """
     show_stopped(session, job_id)
 
 
@@ -105,7 +118,11 @@ def cancel(session: Session, job_id: str) -> None:
 @detach_option
 @shared_options
 def resume(session: Session, job_id: str, detach: bool) -> int:
-    """Goes on with a prefetch that was paused, cancelled or failed."""
+    """Goes on with a prefetch that was paused, cancelled or failed.
+
+    \b
+    mesh prefetch resume 3f2a9c0117b4de52
+    """
     with session.client() as client:
         found = jobs.show_job(client.transport, job_id)
     if found.kind != "prefetch":

@@ -31,7 +31,7 @@ _MOST = 64
 @click.option("--draft", is_flag=True, help="Only to be taken by its version: the name stays what it is.")
 @shared_options
 def push(session: Session, file: Path, name: str | None, draft: bool) -> None:
-    """Gives the node a module: a Python file whose functions are marked with @op.
+    """Gives the node a Python file of functions marked with @op.
 
     Each function becomes the op NAME/FUNCTION, for plans (`ops.user`) and views (`--op`). Its version is the
     content's hash: plans keep the build they were made with, whatever is pushed later.
@@ -97,7 +97,7 @@ def test(
     seed: int,
     save: Path | None,
 ) -> int:
-    """Applies an op to chosen objects on the node, as a plan would, and tells how it went.
+    """Applies an op to chosen objects, and tells how it went.
 
     A file is pushed as a draft first, so that nothing else changes. Each sample is done twice, in another
     order: an op that does not repeat itself is found out. A prefix (`s3://photos/train/`) stands for its
@@ -190,9 +190,15 @@ def _saved(folder: Path, number: int, trial: Trial, trials: Trials) -> str:
 @click.command("modules")
 @shared_options
 def list_modules(session: Session) -> None:
-    """Lists pushed modules and their builds, the latest first."""
+    """Lists pushed modules and their builds, the latest first.
+
+    \b
+    mesh op modules
+    """
     with session.client() as client:
         found = modules.list_modules(client.transport)
+    if not found:
+        session.tell("no modules yet: mesh op push FILE.py")
     for module in found:
         for build in module.builds:
             when = datetime.fromtimestamp(build.pushed_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")

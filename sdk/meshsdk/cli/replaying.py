@@ -32,7 +32,7 @@ def bad() -> None:
 @click.argument("plan")
 @shared_options
 def list_bad(session: Session, plan: str) -> None:
-    """Lists what could not be prepared for PLAN (`loader.plan.hash`), by any job.
+    """Lists what could not be prepared for PLAN (`loader.plan.hash`).
 
     \b
     mesh bad ls 4f1c…e2

@@ -58,6 +58,11 @@ class Session:
         """Prints `text` for a person, or `record` for a program."""
         click.echo(json.dumps(record, ensure_ascii=False) if self.as_json else text)
 
+    def tell(self, text: str) -> None:
+        """A hint for a person, beside what is printed: what to do where there is nothing to show."""
+        if not (self.as_json or self.quiet):
+            click.echo(text, err=True)
+
     @contextmanager
     def progress(self, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
         """A bar of bytes on stderr; the callable adds to it, from any thread."""
@@ -135,8 +140,8 @@ def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds --endpoint-url, --ca-cert, --json and --quiet, before or after the command's name, and passes a
     Session."""
 
-    @click.option("--endpoint-url", help="The store, as http://host:9000 [default: MESH_ENDPOINT].")
-    @click.option("--ca-cert", help="PEM authorities to believe over https [default: MESH_CA_BUNDLE].")
+    @click.option("--endpoint-url", metavar="URL", help="The store, as http://host:9000.  [MESH_ENDPOINT]")
+    @click.option("--ca-cert", metavar="FILE", help="Authorities to believe over https.  [MESH_CA_BUNDLE]")
     @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
     @click.option("-q", "--quiet", is_flag=True, help="No progress.")
     @click.pass_context

@@ -110,17 +110,29 @@ view.add_command(materialize)
 @click.argument("bucket", default="")
 @shared_options
 def list_all(session: Session, bucket: str) -> None:
-    """Lists your views, or those of BUCKET."""
+    """Lists your views, or those of BUCKET.
+
+    \b
+    mesh view ls
+    mesh view ls photos
+    """
     with session.client() as client:
-        for found in views.list_views(client.transport, bucket):
-            _show(session, found, f"{found.name:40} {found.kind:10} {_summary(found)}")
+        listed = views.list_views(client.transport, bucket)
+    if not listed:
+        session.tell("no views yet: `mesh view create --help` shows how one is made")
+    for found in listed:
+        _show(session, found, f"{found.name:40} {found.kind:10} {_summary(found)}")
 
 
 @view.command()
 @click.argument("name", metavar="BUCKET--NAME")
 @shared_options
 def show(session: Session, name: str) -> None:
-    """Prints a view's document, ready for `mesh view create --spec -`."""
+    """Prints a view's document, as `create --spec FILE` takes it.
+
+    \b
+    mesh view show photos--small > small.json
+    """
     with session.client() as client:
         found = views.show_view(client.transport, name)
     _show(session, found, json.dumps(found.view, indent=2, ensure_ascii=False))
@@ -130,7 +142,11 @@ def show(session: Session, name: str) -> None:
 @click.argument("name", metavar="BUCKET--NAME")
 @shared_options
 def rm(session: Session, name: str) -> None:
-    """Removes a view. Its source is not touched."""
+    """Removes a view. Its source is not touched.
+
+    \b
+    mesh view rm photos--small
+    """
     with session.client() as client:
         views.show_view(client.transport, name)  # a bucket that is no view is not removed by mistake
         client.delete_bucket(name)
