@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from meshsdk.batches import Batch, Ragged
     from meshsdk.client import Client
     from meshsdk.connecting import connect
-    from meshsdk.datasets import Dataset, open
+    from meshsdk.datasets import Dataset
     from meshsdk.errors import MeshError
     from meshsdk.gathers import Gathered, Item
     from meshsdk.loaders import Loader
     from meshsdk.mixing import Stage, mix
     from meshsdk.normalizing import Normalize
+    from meshsdk.opening import open
     from meshsdk.orders import Blocks, LengthBuckets
     from meshsdk.selecting import class_of_prefix
 
@@ -62,7 +63,7 @@ _HOMES = {
     "class_of_prefix": "selecting",
     "connect": "connecting",
     "mix": "mixing",
-    "open": "datasets",
+    "open": "opening",
 }
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from meshsdk.deliveries import Frame
+    from meshsdk.frames import Frame
 
 _DATA, _OFFSETS, _SHAPES = ".data", ".offsets", ".shapes"
 

@@ -7,99 +7,29 @@ spawned with it.
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import operator
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
-import numpy as np
-
-from meshsdk.batches import Ragged, split_frame
-from meshsdk.deliveries import open_frame
-from meshsdk.errors import ConfigurationError, CorruptFrameError, MeshError
-from meshsdk.guessing import guess_columns, guess_features, guess_fields
-from meshsdk.native import (
-    derive_snapshot,
-    describe_snapshot,
-    fetch_snapshot,
-    pin_snapshot,
-    register_plan,
-    rows_request,
-)
+from meshsdk.errors import ConfigurationError, MeshError
+from meshsdk.mapping import checked, narrowed, renamed
+from meshsdk.native import derive_snapshot, fetch_snapshot, register_plan
 from meshsdk.orders import shuffle_spec
-from meshsdk.selecting import array_fields, check_source, part_fields, select_fields
-from meshwire.declarations import is_user_op
-from meshwire.plans import OpSpec, PlanError, op_document, parse_spec, spec_document
+from meshsdk.rows import fetch_rows
+from meshwire.plans import PlanError, op_document, parse_spec, spec_document
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from meshsdk.client import Client
-    from meshsdk.connections import Response
-    from meshsdk.deliveries import Frame
     from meshsdk.mixing import Mixing
     from meshsdk.native import FieldSchema, PlanInfo, SnapshotInfo
     from meshsdk.orders import LengthBuckets, Shuffle
     from meshsdk.preflights import Preflight
+    from meshwire.plans import OpSpec
     from meshwire.snapshotdocuments import Snapshot
     from meshwire.snapshotstats import SnapshotStats
 
-_ROWS_A_REQUEST = 512
 _PATIENCE = 600.0  # seconds that measuring for packing may take before a dataset gives up
-_KINDS = ("auto", "objects", "tar", "lines", "zarr", "chunks", "tfrecord", "mds", "parquet")
-
-
-def open(
-    url: str,
-    fields: Mapping[str, Any] | None = None,
-    *,
-    kind: str = "auto",
-    snapshot: str | None = None,
-    client: Client | None = None,
-    deadline: float | None = None,
-) -> Dataset:
-    """Pins what is stored under `url` now and gives a dataset of it.
-
-    Arguments:
-        url: a bucket or a folder of one, as "s3://photos/train".
-        fields: what a sample is made of, by name: an extension ("jpg"), several with the preferred first
-            ("jpg;jpeg;png"), or "@class" (the first folder below `url`, as int64). Of "zarr" names of arrays,
-            of "tfrecord" features, of "mds" and "parquet" columns. Left out, guessed from what is there.
-        kind: "objects" (files that share a stem are a sample), "tar" (WebDataset shards and other
-            archives), "lines" (a sample a line, as in JSONL), "zarr" (a sample a row of the arrays),
-            "chunks" (a sample a chunk of them), "tfrecord" (a sample a record's `tf.Example`), "mds"
-            (mosaicml-streaming's shards), "parquet" (a sample a row) or "auto": archives if there are any,
-            else objects.
-        snapshot: the hash of what was pinned before (`ds.snapshot.hash`), instead of what is there now.
-        client: see `mesh.connect`; left out, one of the environment's.
-        deadline: seconds an unavailable server is waited for; the client's if left out.
-
-    Raises:
-        ConfigurationError: the URL, a field or the kind makes no sense; endpoint or keys are missing.
-        NotFoundError: no such bucket, or no sample has all fields; it says what is there.
-        BadSampleError: an archive or file of records is not what it should be; it names it.
-        AccessError: the keys may not read it.
-        DeadlineError: nobody answered for so long.
-    """
-    from meshsdk.connecting import connect
-
-    source = check_source(url)
-    if kind not in _KINDS:
-        raise ConfigurationError(f"kind={kind!r}: use one of {', '.join(_KINDS)}")
-    client = client or connect()
-    if snapshot is not None:
-        return Dataset(client, describe_snapshot(fetch_snapshot(client.transport, snapshot)))
-    if kind in ("zarr", "chunks"):
-        fields, kind = array_fields(fields, chunks=kind == "chunks"), "zarr"
-    if kind == "tfrecord":
-        fields = part_fields(guess_features(client, source) if fields is None else fields, "feature")
-    if kind == "mds":
-        fields = part_fields(guess_columns(client, source) if fields is None else fields, "column")
-    if kind == "parquet":
-        chosen = None if fields is None else select_fields(part_fields(fields, "column"))
-        return Dataset(client, pin_snapshot(client.transport, source, kind, chosen, deadline))
-    chosen = select_fields(fields) if fields is not None else guess_fields(client, source)
-    return Dataset(client, pin_snapshot(client.transport, source, kind, chosen, deadline))
 
 
 class Dataset:
@@ -138,9 +68,7 @@ class Dataset:
 
         Raises ConfigurationError for a Python function, a field that is not there, or a class label.
         """
-        for op in ops:
-            self._check_op(op)
-        return self._with(ops=(*self.ops, *ops))
+        return self._with(ops=(*self.ops, *checked(ops, self.snapshot.fields)))
 
     def pack(
         self,
@@ -179,13 +107,13 @@ class Dataset:
         """A dataset with these fields alone; ops on the others are forgotten. What is done to each of several
         fields goes on being done to those that stay; ConfigurationError where an op takes them together and
         not all stay."""
-        kept = [left for op in self.ops if (left := _narrowed(op, fields)) is not None]
+        kept = [left for op in self.ops if (left := narrowed(op, fields)) is not None]
         return self._derived({"select": list(fields)}, kept)
 
     def rename(self, names: Mapping[str, str] | None = None, **more: str) -> Dataset:
         """A dataset with fields under new names, as `ds.rename(jpg="image")` or `{"jpg": "image"}`."""
         names = {**(names or {}), **more}
-        ops = [_renamed(op, names) for op in self.ops]
+        ops = [renamed(op, names) for op in self.ops]
         return self._derived({"rename": names}, ops)
 
     def relabel(
@@ -251,26 +179,6 @@ class Dataset:
             raise ConfigurationError("filter, relabel and join before mix: a mix's parts keep their samples")
         made = derive_snapshot(self.client.transport, self.snapshot, change, deadline)
         return Dataset(self.client, made, tuple(ops), self.epoch, None, self.mixing)
-
-    def _check_op(self, op: object) -> None:
-        if not isinstance(op, OpSpec):
-            raise ConfigurationError(
-                f"map takes ops, as ds.map(ops.decode('image')); got {type(op).__name__}. "
-                "Python functions do not run on storage nodes: apply them to the batch"
-            )
-        for name in op.every:
-            self._check_field(op.op, name)
-
-    def _check_field(self, op: str, name: str) -> None:
-        field = self.snapshot.fields.get(name)
-        if field is None:
-            near = difflib.get_close_matches(name, self.snapshot.fields, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigurationError(
-                f"{op}: no field {name!r}; this dataset has {', '.join(self.fields)}{hint}"
-            )
-        if field.kind == "label":
-            raise ConfigurationError(f"{op}: {name!r} is a class label, int64 already: it takes no op")
 
     def at_epoch(self, epoch: int) -> Dataset:
         """The dataset as `ds[i]` sees it in another epoch."""
@@ -387,22 +295,13 @@ class Dataset:
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[dict[str, Any]]:
         """Samples in the order asked for, in one request (torch's DataLoader calls this once a batch)."""
         wanted = [self._index(index) for index in indices]
-        rows: list[dict[str, Any]] = []
-        for start in range(0, len(wanted), _ROWS_A_REQUEST):
-            rows += self._rows(wanted[start : start + _ROWS_A_REQUEST])
-        return rows
+        return fetch_rows(self.client.transport, self.plan().hash, self.epoch, wanted)
 
     def _index(self, index: SupportsIndex) -> int:
         value = operator.index(index)
         if not -len(self) <= value < len(self):
             raise IndexError(f"sample {value} of {len(self)}")
         return value % len(self)
-
-    def _rows(self, samples: list[int]) -> list[dict[str, Any]]:
-        request = rows_request(self.plan().hash, self.epoch, samples)
-        frame = self.client.transport.call(request, read_frame)
-        fields, _, _ = split_frame(frame.arrays, lambda array: array)
-        return [{name: _row(value, row) for name, value in fields.items()} for row in range(len(samples))]
 
     def __repr__(self) -> str:
         ops = "".join(f".{op.op}({', '.join(map(repr, op.every))})" for op in self.ops)
@@ -415,45 +314,3 @@ class Dataset:
         return type(self), (
             self.client, self.snapshot, self.ops, self.epoch, self.packing, self.mixing,
         )  # fmt: skip
-
-
-def _row(value: Any, row: int) -> Any:
-    if isinstance(value, Ragged):
-        return value[row]
-    picked = value[row]
-    return picked if isinstance(picked, np.ndarray) else picked[()]
-
-
-def read_frame(response: Response, step: int = 0, *, verify: bool = True) -> Frame:
-    """A frame read whole into memory of its own; raises CorruptFrameError (asked for again by the
-    transport).
-    """
-    if not response.length:
-        raise CorruptFrameError("the answer has no Content-Length")
-    memory = np.empty(response.length, np.uint8)
-    view = memory.data
-    response.readinto(view)
-    return open_frame(view, step, verify=verify, origin=response.headers.get("x-mesh-frame", ""))
-
-
-def _narrowed(op: OpSpec, fields: Sequence[str]) -> OpSpec | None:
-    """The op without fields that are selected away; None when none is left."""
-    left = tuple(name for name in op.every if name in fields)
-    if len(left) == len(op.every):
-        return op
-    if not left:
-        return None
-    if is_user_op(op.op):
-        raise ConfigurationError(
-            f"{op.op} is over {', '.join(op.every)}: select all of them, or map it later"
-        )
-    if len(left) == 1:
-        return op.of(left[0])
-    each = {name: args for name, args in op.each.items() if name in left}
-    return dataclasses.replace(op, field=left[0], fields=left, each=each)
-
-
-def _renamed(op: OpSpec, names: Mapping[str, str]) -> OpSpec:
-    fields = tuple(names.get(name, name) for name in op.fields)
-    each = {names.get(name, name): args for name, args in op.each.items()}
-    return dataclasses.replace(op, field=names.get(op.field, op.field), fields=fields, each=each)

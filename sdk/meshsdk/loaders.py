@@ -9,28 +9,24 @@ from __future__ import annotations
 
 import operator
 import os
-from dataclasses import replace
-from math import prod
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-import numpy as np
-
+from meshsdk.addressing import Addresses
 from meshsdk.arenas import Arena
-from meshsdk.datasets import read_frame
+from meshsdk.arguments import arena_bytes, checked_batch, checked_connections, frame_bytes, takes_parts
 from meshsdk.deliveries import Order
 from meshsdk.doctor import VARIABLE
-from meshsdk.errors import ClosedError, ConfigurationError, StateMismatchError
+from meshsdk.errors import ClosedError, ConfigurationError
+from meshsdk.frames import read_frame
 from meshsdk.meters import Meter
-from meshsdk.native import FrameAddress, bad_samples, register_plan
+from meshsdk.native import bad_samples, register_plan
 from meshsdk.outputs import make_stage
-from meshsdk.parts import Parts
 from meshsdk.passes import Pass
 from meshsdk.ranks import find_rank
 from meshsdk.reporting import Reporter
+from meshsdk.resuming import Place
 from meshsdk.watchers import TRACE_LIMIT, Watchers
-from meshwire import plans
 from meshwire.plans import LoaderState
-from meshwire.slices import batch_rows, rank_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -40,13 +36,9 @@ if TYPE_CHECKING:
     from meshsdk.datasets import Dataset
     from meshsdk.doctor.checkups import Subject
     from meshsdk.meters import LoaderStats
-    from meshsdk.native import BadSample, FieldSchema
+    from meshsdk.native import BadSample
     from meshsdk.normalizing import Normalize
     from meshsdk.orders import LengthBuckets, Shuffle
-    from meshsdk.transport import Request
-
-DEFAULT_PREFETCH = 256 << 20
-_FRAME_OVERHEAD = 16 << 10
 
 
 class Loader:
@@ -119,7 +111,7 @@ class Loader:
         self.dataset = dataset
         self.rank, self.world = find_rank(rank, world)
         self._options |= {"rank": self.rank, "world": self.world}
-        self.global_batch = _checked_batch(global_batch, self.world)
+        self.global_batch = checked_batch(global_batch, self.world)
         spec = dataset.spec(
             seed=seed,
             shuffle=shuffle,
@@ -133,26 +125,26 @@ class Loader:
         self.device = device
         self._stage = make_stage(device, output, normalize)
         self.plan = register_plan(self._transport, dataset.snapshot.hash, spec, global_batch, deadline)
-        self._tail: Literal["pad", "drop", "ragged"] = tail
-        self._share = share
         self._deadline = deadline
         self._verify = verify
-        self._connections = _checked_connections(connections)
-        if rows_from not in ("owners", "one"):
-            raise ConfigurationError(f"rows_from={rows_from!r}: 'owners' or 'one'")
-        self._expected = _frame_bytes(self.plan.fields, -(-self.global_batch // self.world))
-        self._parted = rows_from == "owners" and self._expected > 0 and not share and not spec.get("pack")
-        self._budget = _budget(prefetch_bytes, self._stage.memory.capacity(self._expected))
+        self._connections = checked_connections(connections)
+        self._expected = frame_bytes(self.plan.fields, -(-self.global_batch // self.world))
+        self._budget = arena_bytes(prefetch_bytes, self._stage.memory.capacity(self._expected))
         self._arena = Arena(self._budget, self._stage.memory)
-        self._state = LoaderState(self.plan.hash, dataset.snapshot.hash, seed)
+        state = LoaderState(self.plan.hash, dataset.snapshot.hash, seed)
+        self._place = Place(state, self.plan.positions, global_batch, tail)
         self._meter = Meter()
         self.report = name = os.environ.get("MESH_REPORT", "") if report is None else report
-        self._reporter = Reporter(name, self.stats) if name else None
+        reporter = Reporter(name, self.stats) if name else None
+        parted = takes_parts(rows_from) and self._expected > 0 and not share and not spec.get("pack")
+        self._addresses = Addresses(
+            self.plan, global_batch, self.rank, self.world, tail, share, parted, reporter
+        )
         self._watchers = Watchers(self)
         self._pass: Pass | None = None
         self._moves = 0
         self._closed = False
-        if self._count(0) == 0:
+        if len(self) == 0:
             raise ConfigurationError(
                 f"{self.plan.positions} positions make no step of {self.global_batch} with tail='drop': "
                 "lower global_batch, or use tail='pad'"
@@ -163,24 +155,21 @@ class Loader:
     @property
     def epoch(self) -> int:
         """The epoch the next batch belongs to."""
-        return self._state.epoch
+        return self._place.state.epoch
 
     @property
     def step(self) -> int:
         """The next batch's step, counted from the loader's origin (see `Batch.step`)."""
-        return self._state.step(self.global_batch)
+        return self._place.step
 
     @property
     def remaining(self) -> int:
         """Batches the next `for` gives."""
-        return self._count(self._state.origin(self.global_batch)) - self.step
+        return self._place.remaining
 
     def __len__(self) -> int:
         """Steps of a whole epoch, the same on every rank; `remaining` is what is left of the present one."""
-        return self._count(0)
-
-    def _count(self, origin: int) -> int:
-        return plans.steps(self.plan.positions, self.global_batch, origin, self._tail)
+        return self._place.steps_an_epoch
 
     def state_dict(self) -> dict[str, Any]:
         """Where the job stands, as plain values (about 200 bytes of JSON), the same on all ranks: one
@@ -189,7 +178,7 @@ class Loader:
         It counts batches returned: inside the loop body, the one at hand included; what was prefetched is
         not.
         """
-        return self._state.to_dict()
+        return self._place.state.to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any] | str | bytes) -> None:
         """Goes on where a state says, written with any number of ranks and any global batch. Ends a running
@@ -198,29 +187,12 @@ class Loader:
         Raises StateMismatchError when plan, snapshot or seed differ (`.field` names what does), and
         ConfigurationError for what is no state.
         """
-        try:
-            loaded = LoaderState.from_json(state)
-            loaded.check(
-                plan=self.plan.hash,
-                snapshot=self._state.snapshot,
-                seed=self._state.seed,
-                samples=self.plan.positions,
-            )
-        except plans.StateMismatchError as error:
-            raise StateMismatchError(str(error), error.path.removeprefix("state.")) from error
-        except plans.PlanError as error:
-            raise ConfigurationError(f"not a loader's state: {error}") from error
-        self._move(loaded)
+        self._move(self._place.resumed(state))
 
     def seek(self, epoch: int, step: int = 0) -> None:
         """Makes `step` of `epoch` (both from 0; steps of the present global batch, from the epoch's
         beginning) the next batch. Call it on every rank; raises IndexError."""
-        if epoch < 0 or not 0 <= step < len(self):
-            raise IndexError(f"epoch {epoch}, step {step}: an epoch has steps 0 to {len(self) - 1}")
-        position = operator.index(step) * self.global_batch
-        ahead = position - self._state.position if epoch == self._state.epoch else 0
-        skips = self._state.skips + max(ahead, 0)
-        self._move(replace(self._state, epoch=operator.index(epoch), position=position, skips=skips))
+        self._move(self._place.sought(epoch, step))
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the beginning of `epoch` the next batch."""
@@ -229,23 +201,11 @@ class Loader:
     def skip(self, steps: int) -> None:
         """Passes over the next batches, into the next epochs where they are more than are left: no rank gets
         them, after a resume neither. Call it on every rank; raises IndexError below 0."""
-        steps = operator.index(steps)
-        if steps < 0:
-            raise IndexError(f"skip({steps}): to go back, seek")
-        state, left = self._state, self.remaining
-        if steps < left:
-            ahead = steps * self.global_batch
-            moved = replace(state, position=state.position + ahead)
-        else:
-            epochs, step = divmod(steps - left, len(self))
-            last = self.plan.positions - state.position + epochs * self.plan.positions
-            ahead = last + step * self.global_batch
-            moved = replace(state, epoch=state.epoch + 1 + epochs, position=step * self.global_batch)
-        self._move(replace(moved, skips=state.skips + ahead))
+        self._move(self._place.skipped(steps))
 
-    def _move(self, state: LoaderState) -> None:
+    def _move(self, place: Place) -> None:
         self._end_pass()
-        self._state = state
+        self._place = place
         self._moves += 1
 
     # --- batches ----------------------------------------------------------------------------------
@@ -266,7 +226,7 @@ class Loader:
     def _iterate(self) -> Iterator[Batch]:
         self._end_pass()
         if self.remaining == 0:  # resumed behind the last whole batch of a dropped tail
-            self._state = replace(self._state, epoch=self._state.epoch + 1, position=0)
+            self._place = self._place.after_epochs(1)
             return
         self._moves += 1
         running = self._begin()
@@ -277,7 +237,7 @@ class Loader:
                         "another iteration, seek or close ended this one: iterate the loader again"
                     )
                 batch = running.next()
-                self._state = self._state.after_batch(self.global_batch, self.plan.positions, self._tail)
+                self._place = self._place.after_batch()
                 yield batch
                 del batch  # or its slot would be held while waiting for the next
         finally:
@@ -312,35 +272,23 @@ class Loader:
 
     def _begin(self) -> Pass:
         self._check_open()
-        steps = range(self.step, self.step + self.remaining)
-        self._pass = self._pass_over(self._state, steps, self._arena)
+        place = self._place
+        self._pass = self._pass_over(place, range(place.step, place.steps), self._arena)
         return self._pass
 
-    def _pass_over(self, state: LoaderState, steps: range, arena: Arena) -> Pass:
-        epoch, origin = state.epoch, state.origin(self.global_batch)
+    def _pass_over(self, place: Place, steps: range, arena: Arena) -> Pass:
+        addresses, epoch, origin = self._addresses, place.state.epoch, place.origin
         order = Order(
-            lambda step: self._request(epoch, step, origin),
+            lambda step: addresses.request(epoch, step, origin),
             steps,
             self._expected,
             self._verify,
             self._connections,
             self._deadline,
-            parts=self._parts(epoch, origin) if self._parted else None,
+            parts=addresses.parts(epoch, origin),
         )
         watchers = self._watchers.present()
         return Pass(self._transport, order, arena, self._stage, self._meter, epoch, watchers)
-
-    def _parts(self, epoch: int, origin: int) -> Parts:
-        def ask(step: int, version: int) -> Request:
-            request = self._request(epoch, step, origin)
-            return replace(request, query=f"{request.query}&part={version}")
-
-        def rows(step: int) -> int:
-            whole = batch_rows(self.plan.positions, self.global_batch, origin, step, self._tail)
-            first, end = rank_rows(whole, self.rank, self.world)
-            return end - first
-
-        return Parts(ask, rows)
 
     def as_iterable(self) -> LoaderIterable:
         """For code that insists on torch's loader: `DataLoader(loader.as_iterable(), num_workers=k)` gives
@@ -354,15 +302,12 @@ class Loader:
         to their end, of a later one. Moves nothing: for one of several processes, each with a copy of this
         loader."""
         self._check_open()
-        state = self._state
-        if passes:
-            state = replace(state, epoch=state.epoch + passes, position=0)
-        first, stop = state.step(self.global_batch), self._count(state.origin(self.global_batch))
-        steps = range(first + part, stop, parts)
+        place = self._place.after_epochs(passes) if passes else self._place
+        steps = range(place.step + part, place.steps, parts)
         if not steps:
             return
         least = 3 * self._stage.memory.capacity(self._expected)
-        running = self._pass_over(state, steps, Arena(max(self._budget // parts, least), self._stage.memory))
+        running = self._pass_over(place, steps, Arena(max(self._budget // parts, least), self._stage.memory))
         try:
             for _ in steps:
                 batch = running.next()
@@ -372,25 +317,15 @@ class Loader:
             running.close()
             self._transport.close()
 
-    def _address(self, epoch: int, step: int, origin: int) -> FrameAddress:
-        return FrameAddress(
-            self.plan.hash, epoch, step, self.rank, self.world, self.global_batch, origin, self._share
-        )
-
-    def _request(self, epoch: int, step: int, origin: int) -> Request:
-        request = self._address(epoch, step, origin).request()
-        reported = self._reporter.headers() if self._reporter is not None else None
-        return replace(request, headers={**request.headers, **reported}) if reported else request
-
     def at(self, step: int, epoch: int | None = None) -> Batch:
         """The batch of a step (as `Batch.step` counts) of the present or another epoch, in memory of its own;
         changes no state. Raises IndexError, and what iterating raises."""
         self._check_open()
-        origin = self._state.origin(self.global_batch)
-        if not 0 <= step < self._count(origin):
-            raise IndexError(f"step {step}: the epoch has steps 0 to {self._count(origin) - 1}")
-        epoch = self._state.epoch if epoch is None else epoch
-        request = self._address(epoch, operator.index(step), origin).request()
+        place, step = self._place, operator.index(step)
+        if not 0 <= step < place.steps:
+            raise IndexError(f"step {step}: the epoch has steps 0 to {place.steps - 1}")
+        epoch = place.state.epoch if epoch is None else epoch
+        request = self._addresses.plain(epoch, step, place.origin)
         frame = self._transport.call(
             request, lambda response: read_frame(response, step, verify=self._verify), self._deadline
         )
@@ -436,7 +371,7 @@ class Loader:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy for another process: the same plan at the same place, with connections of its own."""
-        return _copied, (self.dataset, self._options, self._state, self._moves)
+        return _copied, (self.dataset, self._options, self._place, self._moves)
 
     def __enter__(self) -> Self:
         return self
@@ -452,42 +387,7 @@ class Loader:
         )
 
 
-def _copied(dataset: Dataset, options: dict[str, Any], state: LoaderState, moves: int) -> Loader:
+def _copied(dataset: Dataset, options: dict[str, Any], place: Place, moves: int) -> Loader:
     made = Loader(dataset, **options)
-    made._state, made._moves = state, moves
+    made._place, made._moves = place, moves
     return made
-
-
-def _checked_batch(batch: int, world: int) -> int:
-    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-        raise ConfigurationError(
-            f"global_batch={batch!r}: the rows of a step over all ranks, a number above 0"
-        )
-    if batch < world:
-        raise ConfigurationError(f"global_batch={batch} is less than {world} ranks: some would get no row")
-    return batch
-
-
-def _checked_connections(count: int) -> int:
-    if not 1 <= count <= 64:
-        raise ConfigurationError(f"connections={count}: 1 to 64; 4 keep a 100 Gb/s link busy")
-    return count
-
-
-def _frame_bytes(fields: Mapping[str, FieldSchema], rows: int) -> int:
-    """Bytes of a frame of `rows`; 0 when a ragged field leaves them unknown."""
-    total = _FRAME_OVERHEAD + 16 * rows
-    for field in fields.values():
-        if field.shape is None:
-            return 0
-        width = 2 if field.dtype == "bfloat16" else np.dtype(field.dtype).itemsize
-        total += rows * prod(field.shape) * width
-    return total
-
-
-def _budget(prefetch_bytes: int | None, slot: int) -> int:
-    if prefetch_bytes is None:
-        return max(DEFAULT_PREFETCH, 4 * slot)
-    if prefetch_bytes < 1:
-        raise ConfigurationError(f"prefetch_bytes={prefetch_bytes}: the arena's size in bytes, above 0")
-    return prefetch_bytes

@@ -14,8 +14,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from meshsdk.deliveries import Tally
     from meshsdk.stalls import Stall
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a reader has done so far; written by its thread only. `latency`: seconds until answers began,
+    without what the nodes took; `receiving`: until they were in place; `parted`: frames that came in
+    parts; `local`: those taken over from a node on this host."""
+
+    retries: int = 0
+    bytes: int = 0
+    local: int = 0
+    cpu: float = 0.0
+    latency: float = 0.0
+    receiving: float = 0.0
+    parted: int = 0
+    origins: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

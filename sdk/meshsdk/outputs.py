@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from meshsdk.arenas import Memory
-    from meshsdk.deliveries import Frame
+    from meshsdk.frames import Frame
     from meshsdk.lanes import Lane, Mark
     from meshsdk.normalizing import Normalize
 

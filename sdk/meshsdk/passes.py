@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from meshsdk.arenas import Arena
     from meshsdk.batches import Batch
-    from meshsdk.deliveries import Order, Tally
-    from meshsdk.meters import Meter
+    from meshsdk.deliveries import Order
+    from meshsdk.meters import Meter, Tally
     from meshsdk.observing import Observer
     from meshsdk.outputs import Stage
     from meshsdk.stalls import Arrival

@@ -16,8 +16,8 @@ from meshsdk import ops
 from meshsdk.cli import run
 from meshsdk.cli.replaying import file_name
 from meshsdk.connecting import connect
-from meshsdk.datasets import open as open_dataset
 from meshsdk.loaders import Loader
+from meshsdk.opening import open as open_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable

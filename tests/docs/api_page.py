@@ -53,7 +53,7 @@ SECTIONS = (
         "Datasets",
         "What is there, what a sample is made of, and what nodes do to it: [told in order](sdk.md#datasets).",
         (
-            Entry("meshsdk.datasets.open", "mesh.open"),
+            Entry("meshsdk.opening.open", "mesh.open"),
             _given("meshsdk.datasets.Dataset", "mesh.Dataset"),
             Entry("meshsdk.mixing.mix", "mesh.mix"),
             Entry("meshsdk.mixing.Stage", "mesh.Stage", members=False),

@@ -17,9 +17,9 @@ import torch
 import meshsdk as mesh
 from meshsdk import ops
 from meshsdk.arenas import Arena, PinnedMemory
-from meshsdk.deliveries import Frame
 from meshsdk.doctor.checkups import settle
 from meshsdk.errors import ConfigurationError
+from meshsdk.frames import Frame
 from meshsdk.lanes import CudaLane
 from meshsdk.normalizing import IMAGENET_MEAN, IMAGENET_STD, Normalize
 from meshsdk.outputs import DeviceStage

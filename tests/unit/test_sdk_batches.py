@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from meshsdk.arguments import frame_bytes
 from meshsdk.batches import Ragged, make_batch
-from meshsdk.deliveries import Frame, Tally, open_frame
 from meshsdk.errors import ConfigurationError, CorruptFrameError
-from meshsdk.loaders import _frame_bytes
-from meshsdk.meters import Meter
+from meshsdk.frames import Frame, open_frame
+from meshsdk.meters import Meter, Tally
 from meshsdk.native import FieldSchema
 from meshsdk.outputs import make_stage
 from meshwire import frames
@@ -91,13 +91,13 @@ def test_frames_are_checked() -> None:
 
 def test_frame_sizes_are_known_beforehand_unless_ragged() -> None:
     image, label = FieldSchema("uint8", (3, 224, 224)), FieldSchema("int64", ())
-    known = _frame_bytes({"image": image, "label": label}, 256)
+    known = frame_bytes({"image": image, "label": label}, 256)
     rows = [("image", "uint8", (256, 3, 224, 224)), ("label", "int64", (256,))]
     real = frames.layout(
         [*rows, ("__pos", "int64", (256,)), ("__status", "uint8", (256,))], {"plan": "a" * 64}
     ).size
     assert real <= known <= real + 32_768
-    assert _frame_bytes({"image": image, "text": FieldSchema("uint8", None)}, 256) == 0
+    assert frame_bytes({"image": image, "text": FieldSchema("uint8", None)}, 256) == 0
 
 
 def test_a_meter_adds_what_readers_did() -> None:

@@ -17,8 +17,8 @@ import torch
 
 from meshsdk.adapters import iterables
 from meshsdk.arenas import Arena, HostMemory, PinnedMemory, slot_size
-from meshsdk.deliveries import Frame
 from meshsdk.errors import ConfigurationError
+from meshsdk.frames import Frame
 from meshsdk.lanes import CudaLane
 from meshsdk.normalizing import IMAGENET_MEAN, IMAGENET_STD, Normalize, Normalizer
 from meshsdk.outputs import DeviceStage, TorchStage, make_stage

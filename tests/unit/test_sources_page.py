@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshsdk.datasets import _KINDS
+from meshsdk.opening import KINDS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "sources.md").read_text()
@@ -18,7 +18,7 @@ ROWS = [
 
 def test_every_kind_has_a_row() -> None:
     told = {kind for row in ROWS for kind in re.findall(r"`(\w+)`", row[1])}
-    assert told | {"auto"} == set(_KINDS)
+    assert told | {"auto"} == set(KINDS)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][:30])

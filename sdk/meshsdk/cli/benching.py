@@ -122,8 +122,8 @@ def _bench_loader(
     batch: int,
     epochs: int,
 ) -> None:
-    from meshsdk.datasets import open as open_dataset
     from meshsdk.loaders import Loader
+    from meshsdk.opening import open as open_dataset
 
     ds = open_dataset(str(url), fields or None, client=client).map(*ops)
     for epoch in range(epochs):

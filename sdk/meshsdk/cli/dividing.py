@@ -88,8 +88,8 @@ def mix(
     mesh mix s3://web/=0.7 s3://books/=0.3
     mesh mix s3://photos/=3 s3://sketches/=1 --positions 1000000 --epochs 10
     """
-    from meshsdk.datasets import open as open_dataset
     from meshsdk.mixing import mix as mixed
+    from meshsdk.opening import open as open_dataset
     from meshwire.mixes import drawn, parse_mix
 
     named = [_share("mix", source, "s3://web/=0.7") for source in sources]

@@ -106,9 +106,9 @@ def _subject(
     world: int | None,
     dataset: tuple[Sequence[str], str, str | None, Sequence[str]],
 ) -> Subject:
-    from meshsdk.datasets import open as open_dataset
     from meshsdk.doctor.subjects import plan_subject, view_subject
     from meshsdk.loaders import Loader
+    from meshsdk.opening import open as open_dataset
 
     fields, kind, condition, ops = dataset
     view = target.removeprefix(SCHEME).rstrip("/")

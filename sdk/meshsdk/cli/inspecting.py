@@ -49,7 +49,7 @@ def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
         **rest: Any,
     ) -> Any:
         def opened(client: Client) -> Dataset:
-            from meshsdk.datasets import open as open_dataset
+            from meshsdk.opening import open as open_dataset
 
             made = [parse_op(op) for op in ops]
             if snapshot is not None and (fields or kind != "auto"):

@@ -91,7 +91,7 @@ def head(
         if not url.is_folder and not fields and condition is None:
             sys.stdout.buffer.write(client.get(url.bucket, url.key, length=count) if count else b"")
             return
-        from meshsdk.datasets import open as open_dataset
+        from meshsdk.opening import open as open_dataset
 
         ds = open_dataset(str(url), parse_fields(fields) if fields else None, kind=kind, client=client)
         if condition is not None:

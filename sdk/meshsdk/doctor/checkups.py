@@ -16,11 +16,11 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from meshsdk.datasets import read_frame
 from meshsdk.deliveries import Order
 from meshsdk.doctor.pacing import length_of, pace_of
 from meshsdk.doctor.stages import RUNS, Measured
 from meshsdk.errors import ConfigurationError
+from meshsdk.frames import read_frame
 from meshsdk.meters import Meter
 from meshsdk.native import FrameAddress
 from meshsdk.passes import Pass

@@ -1,0 +1,69 @@
+"""The ops of a dataset beside its fields: which suit, and what becomes of them when fields go or are renamed.
+
+Law: pure. What a storage node would refuse for its fields' sake is refused here, with the nearest name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import TYPE_CHECKING
+
+from meshsdk.errors import ConfigurationError
+from meshwire.declarations import is_user_op
+from meshwire.plans import OpSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from meshsdk.native import FieldInfo
+
+
+def checked(ops: Sequence[object], fields: Mapping[str, FieldInfo]) -> tuple[OpSpec, ...]:
+    """The ops, if each is one and its fields are there and take ops. Raises ConfigurationError."""
+    return tuple(_checked(op, fields) for op in ops)
+
+
+def _checked(op: object, fields: Mapping[str, FieldInfo]) -> OpSpec:
+    if not isinstance(op, OpSpec):
+        raise ConfigurationError(
+            f"map takes ops, as ds.map(ops.decode('image')); got {type(op).__name__}. "
+            "Python functions do not run on storage nodes: apply them to the batch"
+        )
+    for name in op.every:
+        _check_field(op.op, name, fields)
+    return op
+
+
+def _check_field(op: str, name: str, fields: Mapping[str, FieldInfo]) -> None:
+    field = fields.get(name)
+    if field is None:
+        near = difflib.get_close_matches(name, fields, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigurationError(f"{op}: no field {name!r}; this dataset has {', '.join(fields)}{hint}")
+    if field.kind == "label":
+        raise ConfigurationError(f"{op}: {name!r} is a class label, int64 already: it takes no op")
+
+
+def narrowed(op: OpSpec, fields: Sequence[str]) -> OpSpec | None:
+    """The op without fields that are selected away; None when none is left."""
+    left = tuple(name for name in op.every if name in fields)
+    if len(left) == len(op.every):
+        return op
+    if not left:
+        return None
+    if is_user_op(op.op):
+        raise ConfigurationError(
+            f"{op.op} is over {', '.join(op.every)}: select all of them, or map it later"
+        )
+    if len(left) == 1:
+        return op.of(left[0])
+    each = {name: args for name, args in op.each.items() if name in left}
+    return dataclasses.replace(op, field=left[0], fields=left, each=each)
+
+
+def renamed(op: OpSpec, names: Mapping[str, str]) -> OpSpec:
+    """The op over fields that are called otherwise."""
+    fields = tuple(names.get(name, name) for name in op.fields)
+    each = {names.get(name, name): args for name, args in op.each.items()}
+    return dataclasses.replace(op, field=names.get(op.field, op.field), fields=fields, each=each)

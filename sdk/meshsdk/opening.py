@@ -1,0 +1,74 @@
+"""`mesh.open`: what is stored under a URL, pinned as a dataset.
+
+Law: what makes no sense is said before anything is asked; what is not told is guessed from what is there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from meshsdk.datasets import Dataset
+from meshsdk.errors import ConfigurationError
+from meshsdk.guessing import guess_columns, guess_features, guess_fields
+from meshsdk.native import describe_snapshot, fetch_snapshot, pin_snapshot
+from meshsdk.selecting import array_fields, check_source, part_fields, select_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from meshsdk.client import Client
+
+KINDS = ("auto", "objects", "tar", "lines", "zarr", "chunks", "tfrecord", "mds", "parquet")
+
+
+def open(
+    url: str,
+    fields: Mapping[str, Any] | None = None,
+    *,
+    kind: str = "auto",
+    snapshot: str | None = None,
+    client: Client | None = None,
+    deadline: float | None = None,
+) -> Dataset:
+    """Pins what is stored under `url` now and gives a dataset of it.
+
+    Arguments:
+        url: a bucket or a folder of one, as "s3://photos/train".
+        fields: what a sample is made of, by name: an extension ("jpg"), several with the preferred first
+            ("jpg;jpeg;png"), or "@class" (the first folder below `url`, as int64). Of "zarr" names of arrays,
+            of "tfrecord" features, of "mds" and "parquet" columns. Left out, guessed from what is there.
+        kind: "objects" (files that share a stem are a sample), "tar" (WebDataset shards and other
+            archives), "lines" (a sample a line, as in JSONL), "zarr" (a sample a row of the arrays),
+            "chunks" (a sample a chunk of them), "tfrecord" (a sample a record's `tf.Example`), "mds"
+            (mosaicml-streaming's shards), "parquet" (a sample a row) or "auto": archives if there are any,
+            else objects.
+        snapshot: the hash of what was pinned before (`ds.snapshot.hash`), instead of what is there now.
+        client: see `mesh.connect`; left out, one of the environment's.
+        deadline: seconds an unavailable server is waited for; the client's if left out.
+
+    Raises:
+        ConfigurationError: the URL, a field or the kind makes no sense; endpoint or keys are missing.
+        NotFoundError: no such bucket, or no sample has all fields; it says what is there.
+        BadSampleError: an archive or file of records is not what it should be; it names it.
+        AccessError: the keys may not read it.
+        DeadlineError: nobody answered for so long.
+    """
+    from meshsdk.connecting import connect
+
+    source = check_source(url)
+    if kind not in KINDS:
+        raise ConfigurationError(f"kind={kind!r}: use one of {', '.join(KINDS)}")
+    client = client or connect()
+    if snapshot is not None:
+        return Dataset(client, describe_snapshot(fetch_snapshot(client.transport, snapshot)))
+    if kind in ("zarr", "chunks"):
+        fields, kind = array_fields(fields, chunks=kind == "chunks"), "zarr"
+    if kind == "tfrecord":
+        fields = part_fields(guess_features(client, source) if fields is None else fields, "feature")
+    if kind == "mds":
+        fields = part_fields(guess_columns(client, source) if fields is None else fields, "column")
+    if kind == "parquet":
+        chosen = None if fields is None else select_fields(part_fields(fields, "column"))
+        return Dataset(client, pin_snapshot(client.transport, source, kind, chosen, deadline))
+    chosen = select_fields(fields) if fields is not None else guess_fields(client, source)
+    return Dataset(client, pin_snapshot(client.transport, source, kind, chosen, deadline))

@@ -1,0 +1,292 @@
+"""The thread behind a delivery: asks for frames ahead of need, receives them into the arena, orders them.
+
+Law: a frame is addressed, so whatever breaks is dropped and asked for again. Requests are sent only against
+credit: what is under lease plus what was asked for stays within the arena's budget.
+Invariant: frames come out in step order, each once.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from meshsdk.arenas import Waker
+from meshsdk.attempts import Attempts
+from meshsdk.errors import ConnectError, CorruptFrameError, MeshError
+from meshsdk.flights import Flights
+from meshsdk.frames import Frame, open_frame
+from meshsdk.maps import MAP_HEADER
+from meshsdk.meters import Tally
+from meshsdk.neighbours import HandoverError
+from meshsdk.parts import Parting
+from meshsdk.stalls import Arrival
+from meshsdk.transport import read_error
+from meshwire.handovers import HANDED
+from meshwire.handovers import HEADER as LOCAL
+from meshwire.servertimings import HEADER as TIMING
+from meshwire.servertimings import parse_timing
+
+if TYPE_CHECKING:
+    from meshsdk.arenas import Arena
+    from meshsdk.connections import Response
+    from meshsdk.deliveries import Order
+    from meshsdk.flights import Flight
+    from meshsdk.parts import Joint
+    from meshsdk.settings import Endpoint
+    from meshsdk.transport import Request, Transport
+
+_SUSPICIOUS = 5.0  # seconds of silence after which the mesh is asked about a node
+
+
+class Reader:
+    """The body of the reader thread. Everything here runs on it, except `wake`, `taken` and `closing`."""
+
+    def __init__(self, transport: Transport, order: Order, arena: Arena) -> None:
+        self.out: SimpleQueue[Frame | BaseException] = SimpleQueue()
+        self.waker = Waker()
+        self.tally = Tally()
+        self.closing = False
+        self.taken = 0
+        self.flights = Flights(transport, self.waker)
+        self._transport = transport
+        self._order = order
+        self._arena = arena
+        self._expected = order.expected
+        self._parting = Parting(order.parts, transport.router.directory, arena)
+        self._joints: dict[int, Joint] = {}
+        self._attempts = Attempts(transport.router, order.deadline)
+        self._looked = -_SUSPICIOUS  # when silent nodes were last looked at
+        self._done: dict[int, Frame | MeshError] = {}
+        self._asked = self._given = order.steps.start
+        self._stop, self._stride = order.steps.stop, order.steps.step
+
+    def run(self) -> None:
+        try:
+            while not self.closing and self._given < self._stop:
+                self._send_ahead()
+                self._receive(self._wait())
+                self.tally.cpu = time.thread_time()
+        except BaseException as error:  # noqa: BLE001, RUF100 - handed to the consumer, who raises it
+            self.out.put(error)
+        finally:
+            self.flights.close()
+            self._joints.clear()
+            self.tally.cpu = time.thread_time()
+
+    # --- asking -----------------------------------------------------------------------------------
+
+    def _send_ahead(self) -> None:
+        now = time.monotonic()
+        while (due := self._attempts.next) is not None and due <= now and self._has_turn():
+            self._send(self._attempts.pop())
+        while self._may_ask():
+            self._asked += self._stride
+            step = self._asked - self._stride
+            if not self._send_parts(step):
+                self._send(step)
+
+    def _has_turn(self) -> bool:
+        return self._under_way() < self._order.connections
+
+    def _under_way(self) -> int:
+        """Frames that were asked for and are not here."""
+        alone = sum(flight.joint is None for flight in self.flights)
+        return alone + len(self._joints)
+
+    def _may_ask(self) -> bool:
+        """Whether the next step's frame has a place: in the budget, or anywhere if nothing else is coming."""
+        asked = self._under_way() + len(self._attempts)
+        if self._asked >= self._stop or asked >= self._order.connections:
+            return False
+        if asked == 0 and self._asked - self._order.steps.start == self.taken * self._stride:
+            return True
+        begun = sum(joint.joining.begun for joint in self._joints.values())  # these have their memory
+        needed = (asked - begun + 1) * self._arena.memory.capacity(self._expected)
+        return self._expected > 0 and self._arena.room() >= needed
+
+    def _send_parts(self, step: int) -> bool:
+        """Asks each node that stores for its part of a frame, where that may be done."""
+        begun = self._parting.begin(step, time.monotonic())
+        if begun is None:
+            return False
+        joint, request, endpoints = begun
+        self._joints[step] = joint
+        for endpoint in endpoints:
+            self._put(step, request, endpoint, joint)
+            if step not in self._joints:  # one was not to be had
+                break
+        return True
+
+    def _send(self, step: int) -> None:
+        request, transport = self._order.ask(step), self._transport
+        endpoint = transport.router.choose(request, self._attempts.tried(step))
+        self._put(step, request, endpoint)
+
+    def _put(self, step: int, request: Request, endpoint: Endpoint, joint: Joint | None = None) -> None:
+        """A question to a node: for a frame, or for its part of one."""
+        if joint is None and (word := self._transport.neighbours.word(endpoint)):
+            request = replace(request, headers={**request.headers, LOCAL: word})
+        try:
+            self.flights.begin(step, request, endpoint, joint)
+        except MeshError as error:
+            self._failed(step, error, request, endpoint)
+
+    # --- receiving --------------------------------------------------------------------------------
+
+    def _wait(self) -> list[Flight]:
+        """Flights whose answer has begun, in step order; waits for one, for credit or for a retry's time."""
+        now = time.monotonic()
+        until = [] if self._attempts.next is None else [self._attempts.next]
+        if self.flights:
+            since = min(flight.sent for flight in self.flights)
+            until.append(max(since + self._silence(), self._looked + _SUSPICIOUS))
+        answered = self.flights.answered(min(until) - now if until else None)
+        if answered is None:
+            self._drop_silent()
+        return answered or []
+
+    def _silence(self) -> float:
+        """Seconds without an answer after which something is done about it."""
+        timeout = self._transport.settings.timeout
+        return timeout if self._transport.router.directory.map is None else min(timeout, _SUSPICIOUS)
+
+    def _drop_silent(self) -> None:
+        """Gives up who said nothing for too long, and whom the mesh has given up. Work that takes its time is
+        left alone."""
+        now, directory = time.monotonic(), self._transport.router.directory
+        self._looked = now
+        silent = [flight for flight in self.flights if now - flight.sent >= self._silence()]
+        if silent and directory.map is not None:
+            directory.refresh()
+        for flight in silent:
+            endpoint = flight.connection.endpoint
+            if flight not in self.flights:
+                continue
+            if now - flight.sent >= self._transport.settings.timeout:
+                self.flights.end(flight)
+                why = f"no answer within {self._transport.settings.timeout:g} s"
+                self._failed(flight.step, ConnectError(why), flight.request, endpoint)
+            elif directory.state(endpoint) in ("away", "down"):
+                self.flights.end(flight)
+                error = ConnectError(f"{endpoint}: its node went away")
+                self._failed(flight.step, error, flight.request, endpoint)
+
+    def _receive(self, answered: list[Flight]) -> None:
+        for flight in answered:
+            if self.closing:
+                return
+            if flight not in self.flights:  # another part of its frame failed
+                continue
+            try:
+                frame = self._read(flight)
+            except HandoverError:
+                self.tally.retries += 1
+                self._attempts.again(flight.step, time.monotonic())
+                continue
+            except MeshError as error:
+                self._failed(flight.step, error, flight.request, flight.connection.endpoint)
+                continue
+            if frame is not None:
+                self._attempts.worked(flight.step)
+                self._finish(flight.step, frame)
+
+    def _read(self, flight: Flight) -> Frame | None:
+        """What came; None while other parts are to come."""
+        response = None
+        try:
+            response = flight.connection.receive()
+            directory = self._transport.router.directory
+            directory.worked(flight.connection.endpoint)
+            directory.heard(response.headers.get(MAP_HEADER, ""))
+            said = response.headers.get(LOCAL, "")
+            self._transport.neighbours.heard(flight.connection.endpoint, said)
+            if response.status != 200:
+                raise read_error(response)
+            if flight.joint is not None:
+                return self._read_part(flight.joint, response)
+            return self._read_frame(flight, response)
+        finally:
+            self.flights.end(flight, keep=response is not None and response.reusable)
+
+    def _read_frame(self, flight: Flight, response: Response) -> Frame:
+        """The body goes from the socket into its slot, or stays where the node has it; nothing copies it
+        afterwards."""
+        step, began = self._order.named(flight.step), time.monotonic()
+        handed = response.headers.get(HANDED, "")
+        if handed and response.length == 0:
+            lease = self._transport.neighbours.take(flight.connection.endpoint, handed, self._arena)
+            self.tally.local += 1
+        elif response.length:
+            lease = self._arena.lease(response.length)
+            response.readinto(lease.view)
+        else:
+            raise CorruptFrameError(f"step {step}: the answer has no Content-Length")
+        origin = response.headers.get("x-mesh-frame", "")
+        frame = open_frame(lease.view, step, verify=self._order.verify, origin=origin)
+        timing = parse_timing(response.headers.get(TIMING, ""))
+        done = time.monotonic()
+        frame = replace(frame, arrival=Arrival(flight.sent, began, done, timing))
+        self._count(frame, frame.nbytes)
+        return frame
+
+    def _read_part(self, joint: Joint, response: Response) -> Frame | None:
+        """Its rows go from the socket to their places in the frame's slot."""
+        timing = parse_timing(response.headers.get(TIMING, ""))
+        joint.take(response, timing, time.monotonic(), verify=self._order.verify)
+        if joint.left:
+            return None
+        arrays, size = joint.views()
+        del self._joints[joint.step]
+        self._parting.worked()
+        self.tally.parted += 1
+        frame = Frame(joint.step, arrays, size, joint.origin, joint.arrival(time.monotonic()))
+        self._count(frame, joint.bytes)
+        return frame
+
+    def _count(self, frame: Frame, size: int) -> None:
+        tally, arrival, origin = self.tally, frame.arrival, frame.origin
+        if arrival is not None:
+            tally.latency += max(arrival.began - arrival.asked - arrival.server.total, 0.0)
+            tally.receiving += arrival.done - arrival.began
+        self._expected = max(self._expected, frame.nbytes)
+        tally.bytes += size
+        tally.origins[origin] = tally.origins.get(origin, 0) + 1
+
+    # --- book-keeping -----------------------------------------------------------------------------
+
+    def _failed(self, step: int, error: MeshError, request: Request, endpoint: Endpoint) -> None:
+        """Asks another node now or this one later, or ends the pass at this step."""
+        if self.closing:
+            return
+        now = time.monotonic()
+        if self._joints.pop(step, None) is not None:
+            self._give_up_parts(step, error, endpoint, now)
+            return
+        try:
+            self._attempts.failed(step, error, request, endpoint, now)
+        except MeshError as final:
+            self._stop = min(self._stop, step + 1)
+            self._finish(step, final)
+        else:
+            self.tally.retries += 1
+
+    def _give_up_parts(self, step: int, error: MeshError, endpoint: Endpoint, now: float) -> None:
+        """All of it is asked for, of one node."""
+        for flight in self.flights:
+            if flight.step == step:
+                self.flights.end(flight)
+        directory = self._transport.router.directory
+        if isinstance(error, ConnectError):
+            directory.failed(endpoint)
+            directory.refresh()
+        self._parting.failed()
+        self.tally.retries += 1
+        self._attempts.again(step, now)
+
+    def _finish(self, step: int, result: Frame | MeshError) -> None:
+        self._done[step] = result
+        while self._given in self._done:
+            self.out.put(self._done.pop(self._given))
+            self._given += self._stride

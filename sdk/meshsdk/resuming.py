@@ -1,0 +1,108 @@
+"""Where a loader stands, and where it goes: resuming, seeking, skipping.
+
+Law: pure; a move gives another place. What is counted is positions of epochs, over all ranks, so that number
+of ranks and size of batches may be others afterwards.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from meshsdk.errors import ConfigurationError, StateMismatchError
+from meshwire import plans
+from meshwire.plans import LoaderState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from meshwire.slices import Tail
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The next batch is at `state`, of epochs of `positions`, in batches of `batch` rows."""
+
+    state: LoaderState
+    positions: int
+    batch: int
+    tail: Tail
+
+    @property
+    def step(self) -> int:
+        """The next batch's, counted from the origin."""
+        return self.state.step(self.batch)
+
+    @property
+    def origin(self) -> int:
+        """The position of the epoch where its step 0 is."""
+        return self.state.origin(self.batch)
+
+    @property
+    def remaining(self) -> int:
+        """Batches that are left of the epoch."""
+        return self.steps - self.step
+
+    @property
+    def steps(self) -> int:
+        """Of the present epoch, from its origin on."""
+        return self._count(self.origin)
+
+    @property
+    def steps_an_epoch(self) -> int:
+        """Of a whole one."""
+        return self._count(0)
+
+    def _count(self, origin: int) -> int:
+        return plans.steps(self.positions, self.batch, origin, self.tail)
+
+    def _at(self, epoch: int, position: int, skipped: int = 0) -> Place:
+        skips = self.state.skips + skipped
+        return replace(self, state=replace(self.state, epoch=epoch, position=position, skips=skips))
+
+    def after_batch(self) -> Place:
+        """Once the next batch was returned."""
+        return replace(self, state=self.state.after_batch(self.batch, self.positions, self.tail))
+
+    def after_epochs(self, count: int) -> Place:
+        """The beginning of the next epoch, or of a later one."""
+        return self._at(self.state.epoch + count, 0)
+
+    def resumed(self, state: Mapping[str, Any] | str | bytes) -> Place:
+        """Where a state says. Raises StateMismatchError for one of another plan, snapshot or seed, and
+        ConfigurationError for what is none."""
+        here = self.state
+        try:
+            loaded = LoaderState.from_json(state)
+            loaded.check(plan=here.plan, snapshot=here.snapshot, seed=here.seed, samples=self.positions)
+        except plans.StateMismatchError as error:
+            raise StateMismatchError(str(error), error.path.removeprefix("state.")) from error
+        except plans.PlanError as error:
+            raise ConfigurationError(f"not a loader's state: {error}") from error
+        return replace(self, state=loaded)
+
+    def sought(self, epoch: int, step: int) -> Place:
+        """A step of an epoch, from its beginning on. What is passed over of the present epoch counts as
+        skipped. Raises IndexError."""
+        epoch, step = operator.index(epoch), operator.index(step)
+        if epoch < 0 or not 0 <= step < self.steps_an_epoch:
+            raise IndexError(f"epoch {epoch}, step {step}: an epoch has steps 0 to {self.steps_an_epoch - 1}")
+        position = step * self.batch
+        ahead = position - self.state.position if epoch == self.state.epoch else 0
+        return self._at(epoch, position, max(ahead, 0))
+
+    def skipped(self, steps: int) -> Place:
+        """So many batches on, into the next epochs where they are more than are left. Raises IndexError."""
+        steps = operator.index(steps)
+        if steps < 0:
+            raise IndexError(f"skip({steps}): to go back, seek")
+        state, left = self.state, self.remaining
+        if steps < left:
+            ahead = steps * self.batch
+            return self._at(state.epoch, state.position + ahead, ahead)
+        epochs, step = divmod(steps - left, self.steps_an_epoch)
+        passed = self.positions - state.position + epochs * self.positions
+        position = step * self.batch
+        return self._at(state.epoch + 1 + epochs, position, passed + position)
