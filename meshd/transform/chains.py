@@ -45,7 +45,7 @@ class Fusible(Protocol):
     """An op that can do the next one's work with its own, cheaper than one after the other."""
 
     def fuse(self, following: registry.Operation) -> registry.Operation | None:
-        """An op equal to both (drawing as `following` does), or None when nothing is won."""
+        """An op equal to both, or None when nothing is won. Of the two one draws at most: as it does."""
         ...
 
 
@@ -53,8 +53,8 @@ class Fusible(Protocol):
 class Placing(Protocol):
     """A last op that can write its result into the row instead of a new array."""
 
-    def place(self, value: Any, row: npt.NDArray[Any]) -> None:
-        """Writes what `apply(value)` would return."""
+    def place(self, value: Any, row: npt.NDArray[Any], random: KeyedRandom) -> None:
+        """Writes what `apply(value, random)` would return."""
         ...
 
 
@@ -69,8 +69,12 @@ class Step:
     operation: registry.Operation
     output: FieldType
 
+    def random(self, draw: Draw) -> KeyedRandom:
+        """Its draws for one sample."""
+        return draw(self.index) if self.index >= 0 else _NO_DRAWS
+
     def run(self, value: Any, draw: Draw) -> Any:
-        made = self.operation.apply(value, draw(self.index) if self.index >= 0 else _NO_DRAWS)
+        made = self.operation.apply(value, self.random(draw))
         wrong = mismatch(self.output, made)
         if wrong:
             raise WrongOutputError(f"made {wrong}, promised {self.output}")
@@ -80,15 +84,14 @@ class Step:
 class Chain:
     """The compiled ops of one field, from its bytes to its `output` type."""
 
-    __slots__ = ("_place", "_place_label", "_placed_steps", "_steps", "output")
+    __slots__ = ("_placed_steps", "_placing", "_steps", "output")
 
     def __init__(self, steps: Sequence[Step], output: FieldType) -> None:
         self.output = output
         self._steps = tuple(steps)
-        self._placed_steps, self._place, self._place_label = self._steps, _copy, ""
-        if steps and steps[-1].index < 0 and isinstance(steps[-1].operation, Placing):
-            self._placed_steps = self._steps[:-1]
-            self._place, self._place_label = steps[-1].operation.place, steps[-1].label
+        places = bool(steps) and isinstance(steps[-1].operation, Placing)
+        self._placing = self._steps[-1] if places else None
+        self._placed_steps = self._steps[:-1] if places else self._steps
 
     def __repr__(self) -> str:
         return f"Chain({' → '.join(step.label for step in self._steps) or 'bytes'}: {self.output})"
@@ -105,14 +108,18 @@ class Chain:
         written.
         """
         value = self._run(self._placed_steps, data, draw, tally)
-        began, label = tally.clock(), self._place_label
+        began, last = tally.clock(), self._placing
+        label = last.label if last else "row"
         try:
-            self._place(value, row)
+            if last is not None and isinstance(last.operation, Placing):
+                last.operation.place(value, row, last.random(draw))
+            else:
+                np.copyto(row, value, casting="no")
         except Exception as error:
             if for_want_of_memory(error):
-                raise OutOfMemoryError(label or "row") from error
-            raise OpFailedError(label or "row", error) from error
-        if label:
+                raise OutOfMemoryError(label) from error
+            raise OpFailedError(label, error) from error
+        if last:
             tally.add(label, tally.clock() - began, size_of(value), row.nbytes)
 
     @staticmethod
@@ -134,10 +141,6 @@ class Chain:
                 raise
             raise OpFailedError(label, error) from error
         return value
-
-
-def _copy(value: Any, row: npt.NDArray[Any]) -> None:
-    np.copyto(row, value, casting="no")
 
 
 def compile_chain(
@@ -172,9 +175,10 @@ def remedy(operation: registry.Operation, field: FieldType) -> str:
 
 def _append(steps: list[Step], step: Step, *, fuse: bool) -> None:
     last = steps[-1] if steps else None
-    if fuse and last is not None and last.index < 0 and isinstance(last.operation, Fusible):
+    if fuse and last is not None and min(last.index, step.index) < 0 and isinstance(last.operation, Fusible):
         fused = last.operation.fuse(step.operation)
         if fused is not None:
-            steps[-1] = Step(f"{last.label}+{step.label}", step.index, fused, step.output)
+            index = max(last.index, step.index)
+            steps[-1] = Step(f"{last.label}+{step.label}", index, fused, step.output)
             return
     steps.append(step)

@@ -18,7 +18,7 @@ from meshd.kit.clock import SystemClock
 from meshd.net.unixmessages import BlockingMessageStream, MessageError, StreamClosedError
 from meshd.transform.assets import LoadedAssets
 from meshd.transform.errors import OutOfMemoryError
-from meshd.transform.limiting import Limits, Watch
+from meshd.transform.limiting import Limits, Watch, keep_heap
 from meshd.transform.messages import Failure, RenderReply, RenderRequest, write_progress
 from meshd.transform.programs import load_program
 from meshd.transform.reading import SourceFiles, SourceGoneError
@@ -42,6 +42,7 @@ class WornOutError(Exception):
 def main(listener: socket.socket, limits: Limits = _USUAL) -> None:
     """Serve the pool on `listener` (a Unix socket), one connection at a time. Returns when the process must
     be replaced."""
+    keep_heap(limits.memory)
     watch = Watch(limits)
     while True:
         sock, _ = listener.accept()

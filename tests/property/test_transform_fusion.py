@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,25 @@ def test_a_fused_crop_is_the_documented_one(
         np.testing.assert_array_equal(got, oracle)
     else:
         assert np.abs(got.astype(int) - oracle).mean() < 10
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@pytest.mark.parametrize("mode", ["rgb", "gray"])
+def test_a_flip_on_the_way_into_the_row_is_the_flip(mode: str, dtype: str) -> None:
+    ops: list[tuple[str, dict[str, Any]]] = [("decode", {"mode": mode}), ("hflip", {}), ("to_chw", {})]
+    if dtype != "uint8":
+        ops.insert(1, ("normalize", {"mean": 0.5, "std": 0.25}))
+    fused, plain = chains(ops)
+    data, flips = jpeg(37, 41, 2), set()
+    for position in range(8):
+        draw = partial(KeyedRandom, 5, 1, position)
+        wanted = plain.render(data, draw)
+        row = np.zeros_like(wanted)
+        fused.render_into(data, draw, row)
+        np.testing.assert_array_equal(row, wanted)
+        np.testing.assert_array_equal(fused.render(data, draw), wanted)
+        flips.add(draw(len(ops) - 2).chance(0.5))
+    assert flips == {False, True}
 
 
 @SETTINGS
