@@ -12,10 +12,12 @@ from meshd.runtime.moving import movement_routes
 from meshd.service.backed.lending import Lender
 from meshd.service.backed.warming import Warmer
 from meshd.service.buckets import BucketService, Everywhere
+from meshd.service.continuing import Rests
 from meshd.service.merged import LocalLister, MergedListings
 from meshd.service.news import News
 from meshd.service.sources import FarSources, LocalSources
 from meshd.web.bucketdoors import bucket_routes
+from meshd.web.continuing import rest_routes
 from meshd.web.forwarding import Forwarder
 from meshd.web.hops import Hops
 from meshd.web.listingdoors import listing_routes
@@ -74,5 +76,6 @@ class Meshing:
             *SourceDoors(self.sources, node.mesh, node.clock).routes(),
             *ReplicaDoors(node.store, node.mesh, node.clock).routes(),
             *movement_routes(node),
+            *rest_routes(Rests(node.store, node.settings.node_id), node.clock),
             *warming,
         ]

@@ -241,6 +241,7 @@ def web_deps(
         http=node.settings.http,
         backed=backed,
         near=NearReader(node.objects, versions),
+        rest=node.objects.rest,
         gate=PeerGate(secret.derive, node.clock),
         forwarder=mesh.forwarder,
         scatterer=mesh.scatterer,

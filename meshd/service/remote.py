@@ -19,6 +19,7 @@ from meshd.errors import MeshdError
 from meshd.kit.clock import ManualClock
 from meshd.net.peers import PeerRefusedError, Peers
 from meshd.service import remotewire as wire
+from meshd.service.continuing import Continuing
 from meshd.service.remoteasking import Asking, lost_error, refused_error, some
 from meshd.service.remotedocuments import RemoteDocuments
 from meshd.service.remotefetching import ORIGINS, Fetching
@@ -57,6 +58,7 @@ class RemoteObjects:
         documents = RemoteDocuments(self._asking)
         frames = self._frames = RemoteFrames(self._asking, self._fetching, self._memory)
         self.document, self.documents, self.spread = documents.document, documents.documents, documents.spread
+        self.rest = Continuing(self._asking).rest
         self.met, self.kept_frame, self.keep_frame = frames.met, frames.kept_frame, frames.keep_frame
 
     def __repr__(self) -> str:

@@ -15,6 +15,7 @@ from meshd.assembly.addressing import Asked
 from meshd.store.records import Record
 
 READ: Final = "/-/peer/objects/read"
+REST: Final = "/-/peer/objects/rest"
 FIND: Final = "/-/peer/objects/find"
 LIST: Final = "/-/peer/objects/list"
 INDEX: Final = "/-/peer/archives/index"
@@ -43,6 +44,18 @@ class ReadAsk(Struct, frozen=True, forbid_unknown_fields=True):
     {number: [code, message]}."""
 
     parts: Annotated[list[PartTuple], Meta(max_length=MAX_PARTS)]
+
+
+class RestAsk(Struct, frozen=True, forbid_unknown_fields=True):
+    """`length` bytes from `offset` on of exactly this version, as they are."""
+
+    bucket: _Text
+    key: _Text
+    version: _Text
+    etag: _Text
+    size: Annotated[int, Meta(ge=0)]
+    offset: Annotated[int, Meta(ge=0)]
+    length: Annotated[int, Meta(ge=0)]
 
 
 class FindAsk(Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,6 +120,7 @@ def far(record: Record | None) -> FarRecord | None:
 
 encode = msgspec.msgpack.Encoder().encode
 decode_read = msgspec.msgpack.Decoder(ReadAsk).decode
+decode_rest = msgspec.msgpack.Decoder(RestAsk).decode
 decode_find = msgspec.msgpack.Decoder(FindAsk).decode
 decode_found = msgspec.msgpack.Decoder(FindAnswer).decode
 decode_list = msgspec.msgpack.Decoder(ListAsk).decode

@@ -153,6 +153,11 @@ remote_failures = _counter(
     "meshd_remote_failures_total", "Calls for what other nodes hold that failed, by how.", "error"
 )
 remote_bytes = _counter("meshd_remote_bytes_total", "Bytes of objects fetched from other nodes.")
+reads_continued = _counter(
+    "meshd_reads_continued_total",
+    "Answers under way whose bytes ended here: whole by way of another node, or cut.",
+    "result",
+)
 near_reads = _counter(
     "meshd_near_reads_total",
     "Parts of objects and batches looked for among this node's copies; kind is part or frame, result hit or "

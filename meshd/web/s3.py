@@ -6,7 +6,6 @@ answer in S3's shape with a request id, or a closed connection if the answer was
 
 from __future__ import annotations
 
-import errno
 import logging
 from contextlib import suppress
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from meshd.kit.accounts import charge
 from meshd.service.access import ANYONE
+from meshd.service.continuing import CutShortError
 from meshd.service.facts import FAR
 from meshd.service.objects import ReplacedError
 from meshd.service.translation import translate
@@ -32,6 +32,7 @@ from meshd.web.scattering import MEMBERS
 from meshd.web.sending import fetch_cold, first_of, send_groups, send_spans
 from meshd.web.settling import CLIENT_GONE, Trace, settle
 from meshd.web.streaming import RequestBody
+from meshd.web.tearing import TornError
 from meshwire.archives.kinds import MARK
 from meshwire.s3 import operations as ops
 from meshwire.s3.errors import S3Error
@@ -39,7 +40,7 @@ from meshwire.s3.parsing import parse_request
 from meshwire.s3.rendering import object_headers, render, render_error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from aiohttp import web
 
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from meshd.web.incoming import MeshRequest
     from meshd.web.replies import Header
     from meshd.web.server import WebDeps
+    from meshd.web.tearing import Rest
     from meshwire.s3.parsing import RequestHead
 
 log = logging.getLogger(__name__)
@@ -340,11 +342,15 @@ class S3Endpoint:
             with objects.reading(operation, found) as spans:
                 if found.length > SMALL_BYTES or request.pressed:
                     await self._fetch(first_of(spans))  # a device that gives errors is known before the head
-                    keep_alive = await self._send(request, status, headers, spans)
+                    rest = self._rest(operation, found, spans)
+                    keep_alive = await send_spans(request, status, headers, spans, self._now(), rest)
                 else:
                     await self._fetch(spans)
                     # Read through the store, which verifies what is small enough to be verified on the way.
                     return Reply(status, headers, objects.read(operation, found), self._now())
+        except (TornError, CutShortError) as error:  # the connection is cut
+            log.warning("an answer under way was cut", extra={"request": trace.request_id, "why": str(error)})
+            raise ConnectionAbortedError(str(error)) from error
         except (CorruptExtentError, DiskFailedError) as error:
             raise DamagedHereError(translate(error)) from error
         except StoreError as error:
@@ -352,16 +358,17 @@ class S3Endpoint:
         trace.sent += found.length
         return SentReply(status, keep_alive=keep_alive)
 
-    async def _send(
-        self, request: MeshRequest, status: int, headers: list[Header], spans: Sequence[Span]
-    ) -> bool:
-        """See `send_spans`. What turns out to be unreadable on the way is noticed: it cuts the connection."""
-        try:
-            return await send_spans(request, status, headers, spans, self._now())
-        except OSError as error:
-            if error.errno == errno.EIO:
-                _notice_all(spans)
-            raise
+    def _rest(self, operation: ops.GetObject, found: Found, spans: Sequence[Span]) -> Rest:
+        """What an answer goes on with whose bytes cannot be read to their end: those of another owner. They
+        are noticed here."""
+
+        def rest(torn: TornError) -> AsyncGenerator[bytes, None]:
+            _notice_at(spans, torn.sent)
+            if self._deps.rest is None or self._deps.mesh.alone:
+                raise torn
+            return self._deps.rest(operation.bucket, operation.key, found, torn.sent)
+
+        return rest
 
     @staticmethod
     async def _fetch(spans: Sequence[Span]) -> None:
@@ -394,6 +401,15 @@ class S3Endpoint:
 
     def _now(self) -> int:
         return self._deps.clock.now_ms() // 1000
+
+
+def _notice_at(spans: Sequence[Span], sent: int) -> None:
+    """The one whose bytes come behind the first `sent`."""
+    for span in spans:
+        if sent < span.length:
+            _notice_all([span])
+            return
+        sent -= span.length
 
 
 def _notice_all(spans: Sequence[Span]) -> None:

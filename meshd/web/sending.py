@@ -15,9 +15,11 @@ import termios
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, ClassVar
 
+from meshd.kit import failpoints
 from meshd.net.wires import duplicate
-from meshd.web.encrypting import is_encrypted, write_spans
+from meshd.web.encrypting import is_encrypted, write_piece, write_spans
 from meshd.web.replies import connection_word, head_bytes
+from meshd.web.tearing import TornError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from meshd.store.records import Span
     from meshd.web.replies import Header
+    from meshd.web.tearing import Rest
 
 _WINDOW = 1 << 20  # one sendfile call, and what is read ahead; other connections get their turn in between
 _IDLE_SECONDS = 120.0  # a client that takes nothing for so long is given up
@@ -34,17 +37,41 @@ _ADVICE = 4 << 20  # what the kernel is asked to fetch ahead of a cold window
 
 
 async def send_spans(
-    request: web.BaseRequest, status: int, headers: Iterable[Header], spans: Sequence[Span], now: int
+    request: web.BaseRequest,
+    status: int,
+    headers: Iterable[Header],
+    spans: Sequence[Span],
+    now: int,
+    rest: Rest | None = None,
 ) -> bool:
     """Send a head and then the bytes of `spans`; returns whether the connection may serve another request.
 
     `headers` must hold a Content-Length equal to the spans' sum; `now` in seconds since the epoch. The
-    files must stay open until this returns. Raises ConnectionError when the client went away or stopped
-    reading; the connection is then of no further use.
+    files must stay open until this returns. `rest` gives what lacks when they cannot be read to their end;
+    what it raises, or TornError without it, comes after the connection was cut. Raises ConnectionError when
+    the client went away or stopped reading; the connection is then of no further use.
     """
     keep_alive = bool(request.keep_alive)
-    await _send(request, _head(request, status, headers, now), spans)
+    head = _head(request, status, headers, now)
+    try:
+        await _send(request, head, spans, mendable=rest is not None)
+    except TornError as error:
+        if rest is None:
+            raise
+        await _go_on(request, rest, error)
     return keep_alive
+
+
+async def _go_on(request: web.BaseRequest, rest: Rest, torn: TornError) -> None:
+    """What `rest` gives, behind what went out already."""
+    transport = _open_transport(request)
+    try:
+        async with aclosing(rest(torn)) as pieces:
+            async for piece in pieces:
+                await write_piece(request, piece)
+    except BaseException:
+        transport.abort()
+        raise
 
 
 async def send_groups(
@@ -64,7 +91,7 @@ async def send_groups(
             async for spans in groups:
                 if pump is None and not is_encrypted(_open_transport(request)):
                     pump = _Pump(_open_transport(request))
-                await _send(request, head, spans, pump)
+                await _send(request, head, spans, pump=pump)
                 head = b""
     except Exception as error:
         if head:  # nothing went out yet: an answer can still say what is wrong
@@ -126,19 +153,25 @@ def _open_transport(request: web.BaseRequest) -> asyncio.Transport:
 
 
 async def _send(
-    request: web.BaseRequest, head: bytes, spans: Sequence[Span], pump: _Pump | None = None
+    request: web.BaseRequest,
+    head: bytes,
+    spans: Sequence[Span],
+    *,
+    pump: _Pump | None = None,
+    mendable: bool = False,
 ) -> None:
-    """`pump`: the answer's, where it is sent in several turns; else one is made for this one."""
+    """`pump`: the answer's, where it is sent in several turns; else one is made for this one. `mendable`: the
+    connection stays as it is when the spans cannot be read to their end."""
     transport = _open_transport(request)
     if is_encrypted(transport):
-        await _send_encrypted(request, transport, head, spans)
+        await _send_encrypted(request, transport, head, spans, mendable=mendable)
         return
     await _drain(request, transport)
     turn = pump or _Pump(transport)
     try:
         await turn.run(head, spans)
-    except BaseException:
-        transport.abort()
+    except BaseException as error:
+        _cut(transport, error, mendable=mendable)
         raise
     finally:
         if turn is not pump:
@@ -146,13 +179,23 @@ async def _send(
 
 
 async def _send_encrypted(
-    request: web.BaseRequest, transport: asyncio.Transport, head: bytes | memoryview, spans: Sequence[Span]
+    request: web.BaseRequest,
+    transport: asyncio.Transport,
+    head: bytes | memoryview,
+    spans: Sequence[Span],
+    *,
+    mendable: bool = False,
 ) -> None:
     try:
         await write_spans(request, bytes(head), spans, _resident)  # its queue holds on to the head
-    except BaseException:
-        transport.abort()
+    except BaseException as error:
+        _cut(transport, error, mendable=mendable)
         raise
+
+
+def _cut(transport: asyncio.Transport, error: BaseException, *, mendable: bool) -> None:
+    if not (mendable and isinstance(error, TornError)):
+        transport.abort()
 
 
 class AtOnce:
@@ -261,7 +304,7 @@ class _Pump:
         self._spans: Iterator[Span] = iter(())
         self._fd = -1
         self._offset = self._left = 0
-        self._moved = 0
+        self._moved = self._sent = 0  # bytes in all; of these spans
         self._seen = -1
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._watched = False
@@ -271,9 +314,9 @@ class _Pump:
         return f"<_Pump fd={self._socket.fileno()}, {self._moved} bytes moved>"
 
     async def run(self, head: bytes | memoryview, spans: Sequence[Span], *, warm: bool = False) -> None:
-        """Send all of it; may be called again. Raises ConnectionError, or OSError of a failing disk."""
+        """Send all of it; may be called again. Raises ConnectionError, or TornError."""
         self._warm_until = self._loop.time() + _WARM_SECONDS if warm else 0.0
-        self._head, self._spans = memoryview(head), iter(spans)
+        self._head, self._spans, self._sent = memoryview(head), iter(spans), 0
         self._done = self._loop.create_future()
         self._next_span()
         self._step()
@@ -332,6 +375,7 @@ class _Pump:
 
     def _send_window(self) -> None:
         room = _WINDOW
+        failpoints.hit("web.send.before")
         while True:
             sent = os.sendfile(self._socket.fileno(), self._fd, self._offset, min(self._left, room))
             if not sent:
@@ -339,6 +383,7 @@ class _Pump:
             self._offset += sent
             self._left -= sent
             self._moved += sent
+            self._sent += sent
             room -= sent
             if not self._left:
                 self._next_span()
@@ -399,9 +444,11 @@ class _Pump:
             self._done.set_result(None)
 
     def _fail(self, error: BaseException) -> None:
+        """sendfile(2) does not say which of its two files failed: what no connection says is the disk's."""
         self._unwatch()
         if not self._done.done():
-            self._done.set_exception(error)
+            of_client = not isinstance(error, OSError) or isinstance(error, ConnectionError | TimeoutError)
+            self._done.set_exception(error if of_client else TornError(self._sent, error))
 
 
 def _resident(fd: int, offset: int, length: int) -> bool:

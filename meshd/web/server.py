@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from meshd.service.archives.members import MemberService
     from meshd.service.backed.service import BackedService
     from meshd.service.buckets import BucketService
+    from meshd.service.continuing import Rest
     from meshd.service.deleting import Deleter
     from meshd.service.listings import ListingService
     from meshd.service.nearreading import NearReader
@@ -107,6 +108,8 @@ class WebDeps:
     """Reads through this node's copies what other nodes hold; None where there are none."""
     scatterer: Scatterer | None = None
     far: FarSources | None = None
+    rest: Rest | None = None
+    """The rest of answers whose bytes end here; None where there are no other nodes."""
     news: News | None = None
     gate: PeerGate | None = None
     """Knows other nodes by their signatures; None where there are none."""
