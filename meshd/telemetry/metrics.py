@@ -35,7 +35,9 @@ http_seconds = _histogram("meshd_http_request_seconds", "From request head to la
 http_bytes = _counter("meshd_http_bytes_total", "Body bytes; direction is in or out.", "direction")
 http_connections = _gauge("meshd_http_connections", "Open client connections.")
 http_turned_away = _counter(
-    "meshd_http_turned_away_total", "Connections ended by the node: full, idle, slow head, stalled.", "why"
+    "meshd_http_turned_away_total",
+    "Connections ended by the node: full, idle, slow handshake, slow head, stalled.",
+    "why",
 )
 forwarded = _counter(
     "meshd_forwarded_total",

@@ -2,7 +2,8 @@
 
 Law: all workers listen on one socket. A worker takes a connection unless another has fewer; then it leaves it
 to that one for a moment, and takes it after all if it is still there. Each worker alone writes its count.
-Invariant: connections are spread evenly over the workers however they arrive, and none waits for a busy one.
+Invariant: connections are spread evenly over the workers however they arrive, and none waits for a busy one;
+those whose handshake does not come to an end are few, the oldest of them making room for new ones.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import asyncio
 import errno
 import logging
 import mmap
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from meshd.kit.tasks import Tasks
 from meshd.net.loopback import pace, unpace
+from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
     import socket
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 _LOOK, _LOOKS = 0.002, 5  # seconds, and how often: so long a connection is left to a worker that has fewer
 _TURN = 4  # connections taken before they, and others of this loop, get their turn
 _SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_HANDSHAKES_SHARE = 8  # of the connections a worker may have, how many may be in their TLS handshake
 _RESPITE = 0.5  # seconds until the next try when the system has no room
 _AWAY = 1 << 40
 _log = logging.getLogger("meshd.web")
@@ -66,7 +70,9 @@ class Porter:
         self._listener, self._server, self._tally, self._worker = listener, server, tally, worker
         self._options = options
         self._loop = asyncio.get_running_loop()
-        self._tasks, self._coming = Tasks("connections"), 0
+        self._tasks = Tasks("connections")
+        self._coming: dict[socket.socket, asyncio.Task[None]] = {}
+        self._most_coming = max(16, server.guard.limit // _HANDSHAKES_SHARE)
         self._timer: asyncio.TimerHandle | None = None
         self._looks = 0
         listener.setblocking(False)
@@ -89,7 +95,7 @@ class Porter:
             self._listener.close()
 
     def _tell(self) -> None:
-        self._tally.tell(self._worker, self._server.open_ones + self._coming)
+        self._tally.tell(self._worker, self._server.open_ones + len(self._coming))
 
     def _watch(self) -> None:
         self._timer, self._looks = None, 0
@@ -134,9 +140,12 @@ class Porter:
             return False
         client.setblocking(False)
         pace(client, address)
-        self._coming += 1
+        task = self._coming[client] = self._tasks.spawn(self._welcome(client), "welcome")
+        task.add_done_callback(partial(self._arrived, client))
         self._tell()
-        self._tasks.spawn(self._welcome(client), "welcome")
+        if len(self._coming) > self._most_coming:
+            metrics.http_turned_away.labels("slow handshake").inc()
+            self._coming.pop(next(iter(self._coming))).cancel()
         return True
 
     async def _welcome(self, client: socket.socket) -> None:
@@ -144,7 +153,10 @@ class Porter:
             await self._loop.connect_accepted_socket(self._server, client, **self._options)
         except (OSError, TimeoutError):  # it went away, or no handshake came about
             client.close()
-        finally:
-            self._coming -= 1
-            if self._server.when_lost is not None:
-                self._tell()
+
+    def _arrived(self, client: socket.socket, task: asyncio.Task[None]) -> None:
+        self._coming.pop(client, None)
+        if task.cancelled():
+            client.close()
+        if self._server.when_lost is not None:
+            self._tell()

@@ -50,6 +50,7 @@ class Connection(RequestHandler):
         "_at_once",
         "_boundary",
         "_encrypted",
+        "_ending",
         "_guard",
         "_half_closed",
         "_hot",
@@ -69,6 +70,7 @@ class Connection(RequestHandler):
         self._guard, self._hot = guard, hot
         self._boundary = Boundary()
         self._encrypted = False
+        self._ending: asyncio.Transport | None = None
         self.touched = 0.0
         """When the client last sent something, on the loop's clock."""
         self.head_since = 0.0
@@ -105,6 +107,7 @@ class Connection(RequestHandler):
             when_lost()
         if self._at_once is not None:
             self._at_once.close()
+        self._ending = None
         super().connection_lost(exc)
 
     @property
@@ -116,8 +119,14 @@ class Connection(RequestHandler):
     @property
     def unread(self) -> int:
         """Bytes of answers that wait in this process for the client to take them."""
-        transport = self.transport
+        transport = self.transport or self._ending
         return 0 if transport is None else transport.get_write_buffer_size()
+
+    def force_close(self) -> None:
+        """End it once the client has taken what waits for it. aiohttp forgets the transport here; who takes
+        nothing would keep the connection for ever."""
+        self._ending = self.transport or self._ending
+        super().force_close()
 
     def wrote(self, size: int) -> None:
         """An answer of `size` bytes was queued on the transport."""
@@ -168,12 +177,14 @@ class Connection(RequestHandler):
     def time_out(self) -> None:
         """End a connection whose request head does not come to an end."""
         self._say("RequestTimeout", "The request's head did not arrive in time.")
+        self.head_since = 0.0
         self.force_close()
 
     def give_up(self) -> None:
         """Cut a connection whose client does not take its answer."""
-        if self.transport is not None:
-            self.transport.abort()
+        transport = self.transport or self._ending
+        if transport is not None:
+            transport.abort()
 
     def _say(self, code: str, message: str) -> None:
         """An error that answers no request in particular."""

@@ -83,12 +83,15 @@ class Guard:
         self.turn += 1
 
     def _make_room(self) -> bool:
-        """Close those that have been idle longest: they can connect again at no loss."""
-        idle = sorted((c for c in self._connections if c.is_idle), key=lambda c: c.touched)
+        """End those that have been idle longest: they can connect again at no loss. Who has left a part of an
+        answer unread comes last, and is cut: its connection would not close."""
+        idle = sorted((c for c in self._connections if c.is_idle), key=lambda c: (c.unread > 0, c.touched))
         chosen = idle[: 1 + self.limit // _EVICTED_SHARE]
         for connection in chosen:
             metrics.http_turned_away.labels("idle").inc()
             self._connections.discard(connection)
+            if connection.unread:
+                connection.give_up()
             connection.force_close()
         return bool(chosen)
 

@@ -1,0 +1,144 @@
+"""Connections that the node wants to end: they do, whatever their clients leave unread or never begin."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from meshd.config import HttpSettings
+from meshd.kit.clock import SystemClock
+from meshd.testing.certificates import Authority
+from meshd.testing.waiting import PATIENCE
+from meshd.web.accepting import Porter, Tally
+from meshd.web.connections import Connection
+from meshd.web.replies import Reply
+from meshd.web.server import make_server
+from meshd.web.tls import Tls, TlsFiles, listening_options
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+    from aiohttp import web
+
+    from meshd.web.connections import MeshServer
+    from meshd.web.incoming import MeshRequest
+
+ANSWER = 10_000
+ASK = b"GET /-/x HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def _answer(request: MeshRequest) -> web.StreamResponse:
+    return Reply(200, [("Content-Length", str(ANSWER))], bytes(ANSWER), 0)
+
+
+@asynccontextmanager
+async def serving(http: HttpSettings) -> AsyncIterator[tuple[MeshServer, int]]:
+    """A server that answers everything with ANSWER bytes, and its port. Its sockets' buffers are small."""
+    server = make_server(_answer, SystemClock(), http)
+    door = socket.create_server(("127.0.0.1", 0))
+    door.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    listener = await asyncio.get_running_loop().create_server(server, sock=door)
+    try:
+        yield server, door.getsockname()[1]
+    finally:
+        listener.close()
+        server.pre_shutdown()
+        await server.shutdown(0.1)
+
+
+async def until(found: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not found():  # noqa: ASYNC110  nothing tells of it
+            await asyncio.sleep(0.01)
+
+
+async def leave_unread(server: MeshServer, port: int) -> tuple[socket.socket, Connection]:
+    """A client that asks until a little of an answer waits in the server's memory, then for nothing more; and
+    the server's end of it, idle."""
+    loop, client = asyncio.get_running_loop(), socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    await loop.sock_connect(client, ("127.0.0.1", port))
+    await until(lambda: bool(server.connections))
+    (connection,) = server.connections
+    assert isinstance(connection, Connection)
+    while connection.unread < 2 * ANSWER:  # the kernel takes some more of it in a moment
+        asked = connection._request_count
+        await loop.sock_sendall(client, ASK)
+        await until(lambda: connection._request_count > asked and connection.is_idle)  # noqa: B023
+    return client, connection
+
+
+def run(scene: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await scene()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def test_an_idle_client_that_leaves_its_answer_unread() -> None:
+    """Closed for idling, it is not forgotten before it has gone."""
+
+    async def scene() -> None:
+        async with serving(HttpSettings(idle_timeout=60, body_timeout=0.4)) as (server, port):
+            client, connection = await leave_unread(server, port)
+            connection.force_close()  # as when its time is up
+            assert server.open_ones == 1
+            await until(lambda: not server.open_ones)
+            client.close()
+
+    run(scene)
+
+
+def test_room_is_made_of_clients_that_read_nothing() -> None:
+    """None of them stays beyond the limit."""
+
+    async def scene() -> None:
+        async with serving(HttpSettings()) as (server, port):
+            server.guard.limit = 1
+            client, old = await leave_unread(server, port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(ASK)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            await until(lambda: server.open_ones == 1)
+            assert old.transport is None
+            writer.close()
+            client.close()
+
+    run(scene)
+
+
+def test_handshakes_that_do_not_end_make_room_for_new_ones(tmp_path: Path) -> None:
+    """Connections are counted when their handshake is done: those before it must be few, too."""
+    authority = Authority(tmp_path)
+    pair = authority.issue()
+
+    async def scene() -> None:
+        clock, door = SystemClock(), socket.create_server(("127.0.0.1", 0), backlog=64)
+        server, port = make_server(_answer, clock, HttpSettings()), door.getsockname()[1]
+        server.guard.limit = 100
+        tls = Tls(TlsFiles(pair.cert, pair.key), clock)
+        porter = Porter(door, server, Tally(1), 0, listening_options(tls, 60.0))
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+        trust = ssl.create_default_context(cafile=authority.cert)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust)
+        writer.write(ASK)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        async with asyncio.timeout(PATIENCE):
+            for oldest, _ in silent[:5]:
+                assert await oldest.read() == b""
+        assert not any(late.at_eof() for late, _ in silent[5:])
+        for _, each in [*silent, (reader, writer)]:
+            each.transport.abort()
+        porter.close()
+        server.pre_shutdown()
+        await server.shutdown(0.1)
+
+    run(scene)
