@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from meshd.assembly.addressing import Address, Asked, Frame, FrameResult
-    from meshd.assembly.catalog import Noting
     from meshd.assembly.drafting import Rows
     from meshd.assembly.elsewhere import Elsewhere
     from meshd.assembly.memory import MemoryFrame
@@ -82,9 +81,9 @@ class Assembler:
         *,
         node: str = "local",
         elsewhere: Elsewhere = ALONE,
-        uses: Noting | None = None,
+        catalog: Catalog | None = None,
     ) -> None:
-        self.catalog = Catalog(store, elsewhere, uses)
+        self.catalog = Catalog(store, elsewhere) if catalog is None else catalog
         self._kitchen = Kitchen(store, pool, Ledger(self.catalog), node, archives, elsewhere)
         self._cache: FrameCache[Asked] = FrameCache(settings.frame_cache_bytes)
         self._flights: SingleFlight[Asked, MemoryFrame] = SingleFlight()

@@ -13,8 +13,9 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from meshd.assembly.elsewhere import ALONE
-from meshd.assembly.errors import BatchError
+from meshd.assembly.errors import BatchError, busy
 from meshd.assembly.plans import Plan
+from meshd.control.interface import ControlError
 from meshd.kit.singleflight import SingleFlight
 from meshd.store.records import Meta
 from meshwire.snapshots import Snapshot
@@ -64,11 +65,48 @@ class Noting(Protocol):
         ...
 
 
-class Catalog:
-    """The node's documents. One a process. What is used is told to `uses`, so that it is not collected."""
+class Removals(Protocol):
+    """Who knows which documents are no more, on any node."""
 
-    def __init__(self, store: ObjectStore, elsewhere: Elsewhere = ALONE, uses: Noting | None = None) -> None:
+    def gone(self, key: str) -> str:
+        """What became of it, as the end of a sentence; "" when it was not removed. A microsecond."""
+        ...
+
+    async def restore(self, key: str) -> bool:
+        """It is being made again; whether it was gone. Raises ControlError."""
+        ...
+
+
+class _None:
+    def gone(self, key: str) -> str:
+        return ""
+
+    async def restore(self, key: str) -> bool:
+        return False
+
+
+_NO_REMOVALS: Final[Removals] = _None()
+_AGAIN: Final = {
+    "snapshots": "make it again: the same objects and fields give the same snapshot (POST /-/snapshots, or "
+    "mesh.open as before)",
+    "plans": "make it again: the same snapshot and spec give the same plan, and its addresses are good again "
+    "(POST /-/plans, or a Loader as before)",
+}
+
+
+class Catalog:
+    """The node's documents. One a process. What is used is told to `uses`, so that it is not collected; what
+    `removals` names is nowhere, until it is made again."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        elsewhere: Elsewhere = ALONE,
+        uses: Noting | None = None,
+        removals: Removals = _NO_REMOVALS,
+    ) -> None:
         self._store, self._elsewhere, self._uses = store, elsewhere, uses
+        self._removals = removals
         self._snapshots: _Kept[Snapshot] = _Kept(8)
         self._plans: _Kept[Plan] = _Kept(256)
 
@@ -76,7 +114,8 @@ class Catalog:
         return f"<Catalog over {self._store!r}>"
 
     async def snapshot(self, digest: str) -> Snapshot:
-        """Raises BatchError NoSuchSnapshot."""
+        """Raises BatchError NoSuchSnapshot, Gone."""
+        self._require(f"snapshots/{digest}")
         self._note(f"snapshots/{digest}")
         return await self._snapshots.get(digest, lambda: self._load_snapshot(digest))
 
@@ -84,29 +123,23 @@ class Catalog:
         return await asyncio.to_thread(Snapshot.from_bytes, await self.snapshot_bytes(digest))
 
     async def snapshot_bytes(self, digest: str) -> bytes:
-        """The document. Raises BatchError NoSuchSnapshot."""
+        """The document. Raises BatchError NoSuchSnapshot, Gone."""
+        self._require(f"snapshots/{digest}")
         document = await self.find(f"snapshots/{digest}")
         if document is None:
-            raise BatchError(
-                "NoSuchSnapshot",
-                f"this node has no snapshot {digest[:64]}",
-                help="register it with POST /-/snapshots",
-            )
+            raise _unknown(f"snapshots/{digest}")
         return document
 
     async def plan(self, digest: str) -> Plan:
-        """Raises BatchError NoSuchPlan."""
+        """Raises BatchError NoSuchPlan, Gone."""
+        self._require(f"plans/{digest}")
         self._note(f"plans/{digest}")
         return await self._plans.get(digest, lambda: self._load_plan(digest))
 
     async def _load_plan(self, digest: str) -> Plan:
         document = await self.find(f"plans/{digest}")
         if document is None:
-            raise BatchError(
-                "NoSuchPlan",
-                f"this node has no plan {digest[:64]}",
-                help="register it with POST /-/plans",
-            )
+            raise _unknown(f"plans/{digest}")
         return Plan.from_bytes(digest, document)
 
     async def add_snapshot(self, snapshot: Snapshot) -> None:
@@ -120,6 +153,35 @@ class Catalog:
         await self.share(f"plans/{plan.hash}", plan.to_bytes())
         self._plans.put(plan.hash, plan)
 
+    def _require(self, key: str) -> None:
+        """Raises BatchError Gone."""
+        became = self._removals.gone(key)
+        if became:
+            kind, _, digest = key.partition("/")
+            raise BatchError(
+                "Gone",
+                f"the {kind.removesuffix('s')} {digest} {became}",
+                help=_AGAIN[kind],
+                detail={kind.removesuffix("s"): digest},
+            )
+
+    async def look(self, key: str) -> None:
+        """Have a plan or snapshot here, without using it. Raises BatchError NoSuchPlan, NoSuchSnapshot, Gone,
+        Busy."""
+        self._require(key)
+        await self.ensure([key])
+        if self._store.get(RESERVED_BUCKET, key) is None:
+            raise _unknown(key)
+
+    def is_gone(self, key: str) -> bool:
+        """Whether a document was removed everywhere, and not made again."""
+        return key.startswith(SHARED) and bool(self._removals.gone(key))
+
+    def has(self, key: str) -> bool:
+        """Whether a document is here; to ask is to use it."""
+        self._note(key)
+        return not self.is_gone(key) and self._store.get(RESERVED_BUCKET, key) is not None
+
     def _note(self, key: str) -> None:
         if self._uses is not None and key.startswith((*SHARED, *INDEXES)):
             self._uses.note(key)
@@ -128,29 +190,39 @@ class Catalog:
         """A document of the reserved bucket, or None. Reading an index is using it."""
         if key.startswith(INDEXES):
             self._note(key)
+        if self.is_gone(key):
+            return None
         record = self._store.get(RESERVED_BUCKET, key)
         return None if record is None else self._store.read(record, 0, record.size)
 
     async def find(self, key: str) -> bytes | None:
         """A document that nodes share, from another node where this one lacks it, and kept here then."""
         document = self.read(key)
-        if document is None and not self._elsewhere.alone:
+        if document is None and not self._elsewhere.alone and not self.is_gone(key):
             document = await self._elsewhere.document(key)
             if document is not None:
                 await self.write(key, document, once=True)
         return document
 
     async def share(self, key: str, document: bytes) -> None:
-        """Write a document that nodes share, durably, here and on the other storing nodes. Idempotent."""
+        """Write a document that nodes share, durably, here and on the other storing nodes. Idempotent; what
+        was removed is there again. Raises BatchError Busy."""
+        again = self.is_gone(key) and await self._restored(key)
         if not self._elsewhere.alone:
-            await self._elsewhere.spread(key, document)
-        await self.write(key, document, once=True)
+            await self._elsewhere.spread(key, document, again=again)
+        await self.write(key, document, once=not again)
+
+    async def _restored(self, key: str) -> bool:
+        try:
+            return await self._removals.restore(key)
+        except ControlError as error:
+            raise busy(f"{key} was removed, and that cannot be taken back now: {error}") from error
 
     async def ensure(self, keys: Iterable[str]) -> None:
         """Have those of these documents here that any node has."""
         for key in keys:
             if not self._elsewhere.alone and self._store.get(RESERVED_BUCKET, key) is None:
-                await self.find(key)
+                await self.find(key)  # nothing, if it was removed
 
     async def write(self, key: str, document: bytes, *, once: bool = False) -> None:
         """Write a document durably; `once`: only if there is none (its name says what is in it)."""
@@ -164,3 +236,12 @@ class Catalog:
         except BaseException:
             await writer.abort()
             raise
+
+
+def _unknown(key: str) -> BatchError:
+    kind, _, digest = key.partition("/")
+    return BatchError(
+        "NoSuchPlan" if kind == "plans" else "NoSuchSnapshot",
+        f"this node has no {kind.removesuffix('s')} {digest[:64]}",
+        help=f"it was never made here, or that it was removed is forgotten; {_AGAIN[kind]}",
+    )

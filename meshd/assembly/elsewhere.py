@@ -85,8 +85,9 @@ class Elsewhere(Protocol):
         that answers has it, and some do not answer."""
         ...
 
-    async def spread(self, key: str, document: bytes) -> None:
-        """Has the storing nodes keep a document. Raises BatchError Busy when too few did."""
+    async def spread(self, key: str, document: bytes, *, again: bool = False) -> None:
+        """Has the storing nodes keep a document; `again`: written anew also where it is, for it was removed
+        and may be about to go. Raises BatchError Busy when too few did."""
         ...
 
 
@@ -114,7 +115,7 @@ class _Alone:
     async def document(self, key: str) -> bytes | None:
         return None
 
-    async def spread(self, key: str, document: bytes) -> None:
+    async def spread(self, key: str, document: bytes, *, again: bool = False) -> None:
         return
 
 

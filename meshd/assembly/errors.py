@@ -19,6 +19,8 @@ Code = Literal[
     "NoSuchKey",
     "NoSuchView",
     "NoSuchAsset",
+    "Gone",
+    "InUse",
     "ViewExists",
     "BucketExists",
     "NoSuchJob",

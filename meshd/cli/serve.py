@@ -67,6 +67,7 @@ pair again (that also when it changes) and opens the audit log anew.
 @click.option("--remember-removals", metavar="SECONDS", help="For nodes that are away.  [864000: 10 days]")
 @click.option("--lifecycle-interval", metavar="SECONDS", help="Between looks for what expires.  [900]")
 @click.option("--stale-uploads", metavar="DAYS", help="Abort uploads this old; 0 never.  [7]")
+@click.option("--keep-documents", metavar="DAYS", help="Plans and snapshots nobody uses; 0 for ever.  [90]")
 @click.option("--users", metavar="FILE", help="YAML list of users.")
 @click.option("--audit-log", metavar="FILE", help="One JSON line a request; - for stdout.")
 @click.option("--config", metavar="FILE", help="YAML file with any of these settings.")

@@ -147,6 +147,8 @@ def _assemble(values: Mapping[str, object]) -> NodeSettings:
         credentials_dir=value["origin-credentials"],
         lifecycle_interval=value["lifecycle-interval"],
         stale_upload_days=value["stale-uploads"],
+        keep_documents_days=value["keep-documents"],
+        remember_removals=value["remember-removals"],
         scrub_interval=value["scrub-interval"],
         scrub_rate=value["scrub-rate"],
         audit_log=value["audit-log"],

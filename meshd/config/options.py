@@ -82,6 +82,7 @@ OPTIONS: Mapping[str, Option] = {
         Option("origin-credentials", parse_path, lambda: None),
         Option("lifecycle-interval", parse_seconds, lambda: 900.0),
         Option("stale-uploads", parse_days, lambda: 7),
+        Option("keep-documents", parse_days, lambda: 90),
         Option("scrub-interval", parse_seconds, lambda: 14 * 86400.0),
         Option("scrub-rate", at_least(1 << 20), lambda: 64 << 20),
         Option("repair-interval", parse_seconds, lambda: 6 * 3600.0),

@@ -203,6 +203,10 @@ class NodeSettings:
     """Files of credentials for origins, by name. Default: `<data_dir>/origins`."""
     stale_upload_days: int = 7
     """A multipart upload this old is aborted where no lifecycle rule is about it; 0: never."""
+    keep_documents_days: int = 90
+    """Days without use after which a plan, snapshot or asset goes that nothing names; 0: never."""
+    remember_removals: float = 10 * 86400.0
+    """Seconds for which it is remembered that one went: longer than a node may be away."""
     audit_log: Path | None = None
     """JSON lines, one a request; `-` is the standard output. Opened anew on SIGHUP."""
     region: str = "us-east-1"

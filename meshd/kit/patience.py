@@ -65,6 +65,12 @@ class LongWork(Generic[V]):
             self._runs.pop(key, None)  # whoever asks again tries again
         return run.outcome.result()
 
+    def forget(self, key: str) -> None:
+        """Do it anew the next time, if it is done."""
+        run = self._runs.get(key)
+        if run is not None and run.outcome.done():
+            del self._runs[key]
+
     def _start(self, key: str, work: Callable[[Progress], Awaitable[V]]) -> _Run[V]:
         run: _Run[V] = _Run(asyncio.get_running_loop().create_future())
         self._runs[key] = run

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from meshd.control.interface import ControlError
-from meshd.control.jobs import JobTable
-from meshd.control.modules import ModuleTable
+from meshd.runtime.data import node_catalog
+from meshd.runtime.node import naming, node_census
 from meshd.runtime.scrubbing import examine, replace_disks, watch_disks
 from meshd.service.archives.ingesting import Indexer
-from meshd.service.documents import DocumentKeeper
+from meshd.service.documents import DocumentKeeper, leads
 from meshd.service.indexkeeping import IndexKeeper
 from meshd.service.lifecycle import Lifecycle
 from meshd.service.views.keeping import ResultKeeper
@@ -26,7 +26,7 @@ from meshd.store.errors import StoreError
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable
 
     from meshd.kit.clock import Clock
     from meshd.kit.tasks import Tasks
@@ -81,13 +81,13 @@ def node_chores(node: Node) -> list[Chore]:
     )
     results = ResultKeeper(node.store, node.uses, settings.view_cache_bytes)
     indexer = Indexer(node.store, node.archives, lambda: _bucket_names(node), results.room, node.clock)
-    documents = DocumentKeeper(
-        node.store, node.uses, lambda: _naming(node), node.clock, lambda: node.mesh.alone
-    )
+    documents = document_keeper(node)
     indexes = IndexKeeper(node.store, node.uses, node.clock)
     return [
         Chore("indexes of files", 6 * 3600.0, indexes.sweep),
         Chore("documents", 6 * 3600.0, documents.sweep),
+        Chore("removed documents", 30.0, documents.clear),
+        Chore("measure documents", 300.0, lambda: asyncio.to_thread(documents.measure)),
         Chore("archives", 1.0, indexer.work),
         Chore("archive indexes", 6 * 3600.0, indexer.tidy),
         Chore("view results", 60.0, results.sweep),
@@ -100,12 +100,20 @@ def node_chores(node: Node) -> list[Chore]:
     ]
 
 
-def _naming(node: Node) -> Iterator[str]:
-    """Texts of all that names plans, snapshots and assets: views, jobs, pushed modules."""
-    yield from (bucket.view for bucket in node.buckets.list_all())
-    yield from (job.spec for job in JobTable(node.control).list_all().values())
-    for module in ModuleTable(node.control).list_all().values():
-        yield from (build.version for build in module.builds)
+def document_keeper(node: Node) -> DocumentKeeper:
+    """Of plans, snapshots and what they name."""
+    settings = node.settings
+    return DocumentKeeper(
+        node.store,
+        node_catalog(node),
+        node_census(node),
+        node.removals,
+        lambda: (text for _, text in naming(node)),
+        node.clock,
+        lambda: leads(node.mesh),
+        days=settings.keep_documents_days,
+        memory_ms=int(1000 * settings.remember_removals),
+    )
 
 
 def _bucket_names(node: Node) -> list[str]:

@@ -48,15 +48,20 @@ class DataServices:
     user_ops: UserOps
 
 
+def node_catalog(node: Node) -> Catalog:
+    """The node's documents, as this process has them."""
+    return Catalog(node.store, node.objects, node.uses, node.removals)
+
+
 def data_services(node: Node, access: Access, frames: FrameSource) -> DataServices:
     """Snapshots, plans, frames, with the rights of whoever asks."""
-    catalog = Catalog(node.store, node.objects, node.uses)
+    catalog = node_catalog(node)
     readers = Readers(access)
     datasets = DatasetService(node.store, catalog, readers, node.archives, node.objects)
     user_ops = UserOps(
         ModuleTable(node.control), node.store, catalog, access, node.clock, confinement(node.settings)
     )
-    assets = AssetService(node.store, catalog, readers, user_ops, node.objects)
+    assets = AssetService(catalog, readers, user_ops, node.objects)
     batches = BatchService(
         node.store, catalog, datasets, readers, frames, assets, node.archives, node.objects
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from meshd.assembly.catalog import Catalog
 from meshd.control.jobs import JobTable
+from meshd.runtime.data import node_catalog
 from meshd.service.archives.ingesting import Ingest
 from meshd.service.backed.prefetching import Prefetching
 from meshd.service.backed.spreading import Spreading
@@ -48,7 +48,7 @@ def output_routes(node: Node) -> list[NativeRoute]:
 
 def job_runner(node: Node, access: Access, views: ViewReader, backed: BackedService) -> JobRunner:
     """What the steward needs."""
-    catalog = Catalog(node.store, node.objects, node.uses)
+    catalog = node_catalog(node)
     outputs = MeshOutputs(own_outputs(node), node.objects, node.mesh, node.peers)
     versions = Versions(node.shared, node.buckets)
     tools = Tools(node.store, node.objects, node.archives, versions, access, outputs)

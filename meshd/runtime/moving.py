@@ -5,13 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from meshd.assembly.catalog import SHARED, Catalog
+from meshd.assembly.catalog import SHARED
 from meshd.cluster.moving import Mover, Sources
 from meshd.cluster.offers import Offers
 from meshd.cluster.pulling import RemoteHolder
 from meshd.control.clustermaps import ClusterMaps
 from meshd.kit import pulse
 from meshd.kit.pulse import Courtesy
+from meshd.runtime.data import node_catalog
 from meshd.web.guests import handed_over
 from meshd.web.movements import MovementDoors
 
@@ -52,7 +53,7 @@ def mover(node: Node) -> Mover:
         lambda: copies_asked(node),
         Courtesy(node.clock).rest,
         lambda: pulse.gone_by(node.clock.monotonic(), _GRACE),
-        (SHARED, Catalog(node.store, node.objects, node.uses).ensure),
+        (SHARED, node_catalog(node).ensure),
     )
     maps = ClusterMaps(node.control)
     return Mover(

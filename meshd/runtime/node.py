@@ -15,9 +15,12 @@ from meshd.cluster.replicating import replicated
 from meshd.control.buckets import BucketTable
 from meshd.control.clustermaps import ClusterMaps
 from meshd.control.identities import IdentityTable
+from meshd.control.jobs import JobTable
 from meshd.control.keyuse import KeyUse
+from meshd.control.modules import ModuleTable
 from meshd.control.nodesecret import NodeSecret
 from meshd.control.opening import open_control
+from meshd.control.removals import RemovalTable
 from meshd.kit.clock import SystemClock
 from meshd.net.peers import Peers
 from meshd.runtime.cluster import open_mesh
@@ -34,6 +37,7 @@ from meshd.service.backed.administering import BackedAdmin
 from meshd.service.backed.freshness import FreshTable
 from meshd.service.backed.origins import Origins
 from meshd.service.backed.shelf import Shelf
+from meshd.service.census import Census
 from meshd.service.clusters import ClusterAdmin
 from meshd.service.copycounts import CopyCounts
 from meshd.service.deleting import Deleter
@@ -42,6 +46,7 @@ from meshd.service.gathers import GatherService
 from meshd.service.grants import PolicyAdmin
 from meshd.service.holdings import Holdings
 from meshd.service.identities import IdentityAdmin
+from meshd.service.keptdocuments import KeptDocuments
 from meshd.service.listings import ListingService
 from meshd.service.nearreading import NearReader
 from meshd.service.objectacls import ObjectAclService
@@ -64,6 +69,7 @@ from meshd.web.admin import AdminEndpoint
 from meshd.web.cluster import ClusterEndpoint
 from meshd.web.holdings import holding_routes
 from meshd.web.jobs import job_routes
+from meshd.web.kept import kept_routes
 from meshd.web.library import library_routes
 from meshd.web.modules import module_routes
 from meshd.web.native import build_native
@@ -107,7 +113,8 @@ class Node:
     identities: IdentityTable
     use: KeyUse
     uses: UseFile
-    """Of results of views."""
+    """Of results of views, and of documents."""
+    removals: RemovalTable
     archives: Archives
     mesh: Mesh
     peers: Peers
@@ -169,6 +176,7 @@ def open_node(settings: NodeSettings, writer: str, mover: MoverDoor | None = Non
             identities,
             use,
             uses,
+            RemovalTable(control),
             archives,
             mesh,
             peers,
@@ -262,14 +270,40 @@ def admin_routes(node: Node, sessions: Sessions) -> list[NativeRoute]:
     ]
 
 
+def node_census(node: Node) -> Census:
+    """What documents there are, here and on the other nodes."""
+    return Census(node.store, node.uses, node.objects.kept)
+
+
 def _backed_admin(node: Node) -> BackedAdmin:
     origins = Origins(node.settings.origin_credentials, node.clock)
     return BackedAdmin(node.buckets, origins, node.clock, node.settings.region)
 
 
+def naming(node: Node) -> Iterator[tuple[str, str]]:
+    """What names plans, snapshots and assets: views, jobs, pushed modules; each with its text."""
+    yield from ((f"view {bucket.name}", bucket.view) for bucket in node.buckets.list_all() if bucket.view)
+    yield from ((f"job {name}", job.spec) for name, job in JobTable(node.control).list_all().items())
+    for name, module in ModuleTable(node.control).list_all().items():
+        yield from ((f"module {name}", build.version) for build in module.builds)
+
+
 def _copy_counts(node: Node) -> CopyCounts:
     maps, settings = ClusterMaps(node.control), node.settings
     return CopyCounts(node.buckets, node.mesh, maps, node.clock, settings.region)
+
+
+def _kept_documents(node: Node, access: Access, data: DataServices) -> KeptDocuments:
+    return KeptDocuments(
+        node.store,
+        data.catalog,
+        node_census(node),
+        node.removals,
+        access,
+        partial(naming, node),
+        node.clock,
+        node.settings.keep_documents_days,
+    )
 
 
 def native_routes(
@@ -288,6 +322,7 @@ def native_routes(
         library_routes(data.user_ops, node.clock),
         module_routes(data.user_ops, tests),
         origin_routes(_backed_admin(node), _copy_counts(node)),
+        kept_routes(_kept_documents(node, access, data)),
     ]
     if node.shelf is not None and keeper is not None:  # tests may have none
         room = node.settings.cache_bytes
@@ -302,6 +337,7 @@ def native_routes(
         data.datasets.tfrecords,
         data.datasets.parquets,
         node.objects,
+        node_census(node),
     )
     return [
         *build_native(data.datasets, data.batches, gathers, definitions, node.clock, also, node.mesh, desk),

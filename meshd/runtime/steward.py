@@ -23,7 +23,7 @@ from meshd.runtime.caching import cache_chores, cache_keeper
 from meshd.runtime.carrying import mover_door
 from meshd.runtime.chores import node_chores, process_chores, start_chores
 from meshd.runtime.cluster import join
-from meshd.runtime.data import data_services
+from meshd.runtime.data import data_services, node_catalog
 from meshd.runtime.jobs import job_runner
 from meshd.runtime.node import node_access, open_node, view_reader
 from meshd.runtime.scrubbing import scrubber
@@ -77,7 +77,7 @@ async def steward(node: Node, listener: socket.socket) -> AsyncIterator[Assemble
         node.archives,
         node=settings.node_id,
         elsewhere=node.objects,
-        uses=node.uses,
+        catalog=node_catalog(node),
     )
     try:
         async with backing(node, None) as backed:

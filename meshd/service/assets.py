@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshd.assembly.assets import asset_key
-from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.assembly.errors import BatchError
 from meshd.telemetry import metrics
 from meshd.transform import registry
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from meshd.service.readers import Readers
     from meshd.service.remote import RemoteObjects
     from meshd.service.userops import UserOps
-    from meshd.store.interface import ObjectStore
     from meshd.transform.assets import Asset
     from meshwire.plans import OpSpec, PlanSpec
 
@@ -39,13 +37,12 @@ class AssetService:
 
     def __init__(
         self,
-        store: ObjectStore,
         catalog: Catalog,
         readers: Readers,
         user_ops: UserOps,
         objects: RemoteObjects,
     ) -> None:
-        self._store, self._catalog, self._readers, self._objects = store, catalog, readers, objects
+        self._catalog, self._readers, self._objects = catalog, readers, objects
         self._user_ops = user_ops
 
     def __repr__(self) -> str:
@@ -78,7 +75,7 @@ class AssetService:
         if isinstance(value, str) and value.startswith(PREFIX):
             digest = value.removeprefix(PREFIX)
             await self._catalog.ensure([asset_key(digest)])
-            if self._store.get(RESERVED_BUCKET, asset_key(digest)) is None:
+            if not self._catalog.has(asset_key(digest)):
                 raise MissingAssetError(path, f"this node does not have the asset {shown(value)}")
         return value  # what is no reference at all is refused where arguments are parsed
 

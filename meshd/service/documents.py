@@ -1,112 +1,195 @@
 """Plans, snapshots and assets that nobody uses any more: collected, after a time in which anybody could.
 
-Law: what a view, a job or a pushed module names stays, and what that names in turn; of the rest what was
-written or read lately. Names are hashes, and whatever holds one names it. Invariant: a doubt keeps a
-document.
+Law: what goes is `retention`'s to say, of what all nodes of the mesh know; one of them says it, in the table
+of removals, and each takes its own copies away by that. A node that cannot be asked puts it off. Invariant: a
+doubt keeps a document.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from typing import TYPE_CHECKING, Final
 
 from meshd.assembly.catalog import RESERVED_BUCKET, SHARED
-from meshd.service.translation import store_errors
+from meshd.service.retention import DAYS, NAMING, digest_of, merged, named_in, unused
 from meshd.service.views.uses import MINUTE_MS
+from meshd.store.errors import ConditionFailedError, ConditionMissingError
 from meshd.telemetry import metrics
+from meshwire.cluster.routes import SOUND
+from meshwire.conditions import Conditions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Mapping
 
+    from meshd.assembly.catalog import Catalog
+    from meshd.cluster.mesh import Mesh
+    from meshd.control.removals import RemovalTable
     from meshd.kit.clock import Clock
-    from meshd.service.views.uses import Uses
+    from meshd.service.census import Census, Everywhere
+    from meshd.service.retention import Held
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
 
 _log = logging.getLogger("meshd.documents")
-SAFE_DAYS: Final = 30
 _PAGE: Final = 1000
-_NAMING: Final = ("plans/", "packs/")
-"""Documents that name others; the rest is only named."""
-_HASH: Final = re.compile(rb"[0-9a-f]{64}")
-
-
-def named_in(text: str | bytes) -> set[str]:
-    """The hashes a text holds."""
-    data = text.encode() if isinstance(text, str) else text
-    return {found.decode() for found in _HASH.findall(data)}
+_DAY_MS: Final = 86_400_000
+_MEMORY_MS: Final = 10 * _DAY_MS
+_REST_MS: Final = 2000
+"""What came later than so lately is left for the next time: the store compares times by the second."""
+_OF_PLANS: Final = ("bad/", "lengths/")
+"""Documents of this node alone that are of a plan: who is bad in it, how long its samples are."""
 
 
 class DocumentKeeper:
-    """One a node (the steward's). `roots` gives texts of all that names documents. `alone`: whether this node
-    is; what others of a mesh use of its documents it cannot know, and collects none."""
+    """One a node (the steward's). `roots` gives texts of all that names documents; `leads` whether this node
+    is the one of the mesh that says what goes; `days` without use after which that is, 0: never."""
 
     def __init__(
         self,
         store: ObjectStore,
-        uses: Uses,
+        catalog: Catalog,
+        census: Census,
+        removals: RemovalTable,
         roots: Callable[[], Iterable[str]],
         clock: Clock,
-        alone: Callable[[], bool],
+        leads: Callable[[], bool] = lambda: True,
+        *,
+        days: int = DAYS,
+        memory_ms: int = _MEMORY_MS,
     ) -> None:
-        self._store, self._uses, self._roots, self._clock = store, uses, roots, clock
-        self._alone = alone
+        self._store, self._catalog, self._census, self._removals = store, catalog, census, removals
+        self._roots, self._clock, self._leads, self._days = roots, clock, leads, days
+        self._memory_ms = memory_ms
+        self._cleared: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return "<DocumentKeeper>"
+        return f"<DocumentKeeper, {self._days} days>"
 
     async def sweep(self) -> int:
-        """Remove what nobody uses; how many went."""
-        if not self._alone():
-            return 0
-        unused, gone = await asyncio.to_thread(self._unused), 0
-        for start in range(0, len(unused), _PAGE):
-            uses, first = self._uses.table(), self._first()  # somebody may have come back to one meanwhile
-            some = [key for key in unused[start : start + _PAGE] if uses.minute(key) < first]
-            with store_errors():
-                await self._store.delete_many(RESERVED_BUCKET, some)
-            for key in some:
-                metrics.documents_collected.labels(key.partition("/")[0]).inc()
-            gone += len(some)
-        if gone:
-            _log.info("documents that nobody uses are gone", extra={"documents": gone})
+        """Remove what nobody uses; how many went by this node's word."""
+        gone = await self._expire() if self._days and self._leads() else 0
+        self._cleared = ()
+        await self.clear()
+        await self._clear_of_plans()
+        if self._leads():
+            await self._removals.forget(self._clock.now_ms() - self._memory_ms)
+        await asyncio.to_thread(self.measure)
         return gone
+
+    def measure(self) -> None:
+        """Put into the gauges what there is (blocking)."""
+        for prefix in SHARED:
+            held = self._census.here(prefix)
+            metrics.documents.labels(prefix.rstrip("/")).set(len(held))
+            metrics.document_bytes.labels(prefix.rstrip("/")).set(sum(each.size for each in held.values()))
+
+    # --- what goes ----------------------------------------------------------------------------------------
 
     def _first(self) -> int:
         """The minute since which a use counts."""
-        return self._clock.now_ms() // MINUTE_MS - SAFE_DAYS * 24 * 60
+        return (self._clock.now_ms() - self._days * _DAY_MS) // MINUTE_MS
 
-    def _unused(self) -> list[str]:
-        uses, first = self._uses.table(), self._first()
-        every = {key: record.modified // MINUTE_MS for key, record in self._documents()}
-        live = {_digest(key) for key, made in every.items() if max(made, uses.minute(key)) >= first}
-        for text in self._roots():  # read after the documents: what is named since was made since
-            live |= named_in(text)
-        self._follow(live, every)
-        return [key for key in every if _digest(key) not in live]
+    async def _expire(self) -> int:
+        before = await self._census.everywhere(SHARED)
+        old = await self._unused(before)
+        if not old or not self._asked_all(before):
+            return 0
+        await self._removals.add(old, self._clock.now_ms(), "unused", self._days)
+        after, first = await self._census.everywhere(SHARED), self._first()
+        back = [key for key in old if key in after.held and after.held[key].minute >= first]
+        for key in back:  # somebody came back to it just now
+            await self._put_back(key)
+        for key in set(old) - set(back):
+            metrics.documents_collected.labels(key.partition("/")[0]).inc()
+        _log.info("documents that nobody uses are gone", extra={"documents": len(old) - len(back)})
+        return len(old) - len(back)
 
-    def _follow(self, live: set[str], every: Iterable[str]) -> None:
-        """Adds to `live` what the documents of these names hold."""
-        naming = {key for key in every if key.startswith(_NAMING)}
-        while found := {key for key in naming if _digest(key) in live}:
-            naming -= found
-            for key in found:
-                live |= self._held(key)
+    def _asked_all(self, seen: Everywhere) -> bool:
+        metrics.documents_waiting.set(bool(seen.silent))
+        if seen.silent:
+            _log.info("no document is removed while nodes are away", extra={"nodes": ", ".join(seen.silent)})
+        return not seen.silent
 
-    def _held(self, key: str) -> set[str]:
+    async def _unused(self, seen: Everywhere) -> list[str]:
+        """Nothing, where a document that may name others cannot be read."""
+        there = {key: each for key, each in seen.held.items() if not self._catalog.is_gone(key)}
+        naming = [key for key in there if key.startswith(NAMING)]
+        await self._catalog.ensure(naming)
+        if any(self._store.get(RESERVED_BUCKET, key) is None for key in naming):
+            return []
+        return await asyncio.to_thread(self._judge, there)
+
+    def _judge(self, there: Mapping[str, Held]) -> list[str]:
+        named = {digest for text in self._roots() for digest in named_in(text)}
+        # This node's own uses once more: read after the documents.
+        latest = merged([there, *map(self._census.here, SHARED)])
+        return unused({key: latest[key] for key in there}, named, self._names_of, self._first())
+
+    def _names_of(self, key: str) -> set[str]:
         record = self._store.get(RESERVED_BUCKET, key)
         return set() if record is None else named_in(self._store.read(record, 0, record.size))
 
-    def _documents(self) -> Iterator[tuple[str, Record]]:
-        for prefix in SHARED:
-            after, more = "", True
-            while more:
-                page = self._store.list(RESERVED_BUCKET, prefix=prefix, after=after, limit=_PAGE)
-                yield from page.entries
-                after, more = page.next_after, page.truncated
+    async def _put_back(self, key: str) -> None:
+        record = self._store.get(RESERVED_BUCKET, key)
+        if record is None:
+            await self._removals.restore(key)
+            return
+        await self._catalog.share(key, await asyncio.to_thread(self._store.read, record, 0, record.size))
+
+    # --- what is taken away here --------------------------------------------------------------------------
+
+    async def clear(self) -> int:
+        """Take away this node's copies of what was removed anywhere; how many went."""
+        names = tuple(self._removals.names())
+        if names == self._cleared:
+            return 0
+        cleared, late = 0, False
+        for key in names:
+            record = self._store.get(RESERVED_BUCKET, key)
+            if record is None:
+                continue
+            if record.modified > self._clock.now_ms() - _REST_MS:
+                late = True
+                continue
+            cleared += await self._take_away(key, record)
+        self._cleared = () if late else names
+        metrics.documents_cleared.inc(cleared)
+        return cleared
+
+    async def _take_away(self, key: str, record: Record) -> bool:
+        if not self._removals.gone(key):
+            return False
+        unchanged = Conditions(if_unmodified_since=record.modified // 1000)  # made again meanwhile: it stays
+        try:
+            await self._store.delete(RESERVED_BUCKET, key, conditions=unchanged)
+        except (ConditionFailedError, ConditionMissingError):
+            return False
+        return True
+
+    async def _clear_of_plans(self) -> None:
+        """What this node alone keeps of plans that are no more."""
+        first = (self._clock.now_ms() - (self._days or DAYS) * _DAY_MS) // MINUTE_MS
+        gone = await asyncio.to_thread(self._of_no_plan, first)
+        for start in range(0, len(gone), _PAGE):
+            some = gone[start : start + _PAGE]
+            await self._store.delete_many(RESERVED_BUCKET, some)
+            for key in some:
+                metrics.documents_collected.labels(key.partition("/")[0]).inc()
+
+    def _of_no_plan(self, first: int) -> list[str]:
+        plans = {digest_of(key) for key in self._census.here("plans/")}
+        return [
+            key
+            for prefix in _OF_PLANS
+            for key, held in self._census.here(prefix).items()
+            if held.made < first and key.split("/")[1] not in plans
+        ]
 
 
-def _digest(key: str) -> str:
-    return key.rpartition("/")[2]
+def leads(mesh: Mesh) -> bool:
+    """Whether this node says what goes: of those that store and have everything, the first."""
+    if mesh.alone:
+        return True
+    sound = [node.node_id for node in mesh.map().nodes if node.stores and node.state in SOUND]
+    return bool(sound) and min(sound) == mesh.node_id

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from meshd.cluster.mesh import Mesh
     from meshd.service.archives.reading import Archives
     from meshd.service.blobs import Outgoing
+    from meshd.service.census import Census
     from meshd.service.lines import Lines
     from meshd.service.parquets import Parquets
     from meshd.service.remote import RemoteObjects
@@ -50,8 +51,9 @@ class Holdings:
         tfrecords: Tfrecords,
         parquets: Parquets,
         objects: RemoteObjects,
+        census: Census,
     ) -> None:
-        self._store, self._mesh, self._objects = store, mesh, objects
+        self._store, self._mesh, self._objects, self._census = store, mesh, objects, census
         self._archives, self._catalog, self._lines = archives, catalog, lines
         self._tfrecords, self._parquets = tfrecords, parquets
 
@@ -162,11 +164,21 @@ class Holdings:
         """A document of the reserved bucket that other nodes may read, None when it is not here."""
         return self._catalog.read(key) if key.startswith(READABLE) else None
 
-    async def keep(self, key: str, document: bytes) -> None:
-        """Keep a document that nodes share. Raises BatchError BadRequest."""
+    async def keep(self, key: str, document: bytes, *, again: bool = False) -> None:
+        """Keep a document that nodes share; `again`: written also where it is. Raises BatchError
+        BadRequest."""
         if not key.startswith(SHARED):
             raise BatchError("BadRequest", f"{key[:80]!r} is no document that nodes share")
-        await self._catalog.write(key, document, once=True)
+        await self._catalog.write(key, document, once=not again)
+
+    async def kept(self, body: bytes) -> bytes:
+        """The answer to `wire.KeptAsk`. Raises BatchError BadRequest, msgspec.ValidationError."""
+        asked = wire.decode_kept_ask(body)
+        if not asked.prefix.startswith(SHARED):
+            raise BatchError("BadRequest", f"{asked.prefix[:80]!r} is nothing that nodes share")
+        rows, after = await asyncio.to_thread(self._census.page, asked.prefix, asked.after, asked.limit)
+        found = [(key, held.size, held.made, held.used) for key, held in rows.items()]
+        return wire.encode(wire.KeptAnswer(found, after))
 
     def shared_names(self, prefix: str, after: str, limit: int = 1000) -> list[str]:
         """Names of documents that nodes share."""

@@ -12,7 +12,6 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from meshd.assembly.catalog import INDEXES, RESERVED_BUCKET
-from meshd.service.documents import SAFE_DAYS
 from meshd.service.translation import store_errors
 from meshd.service.views.uses import MINUTE_MS
 from meshd.telemetry import metrics
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from meshd.store.records import Record
 
 _log = logging.getLogger("meshd.documents")
+SAFE_DAYS: Final = 30
 _PAGE: Final = 1000
 _CHOICE: Final = re.compile(r"-[0-9a-f]{32}$")  # of parts of its records
 

@@ -92,6 +92,8 @@ class Packs:
         spec = replace(spec, ops=within.spec.ops)
         digest = plan_hash(snapshot.hash, spec)
         await self._catalog.add_plan(within)
+        if self._catalog.is_gone(table_key(digest)):
+            self._long.forget(digest)
         try:
             return await self._long.run(digest, partial(self._made, within, snapshot, spec, digest))
         except StillRunningError as error:

@@ -59,6 +59,7 @@ class RemoteObjects:
         frames = self._frames = RemoteFrames(self._asking, self._fetching, self._memory)
         self.document, self.documents, self.spread = documents.document, documents.documents, documents.spread
         self.rest = Continuing(self._asking).rest
+        self.kept = documents.kept
         self.met, self.kept_frame, self.keep_frame = frames.met, frames.kept_frame, frames.keep_frame
 
     def __repr__(self) -> str:

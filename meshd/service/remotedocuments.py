@@ -13,9 +13,12 @@ from meshd.assembly.errors import busy
 from meshd.errors import MeshdError
 from meshd.net.peers import PeerRefusedError, PeerUnreachableError
 from meshd.service import remotewire as wire
+from meshd.service.remoteasking import AWAY
+from meshd.service.retention import Held
 from meshwire import percents
 
 if TYPE_CHECKING:
+    from meshd.service.census import FarTables
     from meshd.service.remoteasking import Asking
     from meshwire.cluster import Node
 
@@ -70,9 +73,11 @@ class RemoteDocuments:
             self._asking.note(node, error)
             raise
 
-    async def spread(self, key: str, document: bytes) -> None:
+    async def spread(self, key: str, document: bytes, *, again: bool = False) -> None:
         """See Elsewhere.spread."""
         target, others = wire.DOCUMENTS + percents.encode(key, safe="/"), self._asking.others()
+        if again:
+            target += f"?{wire.AGAIN}"
         own = self._mesh.map().node(self._mesh.node_id)
         needed = min(_SPREAD, len(others) + 1) - int(own is not None and own.stores)
         tasks = [self._put(node, target, document) for node in others]
@@ -80,6 +85,30 @@ class RemoteDocuments:
         wrong = [answer for answer in answers if isinstance(answer, BaseException)]
         if len(answers) - len(wrong) < needed:
             raise busy(f"too few nodes could keep {key}: {wrong[0]}")
+
+    async def kept(self, prefix: str) -> FarTables:
+        """What each other node has under a prefix, whatever its role, and which could not be asked. One that
+        was given up (`down`) is nobody."""
+        there = [node for node in self._mesh.map().nodes if node.node_id != self._mesh.node_id]
+        asked = [node for node in there if node.state not in AWAY]
+        answers = await asyncio.gather(*[self._table(node, prefix) for node in asked])
+        silent = [node.node_id for node, found in zip(asked, answers, strict=True) if found is None]
+        silent += [node.node_id for node in there if node.state == "away"]
+        return [found for found in answers if found is not None], silent
+
+    async def _table(self, node: Node, prefix: str) -> dict[str, Held] | None:
+        found: dict[str, Held] = {}
+        after, more = "", True
+        try:
+            while more:
+                body = wire.encode(wire.KeptAsk(prefix, after))
+                answer = wire.decode_kept(await self._asking.post(node, wire.KEPT, body))
+                found |= {key: Held(size, made, used) for key, size, made, used in answer.rows}
+                after, more = answer.after, bool(answer.after)
+        except MeshdError as error:
+            self._asking.note(node, error)
+            return None
+        return found
 
     async def _put(self, node: Node, target: str, document: bytes) -> None:
         try:

@@ -22,6 +22,9 @@ INDEX: Final = "/-/peer/archives/index"
 MADE: Final = "/-/peer/views/made"
 FRAMES: Final = "/-/peer/frames"
 DOCUMENTS: Final = "/-/peer/documents/"
+AGAIN: Final = "again"
+"""As the query of a document that is put: it was removed, and is written also where it still lies."""
+KEPT: Final = "/-/peer/kept"
 MAX_PARTS: Final = 20_000
 MAX_ASK_BYTES: Final = 32 << 20
 MAX_DOCUMENT_BYTES: Final = 1 << 30
@@ -100,6 +103,22 @@ class IndexAsk(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     features: Annotated[list[_Text], Meta(max_length=64)] = []
 
 
+class KeptAsk(Struct, frozen=True, forbid_unknown_fields=True):
+    """A page of the documents under a prefix that this node has."""
+
+    prefix: _Text
+    after: _Text = ""
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 5000
+
+
+class KeptAnswer(Struct, frozen=True):
+    """`rows`: name, bytes, the minutes since 1970 in which it came and was used last; `after`: of the next
+    page, "" at the end."""
+
+    rows: list[tuple[str, int, int, int]]
+    after: str = ""
+
+
 class MadeAsk(Struct, frozen=True, forbid_unknown_fields=True):
     """The result of a view (its document) for a source object of this content, as bytes."""
 
@@ -126,5 +145,7 @@ decode_found = msgspec.msgpack.Decoder(FindAnswer).decode
 decode_list = msgspec.msgpack.Decoder(ListAsk).decode
 decode_listed = msgspec.msgpack.Decoder(ListAnswer).decode
 decode_made = msgspec.msgpack.Decoder(MadeAsk).decode
+decode_kept_ask = msgspec.msgpack.Decoder(KeptAsk).decode
+decode_kept = msgspec.msgpack.Decoder(KeptAnswer).decode
 decode_index = msgspec.msgpack.Decoder(IndexAsk).decode
 decode_address: Callable[[bytes], Asked] = msgspec.msgpack.Decoder(Asked).decode

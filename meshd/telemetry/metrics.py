@@ -181,9 +181,24 @@ view_results_evicted = _counter("meshd_view_results_evicted_total", "Results rem
 view_result_bytes = _gauge("meshd_view_result_bytes", "Results of views on the disks.", mode="mostrecent")
 documents_collected = _counter(
     "meshd_documents_collected_total",
-    "Documents that nobody used any more, removed; kind is snapshots, plans, assets, packs, or, of indexes, "
-    "lines, tfrecords, mds or parquet.",
+    "Documents that nobody used any more, removed; kind is snapshots, plans, assets, packs, or, of this node "
+    "alone, bad, lengths, lines, tfrecords, mds or parquet.",
     "kind",
+)
+documents = _gauge(
+    "meshd_documents",
+    "Documents this node has; kind is snapshots, plans, assets or packs.",
+    "kind",
+    mode="mostrecent",
+)
+documents_cleared = _counter(
+    "meshd_documents_cleared_total", "Copies taken away here of documents that were removed from the mesh."
+)
+document_bytes = _gauge("meshd_document_bytes", "Their bytes.", "kind", mode="mostrecent")
+documents_waiting = _gauge(
+    "meshd_documents_waiting",
+    "1 while no document is removed because a node of the mesh cannot be asked when it used which.",
+    mode="mostrecent",
 )
 view_layouts = _counter(
     "meshd_view_layouts_total", "Scans of the sources of shard views; result is made or same.", "result"

@@ -46,6 +46,7 @@ def holding_routes(holdings: Holdings, frames: FrameSource, clock: Clock) -> lis
         peer_route("POST", wire.FRAMES, doors.refusing(doors.frame)),
         peer_route("GET", wire.DOCUMENTS, doors.refusing(doors.document)),
         peer_route("PUT", wire.DOCUMENTS, doors.refusing(doors.keep)),
+        peer_route("POST", wire.KEPT, doors.refusing(doors.kept)),
     ]
 
 
@@ -97,8 +98,13 @@ class _Doors:
         return self._reply(document)
 
     async def keep(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
-        await self._holdings.keep(_key(request), await call.read(request, wire.MAX_DOCUMENT_BYTES))
+        again = request.raw_path.partition("?")[2] == wire.AGAIN
+        document = await call.read(request, wire.MAX_DOCUMENT_BYTES)
+        await self._holdings.keep(_key(request), document, again=again)
         return self._reply(b"")
+
+    async def kept(self, request: MeshRequest, call: PeerCall) -> web.StreamResponse:
+        return self._reply(await self._holdings.kept(await call.read(request, wire.MAX_ASK_BYTES)))
 
     def _now(self) -> int:
         return self._clock.now_ms() // 1000

@@ -70,6 +70,8 @@ STATUS: Mapping[Code, int] = {
     "SnapshotChanged": 409,
     "ViewExists": 409,
     "BucketExists": 409,
+    "InUse": 409,
+    "Gone": 410,
     "UnknownOpBuild": 410,
     "NoSuchAsset": 410,
     "TooLarge": 413,

@@ -112,6 +112,7 @@ _BY_CODE: dict[str, type[ServerError]] = {
     "UnknownOp": InvalidPlanError,
     "UnknownOpBuild": InvalidPlanError,
     "NoSuchAsset": InvalidPlanError,
+    "Gone": NotFoundError,
     "Busy": BusyError,
     "SlowDown": BusyError,
     "PreconditionFailed": PreconditionError,

@@ -25,9 +25,10 @@ from meshd.control.identities import Account, IdentityTable, Key, User
 from meshd.control.keyuse import KeyUse
 from meshd.control.memory import MemoryControl
 from meshd.control.nodesecret import NodeSecret
+from meshd.control.removals import RemovalTable
 from meshd.kit.clock import SystemClock
 from meshd.net.peers import Peers
-from meshd.runtime.data import data_services
+from meshd.runtime.data import data_services, node_catalog
 from meshd.runtime.node import Node, admin_routes, meshing, native_routes, node_access, web_deps
 from meshd.service.archives.reading import Archives
 from meshd.service.remote import RemoteObjects
@@ -121,11 +122,17 @@ class MeshCrew:
         archives = Archives(store, uses.note, objects=objects)
         identities = IdentityTable(control)
         node = Node(
-            settings, clock, store, control, buckets, identities, KeyUse(control), uses, archives, mesh,
-            peers, objects, replicated(store, mesh, peers, clock),
+            settings, clock, store, control, buckets, identities, KeyUse(control), uses,
+            RemovalTable(control), archives, mesh, peers, objects, replicated(store, mesh, peers, clock),
         )  # fmt: skip
         assembler = Assembler(
-            store, self._pool, TransformSettings(1, 64 << 20), archives, node=name, elsewhere=objects
+            store,
+            self._pool,
+            TransformSettings(1, 64 << 20),
+            archives,
+            node=name,
+            elsewhere=objects,
+            catalog=node_catalog(node),
         )
         access = node_access(node)
         data = data_services(node, access, assembler)

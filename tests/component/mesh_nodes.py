@@ -25,6 +25,7 @@ from meshd.control.identities import Account, IdentityTable, Key, User
 from meshd.control.keyuse import KeyUse
 from meshd.control.memory import MemoryControl
 from meshd.control.nodesecret import NodeSecret
+from meshd.control.removals import RemovalTable
 from meshd.kit.clock import SystemClock
 from meshd.net.peers import Peers
 from meshd.runtime.data import data_services
@@ -147,6 +148,7 @@ async def _run(
         IdentityTable(control),
         KeyUse(control),
         uses,
+        RemovalTable(control),
         Archives(store, uses.note),
         mesh,
         peers,

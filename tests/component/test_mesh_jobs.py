@@ -13,6 +13,7 @@ import pytest
 from meshd.testing.meshes import Mesh
 from tests.archive_making import archive_of
 from tests.component.jobs_working import done, ended, members, objects, start
+from tests.component.plans_working import await_status, fill, frame, make
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,3 +95,40 @@ def test_a_job_whose_node_is_killed_is_taken_over(mesh: Mesh) -> None:
     assert (found["state"], found["run"]) == ("done", 2), found
     assert found["node"] in ("n1", "n2", "n3")
     assert objects(s3, "made", "taken/") == FILES
+
+
+def test_a_plan_removed_while_a_node_is_away_is_gone_there_too_and_can_be_made_again(mesh: Mesh) -> None:
+    names = ("n1", "n2", "n3")
+    if not mesh["n3"].running:  # tried again
+        mesh.up("n3")
+        mesh.await_state("n3", "up")
+    fill(mesh["n1"])
+    snapshot, plan = make(mesh["n2"])
+    bodies = {name: frame(mesh[name], plan) for name in names}
+    assert {status for status, _ in bodies.values()} == {200}
+    mesh.stop("n3")
+    mesh.await_state("n3", "away")
+    listed = json.loads(mesh["n1"].request("GET", "/-/kept/plans").body)
+    assert plan in {row["hash"] for row in listed["plans"]}
+    assert "n3" in listed["silent"]
+    refused = mesh["n1"].request("DELETE", f"/-/kept/plans/{plan}")
+    assert (refused.status, json.loads(refused.body)["error"]["code"]) == (409, "InUse")
+    named = mesh["n1"].request("DELETE", f"/-/kept/snapshots/{snapshot}?force=1")
+    assert f"plan {plan}" in json.loads(named.body)["error"]["detail"]["kept_by"]
+    done = json.loads(mesh["n1"].request("DELETE", f"/-/kept/plans/{plan}?force=1").body)
+    assert done["removed"] == plan
+    assert "n3" in done["silent"]
+    await_status(mesh["n2"], plan, 410)
+    mesh.up("n3")
+    mesh.await_metric("n3", "meshd_documents_cleared_total", 1)
+    mesh.await_state("n3", "up")
+    for name in names:  # nobody brought it back
+        await_status(mesh[name], plan, 410)
+        error = json.loads(frame(mesh[name], plan)[1])["error"]
+        assert error["code"] == "Gone"
+        assert "was removed by root on" in error["message"]
+        assert "make it again" in error["help"]
+    assert make(mesh["n2"]) == (snapshot, plan)
+    for name in names:
+        await_status(mesh[name], plan, 200)
+        assert frame(mesh[name], plan) == bodies[name]

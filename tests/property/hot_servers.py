@@ -21,6 +21,7 @@ from meshd.control.identities import Account, IdentityTable, Key, User
 from meshd.control.keyuse import KeyUse
 from meshd.control.memory import MemoryControl
 from meshd.control.nodesecret import NodeSecret
+from meshd.control.removals import RemovalTable
 from meshd.kit.clock import ManualClock
 from meshd.net.peers import Peers
 from meshd.runtime.data import data_services
@@ -130,6 +131,7 @@ class Pair:
             IdentityTable(control),
             KeyUse(control),
             self._uses,
+            RemovalTable(control),
             Archives(self.store, self._uses.note),
             mesh,
             peers,

@@ -67,7 +67,7 @@ class Others:
     async def document(self, key: str) -> bytes | None:
         return self.kept.get(key)
 
-    async def spread(self, key: str, document: bytes) -> None:
+    async def spread(self, key: str, document: bytes, *, again: bool = False) -> None:
         self.kept[key] = document
 
 

@@ -1,4 +1,4 @@
-"""Which plans, snapshots and assets go: those that nothing names and nobody has used for long."""
+"""Which plans, snapshots and assets go: what nothing names and nobody has used for long, on any node."""
 
 from __future__ import annotations
 
@@ -6,14 +6,24 @@ import asyncio
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
 from meshd.assembly.catalog import RESERVED_BUCKET, Catalog
+from meshd.assembly.errors import BatchError
+from meshd.control.memory import MemoryControl
+from meshd.control.removals import RemovalTable
 from meshd.kit.clock import ManualClock
-from meshd.service.documents import SAFE_DAYS, DocumentKeeper
-from meshd.service.views.uses import UseFile
+from meshd.service.census import Census
+from meshd.service.documents import DocumentKeeper
+from meshd.service.retention import DAYS, Held, merged, unused
+from meshd.service.views.uses import MINUTE_MS, UseFile
 from meshd.store.memory import MemoryStore
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from meshd.service.census import FarTables
 
 DAY = 86_400.0
 
@@ -27,56 +37,169 @@ def plan(snapshot: int, within: int = 0, *assets: int) -> bytes:
     return json.dumps({**document, "within": digest(within) if within else ""}).encode()
 
 
-def test_what_nothing_names_and_nobody_uses_goes(tmp_path: Path) -> None:
-    clock = ManualClock()
-    store, uses = MemoryStore(clock), UseFile(tmp_path / "uses", clock)
-    catalog = Catalog(store, uses=uses)
-    alone, roots = [True], list[str]()
-    keeper = DocumentKeeper(store, uses, lambda: roots, clock, lambda: alone[0])
+class One:
+    """A node with a keeper, and what the others say: tables by prefix, and who is silent."""
 
+    def __init__(self, place: Path) -> None:
+        self.clock = ManualClock()
+        self.store, self.uses = MemoryStore(self.clock), UseFile(place / "uses", self.clock)
+        self.removals = RemovalTable(MemoryControl(self.clock))
+        self.catalog = Catalog(self.store, uses=self.uses, removals=self.removals)
+        self.roots: list[str] = []
+        self.far: dict[str, Held] = {}
+        self.silent: list[str] = []
+        self.leading = True
+        census = Census(self.store, self.uses, self._others)
+        self.keeper = DocumentKeeper(
+            self.store, self.catalog, census, self.removals, lambda: self.roots, self.clock,
+            lambda: self.leading,
+        )  # fmt: skip
+
+    async def _others(self, prefix: str) -> FarTables:
+        return [{key: held for key, held in self.far.items() if key.startswith(prefix)}], self.silent
+
+    def left(self) -> set[str]:
+        return {key for key, _ in self.store.list(RESERVED_BUCKET).entries}
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Iterator[One]:
+    made = One(tmp_path)
+    yield made
+    made.uses.close()
+
+
+def test_what_nothing_names_and_nobody_uses_goes(one: One) -> None:
     async def run() -> None:
         for number in (10, 11, 12, 13):
-            await catalog.write(f"snapshots/{digest(number)}", b"s")
-        await catalog.write(f"assets/{digest(20)}", b"tokens")
-        await catalog.write(f"assets/{digest(21)}", b"unused")
-        await catalog.write(f"plans/{digest(1)}", plan(10, 2, 20))  # named by a view, packs plan 2
-        await catalog.write(f"plans/{digest(2)}", plan(11))
-        await catalog.write(f"packs/{digest(1)}", b"table")
-        await catalog.write(f"plans/{digest(3)}", plan(12))  # read now and then
-        await catalog.write(f"plans/{digest(4)}", plan(13))  # nobody's
-        await catalog.write("bad/x", b"not shared")
-        roots.append(f'{{"plan": "{digest(1)}"}}')
-        clock.advance((SAFE_DAYS - 1) * DAY)
-        assert await keeper.sweep() == 0
-        uses.note(f"plans/{digest(3)}")
-        clock.advance(2 * DAY)
-        alone[0] = False
-        assert await keeper.sweep() == 0
-        alone[0] = True
-        assert await keeper.sweep() == 3
-        assert await keeper.sweep() == 0
+            await one.catalog.write(f"snapshots/{digest(number)}", b"s")
+        await one.catalog.write(f"assets/{digest(20)}", b"tokens")
+        await one.catalog.write(f"assets/{digest(21)}", b"unused")
+        await one.catalog.write(f"plans/{digest(1)}", plan(10, 2, 20))  # named by a view, packs plan 2
+        await one.catalog.write(f"plans/{digest(2)}", plan(11))
+        await one.catalog.write(f"packs/{digest(1)}", b"table")
+        await one.catalog.write(f"plans/{digest(3)}", plan(12))  # read now and then
+        await one.catalog.write(f"plans/{digest(4)}", plan(13))  # nobody's
+        await one.catalog.write(f"bad/{digest(3)}", b"[]")
+        await one.catalog.write(f"bad/{digest(4)}", b"[]")
+        await one.catalog.write(f"lengths/{digest(4)}/text/000000", b"")
+        one.roots.append(f'{{"plan": "{digest(1)}"}}')
+        one.clock.advance((DAYS - 1) * DAY)
+        assert await one.keeper.sweep() == 0
+        one.uses.note(f"plans/{digest(3)}")
+        one.clock.advance(2 * DAY)
+        assert await one.keeper.sweep() == 3
+        assert await one.keeper.sweep() == 0
 
     asyncio.run(run())
-    left = {key for key, _ in store.list(RESERVED_BUCKET).entries}
     kept = {f"snapshots/{digest(number)}" for number in (10, 11, 12)}
     kept |= {f"plans/{digest(number)}" for number in (1, 2, 3)}
-    assert left == kept | {f"assets/{digest(20)}", f"packs/{digest(1)}", "bad/x"}
-    uses.close()
+    assert one.left() == kept | {f"assets/{digest(20)}", f"packs/{digest(1)}", f"bad/{digest(3)}"}
 
 
-def test_whoever_comes_back_in_time_keeps_it(tmp_path: Path) -> None:
-    clock = ManualClock()
-    store, uses = MemoryStore(clock), UseFile(tmp_path / "uses", clock)
-    catalog = Catalog(store, uses=uses)
-    keeper = DocumentKeeper(store, uses, tuple, clock, lambda: True)
-
+def test_whoever_comes_back_in_time_keeps_it(one: One) -> None:
     async def run() -> None:
-        await catalog.write(f"plans/{digest(1)}", plan(2), once=True)
-        clock.advance(2 * SAFE_DAYS * DAY)
-        await catalog.write(f"plans/{digest(1)}", plan(2), once=True)  # registered again: it is there
-        assert await keeper.sweep() == 0
-        clock.advance(2 * SAFE_DAYS * DAY)
-        assert await keeper.sweep() == 1
+        await one.catalog.write(f"plans/{digest(1)}", plan(2), once=True)
+        one.clock.advance(2 * DAYS * DAY)
+        await one.catalog.write(f"plans/{digest(1)}", plan(2), once=True)  # registered again: it is there
+        assert await one.keeper.sweep() == 0
+        one.clock.advance(2 * DAYS * DAY)
+        assert await one.keeper.sweep() == 1
 
     asyncio.run(run())
-    uses.close()
+
+
+def test_a_use_on_another_node_keeps_it_and_a_silent_node_keeps_all(one: One) -> None:
+    async def run() -> None:
+        for number in (1, 2):
+            await one.catalog.write(f"plans/{digest(number)}", plan(9))
+        one.clock.advance(2 * DAYS * DAY)
+        now = one.clock.now_ms() // MINUTE_MS
+        one.far = {f"plans/{digest(1)}": Held(1, 5, now - 60), f"plans/{digest(2)}": Held(1, 5, 0)}
+        one.silent = ["n3"]
+        assert await one.keeper.sweep() == 0
+        one.silent, one.leading = [], False
+        assert await one.keeper.sweep() == 0  # another node says what goes
+        one.leading = True
+        assert await one.keeper.sweep() == 1
+
+    asyncio.run(run())
+    assert one.left() == {f"plans/{digest(1)}"}
+
+
+def test_a_plan_that_only_others_have_is_read_before_anything_goes(one: One) -> None:
+    async def run() -> None:
+        await one.catalog.write(f"snapshots/{digest(5)}", b"s")
+        one.clock.advance(2 * DAYS * DAY)
+        one.far = {f"plans/{digest(1)}": Held(1, one.clock.now_ms() // MINUTE_MS, 0)}  # may name the snapshot
+        assert await one.keeper.sweep() == 0
+
+    asyncio.run(run())
+
+
+def test_what_is_removed_is_nowhere_until_it_is_made_again(one: One) -> None:
+    key, document = f"snapshots/{digest(7)}", b"s"
+
+    async def run() -> None:
+        await one.catalog.share(key, document)
+        one.clock.advance(60)
+        await one.removals.add([key], one.clock.now_ms(), "asked", by="ann")
+        assert one.catalog.read(key) is None  # its bytes are still there
+        assert await one.catalog.find(key) is None
+        with pytest.raises(BatchError, match=r"was removed by ann on \d{4}-") as refused:
+            await one.catalog.snapshot(digest(7))
+        assert refused.value.code == "Gone"
+        assert "make it again" in refused.value.help
+        assert refused.value.detail == {"snapshot": digest(7)}
+        await one.catalog.share(key, document)  # before the bytes were taken away: they stay now
+        assert await one.keeper.clear() == 0
+        assert one.catalog.read(key) == document
+        one.clock.advance(60)
+        await one.removals.add([key], one.clock.now_ms(), "asked", by="ann")
+        assert await one.keeper.clear() == 1
+        assert one.left() == set()
+        await one.catalog.share(key, document)
+        assert one.catalog.read(key) == document
+        assert one.removals.names() == ()
+
+    asyncio.run(run())
+
+
+def test_made_again_while_it_is_taken_away_it_stays(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, delete = f"plans/{digest(1)}", one.store.delete
+
+    async def meanwhile(bucket: str, name: str, **more: object) -> object:
+        await one.catalog.share(name, plan(2))
+        return await delete(bucket, name, **more)  # type: ignore[arg-type]
+
+    async def run() -> None:
+        await one.catalog.share(key, plan(2))
+        one.clock.advance(60)
+        await one.removals.add([key], one.clock.now_ms(), "asked", by="ann")
+        monkeypatch.setattr(one.store, "delete", meanwhile)
+        assert await one.keeper.clear() == 0
+        assert one.catalog.read(key) == plan(2)
+
+    asyncio.run(run())
+
+
+def test_removals_are_remembered_for_a_while(one: One) -> None:
+    async def run() -> None:
+        await one.removals.add(["plans/a", "plans/b"], one.clock.now_ms(), "unused", DAYS)
+        assert "nobody had used it for 90 days" in one.removals.gone("plans/a")
+        assert await one.removals.restore("plans/a")
+        assert not await one.removals.restore("plans/a")
+        assert one.removals.names() == ("plans/b",)
+        one.clock.advance(11 * DAY)
+        await one.keeper.sweep()
+        assert one.removals.names() == ()
+
+    asyncio.run(run())
+
+
+def test_of_several_nodes_the_latest_use_counts() -> None:
+    table = {"plans/a": Held(10, 5, 0)}
+    found = merged([table, {"plans/a": Held(10, 7, 900)}, {"plans/b": Held(1, 1, 0)}])
+    assert found == {"plans/a": Held(10, 7, 900, 2), "plans/b": Held(1, 1, 0)}
+    assert unused(found, [], lambda _: set(), 900) == ["plans/b"]
+    assert unused(found, ["b"], lambda _: set(), 901) == ["plans/a"]

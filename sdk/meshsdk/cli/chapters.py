@@ -29,6 +29,8 @@ CHAPTERS = {
         "preflight": ("inspecting", "Would a job with it work? If not, why, and what to do."),
         "split": ("dividing", "Cut into parts, such as train and val."),
         "mix": ("dividing", "What epochs of several datasets would hold."),
+        "plan": ("keeping", "Plans that are kept: who needs them, when they go."),
+        "snapshot": ("keeping", "Snapshots that are kept."),
         "bench": ("benching", "How fast its batches come."),
     },
     "Training jobs": {

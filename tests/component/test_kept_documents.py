@@ -1,0 +1,94 @@
+"""Plans and snapshots that are kept: listed, removed by hand, looked at, and who may."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+import meshsdk
+from meshd.testing.daemons import Daemon
+from meshsdk.cli.keeping import plan as plan_group
+from meshsdk.cli.keeping import snapshot as snapshot_group
+from meshsdk.errors import AccessError, NotFoundError, ServerError
+from meshsdk.keeping import list_kept, remove_kept, show_kept
+from meshsdk.views import batches_view, create_view
+from tests.component.plans_working import fill, make
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshsdk.client import Client
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon.start() as found:
+        fill(found)
+        yield found
+
+
+@pytest.fixture
+def root(daemon: Daemon) -> Iterator[Client]:
+    with meshsdk.connect(
+        daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key
+    ) as client:
+        yield client
+
+
+def run(daemon: Daemon, group: Any, *words: str) -> str:
+    env = {
+        "MESH_ENDPOINT": daemon.endpoint,
+        "AWS_ACCESS_KEY_ID": daemon.access_key,
+        "AWS_SECRET_ACCESS_KEY": daemon.secret_key,
+    }
+    done = CliRunner().invoke(group, words, env=env, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_the_command_lists_shows_and_removes(daemon: Daemon) -> None:
+    snapshot, plan = make(daemon, seed=11)
+    (line,) = [line for line in run(daemon, plan_group, "ls").splitlines() if line.startswith(plan[:16])]
+    assert "goes 2" in line
+    assert f"texts of {snapshot[:16]}" in line
+    (line,) = [
+        line for line in run(daemon, snapshot_group, "ls").splitlines() if line.startswith(snapshot[:16])
+    ]
+    assert "s3://texts/a/" in line
+    assert "stays" in line
+    assert "kept by plan" in line
+    shown = run(daemon, snapshot_group, "show", snapshot[:10])
+    assert f"kept by  plan {plan}" in shown
+    assert f"removed plan {plan}" in run(daemon, plan_group, "rm", plan[:12], "--force")
+    assert plan[:16] not in run(daemon, plan_group, "ls")
+    assert make(daemon, seed=11) == (snapshot, plan)
+    assert plan[:16] in run(daemon, plan_group, "ls")
+
+
+def test_what_a_view_names_stays(daemon: Daemon, root: Client) -> None:
+    _, plan = make(daemon, seed=12)
+    create_view(root.transport, "texts", "b", batches_view(plan, 2))
+    kept = show_kept(root.transport, "plans", plan)
+    assert (kept.kept_by, kept.expires_ms) == (("view texts--b",), None)
+    with pytest.raises(ServerError, match=r"is named by view texts--b.*remove that first"):
+        remove_kept(root.transport, "plans", plan, force=True)
+    daemon.client().delete_bucket(Bucket="texts--b")
+    assert remove_kept(root.transport, "plans", plan, force=True) == ()
+
+
+def test_others_see_and_remove_nothing(daemon: Daemon, root: Client) -> None:
+    _, plan = make(daemon, seed=13)
+    daemon.request("POST", "/-/admin/users", json.dumps({"user_id": "ann"}).encode())
+    key = json.loads(daemon.request("POST", "/-/admin/keys", json.dumps({"user_id": "ann"}).encode()).body)
+    with meshsdk.connect(daemon.endpoint, access_key=key["access_key"], secret_key=key["secret_key"]) as ann:
+        assert list(list_kept(ann.transport, "plans")) == []
+        with pytest.raises(AccessError):
+            show_kept(ann.transport, "plans", plan)
+        with pytest.raises(AccessError):
+            remove_kept(ann.transport, "plans", plan, force=True)
+    assert show_kept(root.transport, "plans", plan).nodes == 1
+    with pytest.raises(NotFoundError, match="never made here"):
+        show_kept(root.transport, "plans", "0" * 64)
