@@ -91,14 +91,14 @@ class Cluster:
         return f"{scheme}://{self.name}-s3.{self.namespace}.svc:{self.spec.s3.port}"
 
 
-def children(cluster: Cluster, *, settled: bool, service_monitors: bool = False) -> list[Manifest]:
+def children(cluster: Cluster, *, settled: bool) -> list[Manifest]:
     """Everything but the MeshNodes and the root Secret. `settled`: whether a pod may be evicted."""
     found = [_settings(cluster), _service(cluster), _peers(cluster)]
     found += [_pool(cluster, pool) for pool in cluster.spec.node_pools]
     found.append(_budget(cluster, settled=settled))
     if cluster.spec.network_policy.enabled:
         found.append(_policy(cluster))
-    if cluster.spec.metrics.service_monitor and service_monitors:
+    if cluster.spec.metrics.service_monitor:
         found.append(_monitor(cluster))
     return found
 

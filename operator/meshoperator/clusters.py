@@ -30,6 +30,7 @@ from meshoperator.ending import Ending
 from meshoperator.resources import GROUP, VERSION, MeshClusterSpec, ResourceError, parse
 from meshoperator.statuses import cluster_status, conditions, node_status
 from meshoperator.steering import Pod, Sight, applied, settled, steer
+from meshoperator.volumes import Volumes
 from meshwire.cluster import parse_map
 from meshwire.cluster.transitions import TransitionError
 
@@ -55,10 +56,11 @@ _SAID: Final = {"drain": "Draining", "stay": "Staying", "leave": "Left"}
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a pass found. `work`: what movers say, by node id."""
+    """What a pass found. `sets`: StatefulSets; `nodes`: MeshNodes; `work`: what movers say, by node id."""
 
     cluster: Cluster
     sight: Sight
+    sets: tuple[Manifest, ...]
     nodes: tuple[Manifest, ...]
     work: Mapping[str, Mapping[str, Any]]
 
@@ -70,7 +72,7 @@ class ClusterLoop:
         self, kube: Kube, settings: OperatorSettings, recorder: Recorder, now: Callable[[], str]
     ) -> None:
         self._kube, self._settings, self._recorder, self._now = kube, settings, recorder, now
-        self._ending = Ending(kube, settings, recorder, now)
+        self._ending, self._volumes = Ending(kube, settings, recorder, now), Volumes(kube, recorder)
 
     def __repr__(self) -> str:
         return f"<ClusterLoop {self._kube!r}>"
@@ -114,11 +116,14 @@ class ClusterLoop:
 
     async def _steer(self, document: Manifest) -> tuple[Steps, dict[str, Any]]:
         cluster = await self._known(document)
+        await self._unmake(cluster, document)
         await self._prepare(cluster)
         seen = await self._look(cluster)
+        waiting, held = await self._volumes.run(cluster, seen.sets, document)
         steps = steer(seen.sight)
+        steps = replace(steps, waiting=(*steps.waiting, *waiting))
         await self._change_map(cluster, steps.changes, document)
-        await self._make(seen, steps, document)
+        await self._make(seen, steps, document, held)
         uids = {pod.name: pod.uid for pod in seen.sight.pods}
         for name, why in steps.bury:
             if await self._kube.delete_pod(name, cluster.namespace, uids[name], now=True):
@@ -161,11 +166,11 @@ class ClusterLoop:
         now = self._now()
         pods = [_pod(each, now) for each in await self._kube.list_all("Pod", cluster.namespace, labels)]
         sets = await self._kube.list_all("StatefulSet", cluster.namespace, labels)
-        replicas = {
-            each["metadata"]["labels"].get(POOL_LABEL, ""): int(each["spec"].get("replicas") or 0)
-            for each in sets
-        }
+        replicas = {_pool_of(each): int(each["spec"].get("replicas") or 0) for each in sets}
         wanted = {pool.name: cluster.replicas(pool) for pool in cluster.spec.node_pools}
+        for pool in wanted.keys() - replicas.keys():  # its StatefulSet is being made anew: as many as it had
+            ordinals = [pod.name.rpartition("-")[2] for pod in pods if pod.pool == pool]
+            replicas |= {pool: max(map(int, ordinals)) + 1} if ordinals else {}
         templates = {
             each["metadata"]["labels"][POOL_LABEL]: each["spec"]["template"]["metadata"]["annotations"][
                 TEMPLATE_ANNOTATION
@@ -192,7 +197,7 @@ class ClusterLoop:
             None if cluster.places is None else {place.name: place.ready for place in cluster.places},
             {name: int(each.get("clear") or 0) for name, each in work.items()},
         )
-        return Seen(cluster, sight, tuple(nodes), work)
+        return Seen(cluster, sight, tuple(sets), tuple(nodes), work)
 
     async def _work(self, cluster: Cluster) -> dict[str, dict[str, Any]]:
         found = await self._kube.list_all(
@@ -237,15 +242,28 @@ class ClusterLoop:
             )
             await self._kube.apply(_binding(cluster, self._settings.daemon_role))
 
-    async def _make(self, seen: Seen, steps: Steps, document: Manifest) -> None:
+    async def _unmake(self, cluster: Cluster, document: Manifest) -> None:
+        """What a changed spec asks for no more; looked at once a change, before it is said to be seen."""
+        if document["metadata"].get("generation") == (document.get("status") or {}).get("observedGeneration"):
+            return
+        if not cluster.spec.network_policy.enabled:
+            await self._kube.delete_all("NetworkPolicy", cluster.namespace, cluster.labels())
+        if not cluster.spec.metrics.service_monitor:
+            await self._kube.delete_all("ServiceMonitor", cluster.namespace, cluster.labels())
+
+    async def _make(self, seen: Seen, steps: Steps, document: Manifest, held: frozenset[str]) -> None:
+        """`held`: pools whose StatefulSet is left alone."""
         cluster = seen.cluster
-        for manifest in children(
-            cluster, settled=steps.settled, service_monitors=self._settings.service_monitors
-        ):
+        for manifest in children(cluster, settled=steps.settled):
             if manifest["kind"] == "StatefulSet":
                 pool = manifest["metadata"]["labels"][POOL_LABEL]
+                if pool in held:
+                    continue
                 manifest["spec"]["replicas"] = steps.scale[pool]
-            await self._kube.apply(manifest)
+            if manifest["kind"] != "ServiceMonitor":
+                await self._kube.apply(manifest)
+            elif not await self._kube.apply_if_known(manifest):
+                _log.info("%s: no ServiceMonitor is made: its API is not there", cluster.name)
         await self._resized(seen, steps, document)
         there = {each["metadata"]["name"] for each in seen.nodes}
         pods = {pod.name: pod for pod in seen.sight.pods}
@@ -319,6 +337,10 @@ class ClusterLoop:
 def replace_settled(seen: Seen, steps: Steps) -> tuple[Sight, Steps]:
     """What is told: the latest sight, with the steps whose effects it may show."""
     return seen.sight, replace(steps, settled=settled(seen.sight))
+
+
+def _pool_of(document: Manifest) -> str:
+    return str(document["metadata"]["labels"].get(POOL_LABEL, ""))
 
 
 def is_ready(node: Manifest) -> bool:

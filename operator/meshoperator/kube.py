@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import httpx2
 from lightkube import ApiError, operators
 from lightkube.core.exceptions import LoadResourceError
 from lightkube.generic_resource import create_global_resource, create_namespaced_resource
@@ -102,6 +103,15 @@ class Kube:
             raise
         return _plain(found)
 
+    async def apply_if_known(self, manifest: Manifest) -> bool:
+        """Make it so, where its API is there at all; whether it is."""
+        try:
+            await self.apply(manifest)
+        except (ApiError, httpx2.HTTPStatusError) as error:
+            _none_if_missing(error)
+            return False
+        return True
+
     async def create(self, manifest: Manifest) -> bool:
         """Make it unless it is there; whether it was made."""
         self._note("create", manifest["kind"])
@@ -151,23 +161,27 @@ class Kube:
             yield _plain(each)
 
     async def delete_all(self, kind: str, namespace: str, labels: dict[str, str]) -> None:
-        """Everything with these labels, without looking at it."""
+        """Everything with these labels, without looking at it; nothing, where its API is not there."""
         self._note("deletecollection", kind)
         selector = ",".join(f"{key}={value}" for key, value in labels.items())
-        await self._client._client.request(  # lightkube's own call has no selector
-            "deletecollection",
-            res=self._class(kind),
-            namespace=namespace,
-            params={"labelSelector": selector, "propagationPolicy": "Background"},
-        )
-
-    async def delete(self, kind: str, name: str, namespace: str | None = None) -> bool:
-        """Whether it was there."""
-        self._note("delete", kind)
         try:
-            await self._client.delete(
-                self._class(kind), name, namespace=namespace, cascade=CascadeType.BACKGROUND
+            await self._client._client.request(  # lightkube's own call has no selector
+                "deletecollection",
+                res=self._class(kind),
+                namespace=namespace,
+                params={"labelSelector": selector, "propagationPolicy": "Background"},
             )
+        except (ApiError, httpx2.HTTPStatusError) as error:
+            _none_if_missing(error)
+
+    async def delete(
+        self, kind: str, name: str, namespace: str | None = None, *, orphans: bool = False
+    ) -> bool:
+        """Whether it was there. `orphans`: what belongs to it stays."""
+        self._note("delete", kind)
+        cascade = CascadeType.ORPHAN if orphans else CascadeType.BACKGROUND
+        try:
+            await self._client.delete(self._class(kind), name, namespace=namespace, cascade=cascade)
         except ApiError as error:
             _none_if_missing(error)
             return False
@@ -225,6 +239,8 @@ def _plain(found: Any) -> Manifest:
     return cast("Manifest", found.to_dict())
 
 
-def _none_if_missing(error: ApiError) -> None:
-    if error.status.code != 404:
+def _none_if_missing(error: ApiError | httpx2.HTTPStatusError) -> None:
+    """An API that is not there at all is told in plain text, which makes no ApiError."""
+    code = error.status.code if isinstance(error, ApiError) else error.response.status_code
+    if code != 404:
         raise error

@@ -25,13 +25,13 @@ NAMESPACED: Final[dict[Resource, frozenset[str]]] = {
     ("", "secrets"): frozenset({"get", "create", "patch", "delete", "deletecollection"}),
     ("", "services"): frozenset({"create", "patch"}),
     ("", "pods"): frozenset({"list", "watch", "delete"}),
-    ("", "persistentvolumeclaims"): frozenset({"list", "delete"}),
+    ("", "persistentvolumeclaims"): frozenset({"list", "patch", "delete"}),
     ("", "events"): frozenset({"create"}),
     ("apps", "statefulsets"): frozenset({"list", "create", "patch", "delete"}),
     ("coordination.k8s.io", "leases"): frozenset({"get", "create", "update", "deletecollection"}),
     ("policy", "poddisruptionbudgets"): frozenset({"create", "patch"}),
-    ("networking.k8s.io", "networkpolicies"): frozenset({"create", "patch"}),
-    ("monitoring.coreos.com", "servicemonitors"): frozenset({"create", "patch"}),
+    ("networking.k8s.io", "networkpolicies"): frozenset({"create", "patch", "deletecollection"}),
+    ("monitoring.coreos.com", "servicemonitors"): frozenset({"create", "patch", "deletecollection"}),
 }
 CLUSTER: Final[dict[Resource, frozenset[str]]] = {
     ("", "nodes"): frozenset({"list", "watch", "patch"}),

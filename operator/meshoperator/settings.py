@@ -28,8 +28,6 @@ class OperatorSettings:
     """ServiceAccount of the daemons."""
     daemon_role: str = ""
     """ClusterRole the account is bound to in every namespace with a mesh; empty: somebody else does that."""
-    service_monitors: bool = False
-    """Whether the API of ServiceMonitors is there."""
     endpoint: str = ""
     """Where meshes answer, with `{name}` and `{namespace}` in it; empty: their Services. For an operator that
     runs outside of the cluster."""
@@ -83,7 +81,6 @@ class OperatorSettings:
             "webhook": address("WEBHOOK"),
             "webhook_certificates": said("WEBHOOK_CERTIFICATES"),
             "metrics": address("METRICS"),
-            "service_monitors": said("SERVICE_MONITORS") == "true",
         }
         if said("ENDPOINT"):
             found["endpoint"] = said("ENDPOINT")

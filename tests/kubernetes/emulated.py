@@ -47,7 +47,8 @@ class Fault:
 @dataclass
 class Api:
     """`effects`: calls so far that changed something, `changed`: what each of them changed. `streams`: what
-    the next watches answer."""
+    the next watches answer. `orphaned`: names of what was deleted without what belongs to it. `monitors`:
+    whether the Prometheus Operator's API is there."""
 
     objects: dict[Place, Document] = field(default_factory=dict)
     version: int = 0
@@ -56,6 +57,8 @@ class Api:
     calls: int = 0
     fault: Fault | None = None
     streams: list[list[Document | Exception]] = field(default_factory=list)
+    orphaned: set[str] = field(default_factory=set)
+    monitors: bool = False
 
     def client(self) -> AsyncClient:
         """lightkube, on this; one for all, for making one takes longer than a scene."""
@@ -85,6 +88,8 @@ class Api:
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """As a transport of httpx."""
         self.calls += 1
+        if "/monitoring.coreos.com/" in request.url.path and not self.monitors:
+            return httpx2.Response(404, text="404 page not found")
         path = [unquote(part) for part in request.url.path.strip("/").split("/")]
         path = path[2:] if path[0] == "api" else path[3:]
         namespace = ""
@@ -119,7 +124,10 @@ class Api:
             return _answer(there)
         if method == "DELETE":
             wanted = (body.get("preconditions") or {}).get("uid")
-            return self._deleted(place) if wanted in (None, there["metadata"]["uid"]) else refusal(409)
+            if wanted not in (None, there["metadata"]["uid"]):
+                return refusal(409)
+            self.orphaned |= {place[2]} if query.get("propagationPolicy") == "Orphan" else set()
+            return self._deleted(place)
         expected = (body.get("metadata") or {}).get("resourceVersion")
         if expected not in (None, there["metadata"]["resourceVersion"]):
             return refusal(409)
@@ -156,6 +164,8 @@ class Api:
         after["metadata"]["resourceVersion"] = there["metadata"].get("resourceVersion")
         if after == there and place in self.objects:
             return _answer(there)
+        if place in self.objects and _fixed(after) != _fixed(there):
+            return refusal(422)
         if after.get("spec") != there.get("spec"):
             after["metadata"]["generation"] = int(there["metadata"].get("generation") or 0) + 1
         after["metadata"].setdefault("namespace", place[1])
@@ -228,6 +238,11 @@ def refusal(status: int) -> httpx2.Response:
     reason = {404: "NotFound", 409: "Conflict", 410: "Expired"}.get(status, "InternalError")
     document = {"kind": "Status", "status": "Failure", "code": status, "reason": reason, "message": reason}
     return httpx2.Response(status, json=document)
+
+
+def _fixed(document: Document) -> object:
+    """What of it never changes."""
+    return (document.get("spec") or {}).get("volumeClaimTemplates")
 
 
 def _answer(document: Document) -> httpx2.Response:

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from lightkube import ApiError, Client, KubeConfig
+from lightkube.core.decoders import decode_list, decode_status
 from lightkube.models.authentication_v1 import TokenRequestSpec
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import (
@@ -50,6 +51,15 @@ PROGRAMS = {
     "operator": [sys.executable, "-m", "kopf"],
     "i": ["sleep", "600"],  # a training pod
 }
+_KINDS: tuple[type, ...] = (
+    ConfigMap,
+    Node,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    Pod,
+    Secret,
+    ServiceAccountToken,
+)
 _TICK = 0.2
 _FIELDS = {
     "metadata.name": lambda pod: pod["metadata"]["name"],
@@ -103,6 +113,9 @@ class Kubelet:
         self._thread = threading.Thread(target=self._run, name="kubelet")
 
     def __enter__(self) -> Self:
+        for kind in _KINDS:  # msgspec ends the process where two threads meet a type for the first time
+            decode_list(b'{"items":[]}', kind)
+        decode_status(b"{}")
         self._thread.start()
         return self
 
@@ -326,17 +339,26 @@ class Kubelet:
                 file.write_text(re.sub(f"(?<= )({paths})(?=/)", lambda m: str(running.mounts[m[1]]), text))
 
     def _provide(self) -> None:
-        """As a storage plug-in: a volume for each claim that has none; it goes with its claim."""
+        """As a storage plug-in: a volume for each claim that has none; it grows, and goes, with its claim."""
         claims = {each.metadata.name: each for each in self._client.list(PersistentVolumeClaim)}
         for name, claim in claims.items():
             if claim.status.phase == "Pending" and claim.metadata.uid not in self._volumes:
                 self._volumes[claim.metadata.uid] = name
                 self._client.create(_volume(claim, self._namespace))
+            elif claim.status.phase == "Bound" and claim.status.capacity != claim.spec.resources.requests:
+                self._enlarge(claim)
         for uid, name in list(self._volumes.items()):
             if uid not in {claim.metadata.uid for claim in claims.values()}:
                 self._client.delete(PersistentVolume, f"pv-{uid}")
                 shutil.rmtree(self._place / "volumes" / name, ignore_errors=True)
                 del self._volumes[uid]
+
+    def _enlarge(self, claim: Any) -> None:
+        size = dict(claim.spec.resources.requests)
+        volume, change = {"spec": {"capacity": size}}, {"status": {"capacity": size}}
+        merge = PatchType.MERGE
+        self._client.patch(PersistentVolume, f"pv-{claim.metadata.uid}", volume, patch_type=merge)
+        self._client.patch(PersistentVolumeClaim.Status, claim.metadata.name, change, patch_type=merge)
 
     def _read(self, kind: Any, name: str) -> dict[str, bytes]:
         try:
@@ -417,6 +439,7 @@ def _volume(claim: Any, namespace: str) -> Any:
         "persistentVolumeReclaimPolicy": "Retain",
         "claimRef": {"namespace": namespace, "name": name, "uid": uid},
         "hostPath": {"path": f"/volumes/{name}"},
+        "storageClassName": claim.spec.storageClassName or "",
     }
     return PersistentVolume.from_dict({"metadata": {"name": f"pv-{uid}"}, "spec": spec})
 

@@ -55,11 +55,7 @@ def of_the_chart(name: str) -> list[dict[str, Any]]:
 def of_the_operator(**spec: Any) -> list[dict[str, Any]]:
     whole = parse(MeshClusterSpec, mesh_cluster(1, metrics={"serviceMonitor": True}, **spec)["spec"])
     cluster = Cluster("mesh", "ns", "uid", whole)
-    return [
-        each
-        for each in children(cluster, settled=True, service_monitors=True)
-        if each["apiVersion"] in MODELS
-    ]
+    return [each for each in children(cluster, settled=True) if each["apiVersion"] in MODELS]
 
 
 def of_the_docs() -> list[dict[str, Any]]:

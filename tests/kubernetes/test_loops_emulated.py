@@ -134,9 +134,13 @@ async def play(world: World, scenes: list[Scene], *, begun: bool = False) -> Non
 def test_an_operator_killed_at_any_call_is_followed_by_one_that_goes_on(number: int) -> None:
     """Before each call that changes something: what it had done until then is what the next one finds. Nobody
     reads events: to die after one is to die before it."""
-    scene, start = SCENES[number], Api()
+    killed_everywhere(SCENES[:number], SCENES[number])
+
+
+def killed_everywhere(scenes: list[Scene], scene: Scene) -> None:
+    start = Api()
     world = World(start)
-    asyncio.run(play(world, SCENES[:number]))
+    asyncio.run(play(world, scenes))
     start.effects, start.changed = 0, []
     before = copy.deepcopy(start.objects), start.version
     asyncio.run(play(world, [scene]))
@@ -149,6 +153,133 @@ def test_an_operator_killed_at_any_call_is_followed_by_one_that_goes_on(number: 
         again.api = api
         asyncio.run(play(again, [scene]))
         assert api.fault is None, f"{scene[0]} was not killed at {point}"
+
+
+# volumes ----------------------------------------------------------------------------------------------------
+
+
+def on_claims(size: str, **claim: str) -> list[dict[str, Any]]:
+    tier = {"name": "a", "class": "nvme", "volumeClaim": {"size": size} | claim}
+    return [pool(2)[0] | {"tiers": [tier]}]
+
+
+def claims(world: World) -> dict[str, str]:
+    """What each asks for, once it has it."""
+    every = world.api.of("persistentvolumeclaims")
+    return {
+        each["metadata"]["name"]: each["spec"]["resources"]["requests"]["storage"]
+        for each in every
+        if (each.get("status") or {}).get("capacity") == each["spec"]["resources"]["requests"]
+    }
+
+
+CLAIMED: list[Scene] = [
+    (
+        "install on claims",
+        lambda world: void(world.api.put("meshclusters", mesh_cluster(2, nodePools=on_claims("1Ti")))),
+        lambda world: settled(world, 2) and len(claims(world)) == 2,
+    )
+]
+EXPANDED: Scene = (
+    "expand",
+    lambda world: change(world, nodePools=on_claims("2Ti")),
+    lambda world: settled(world, 2) and set(claims(world).values()) == {"2Ti"},
+)
+
+
+def test_volumes_grow_under_their_pods_wherever_the_operator_is_killed() -> None:
+    killed_everywhere(CLAIMED, EXPANDED)
+
+
+def test_an_expansion_ends_no_pod_and_reaches_daemons_to_come() -> None:
+    api = Api()
+    world = World(api)
+    asyncio.run(play(world, CLAIMED))
+    before = {name: pod["metadata"]["uid"] for name, pod in world.pods().items()}
+    asyncio.run(play(world, [EXPANDED]))
+    assert {name: pod["metadata"]["uid"] for name, pod in world.pods().items()} == before
+    (made,) = api.of("statefulsets")
+    (template,) = made["spec"]["volumeClaimTemplates"]
+    assert template["spec"]["resources"]["requests"]["storage"] == "2Ti"
+    assert "pool s: tier a: 1Ti → 2Ti" in [each["message"] for each in api.of("events")]
+
+
+def test_the_statefulset_of_a_pool_that_shrinks_is_made_anew_with_all_its_pods() -> None:
+    """Its pods are still being drained: made with fewer, it would end them with their data."""
+    api = Api()
+    world = World(api)
+    asyncio.run(play(world, CLAIMED))
+    grown = on_claims("1Ti")
+    change(world, nodePools=[grown[0] | {"replicas": 3}])
+    asyncio.run(play(world, [("three", void, lambda world: settled(world, 3))], begun=True))
+    change(world, nodePools=on_claims("2Ti"))  # one fewer, and larger
+    asyncio.run(play(world, [EXPANDED], begun=True))  # `World.tick` asserts that nothing needed goes
+
+
+def test_what_a_volume_is_refused_is_said_and_holds_nothing_else_up() -> None:
+    api = Api()
+    world = World(api)
+    asyncio.run(play(world, CLAIMED))
+    api.fault = Fault(lambda method, plural, _: method == "PATCH" and plural == "persistentvolumeclaims", 403)
+    change(world, nodePools=[on_claims("2Ti")[0] | {"replicas": 3}])
+    loop = Operator(api).loop
+    for _ in range(12):
+        asyncio.run(loop.run(NAMESPACE, NAME))
+        world.tick()
+    assert len(world.pods()) == 3
+    assert told(api, "Progressing")["message"].startswith("a-mesh-s-0 cannot grow to 2Ti: ")
+    said = [each["message"] for each in api.of("events") if each["reason"] == "Refused"]
+    names = sorted(message.partition(" ")[0] for message in said)
+    assert names == ["a-mesh-s-0", "a-mesh-s-1"]  # once each
+
+
+@pytest.mark.parametrize(
+    ("tiers", "why"),
+    [
+        (on_claims("500Gi")[0]["tiers"], "do not become smaller"),
+        (
+            [*on_claims("1Ti")[0]["tiers"], {"name": "b", "class": "hdd", "volumeClaim": {"size": "1Ti"}}],
+            "pods do not take up further volumes",
+        ),
+    ],
+)
+def test_volumes_that_cannot_be_are_refused_with_what_to_do(tiers: list[Any], why: str) -> None:
+    api = Api()
+    world = World(api)
+    asyncio.run(play(world, CLAIMED))
+    change(world, nodePools=[on_claims("1Ti")[0] | {"tiers": tiers}])
+    assert asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
+    found = told(api, "Progressing")
+    assert found["reason"] == "SpecRefused"
+    assert why in found["message"]
+    assert "take this one out of the spec" in found["message"]
+    assert set(claims(world).values()) == {"1Ti"}
+
+
+def told(api: Api, kind: str) -> dict[str, Any]:
+    """A condition of the MeshCluster."""
+    found = api.find("meshclusters", NAME)
+    assert found is not None
+    return dict(next(each for each in found["status"]["conditions"] if each["type"] == kind))
+
+
+def test_what_a_changed_spec_asks_for_no_more_goes_and_nothing_of_others() -> None:
+    api = Api()
+    world = World(api)
+    asyncio.run(play(world, SCENES[:1]))
+    api.put("networkpolicies", {"kind": "NetworkPolicy", "metadata": {"name": "own", "namespace": NAMESPACE}})
+    asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
+    assert [each["metadata"]["name"] for each in api.of("networkpolicies")] == [NAME, "own"]
+    change(world, networkPolicy={"enabled": False}, metrics={"serviceMonitor": True})
+    asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
+    assert [each["metadata"]["name"] for each in api.of("networkpolicies")] == ["own"]
+    assert api.of("servicemonitors") == []  # no such API
+    api.monitors = True
+    asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
+    assert [each["metadata"]["name"] for each in api.of("servicemonitors")] == [NAME]
+    change(world, metrics={"serviceMonitor": False})
+    asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
+    assert api.of("servicemonitors") == []
 
 
 @pytest.mark.parametrize("status", [409, 500])

@@ -10,7 +10,9 @@ import boto3
 import pytest
 from botocore.config import Config
 from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.apps_v1 import StatefulSet
 from lightkube.resources.core_v1 import Namespace, PersistentVolumeClaim, Secret
+from lightkube.resources.storage_v1 import StorageClass
 from lightkube.types import PatchType
 
 from meshd.testing.certificates import Authority
@@ -29,8 +31,11 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(240)
 CLAIMS = POOL | {
     "replicas": 2,
-    "tiers": [{"name": "disk", "class": "nvme", "volumeClaim": {"size": "5Gi"}}],
+    "tiers": [{"name": "disk", "class": "nvme", "volumeClaim": {"size": "5Gi", "storageClass": "elastic"}}],
 }
+ELASTIC = StorageClass(
+    metadata=ObjectMeta(name="elastic"), provisioner="tests.shardmesh.io/kubelet", allowVolumeExpansion=True
+)
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +55,7 @@ def scene(
     program, place = helm(), tmp_path_factory.mktemp("kubelet")
     namespace = "mesh-secured"
     kube.create(Namespace(metadata=ObjectMeta(name=namespace)))
+    kube.create(ELASTIC)
     scenes: list[Scene] = []
     try:
         with (
@@ -85,6 +91,7 @@ def scene(
             finally:
                 _helm(program, "uninstall", "mesh", *where)
     finally:
+        kube.delete(StorageClass, "elastic")
         kube.delete(Namespace, namespace)
 
 
@@ -126,6 +133,29 @@ def test_daemons_on_claims_speak_https_with_everybody(scene: Scene, authority: A
         return all(status(scene, "MeshNode", name).get("bytes", 0) > 0 for name in ("mesh-s-0", "mesh-s-1"))
 
     scene.until(measured, "spoken with by the operator, each of them")
+
+
+def test_volumes_grow_under_running_daemons(scene: Scene) -> None:
+    before = {name: pod.metadata.uid for name, pod in scene.pods().items()}
+    claim = {"size": "8Gi", "storageClass": "elastic"}
+    scene.change(nodePools=[CLAIMS | {"tiers": [CLAIMS["tiers"][0] | {"volumeClaim": claim}]}])
+
+    def grown() -> bool:
+        every = scene.kube.list(PersistentVolumeClaim, namespace=scene.namespace)
+        return [each.status.capacity["storage"] for each in every] == ["8Gi", "8Gi"]
+
+    scene.until(grown, "grown")
+    scene.settled(2)
+    assert {name: pod.metadata.uid for name, pod in scene.pods().items()} == before
+    (made,) = scene.kube.list(StatefulSet, namespace=scene.namespace)
+    assert made.spec.volumeClaimTemplates[0].spec.resources.requests == {"storage": "8Gi"}
+    scene.until(lambda: owners(scene) == {made.metadata.uid}, "taken up again by their StatefulSet")
+
+
+def owners(scene: Scene) -> set[str]:
+    """Of the daemons' pods."""
+    every = (pod.metadata.ownerReferences or () for pod in scene.pods().values())
+    return {reference.uid for references in every for reference in references}
 
 
 def test_a_decommissioned_daemon_goes_with_its_claim(scene: Scene, authority: Authority) -> None:

@@ -34,6 +34,7 @@ class World:
 
     def tick(self) -> None:
         self._controller()
+        self._storage()
         self._machines()
         self._daemons()
         cluster = self.map()
@@ -68,6 +69,8 @@ class World:
         }
         cluster = self.map()
         for name in self.pods().keys() - wanted.keys():
+            if name.rpartition("-")[0] in self.api.orphaned - sets.keys():
+                continue
             if sets:  # the end of a MeshCluster keeps nothing running
                 held = [share.node_id for share in cluster.present] if cluster else []
                 assert name not in held, f"{name} goes, and the mesh relies on it"
@@ -77,6 +80,23 @@ class World:
             template = copy.deepcopy(wanted[name]["spec"]["template"])
             metadata = template["metadata"] | {"name": name, "namespace": NAMESPACE}
             self.api.put("pods", {"kind": "Pod", "metadata": metadata, "spec": template["spec"]})
+
+    def _storage(self) -> None:
+        """Each pod's claims; a volume is as large as its claim asks for, one tick later."""
+        for each in self.api.of("persistentvolumeclaims"):
+            capacity = {"capacity": dict(each["spec"]["resources"]["requests"])}
+            if each.get("status") != capacity:
+                self.api.put("persistentvolumeclaims", each | {"status": capacity})
+        for name in self.pods():
+            found = self.api.find("statefulsets", name.rpartition("-")[0])
+            for template in found["spec"].get("volumeClaimTemplates") or () if found else ():
+                claim = copy.deepcopy(template) | {"kind": "PersistentVolumeClaim"}
+                claim["metadata"] |= {
+                    "name": f"{template['metadata']['name']}-{name}",
+                    "namespace": NAMESPACE,
+                }
+                if not self.api.find("persistentvolumeclaims", claim["metadata"]["name"]):
+                    self.api.put("persistentvolumeclaims", claim)
 
     def _machines(self) -> None:
         hosts = {

@@ -85,7 +85,7 @@ def test_one_daemon_on_each_node_that_matches() -> None:
 
 def test_prometheus_finds_each_daemon_once_over_tls_too() -> None:
     of = cluster(metrics={"serviceMonitor": True}, s3={"tls": {"secretRef": {"name": "mesh-tls"}}})
-    every = children(of, settled=True, service_monitors=True)
+    every = children(of, settled=True)
     (monitor,) = (each for each in every if each["kind"] == "ServiceMonitor")
     wanted = monitor["spec"]["selector"]["matchLabels"].items()
     services = [each for each in every if each["kind"] == "Service"]
@@ -135,7 +135,7 @@ def test_what_is_laid_over_wins() -> None:
 
 
 def test_everything_goes_with_its_mesh() -> None:
-    for each in children(cluster(), settled=True, service_monitors=True):
+    for each in children(cluster(), settled=True):
         (owner,) = each["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["uid"]) == ("MeshCluster", "uid")
         assert each["metadata"]["labels"]["app.kubernetes.io/part-of"] == "shardmesh"

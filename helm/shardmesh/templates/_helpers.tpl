@@ -103,7 +103,7 @@ seccompProfile:
   verbs: [list, watch, delete]
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
-  verbs: [list, delete]
+  verbs: [list, patch, delete]
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
@@ -115,10 +115,10 @@ seccompProfile:
   verbs: [create, patch]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [create, patch]
+  verbs: [create, patch, deletecollection]
 - apiGroups: [monitoring.coreos.com]
   resources: [servicemonitors]
-  verbs: [create, patch]
+  verbs: [create, patch, deletecollection]
 {{- end }}
 
 {{/* What the daemons do: their control store. */}}

@@ -38,9 +38,15 @@ class VolumeClaim(Part, frozen=True, kw_only=True):
     """A claim that each daemon of the pool gets for itself."""
 
     storage_class: (
-        Annotated[ResourceName, Meta(description="Its StorageClass. Left out: the cluster's default.")] | None
+        Annotated[
+            ResourceName,
+            Meta(
+                description="Its StorageClass. Left out: the cluster's default. Changed: of volumes to come."
+            ),
+        ]
+        | None
     ) = None
-    size: Annotated[Size, Meta(description="How large.")]
+    size: Annotated[Size, Meta(description="How large. It may grow, where the StorageClass allows it.")]
 
 
 class Tier(Part, frozen=True, kw_only=True):
