@@ -94,3 +94,14 @@ def damaged(name: str, message: str, detail: dict[str, Any]) -> BatchError:
 def busy(message: str) -> BatchError:
     """Ask again in a second."""
     return BatchError("Busy", message, help="ask again after the time in Retry-After", retry_after=1)
+
+
+def working(message: str, progress: float) -> BatchError:
+    """Not done yet, and under way: `progress` is of 0…1. Whoever asks again finds it further."""
+    return BatchError(
+        "Busy",
+        message,
+        help="ask again: the work goes on",
+        detail={"progress": round(progress, 4)},
+        retry_after=1,
+    )

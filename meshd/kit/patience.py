@@ -44,7 +44,7 @@ class _Run(Generic[V]):
 class LongWork(Generic[V]):
     """Use on one event loop only."""
 
-    def __init__(self, owner: str, patience: float = 15.0, limit: int = 4) -> None:
+    def __init__(self, owner: str, patience: float = 5.0, limit: int = 4) -> None:
         self._patience = patience
         self._room = asyncio.Semaphore(limit)
         self._tasks = Tasks(owner)

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from meshd.assembly.errors import BatchError
+from meshd.assembly.errors import BatchError, working
 from meshd.kit.patience import LongWork, Progress, StillRunningError
 from meshd.service.lines import Lines
 from meshd.service.mds import MdsSources
@@ -42,12 +42,13 @@ if TYPE_CHECKING:
     from meshwire.fields import FieldSpec, Source
     from meshwire.lines import LineIndex
     from meshwire.recordindexes import IndexedFile
+    from meshwire.shardindex import ShardIndex
     from meshwire.snapshots import Built, Snapshot
 
 Kind = Literal["auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet"]
 KINDS: tuple[Kind, ...] = ("auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet")
 _PARTS = {"zarr": "array", "tfrecord": "feature", "mds": "column", "parquet": "column"}  # what fields name
-_READ_THROUGH = ("lines", "tfrecord", "mds", "parquet")  # whose files are read once, before anything else
+_READ_THROUGH = ("auto", "tar", "lines", "tfrecord", "mds", "parquet")  # files are read once, before all else
 _PAGE = 1000
 _EMPTY = {
     "source": "check the source's prefix and the fields' extensions",
@@ -154,7 +155,7 @@ class DatasetService:
         listing = await self._list(source)
         scanned = _scanned(listing, kind, fields)
         await self._readers.require_keys(caller, source.bucket, [key for key, _ in scanned])
-        if kind in _READ_THROUGH:
+        if kind in _READ_THROUGH and scanned:
             await self._patiently(listing, source, kind, fields)
         if not fields:
             fields = parse_fields(await self.parquets.guess(scanned, source))
@@ -173,6 +174,8 @@ class DatasetService:
         async def index(progress: Progress) -> None:
             if kind == "lines":
                 await self._lines(_scanned(listing, kind, fields), source, progress)
+            elif kind in ("auto", "tar"):
+                await self._archived(_scanned(listing, kind, fields), source, progress)
             else:
                 await self._files(listing, source, kind, fields, progress)
 
@@ -180,7 +183,7 @@ class DatasetService:
             await self._long.run(hashlib.sha256(named.encode()).hexdigest(), index)
         except StillRunningError as error:
             message = f"the files of {source} are being indexed: {error}"
-            raise BatchError("Busy", message, help="ask again: the work goes on", retry_after=1) from None
+            raise working(message, error.progress) from None
 
     async def _built(
         self,
@@ -199,13 +202,21 @@ class DatasetService:
             lines = await self._lines(scanned, source, Progress())
             return await asyncio.to_thread(build_from_lines, lines, source=source, fields=fields)
         if kind == "tar" or scanned:
-            indexed = []
-            for key, record in scanned:
-                index = await self._archives.index(source.bucket, key, record)
-                indexed.append((key, record.etag, index.size, index.files))
+            indexed = await self._archived(scanned, source, Progress())
             return await asyncio.to_thread(build_from_tars, indexed, source=source, fields=fields)
         objects = [(key, record.etag, record.size) for key, record in listing]
         return await asyncio.to_thread(build_from_objects, objects, source=source, fields=fields)
+
+    async def _archived(
+        self, scanned: Sequence[tuple[str, Record]], source: Source, progress: Progress
+    ) -> list[tuple[str, str, int, ShardIndex]]:
+        """The indexes of archives, made or found."""
+        indexed = []
+        for number, (key, record) in enumerate(scanned):
+            index = await self._archives.index(source.bucket, key, record)
+            indexed.append((key, record.etag, index.size, index.files))
+            progress.done = (number + 1) / len(scanned)
+        return indexed
 
     async def _lines(
         self, scanned: Sequence[tuple[str, Record]], source: Source, progress: Progress

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meshd.assembly.addressing import RowsAddress
-from meshd.assembly.errors import BatchError
+from meshd.assembly.errors import BatchError, working
 from meshd.assembly.packing import row_bounds, table_key
 from meshd.assembly.plans import Output
 from meshd.kit.patience import LongWork, StillRunningError
@@ -97,12 +97,8 @@ class Packs:
         try:
             return await self._long.run(digest, partial(self._made, within, snapshot, spec, digest))
         except StillRunningError as error:
-            raise BatchError(
-                "Busy",
-                f"the {snapshot.samples} samples are being measured for packing, {error}",
-                help="ask again: the work goes on",
-                retry_after=1,
-            ) from None
+            message = f"the {snapshot.samples} samples are being measured for packing, {error}"
+            raise working(message, error.progress) from None
 
     async def _made(
         self, within: Plan, snapshot: Snapshot, spec: PlanSpec, digest: str, progress: Progress

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshd.assembly.errors import BatchError
+from meshd.assembly.errors import working
 from meshd.assembly.sources import PinnedObjects
 from meshd.kit.patience import LongWork, StillRunningError
 from meshd.telemetry import metrics
@@ -130,9 +130,7 @@ class Structures:
         try:
             return await self._long.run(hashlib.sha256(key.encode()).hexdigest(), work)
         except StillRunningError as error:
-            raise BatchError(
-                "Busy", f"not done yet: {error}", help="ask again: the work goes on", retry_after=1
-            ) from None
+            raise working(f"not done yet: {error}", error.progress) from None
 
     async def _filter(self, base: Snapshot, chosen: Expression, progress: Progress) -> Built:
         values = await self._evaluated(base, chosen, progress)

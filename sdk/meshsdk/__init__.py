@@ -9,6 +9,7 @@ over.
 from __future__ import annotations
 
 import gc
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +75,8 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         value = globals()[name] = getattr(_loaded(_HOMES[name]), name)
         return value
-    raise AttributeError(f"module 'meshsdk' has no attribute {name!r}")
+    # With the module, for Python to say what name is near.
+    raise AttributeError(f"module 'meshsdk' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
 
 
 def _loaded(module: str) -> Any:

@@ -5,8 +5,9 @@ Law: pure; an argument that makes no sense is a ConfigurationError with its name
 
 from __future__ import annotations
 
+import operator
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsIndex
 
 import numpy as np
 
@@ -21,22 +22,59 @@ DEFAULT_PREFETCH = 256 << 20
 _FRAME_OVERHEAD = 16 << 10
 
 
-def checked_batch(batch: int, world: int) -> int:
-    """`global_batch`: a row for each rank at least."""
-    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+def checked_dataset(dataset: object) -> None:
+    """What is to be loaded: often enough its URL is given."""
+    from meshsdk.datasets import Dataset
+
+    if not isinstance(dataset, Dataset):
         raise ConfigurationError(
-            f"global_batch={batch!r}: the rows of a step over all ranks, a number above 0"
+            f"a Loader loads a dataset, not {_short(dataset)}: ds = mesh.open('s3://photos/train'), "
+            "then mesh.Loader(ds, global_batch=…)"
         )
-    if batch < world:
-        raise ConfigurationError(f"global_batch={batch} is less than {world} ranks: some would get no row")
-    return batch
 
 
-def checked_connections(count: int) -> int:
+def checked_batch(batch: SupportsIndex, world: int) -> int:
+    """`global_batch`: a row for each rank at least."""
+    found = _integer(batch)
+    if found is None or found < 1:
+        raise ConfigurationError(
+            f"global_batch={batch!r}: the rows of a step over all ranks, an integer above 0"
+        )
+    if found < world:
+        raise ConfigurationError(f"global_batch={found} is less than {world} ranks: some would get no row")
+    return found
+
+
+def checked_connections(count: SupportsIndex) -> int:
     """`connections`: requests in flight."""
-    if not 1 <= count <= 64:
-        raise ConfigurationError(f"connections={count}: 1 to 64; 4 keep a 100 Gb/s link busy")
-    return count
+    found = _integer(count)
+    if found is None or not 1 <= found <= 64:
+        raise ConfigurationError(f"connections={count!r}: 1 to 64; 4 keep a 100 Gb/s link busy")
+    return found
+
+
+def checked_deadline(seconds: float) -> float:
+    """`deadline`: how long an unavailable server is waited for."""
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
+        raise ConfigurationError(f"deadline={seconds!r}: seconds, as 600")
+    return float(seconds)
+
+
+def checked_share(name: str | None) -> str | None:
+    """`share`: the name jobs meet under."""
+    if name is not None and not isinstance(name, str):
+        raise ConfigurationError(f"share={name!r}: a name, as 'sweep-42'")
+    return name
+
+
+def too_large(batch: int, positions: int, tail: str) -> str:
+    """What is to be told of a batch that no epoch fills; nothing of others."""
+    if batch <= positions or tail != "pad":
+        return ""
+    return (
+        f"global_batch={batch} is more than the {positions} samples of an epoch: the rest of each batch is "
+        "padding (batch.status 3); lower it, or use tail='ragged'"
+    )
 
 
 def takes_parts(rows_from: str) -> bool:
@@ -57,10 +95,24 @@ def frame_bytes(fields: Mapping[str, FieldSchema], rows: int) -> int:
     return total
 
 
-def arena_bytes(prefetch_bytes: int | None, slot: int) -> int:
+def arena_bytes(prefetch_bytes: SupportsIndex | None, slot: int) -> int:
     """`prefetch_bytes`, or what is taken without: four slots at least."""
     if prefetch_bytes is None:
         return max(DEFAULT_PREFETCH, 4 * slot)
-    if prefetch_bytes < 1:
-        raise ConfigurationError(f"prefetch_bytes={prefetch_bytes}: the arena's size in bytes, above 0")
-    return prefetch_bytes
+    found = _integer(prefetch_bytes)
+    if found is None or found < 1:
+        raise ConfigurationError(
+            f"prefetch_bytes={prefetch_bytes!r}: the arena's size in bytes, an integer above 0, as 256 << 20"
+        )
+    return found
+
+
+def _integer(value: object) -> int | None:
+    """It, if it is one; numpy's are, True and 8.0 are not."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        return None
+    return operator.index(value)
+
+
+def _short(value: object) -> str:
+    return repr(value) if isinstance(value, str) else type(value).__name__

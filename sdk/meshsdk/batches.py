@@ -82,6 +82,16 @@ class Batch(Mapping[str, Any]):
         except KeyError:
             raise KeyError(f"no field {name!r}; this batch has {', '.join(self._fields)}") from None
 
+    def __getattr__(self, name: str) -> Any:
+        """Only what is not there: a batch is no tuple of tensors, and no tensor."""
+        hint = ""
+        if not name.startswith("_"):
+            if name in self._fields:
+                hint = f": write batch[{name!r}]"
+            elif name in ("to", "cuda", "pin_memory"):
+                hint = ": a Loader with device='cuda' has batches there; else move its tensors, batch[FIELD]"
+        raise AttributeError(f"a Batch has no attribute {name!r}{hint}", name=name, obj=self)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)
 

@@ -7,20 +7,31 @@ Invariant: one pass runs at a time; after its last step, a break or `close`, no 
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from meshsdk.addressing import Addresses
 from meshsdk.arenas import Arena
-from meshsdk.arguments import arena_bytes, checked_batch, checked_connections, frame_bytes, takes_parts
+from meshsdk.arguments import (
+    arena_bytes,
+    checked_batch,
+    checked_connections,
+    checked_dataset,
+    checked_deadline,
+    checked_share,
+    frame_bytes,
+    takes_parts,
+    too_large,
+)
 from meshsdk.deliveries import Order
 from meshsdk.doctor import VARIABLE
 from meshsdk.errors import ClosedError, ConfigurationError
 from meshsdk.frames import read_frame
 from meshsdk.meters import Meter
 from meshsdk.native import bad_samples, register_plan
-from meshsdk.outputs import make_stage
+from meshsdk.outputs import device_name, make_stage
 from meshsdk.passes import Pass
 from meshsdk.ranks import find_rank
 from meshsdk.reporting import Reporter
@@ -31,6 +42,8 @@ from meshwire.plans import LoaderState
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    import torch
+
     from meshsdk.adapters.iterables import LoaderIterable
     from meshsdk.batches import Batch
     from meshsdk.datasets import Dataset
@@ -39,6 +52,8 @@ if TYPE_CHECKING:
     from meshsdk.native import BadSample
     from meshsdk.normalizing import Normalize
     from meshsdk.orders import LengthBuckets, Shuffle
+
+_log = logging.getLogger("meshsdk")
 
 
 class Loader:
@@ -64,7 +79,7 @@ class Loader:
             row is always allowed.
         rank, world: which part of each batch; those of `torch.distributed` if it is initialised, else RANK
             and WORLD_SIZE, else 0 of 1.
-        device: "cpu", "cuda" or "cuda:N": where tensors are.
+        device: "cpu", "cuda" or "cuda:N", or a `torch.device`: where tensors are.
         output: "torch" or "numpy"; torch if it is installed.
         prefetch_bytes: bytes of the arena, and with it how far ahead is asked; 256 MiB, or four frames if
             that is more.
@@ -96,7 +111,7 @@ class Loader:
         max_bad: float = 0.01,
         rank: int | None = None,
         world: int | None = None,
-        device: str | None = None,
+        device: str | torch.device | None = None,
         output: Literal["torch", "numpy"] | None = None,
         prefetch_bytes: int | None = None,
         share: str | None = None,
@@ -108,10 +123,14 @@ class Loader:
         rows_from: Literal["owners", "one"] = "owners",
     ) -> None:
         self._options = {name: value for name, value in locals().items() if name not in ("self", "dataset")}
+        checked_dataset(dataset)
         self.dataset = dataset
         self.rank, self.world = find_rank(rank, world)
         self._options |= {"rank": self.rank, "world": self.world}
-        self.global_batch = checked_batch(global_batch, self.world)
+        self.global_batch = global_batch = checked_batch(global_batch, self.world)
+        share = checked_share(share)
+        self._deadline = checked_deadline(deadline)
+        self._connections = checked_connections(connections)
         spec = dataset.spec(
             seed=seed,
             shuffle=shuffle,
@@ -122,12 +141,11 @@ class Loader:
             buckets=buckets,
         )
         self._transport = dataset.client.transport
-        self.device = device
+        self.device = device = device_name(device)
+        self._options["device"] = device
         self._stage = make_stage(device, output, normalize)
         self.plan = register_plan(self._transport, dataset.snapshot.hash, spec, global_batch, deadline)
-        self._deadline = deadline
         self._verify = verify
-        self._connections = checked_connections(connections)
         self._expected = frame_bytes(self.plan.fields, -(-self.global_batch // self.world))
         self._budget = arena_bytes(prefetch_bytes, self._stage.memory.capacity(self._expected))
         self._arena = Arena(self._budget, self._stage.memory)
@@ -149,6 +167,8 @@ class Loader:
                 f"{self.plan.positions} positions make no step of {self.global_batch} with tail='drop': "
                 "lower global_batch, or use tail='pad'"
             )
+        if told := too_large(self.global_batch, self.plan.positions, tail):
+            _log.warning("%s", told)
 
     # --- where it stands --------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ Law: what makes no sense is said before anything is asked; what is not told is g
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from meshsdk.datasets import Dataset
@@ -14,8 +15,6 @@ from meshsdk.native import describe_snapshot, fetch_snapshot, pin_snapshot
 from meshsdk.selecting import array_fields, check_source, part_fields, select_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from meshsdk.client import Client
 
 KINDS = ("auto", "objects", "tar", "lines", "zarr", "chunks", "tfrecord", "mds", "parquet")
@@ -58,6 +57,11 @@ def open(
     source = check_source(url)
     if kind not in KINDS:
         raise ConfigurationError(f"kind={kind!r}: use one of {', '.join(KINDS)}")
+    if fields is not None and not isinstance(fields, Mapping):
+        raise ConfigurationError(
+            f"fields={fields!r:.80}: what each field is made of, by name, as "
+            '{"image": "jpg;jpeg", "label": "@class"}'
+        )
     client = client or connect()
     if snapshot is not None:
         return Dataset(client, describe_snapshot(fetch_snapshot(client.transport, snapshot)))

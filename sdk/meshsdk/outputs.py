@@ -15,7 +15,7 @@ from meshsdk.arenas import HostMemory
 from meshsdk.batches import Batch, Ragged, make_batch
 from meshsdk.errors import ConfigurationError
 from meshsdk.lanes import CudaLane
-from meshsdk.normalizing import Normalizer
+from meshsdk.normalizing import Normalize, Normalizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from meshsdk.arenas import Memory
     from meshsdk.frames import Frame
     from meshsdk.lanes import Lane, Mark
-    from meshsdk.normalizing import Normalize
 
 
 class Stage(Protocol):
@@ -152,12 +151,23 @@ def _with_host(batch: Batch, convert: Any) -> Batch:
     return batch
 
 
+def device_name(device: Any) -> str | None:
+    """`device=` as a name: torch's own are taken, too. Raises ConfigurationError."""
+    if device is None or isinstance(device, str):
+        return device
+    if type(device).__module__ == "torch" and type(device).__name__ == "device":
+        return str(device)
+    raise ConfigurationError(f"device={device!r}: use 'cpu', 'cuda' or 'cuda:N', or a torch.device")
+
+
 def make_stage(device: str | None, output: str | None, normalize: Normalize | None = None) -> Stage:
     """The stage for `device=`, `output=` and `normalize=`.
 
     Tensors when torch is installed, or asked for, or a device is named; else arrays. Raises
     ConfigurationError.
     """
+    if normalize is not None and not isinstance(normalize, Normalize):
+        raise ConfigurationError(f"normalize={normalize!r}: give mesh.Normalize('image')")
     if output not in (None, "torch", "numpy"):
         raise ConfigurationError(
             f"output={output!r}: use 'torch', 'numpy', or None to take torch if installed"

@@ -6,6 +6,7 @@ torch is not imported for it: a process that uses torch.distributed has imported
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -24,6 +25,12 @@ def find_rank(
         raise ConfigurationError("rank and world belong together: pass both, or neither")
     if rank is None or world is None:
         rank, world = _from_torch() or _from_env(os.environ if env is None else env)
+    try:
+        rank, world = operator.index(rank), operator.index(world)
+    except TypeError as error:
+        raise ConfigurationError(f"rank={rank!r}, world={world!r}: both are integers") from error
+    if world < 1:
+        raise ConfigurationError(f"world={world}: the number of ranks, at least 1")
     if not 0 <= rank < world:
         raise ConfigurationError(f"rank {rank} of {world}: rank counts from 0 to world - 1")
     return rank, world
@@ -38,11 +45,12 @@ def _from_torch() -> tuple[int, int] | None:
 
 def _from_env(env: Mapping[str, str]) -> tuple[int, int]:
     rank, world = env.get("RANK"), env.get("WORLD_SIZE")
-    if rank is None and world is None:
+    if rank is None and world in (None, "1"):
         return 0, 1
     try:
-        return int(rank or "0"), int(world or "")
+        return int(rank or ""), int(world or "")  # one alone: each process would take itself for the first
     except ValueError as error:
         raise ConfigurationError(
-            f"RANK={rank!r} and WORLD_SIZE={world!r} must both be numbers (torchrun sets them)"
+            f"RANK={rank!r} and WORLD_SIZE={world!r} must both be numbers (torchrun sets them); "
+            "or pass rank= and world="
         ) from error

@@ -7,6 +7,7 @@ of ranks and size of batches may be others afterwards.
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,6 @@ from meshwire import plans
 from meshwire.plans import LoaderState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import Any
 
     from meshwire.slices import Tail
@@ -74,6 +74,8 @@ class Place:
         """Where a state says. Raises StateMismatchError for one of another plan, snapshot or seed, and
         ConfigurationError for what is none."""
         here = self.state
+        if not isinstance(state, (Mapping, str, bytes)):
+            raise ConfigurationError(f"not a loader's state: {state!r:.80}; give what state_dict() gave")
         try:
             loaded = LoaderState.from_json(state)
             loaded.check(plan=here.plan, snapshot=here.snapshot, seed=here.seed, samples=self.positions)

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from meshsdk.errors import ConnectError, DeadlineError, ServerError
+from meshsdk.errors import BusyError, ConnectError, DeadlineError, ServerError
 
 if TYPE_CHECKING:
     from meshsdk.errors import MeshError
@@ -21,6 +21,9 @@ _log = logging.getLogger("meshsdk")
 
 # 421 means "another node owns it": after a map change the same endpoint answers, or forwards.
 RETRIED_STATUSES = frozenset({408, 421, 429, 500, 502, 503, 504})
+_AT_ONCE = 1.0  # seconds
+_LONGER = "To wait longer: deadline="
+_CHECK = f"Look at the nodes with `mesh cluster status`. {_LONGER}"
 SETTLED_CODES = frozenset({"OpFailed"})  # the same op would do the same to the same bytes
 
 
@@ -31,13 +34,24 @@ def retryable(error: BaseException) -> bool:
     return isinstance(error, ConnectError)
 
 
+def progress_of(error: BaseException) -> float | None:
+    """How far work is that a server does meanwhile, 0…1, if it says that it does."""
+    told = error.detail.get("progress") if isinstance(error, BusyError) else None
+    return float(told) if isinstance(told, (int, float)) else None
+
+
 @dataclass(frozen=True, slots=True)
 class BackOff:
-    """Exponential back-off with full jitter: the n-th wait is uniform in (0, min(cap, base·2ⁿ)] seconds."""
+    """Exponential back-off with full jitter: the n-th wait is uniform in (0, min(cap, base·2ⁿ)] seconds.
+
+    `deadline` is for servers that are not to be had; one that works on what was asked is waited for as long
+    as it comes further, and for `standstill` seconds when it does not.
+    """
 
     deadline: float
     base: float = 0.1
     cap: float = 10.0
+    standstill: float = 600.0
 
 
 @dataclass(slots=True)
@@ -49,6 +63,10 @@ class Patience:
     attempts: int = 0
     jitter: random.Random = field(default_factory=random.Random)
     _tell_at: float = 3.0
+    _done: float = -1.0  # what a server said of its work
+    _untold: bool = True
+    _further: float = 0.0  # when it came further
+    _heard: float = 0.0  # when it last said so
 
     def delay(self, error: MeshError, now: float) -> float:
         """Seconds to wait before asking again; raises `error` itself when asking again cannot help,
@@ -58,14 +76,29 @@ class Patience:
         self.attempts += 1
         ceiling = min(self.policy.cap, self.policy.base * 2 ** min(self.attempts - 1, 20))
         wait = max(self.jitter.uniform(0, ceiling), getattr(error, "retry_after", None) or 0.0)
-        if now + wait - self.started > self.policy.deadline:
+        if now + wait > self._until(error, now):
             raise DeadlineError(
                 f"gave up after {self.attempts} attempts in {now - self.started:.0f} s: {error} "
-                "Check that the server is up (`curl ENDPOINT/-/ready`), or raise deadline="
+                f"{_CHECK if not isinstance(error, ConnectError) else _LONGER}"
             ) from error
-        if now - self.started >= self._tell_at:
-            self._tell_at = 2 * (now - self.started)
-            _log.warning(
-                "still asking after %.0f s (%d attempts): %s", now - self.started, self.attempts, error
-            )
+        self._tell(error, now, wait)
         return wait
+
+    def _until(self, error: MeshError, now: float) -> float:
+        """When patience ends."""
+        done = progress_of(error)
+        if done is None:
+            return max(self.started, self._heard) + self.policy.deadline
+        self._heard = now
+        if done > self._done:
+            self._done, self._further = done, now
+        return self._further + max(self.policy.deadline, self.policy.standstill)
+
+    def _tell(self, error: MeshError, now: float, wait: float) -> None:
+        """Of a server that is not there before a second is over: nobody is to look for it elsewhere."""
+        since = now - self.started
+        first = self._untold and isinstance(error, ConnectError) and since + wait >= _AT_ONCE
+        if not first and since < self._tell_at:
+            return
+        self._untold, self._tell_at = False, max(2 * since, self._tell_at)
+        _log.warning("still asking after %.1f s (attempt %d): %s", since, self.attempts, error)

@@ -21,7 +21,7 @@ from meshsdk.errors import ConnectError, MeshError, ServerError, server_error
 from meshsdk.keyfiles import RenewedKeys
 from meshsdk.maps import MAP_HEADER, Directory
 from meshsdk.neighbours import Neighbours
-from meshsdk.retrying import BackOff, Patience
+from meshsdk.retrying import BackOff, Patience, progress_of
 from meshsdk.routing import Router
 from meshwire.handovers import HEADER as LOCAL
 from meshwire.s3.errors import S3Error
@@ -124,7 +124,7 @@ class Line:
 
 class Transport:
     """A client's way to its endpoint and the nodes behind it: pools, signers, patience. Thread-safe; pickles
-    without its sockets."""
+    without its sockets. `watch`: is told how far long work of a node is, 0…1, each time it says so."""
 
     def __init__(self, settings: Settings, sleep: Callable[[float], None] = time.sleep) -> None:
         self.settings = settings
@@ -134,6 +134,7 @@ class Transport:
         self.router = Router(Directory(settings.endpoints, self._ask_map))
         self.neighbours = Neighbours()
         self.retries = 0
+        self.watch: Callable[[float], None] | None = None
         self._sleep = sleep
 
     def line(self, endpoint: Endpoint) -> Line:
@@ -279,6 +280,9 @@ class Asking:
         again = failed(self._transport.router, self._request, self._tried, self._last, error)
         wait = 0.0 if again else self._patience.delay(error, time.monotonic())
         self._transport.retries += 1
+        done = progress_of(error)
+        if done is not None and self._transport.watch is not None:
+            self._transport.watch(done)
         if not again:
             self._tried.clear()
             self._transport.wait(wait)

@@ -208,6 +208,27 @@ def test_head_and_bench_of_a_dataset(mesh: Any, s3: Any, bucket: str) -> None:
     assert "nothing is under" in mesh("head", f"s3://{bucket}/none/", code=3)
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("command", ["schema", "stats", "preflight", "head", "split"])
+def test_who_waits_sees_how_far_it_is(
+    mesh: Any, s3: Any, bucket: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.put_object(Bucket=bucket, Key="0.txt", Body=b"text")
+    more = ("--part", "all=1") if command == "split" else ()
+    arguments = (command, f"s3://{bucket}/", "--filter", "size > 0", *more)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    shown = mesh(*arguments)
+    assert f"{command}: " in terminal.getvalue()
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    assert mesh(*arguments, "--quiet") == shown
+    assert terminal.getvalue() == ""
+
+
 def test_datasets_are_split_and_mixed(mesh: Any, s3: Any, bucket: str) -> None:
     for number in range(40):
         s3.put_object(Bucket=bucket, Key=f"{'web' if number < 30 else 'books'}/{number:02}.txt", Body=b"text")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -19,6 +21,7 @@ from meshd.store.memory import MemoryStore
 from meshd.store.records import Meta
 from meshd.testing.examples import Int64List, example, record
 from meshwire.fields import Source, parse_fields
+from tests.archive_making import tar_of
 
 if TYPE_CHECKING:
     from meshd.store.records import Record
@@ -58,6 +61,7 @@ async def _told() -> None:
     with pytest.raises(BatchError, match=r"files of s3://b/ are being indexed: \d+% done") as told:
         await service._patiently(listing, source, "tfrecord", FIELDS)
     assert (told.value.code, told.value.retry_after) == ("Busy", 1)
+    assert 0 <= told.value.detail["progress"] < 1
     await begun.wait()
     with pytest.raises(BatchError, match="75% done"):
         await service._patiently(listing, source, "tfrecord", FIELDS)
@@ -65,3 +69,31 @@ async def _told() -> None:
     service._long._patience = 30.0
     await service._patiently(listing, source, "tfrecord", FIELDS)
     assert (await service._built(listing, source, "tfrecord", FIELDS)).snapshot.samples == 4
+
+
+def test_archives_take_as_long_as_they_take() -> None:
+    asyncio.run(_archives())
+
+
+async def _archives() -> None:
+    store = MemoryStore(ManualClock())
+    listing = [await put(store, f"{part}.tar", tar_of({"x.txt": b"text"})) for part in range(4)]
+    archives = Archives(store, list[str]().append)
+    readers = cast("Any", SimpleNamespace(require_keys=AsyncMock()))
+    service = DatasetService(store, Catalog(store), readers, archives, local_objects(store))
+    service._long = LongWork("test", patience=0.05)
+    free, index = asyncio.Event(), archives.index
+
+    async def slow(bucket: str, key: str, found: Record) -> Any:
+        if key == "2.tar":
+            await free.wait()
+        return await index(bucket, key, found)
+
+    archives.index = slow  # type: ignore[method-assign, assignment]
+    source, fields = Source("b", ""), parse_fields({"text": {"ext": ["txt"]}})
+    with pytest.raises(BatchError, match=r"files of s3://b/ are being indexed: 50% done") as told:
+        await service._build(cast("Any", None), source, "auto", fields)
+    assert told.value.detail == {"progress": 0.5}
+    free.set()
+    service._long._patience = 30.0
+    assert (await service._build(cast("Any", None), source, "auto", fields)).snapshot.samples == len(listing)

@@ -51,11 +51,45 @@ def test_past_the_deadline_the_last_failure_is_the_cause() -> None:
 def test_a_long_wait_is_told_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     patient = patience(1e9)
     for second in range(100):
-        patient.delay(ConnectError("node-1: refused"), float(second))
+        patient.delay(BusyError("node-1: busy", status=503), float(second))
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 6  # after 3, 6, 12, 24, 48 and 96 seconds
-    assert "still asking after 3 s" in told[0]
-    assert "node-1: refused" in told[0]
+    assert "still asking after 3.0 s" in told[0]
+    assert "node-1: busy" in told[0]
+
+
+def test_who_is_not_there_is_told_within_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    patient, now = patience(1e9), 0.0
+    while not caplog.records:
+        slept = now
+        now += patient.delay(ConnectError("node-1: refused"), now)
+    assert slept < 1 <= now  # before the wait that goes beyond it
+    assert "node-1: refused" in caplog.text
+    for second in range(2, 7):
+        patient.delay(ConnectError("node-1: refused"), float(second))
+    assert len(caplog.records) == 3  # and at 3 and 6
+
+
+def working(share: float) -> BusyError:
+    return BusyError("indexing", status=503, retry_after=1.0, detail={"progress": share})
+
+
+def test_who_works_on_it_is_waited_for_beyond_the_deadline() -> None:
+    patient = patience(15.0)
+    for second in range(0, 1000, 100):
+        assert patient.delay(working(second / 1000), float(second)) >= 1
+    for second in range(1000, 1400, 100):  # no further for a while
+        patient.delay(working(0.9), float(second))
+    with pytest.raises(DeadlineError):
+        patient.delay(working(0.9), 900.0 + 600)
+
+
+def test_who_worked_and_is_gone_has_the_deadline_from_then_on() -> None:
+    patient = patience(15.0)
+    patient.delay(working(0.1), 100.0)
+    patient.delay(ConnectError("refused"), 110.0)
+    with pytest.raises(DeadlineError, match="refused"):
+        patient.delay(ConnectError("refused"), 116.0)
 
 
 def test_what_cannot_get_better_is_raised_at_once() -> None:

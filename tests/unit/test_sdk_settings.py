@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from meshsdk.errors import ConfigurationError
@@ -81,7 +83,7 @@ def test_no_secret_is_shown() -> None:
 def test_ranks_come_from_arguments_then_the_environment() -> None:
     assert find_rank(2, 4, {"RANK": "0", "WORLD_SIZE": "1"}) == (2, 4)
     assert find_rank(env={"RANK": "3", "WORLD_SIZE": "8"}) == (3, 8)
-    assert find_rank(env={}) == (0, 1)
+    assert find_rank(env={}) == find_rank(env={"WORLD_SIZE": "1"}) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -90,10 +92,13 @@ def test_ranks_come_from_arguments_then_the_environment() -> None:
         (1, None, {}),
         (4, 4, {}),
         (-1, 4, {}),
+        (0, 0, {}),
+        ("0", "2", {}),
         (None, None, {"RANK": "1"}),
+        (None, None, {"WORLD_SIZE": "4"}),  # each process would be rank 0
         (None, None, {"RANK": "x", "WORLD_SIZE": "2"}),
     ],
 )
-def test_half_a_rank_is_refused(rank: int | None, world: int | None, env: dict[str, str]) -> None:
-    with pytest.raises(ConfigurationError, match=r"rank|RANK"):
+def test_half_a_rank_is_refused(rank: Any, world: Any, env: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError, match=r"rank|RANK|integers"):
         find_rank(rank, world, env)

@@ -17,11 +17,10 @@ from meshsdk.errors import ConfigurationError
 from meshwire.mixes import BLOCK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from meshsdk.cli.inspecting import Opening
     from meshsdk.cli.running import Session
-    from meshsdk.client import Client
-    from meshsdk.datasets import Dataset
 
 _DEADLINE = 600.0  # seconds an unavailable node is waited for
 
@@ -31,9 +30,7 @@ _DEADLINE = 600.0  # seconds an unavailable node is waited for
 @click.option("--by", default="name", show_default=True, help="What has one value of this stays together.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the hash.")
 @dataset_options
-def split(
-    session: Session, opened: Callable[[Client], Dataset], parts: Sequence[str], by: str, seed: int
-) -> None:
+def split(session: Session, opened: Opening, parts: Sequence[str], by: str, seed: int) -> None:
     """Cuts a dataset into parts, such as train and val: where a sample goes follows from a hash of its name
     (or of --by), so it stays there when others come.
 
@@ -49,9 +46,8 @@ def split(
         raise ConfigurationError("--part: two have one name")
     from meshsdk.splitting import split as cut
 
-    with session.client() as client, session.told_steps("split", 1 + len(shares)) as done:
-        ds = opened(client)
-        done(f"{len(ds)} samples are pinned")
+    with session.client() as client, session.told_steps("split", opened.steps + len(shares)) as done:
+        ds = opened(client, done)
         found = cut(ds, shares, by, seed, _DEADLINE, lambda name: done(f"{name} is cut"))
     for name, part in found.items():
         share = len(part) / len(ds)
@@ -97,6 +93,7 @@ def mix(
     with session.client() as client, session.told_steps("mix", len(urls) + 2) as done:
         chosen = parse_fields(fields) if fields else None
         parts = []
+        client.transport.watch = done.reached
         for url in urls:
             parts.append(open_dataset(url, chosen, kind=kind, client=client))
             done(f"{url} is pinned")

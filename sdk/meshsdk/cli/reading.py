@@ -13,11 +13,12 @@ from meshsdk.cli.running import human, shared_options
 from meshsdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from meshsdk.cli.places import Remote
-    from meshsdk.cli.running import Session
+    from meshsdk.cli.running import Session, Steps
     from meshsdk.datasets import Dataset
+    from meshsdk.native import FieldSchema
 
 
 _SHOWN = 60  # characters of a text
@@ -93,10 +94,25 @@ def head(
             return
         from meshsdk.opening import open as open_dataset
 
-        ds = open_dataset(str(url), parse_fields(fields) if fields else None, kind=kind, client=client)
-        if condition is not None:
-            ds = ds.filter(condition)
-        _show_dataset(session, ds, samples)
+        with session.steps("head", 3 if condition is None else 4) as done:
+            client.transport.watch = done.reached
+            ds = open_dataset(str(url), parse_fields(fields) if fields else None, kind=kind, client=client)
+            done(f"{len(ds)} samples are pinned")
+            ds = chosen(ds, condition, done)
+            schema = ds.schema()
+            done("the first one is prepared")
+            rows = ds.head(samples)
+            done("those to show are prepared")
+        _show_dataset(session, ds, schema, rows)
+
+
+def chosen(ds: Dataset, condition: str | None, done: Steps) -> Dataset:
+    """The samples of a dataset for which `--filter` holds, if it is given: a step."""
+    if condition is None:
+        return ds
+    found = ds.filter(condition)
+    done(f"{found.snapshot.samples} of them are left")
+    return found
 
 
 def parse_fields(texts: Sequence[str]) -> dict[str, str]:
@@ -110,8 +126,9 @@ def parse_fields(texts: Sequence[str]) -> dict[str, str]:
     return fields
 
 
-def _show_dataset(session: Session, ds: Dataset, samples: int) -> None:
-    schema = ds.schema()
+def _show_dataset(
+    session: Session, ds: Dataset, schema: Mapping[str, FieldSchema], rows: Sequence[Mapping[str, Any]]
+) -> None:
     snapshot = ds.snapshot
     kinds = {name: str(field) for name, field in schema.items()}
     lines = [
@@ -134,7 +151,7 @@ def _show_dataset(session: Session, ds: Dataset, samples: int) -> None:
         skipped=snapshot.skipped,
         fields=kinds,
     )
-    for index, sample in enumerate(ds.__getitems__(range(min(samples, len(ds))))):
+    for index, sample in enumerate(rows):
         shown = {name: describe(value) for name, value in sample.items()}
         text = ", ".join(f"{name}: {value}" for name, value in shown.items())
         session.show(f"  [{index}] {text}", type="sample", index=index, fields=shown)

@@ -7,12 +7,11 @@ bar when that is a terminal, else a line a step of work that has few.
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -33,10 +32,44 @@ _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _SIZES |= {f"{unit}i": 1 << (10 * power) for power, unit in enumerate("kmgt", start=1)}
 
 
-class Step(Protocol):
-    """Ends a step of work, or `count` of them."""
+class Steps:
+    """Steps of a piece of work, as they end; from any thread. These nobody is to see."""
 
-    def __call__(self, step: str = "", count: int = 1) -> None: ...
+    def __call__(self, step: str = "", count: int = 1) -> None:
+        """A step has ended, or `count` of them."""
+
+    def reached(self, share: float) -> None:
+        """So much of the step under way is done, 0…1."""
+
+
+class _Bar(Steps):
+    """On stderr."""
+
+    def __init__(self, bar: Progress, what: str, total: int | None) -> None:
+        self._bar, self._what = bar, what
+        self._task = bar.add_task(what, total=total)
+        self._ended = 0
+
+    def __call__(self, step: str = "", count: int = 1) -> None:
+        self._ended += count
+        told = f"{self._what}: {step}" if step else self._what
+        self._bar.update(self._task, completed=self._ended, description=told)
+
+    def reached(self, share: float) -> None:
+        self._bar.update(
+            self._task, completed=self._ended + share, description=f"{self._what}: {share:.0%} of this step"
+        )
+
+
+class _Lines(Steps):
+    """A line each."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what, self._total, self._ended = what, total, 0
+
+    def __call__(self, step: str = "", count: int = 1) -> None:
+        self._ended += count
+        click.echo(f"mesh: {self._what}: {step} ({self._ended} of {self._total})", err=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,25 +110,20 @@ class Session:
             yield lambda count: bar.advance(task, count)
 
     @contextmanager
-    def steps(self, what: str, total: int | None = None) -> Iterator[Step]:
-        """A bar of `total` steps on stderr, with the time they have taken. The callable ends a step, and says
-        which; from any thread."""
+    def steps(self, what: str, total: int | None = None) -> Iterator[Steps]:
+        """A bar of `total` steps on stderr, with the time they have taken. Calling it ends a step, and says
+        which."""
         if not self.has_bar:
-            yield _untold
+            yield Steps()
             return
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with drawn(*columns) as bar:
-            task = bar.add_task(what, total=total)
-
-            def done(step: str = "", count: int = 1) -> None:
-                bar.update(task, advance=count, description=f"{what}: {step}" if step else what)
-
-            yield done
+            yield _Bar(bar, what, total)
 
     @contextmanager
-    def told_steps(self, what: str, total: int) -> Iterator[Step]:
+    def told_steps(self, what: str, total: int) -> Iterator[Steps]:
         """`steps` of work that has few: where there is no terminal, each is a line on stderr."""
         if self.has_bar:
             with self.steps(what, total) as done:
@@ -108,20 +136,9 @@ class Session:
         """Whether somebody looks."""
         return not (self.quiet or self.as_json) and sys.stderr.isatty()
 
-    def lines(self, what: str, total: int) -> Step:
+    def lines(self, what: str, total: int) -> Steps:
         """A line a step, also where other things are printed between them."""
-        if self.quiet or self.as_json:
-            return _untold
-        numbers = itertools.count(1)
-
-        def done(step: str = "", count: int = 1) -> None:
-            click.echo(f"mesh: {what}: {step} ({next(numbers)} of {total})", err=True)
-
-        return done
-
-
-def _untold(step: str = "", count: int = 1) -> None:
-    """Nobody is to see it."""
+        return Steps() if self.quiet or self.as_json else _Lines(what, total)
 
 
 @contextmanager

@@ -1,0 +1,117 @@
+"""Arguments as a hurried user gives them: each is refused at once, in a sentence that says what to write."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import meshsdk as mesh
+from meshsdk import ops
+from meshsdk.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshd.testing.daemons import Daemon
+
+BUCKET = "misused"
+
+
+@pytest.fixture(scope="module", name="client")
+def opened(daemon: Daemon) -> Iterator[mesh.Client]:
+    with mesh.connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key) as client:
+        client.create_bucket(BUCKET)
+        for number in range(10):
+            client.put(BUCKET, f"{number}.bin", np.full(4, number, np.uint8).tobytes())
+        yield client
+
+
+@pytest.fixture(scope="module", name="ds")
+def pinned(client: mesh.Client) -> mesh.Dataset:
+    found = mesh.open(f"s3://{BUCKET}/", fields={"x": "bin"}, client=client)
+    return found.map(ops.frombuffer("x", "uint8", shape=[4]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"global_batch": 0}, "rows of a step"),
+        ({"global_batch": 8.0}, "an integer"),
+        ({"global_batch": True}, "an integer"),
+        ({"world": 0, "rank": 0}, "at least 1"),
+        ({"world": "2", "rank": "0"}, "integers"),
+        ({"global_batch": 2, "rank": 0, "world": 3}, "less than 3 ranks"),
+        ({"global_batch": 11, "tail": "drop"}, "lower global_batch"),
+        ({"connections": "4"}, "1 to 64"),
+        ({"prefetch_bytes": 1e8}, "256 << 20"),
+        ({"deadline": "1m"}, "seconds, as 600"),
+        ({"deadline": -1}, "seconds, as 600"),
+        ({"share": 5}, "a name"),
+        ({"device": 0}, "cuda:N"),
+        ({"device": "cud"}, "cuda:N"),
+        ({"normalize": True}, "mesh.Normalize"),
+        ({"seed": None}, "seed: expected an integer"),
+        ({"shuffle": 10}, "mesh.Blocks"),
+        ({"tail": "keep"}, "known: drop, pad, ragged"),
+        ({"on_bad": "skip"}, "known: drop"),
+    ],
+)
+def test_an_argument_that_makes_no_sense(ds: mesh.Dataset, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        mesh.Loader(ds, **{"global_batch": 4, **arguments})
+
+
+@pytest.mark.parametrize("dataset", ["s3://misused/", [1, 2], None])
+def test_what_is_no_dataset(dataset: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"mesh\.open"):
+        mesh.Loader(dataset, 4)
+
+
+@pytest.mark.parametrize("fields", [["x"], "bin", 5])
+def test_fields_that_are_no_mapping(client: mesh.Client, fields: Any) -> None:
+    with pytest.raises(ConfigurationError, match="by name"):
+        mesh.open(f"s3://{BUCKET}/", fields=fields, client=client)
+
+
+@pytest.mark.parametrize("state", [None, 5, ["plan"], {}, "junk", {"model": {}}])
+def test_what_is_no_state(ds: mesh.Dataset, state: Any) -> None:
+    with mesh.Loader(ds, 4) as loader, pytest.raises(ConfigurationError, match="not a loader's state"):
+        loader.load_state_dict(state)
+
+
+def test_numbers_of_numpy_and_devices_of_torch_are_taken(ds: mesh.Dataset) -> None:
+    import torch
+
+    batch: Any = np.int64(4)
+    with mesh.Loader(ds, batch, device=torch.device("cpu"), connections=np.int32(2)) as loader:  # type: ignore[arg-type]
+        assert [found.rows for found in loader] == [4, 4, 4]
+        assert isinstance(loader.global_batch, int)
+
+
+def test_a_batch_that_no_epoch_fills_is_told(ds: mesh.Dataset, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "meshsdk")
+    with mesh.Loader(ds, 10), mesh.Loader(ds, 12, tail="ragged"):
+        assert not caplog.records
+    with mesh.Loader(ds, 12) as loader:
+        assert [found.rows for found in loader] == [12]
+    assert "more than the 10 samples" in caplog.text
+
+
+def test_a_batch_is_no_tuple_and_no_tensor(ds: mesh.Dataset) -> None:
+    with mesh.Loader(ds, 4) as loader:
+        batch = loader.at(0)
+    with pytest.raises(AttributeError, match=r"write batch\['x'\]"):
+        batch.x  # noqa: B018
+    with pytest.raises(AttributeError, match="device='cuda'"):
+        batch.to("cpu")
+    with pytest.raises(KeyError, match="this batch has x"):
+        batch["y"]
+
+
+def test_names_that_are_nearly_right() -> None:
+    with pytest.raises(AttributeError, match="DataLoader") as raised:
+        mesh.DataLoader  # noqa: B018
+    assert (raised.value.name, raised.value.obj) == ("DataLoader", mesh)  # of which Python says what is near
