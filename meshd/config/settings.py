@@ -42,6 +42,11 @@ class StoreSettings:
     """Where numbers of disks and data files begin: those of a store beside another one must not be its."""
 
     @property
+    def evictable(self) -> bool:
+        """Whether nothing in it is the only copy: it does without disks that fail, unasked."""
+        return self.family != 0
+
+    @property
     def first_disk(self) -> int:
         return self.family << 16
 

@@ -43,13 +43,13 @@ def recover_cache(settings: StoreSettings) -> None:
     except FormatError as error:
         _log.warning("the cache cannot be read and begins empty", extra={"why": str(error)})
         _empty(settings)
-        recover(settings)
+        recover(settings, _do_without)
     mark.write_text(boot)
 
 
-def _do_without(disk: Path) -> None:
+def _do_without(disk: Path, how: str) -> None:
     """Whatever was cached on a disk that is gone, its origin has."""
-    _log.warning("a disk of the cache is gone", extra={"disk": str(disk)})
+    _log.warning("the cache does without a disk", extra={"disk": str(disk), "why": how})
 
 
 def close_cache(settings: StoreSettings) -> None:

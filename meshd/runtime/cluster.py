@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, cast
 
 from meshd.cluster.agreeing import other_domains, tell_domains
@@ -71,8 +72,9 @@ def _gibibytes(settings: NodeSettings) -> int:
     """Of the disks, each file system once."""
     sizes = {}
     for disk in settings.store.disks:
-        found = os.statvfs(disk)
-        sizes[os.stat(disk).st_dev] = found.f_blocks * found.f_frsize
+        with suppress(OSError):  # it fails, and the node does without
+            found = os.statvfs(disk)
+            sizes[os.stat(disk).st_dev] = found.f_blocks * found.f_frsize
     return min(max(1, sum(sizes.values()) // _GIB), MAX_WEIGHT)
 
 

@@ -80,22 +80,33 @@ def _alive(pid: int) -> bool:
 
 def prepare_directory(settings: NodeSettings) -> DirectoryLock:
     """Create what is missing, lock, empty `run/`. Raises ConfigError, DirectoryInUseError."""
-    for directory in (settings.store.data_dir, *settings.store.disks, settings.store.index_dir):
+    store, cache = settings.store, settings.cache_store
+    for directory in (store.data_dir, store.index_dir):
         _create(directory)
-    lock = DirectoryLock(settings.store.data_dir)
-    cache = settings.cache_store
-    for directory in (cache.data_dir, *cache.disks, cache.index_dir, settings.origin_credentials):
+    for disk in store.disks:
+        _create(disk, is_disk=True)
+    lock = DirectoryLock(store.data_dir)
+    for directory in (cache.data_dir, cache.index_dir, settings.origin_credentials):
         _create(directory)
+    for disk in cache.disks:
+        _create(disk, is_disk=True)
     shutil.rmtree(settings.run_dir, ignore_errors=True)
     settings.metrics_dir.mkdir(parents=True, mode=0o700)
     return lock
 
 
-def _create(directory: Path) -> None:
+def _create(directory: Path, *, is_disk: bool = False) -> None:
+    """One that fails is an error of the node's; of a `disk` recovery says whether the node does without."""
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        writable = os.access(directory, os.R_OK | os.W_OK | os.X_OK)
+        writable = os.access(directory, os.R_OK | os.W_OK | os.X_OK) or (is_disk and _is_read_only(directory))
     except OSError as error:
+        if is_disk and not isinstance(error, PermissionError):
+            return
         raise ConfigError(f"cannot make the directory {directory}: {error.strerror}") from error
     if not writable:
         raise ConfigError(f"the directory {directory} is not writable by this user")
+
+
+def _is_read_only(directory: Path) -> bool:
+    return bool(os.statvfs(directory).f_flag & os.ST_RDONLY)

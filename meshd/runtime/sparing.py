@@ -26,20 +26,21 @@ if TYPE_CHECKING:
 _log = logging.getLogger("meshd.disks")
 
 
-def spare_disk(settings: NodeSettings, path: Path) -> None:
-    """Raises FormatError where the node must not do without a disk."""
+def spare_disk(settings: NodeSettings, path: Path, how: str) -> None:
+    """Raises FormatError where the node must not do without a disk that `is missing` or `cannot be read`."""
     if path in settings.lost_disks:
-        _log.warning("a disk is given up, as --lost-disk says", extra={"disk": str(path)})
+        _log.warning("a disk is given up, as --lost-disk says", extra={"disk": str(path), "why": how})
     elif settings.cluster.control is None:
         raise FormatError(
-            f"disk {path} is missing; mount it and start again with its --disk. Is it lost for good: "
+            f"disk {path} {how}; mount it and start again with its --disk. Is it lost for good: "
             f"--lost-disk {path} starts without what was on it"
         )
     elif _is_covered(settings):
-        _log.warning("a disk is gone: what it had comes from other nodes", extra={"disk": str(path)})
+        told = {"disk": str(path), "why": how}
+        _log.error("a disk is out of service: what it had comes from other nodes", extra=told)
     else:
         raise FormatError(
-            f"disk {path} is missing, and by the map no other node that is up has all that this one has: "
+            f"disk {path} {how}, and by the map no other node that is up has all that this one has: "
             "mount it, or bring the other nodes back first. Is it lost for good, and what only it had: start "
             f"once with --lost-disk {path}"
         )

@@ -6,12 +6,14 @@ lost or mistaken must never cost data.
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from meshd.store.errors import FormatError
 from meshd.store.index import Index
@@ -30,51 +32,100 @@ from meshd.store.locking import Locks
 from meshd.store.losing import give_up, is_blank, remember_mounts
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from meshd.config import StoreSettings
 
 
-Spare = Callable[[Path], None]
-"""Asked about each disk that is missing; raises FormatError where the store must not do without it."""
+Spare = Callable[[Path, str], None]
+"""Asked about each disk that `is missing`, or `cannot be read (why)`; raises FormatError where the store must
+not do without it."""
+_log = logging.getLogger("meshd.disks")
+_OURS: Final = (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
+"""Errors of disks that do not fail."""
 
 
-def mount_it(path: Path) -> None:
+def mount_it(path: Path, how: str) -> None:
     """No disk may be missing. Raises FormatError."""
-    raise FormatError(f"disk {path} is missing; mount it and start again with its --disk")
+    raise FormatError(f"disk {path} {how}; mount it and start again with its --disk")
 
 
-def prepare(index: Index, settings: StoreSettings, spare: Spare = mount_it) -> Disks:
+class _Failing(dict[Path, str]):
+    """Disks that cannot be used, and why. `writing`: one that is read-only cannot."""
+
+    def __init__(self, *, writing: bool = False) -> None:
+        super().__init__()
+        self._writing = writing
+
+    def marker(self, root: Path) -> DiskMarker | None:
+        """As `read_marker`; of a disk that fails nothing is known. Raises FormatError, PermissionError."""
+        if root in self:
+            return None
+        try:
+            marker = read_marker(root)
+            if marker is not None and self._writing:
+                _require_writable(root)
+        except OSError as error:
+            if error.errno in _OURS:
+                raise
+            self[root] = error.strerror or str(error)
+            return None
+        return marker
+
+    def how(self, root: Path) -> str:
+        """What is to be said of a disk that is not in service."""
+        return f"cannot be read ({self[root]})" if root in self else "is missing"
+
+    def learn(self, error: OSError, roots: Iterable[Path]) -> None:
+        """Whose error it is. Raises it where it is not that of a disk that was thought to be sound."""
+        name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes | os.PathLike) else ""
+        for root in roots:
+            if f"{name}/".startswith(f"{root / EXTENTS}/") and root not in self and error.errno not in _OURS:
+                self[root] = error.strerror or str(error)
+                return
+        raise error
+
+
+def _require_writable(root: Path) -> None:
+    if os.statvfs(root).f_flag & os.ST_RDONLY:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+def prepare(
+    index: Index, settings: StoreSettings, spare: Spare = mount_it, failing: _Failing | None = None
+) -> Disks:
     """The store's disks, made and marked where they are new. Raises FormatError."""
-    disks = _find(index, settings, spare)
+    disks = _find(index, settings, spare, _Failing() if failing is None else failing)
     for root in disks.roots.values():
         (root / EXTENTS / DRAFTS).mkdir(exist_ok=True)
     return disks
 
 
-def _find(index: Index, settings: StoreSettings, spare: Spare) -> Disks:
+def _find(index: Index, settings: StoreSettings, spare: Spare, failing: _Failing) -> Disks:
     known, lost = index.get_meta("disks"), index.get_meta(LOST) or []
     if known is not None and not lost:
-        disks = _recognise(known, index.get_meta("store"), settings.disks)
+        disks = _recognise(known, index.get_meta("store"), settings.disks, failing)
         if disks is not None:
             return disks
     with index.writing() as txn:
         store = index.get_meta("store", txn)
         if store is None:
-            _refuse_orphaned(settings.disks)
+            _refuse_orphaned(settings, failing)
             store = uuid.uuid4().hex
             index.put_meta(txn, "format", FORMAT)
             index.put_meta(txn, "store", store)
             index.put_meta(txn, "next_file", settings.first_file)
-        roots, gone = _enrol(index, txn, settings, store, spare)
+        roots, gone = _enrol(index, txn, settings, store, spare, failing)
         index.put_meta(txn, "disks", {number: str(root) for number, root in (roots | gone).items()})
         if gone:
             index.put_meta(txn, LOST, sorted(gone))
     return Disks(roots, gone)
 
 
-def _recognise(paths: dict[int, str], store: str, roots: tuple[Path, ...]) -> Disks | None:
+def _recognise(paths: dict[int, str], store: str, roots: tuple[Path, ...], failing: _Failing) -> Disks | None:
     """The disks when nothing changed since the last start, None when `_enrol` has to look."""
     known = {number: Path(path) for number, path in paths.items()}
-    markers = {root: _marker_of(root, known) for root in roots}
+    markers = {root: failing.marker(root) for root in roots}
     found = {
         marker.disk: root for root, marker in markers.items() if marker is not None and marker.store == store
     }
@@ -82,18 +133,21 @@ def _recognise(paths: dict[int, str], store: str, roots: tuple[Path, ...]) -> Di
     return Disks(found) if same and found == known else None
 
 
-def _refuse_orphaned(roots: tuple[Path, ...]) -> None:
-    for root in roots:
-        if (marker := read_marker(root)) is None:
+def _refuse_orphaned(settings: StoreSettings, failing: _Failing) -> None:
+    for root in settings.disks:
+        if (marker := failing.marker(root)) is None:
             continue
         if next(Disks({marker.disk: root}).files(), None) is not None:
+            if settings.evictable:
+                failing[root] = "it was not emptied"
+                continue
             raise FormatError(
                 f"the index is empty but {root} holds data: give its --index-dir or run meshd fsck --rebuild"
             )
 
 
 def _enrol(
-    index: Index, txn: Any, settings: StoreSettings, store: str, spare: Spare
+    index: Index, txn: Any, settings: StoreSettings, store: str, spare: Spare, failing: _Failing
 ) -> tuple[dict[int, Path], dict[int, Path]]:
     """Disks in service, new ones numbered and marked, and those that are gone."""
     paths: dict[int, str] = index.get_meta("disks", txn) or {}
@@ -101,10 +155,13 @@ def _enrol(
     gone = {number: known[number] for number in index.get_meta(LOST, txn) or [] if number in known}
     was_mounted = {known[number] for number in index.get_meta(MOUNTED, txn) or [] if number in known}
     found: dict[int, Path] = {}
-    fresh = []
+    fresh, refused = list[Path](), list[Path]()
     for root in settings.disks:
-        marker = _marker_of(root, known)
-        if marker is None:
+        marker = failing.marker(root)
+        if root in failing:
+            if root not in known.values():
+                refused.append(root)
+        elif marker is None:
             if root not in known.values() or is_blank(root, mounted=root in was_mounted):
                 fresh.append(root)
         elif marker.store == store and marker.disk in gone:
@@ -112,6 +169,8 @@ def _enrol(
         elif marker.store == store and marker.disk not in found:
             found[marker.disk] = root
         elif next(Disks({marker.disk: root}).files(), None) is not None:
+            if settings.evictable and root in gone.values():
+                continue
             raise FormatError(
                 f"{root} belongs to another store; remove it from --disk, or move its data away"
             )
@@ -119,9 +178,11 @@ def _enrol(
             fresh.append(root)
     missing = {number: path for number, path in known.items() if number not in found and number not in gone}
     for path in missing.values():
-        spare(path)
+        spare(path, failing.how(path))
     gone |= missing
-    found.update(enumerate(fresh, start=max(known, default=settings.first_disk - 1) + 1))
+    last = max(known, default=settings.first_disk - 1)
+    found.update(enumerate(fresh, start=last + 1))
+    gone |= _refused(settings, refused, spare, failing, last + len(fresh) + 1)
     if not found:
         raise FormatError(
             "every disk of this node has failed: give it an empty data directory on a sound one; in a mesh "
@@ -129,17 +190,31 @@ def _enrol(
         )
     if fresh or missing:
         for number, root in found.items():
-            write_marker(root, DiskMarker(FORMAT, store, number, len(found), tuple(sorted(gone))))
+            _mark(root, DiskMarker(FORMAT, store, number, len(found), tuple(sorted(gone))))
     return found, gone
 
 
-def _marker_of(root: Path, known: dict[int, Path]) -> DiskMarker | None:
-    """As `read_marker`; a disk that fails may not be readable."""
+def _refused(
+    settings: StoreSettings, roots: Iterable[Path], spare: Spare, failing: _Failing, first: int
+) -> dict[int, Path]:
+    """Disks that are not known and cannot be used, as lost ones. Raises FormatError."""
+    gone = {}
+    for number, root in enumerate(roots, start=first):
+        if not settings.evictable:
+            raise FormatError(
+                f"disk {root} {failing.how(root)}, and nothing of this node is known to be on it: put a "
+                "sound one in its place, or take it out of --disk"
+            )
+        spare(root, failing.how(root))
+        gone[number] = root
+    return gone
+
+
+def _mark(root: Path, marker: DiskMarker) -> None:
     try:
-        return read_marker(root)
-    except OSError:
-        if root in known.values():
-            return None
+        write_marker(root, marker)
+    except OSError as error:  # of a descriptor it says no name
+        error.filename = error.filename or str(root / EXTENTS)
         raise
 
 
@@ -159,23 +234,34 @@ def recover(settings: StoreSettings, spare: Spare = mount_it) -> int:
     """Cleans up after a crash; to be called once before the workers start, while nobody has the store open.
 
     Cuts the tails of open segments, removes drafts and files that the index does not know, and moves file
-    numbers past what exists. What lay on disks that are gone goes into quarantine: how many versions. Raises
-    StoreInUseError, FormatError.
+    numbers past what exists. A disk that gives errors meanwhile is as one that is missing. What lay on disks
+    that are gone goes into quarantine: how many versions. Raises StoreInUseError, FormatError.
     """
+    failing = _Failing(writing=True)
     with Locks.alone(settings.data_dir):
-        index = Index.open(settings)
-        try:
-            disks = prepare(index, settings, spare)
-            sweep_drafts(disks, None)
-            lost = give_up(index, disks)
-            with index.writing() as txn:
-                remember_mounts(index, disks, txn)
-                _cut_tails(index, disks, txn)
-                unused = _forget_unused(index, disks, txn)
-            for path in unused:
-                os.unlink(path)
-        finally:
-            index.close()
+        while True:
+            try:
+                return _recover(settings, spare, failing)
+            except OSError as error:
+                failing.learn(error, settings.disks)
+
+
+def _recover(settings: StoreSettings, spare: Spare, failing: _Failing) -> int:
+    index = Index.open(settings)
+    try:
+        disks = prepare(index, settings, spare, failing)
+        sweep_drafts(disks, None)
+        lost = give_up(index, disks)
+        with index.writing() as txn:
+            remember_mounts(index, disks, txn)
+            _cut_tails(index, disks, txn)
+            unused = _forget_unused(index, disks, txn)
+        for path in unused:
+            os.unlink(path)
+    finally:
+        index.close()
+    for disk, why in failing.items():
+        _log.error("a disk cannot be used: the node starts without", extra={"disk": str(disk), "why": why})
     return lost
 
 

@@ -128,7 +128,7 @@ def test_an_empty_directory_takes_its_place_at_a_start(tmp_path: Path) -> None:
         with pytest.raises(FormatError, match="two is missing; mount it"):
             Store.recover(settings)
         gone = {key for key, record in every.items() if record.extents[0].disk == 1}
-        assert Store.recover(settings, lambda path: None) == len(gone)
+        assert Store.recover(settings, lambda path, how: None) == len(gone)
         for _ in range(2):  # and so it stays
             with closing(_open(tmp_path, "one", "two")) as store:
                 assert {key for key, record in _all(store).items() if record.broken} == gone
@@ -196,7 +196,7 @@ def test_a_mount_that_failed_is_no_empty_disk(tmp_path: Path, monkeypatch: pytes
         pass
     (tmp_path / "two" / "extents").rename(tmp_path / "gone")
     mounted.clear()
-    Store.recover(settings, lambda path: None)
+    Store.recover(settings, lambda path, how: None)
     assert not (tmp_path / "two" / "extents").exists()
 
     async def run() -> None:

@@ -129,6 +129,26 @@ def test_a_node_starts_without_a_disk_and_gets_back_what_was_on_it(mesh: Mesh, p
     assert _data_files(_disk(place, "one")) >= kept
 
 
+def test_a_node_starts_while_a_disk_gives_errors(mesh: Mesh, place: Path) -> None:
+    """After the machine went down: nothing is known of the cache's disks any more."""
+    bodies, two = _fill(mesh, 8, "errors"), _disk(place, "two")
+    mesh.kill("n2")
+    shutil.rmtree(two)
+    two.symlink_to(two.name)  # whoever looks gets an error, root too
+    (mesh["n2"].data_dir / "cache" / "boot").write_text("another")
+    mesh.up("n2")
+    _read_everywhere(mesh, bodies)
+    _await(mesh, lambda: mesh.metric("n2", "meshd_store_disks_lost") == 1)
+    _await(mesh, lambda: [disk["serves"] for disk in _scrub(mesh)["disks"]] == [True, False])
+    told = CliRunner().invoke(cluster, ["status"], env=_env(mesh)).output
+    assert "put an empty one in its place" in told
+    assert "cannot be read (" in mesh["n2"].output()
+    two.unlink()
+    two.mkdir()
+    _await(mesh, lambda: _is_whole(mesh))
+    _read_everywhere(mesh, bodies)
+
+
 def test_a_disk_emptied_under_a_running_node(mesh: Mesh, place: Path) -> None:
     bodies = _fill(mesh, 12, "emptied")
     over, wrong = threading.Event(), []

@@ -128,7 +128,10 @@ def test_a_device_that_gives_errors_and_one_that_is_unmounted(mesh: Mesh, place:
     _end_device(place, _middle(max((place / "two").glob("extents/*/*.tar"), key=os.path.getsize)))
     _read_everywhere(mesh, bodies)  # also what begins on sound sectors: it goes on from another node
     assert mesh.metric("n2", "meshd_reads_continued_total") or not _serves(mesh)
+    mesh.kill("n2")
     _end_device(place, 1 << 20)
+    (mesh["n2"].data_dir / "cache" / "boot").write_text("another")  # as if the machine had gone down
+    mesh.up("n2")
     _read_everywhere(mesh, bodies)
     _await(mesh, lambda: _restored(mesh, "failed"))
     _read_everywhere(mesh, bodies)

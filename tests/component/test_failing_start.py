@@ -1,0 +1,143 @@
+"""A store that starts while one of its disks gives errors: without it, or not at all, by the rules for a disk
+that is missing. A directory that is a link to itself gives an error to whoever looks, root too."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from meshd.config import NodeSettings, StoreSettings
+from meshd.kit.clock import ManualClock
+from meshd.runtime.caching import recover_cache
+from meshd.runtime.directory import prepare_directory
+from meshd.store.errors import FormatError
+from meshd.store.store import Store
+from meshd.testing.store_writing import put
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from meshd.store.preparing import Spare
+
+BODIES = {f"k{number}": b"%d" % number * 3000 for number in range(12)}
+
+
+def _settings(place: Path, *disks: str, family: int = 0) -> StoreSettings:
+    roots = tuple(place / disk for disk in disks or ("one", "two"))
+    return StoreSettings.at(
+        place, disks=roots, small_object_bytes=64 << 10, segment_bytes=1 << 20, family=family
+    )
+
+
+def _fail(directory: Path) -> None:
+    """Looking into it is an error from now on."""
+    if directory.exists():
+        directory.rename(directory.with_name(f"{directory.name}-before"))
+    directory.symlink_to(directory.name)
+
+
+def _fill(place: Path) -> set[str]:
+    """Two disks; what lies on the second."""
+    for disk in ("one", "two"):
+        (place / disk).mkdir(parents=True)
+    settings = _settings(place)
+    Store.recover(settings)
+
+    async def fill() -> set[str]:
+        with closing(Store.open(settings, writer="s", clock=ManualClock())) as store:
+            for key, body in BODIES.items():
+                await put(store, key, body)
+            second = {key for key, record in store.list("b").entries if record.extents[0].disk == 1}
+            assert 0 < len(second) < len(BODIES)
+            return second
+
+    return asyncio.run(fill())
+
+
+def _given_up(asked: list[tuple[str, str]]) -> Spare:
+    return lambda path, how: asked.append((path.name, how))
+
+
+@pytest.mark.parametrize("where", ["extents", "extents/DISK", "extents/drafts", "extents/05"])
+def test_a_disk_that_gives_errors_is_as_one_that_is_missing(tmp_path: Path, where: str) -> None:
+    second, settings = _fill(tmp_path), _settings(tmp_path)
+    _fail(tmp_path / "two" / where)
+    with pytest.raises(FormatError, match=r"disk .*two cannot be read \(.+\); mount it"):
+        Store.recover(settings)
+    asked: list[tuple[str, str]] = []
+    assert Store.recover(settings, _given_up(asked)) == len(second)
+    assert [(name, how.partition(" (")[0]) for name, how in asked] == [("two", "cannot be read")]
+    for _ in range(2):  # and so it stays, unasked
+        Store.recover(settings)
+        with closing(Store.open(settings, writer="s", clock=ManualClock())) as store:
+            states = store.disks.states()
+            assert [state.serves for state in states] == [True, False]
+            assert "put an empty one in its place" in states[1].why
+            found = dict(store.list("b").entries)
+            assert {key for key, record in found.items() if record.broken} == second
+            for key in BODIES.keys() - second:
+                assert store.read(found[key], 0, 3000) == BODIES[key][:3000]
+
+
+def test_a_disk_that_is_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    second, settings, asked = _fill(tmp_path), _settings(tmp_path), list[tuple[str, str]]()
+    statvfs = os.statvfs
+
+    def told(path: Path) -> os.statvfs_result:
+        found = list(statvfs(path))
+        found[8] |= os.ST_RDONLY if str(path).endswith("two") else 0
+        return os.statvfs_result(found)
+
+    monkeypatch.setattr(os, "statvfs", told)
+    assert Store.recover(settings, _given_up(asked)) == len(second)
+    assert asked == [("two", "cannot be read (Read-only file system)")]
+
+
+def test_a_new_disk_that_gives_errors_is_refused(tmp_path: Path) -> None:
+    _fill(tmp_path)
+    (tmp_path / "three").mkdir()
+    _fail(tmp_path / "three" / "extents")
+    settings = _settings(tmp_path, "one", "two", "three")
+    with pytest.raises(
+        FormatError, match=r"three cannot be read .*nothing of this node .*take it out of --disk"
+    ):
+        Store.recover(settings, lambda path, how: None)
+    shutil.rmtree(tmp_path / "three")
+    (tmp_path / "three").mkdir()
+    Store.recover(settings)
+
+
+def test_a_cache_begins_without_it_and_takes_an_empty_one(tmp_path: Path) -> None:
+    """After another boot its index is empty: it knows none of its disks."""
+    _fill(tmp_path)
+    settings = _settings(tmp_path, family=1)
+    shutil.rmtree(settings.index_dir)
+    _fail(tmp_path / "two" / "extents")
+    (settings.data_dir / "boot").write_text("another")
+    recover_cache(settings)
+
+    async def look(serves: list[bool]) -> None:
+        with closing(Store.open(settings, writer="s", clock=ManualClock())) as cache:
+            await cache.disks.look()
+            assert [state.serves for state in cache.disks.states()] == serves
+            await put(cache, "k", b"k")
+
+    asyncio.run(look([True, False]))
+    recover_cache(settings)
+    asyncio.run(look([True, False]))
+    (tmp_path / "two" / "extents").unlink()
+    asyncio.run(look([True, True]))
+
+
+def test_the_directories_of_a_node(tmp_path: Path) -> None:
+    """A disk that cannot even be looked at is left to recovery, the data directory is not."""
+    store = _settings(tmp_path / "n")
+    (tmp_path / "n").mkdir()
+    _fail(tmp_path / "n" / "two")
+    prepare_directory(NodeSettings("n", store)).release()
+    assert not (tmp_path / "n" / "two").exists()
