@@ -79,9 +79,7 @@ class EtcdCluster:
         self._running: dict[int, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> EtcdCluster:
-        for number in range(len(self.members)):
-            self.start(number)
-        self.await_reads()
+        self.start_all()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -118,6 +116,15 @@ class EtcdCluster:
             preexec_fn=partial(die_with, os.getpid()) if self._apart else None,
         )
         log.close()
+
+    def start_all(self) -> None:
+        """Start the members that do not run, let those that were stopped go on, and wait until reads work."""
+        for number in range(len(self.members)):
+            if number in self._running:
+                self.signal(number, signal.SIGCONT)
+            else:
+                self.start(number)
+        self.await_reads()
 
     def await_reads(self) -> None:
         """Until a linearizable read works."""

@@ -244,7 +244,7 @@ class Daemon:
         config = Config(
             retries={"total_max_attempts": 1},
             s3={"addressing_style": "path"},
-            connect_timeout=10,
+            connect_timeout=60,
             read_timeout=60,
         )
         options = {

@@ -73,6 +73,7 @@ class Mesh:
         self._env.setdefault("MESHD_ROOT_ACCESS_KEY", "MESHROOT" + secrets.token_hex(4))
         self._env.setdefault("MESHD_ROOT_SECRET_KEY", secrets.token_urlsafe(24))
         self.nodes: dict[str, Daemon] = {}
+        self._paused = set[str]()
         _open.add(self)
         for number in range(1, size + 1):
             self._make(f"n{number}")
@@ -133,6 +134,7 @@ class Mesh:
 
     def up(self, node_id: str) -> None:
         """Start one again, on its data and port."""
+        self._paused.discard(node_id)
         self.nodes[node_id].up(PATIENCE)
 
     def stop(self, node_id: str) -> None:
@@ -141,15 +143,47 @@ class Mesh:
 
     def kill(self, node_id: str) -> None:
         """SIGKILL, and wait."""
+        self._paused.discard(node_id)
         self.nodes[node_id].kill()
 
     def pause(self, node_id: str) -> None:
         """SIGSTOP to all its processes."""
+        self._paused.add(node_id)
         self.nodes[node_id].pause()
 
     def resume(self, node_id: str) -> None:
         """SIGCONT to all its processes."""
+        self._paused.discard(node_id)
         self.nodes[node_id].resume()
+
+    def whole(self) -> Self:
+        """Itself, once every node and etcd run, all nodes are up and no data moves, whatever was done before:
+        what a test that shares it with others begins with."""
+        for node_id in list(self._paused):
+            self.resume(node_id)
+        self.etcd.start_all()
+        self._together([node_id for node_id, node in self.nodes.items() if not node.running])
+        for found in self.map().nodes:
+            if found.leaving or found.state == "draining":
+                self._change(found.node_id, "undrain")
+        self.await_map(
+            lambda cluster: not cluster.moving and all(node.state == "up" for node in cluster.nodes)
+        )
+        return self
+
+    def forget(self, node_id: str) -> None:
+        """Kill a node for good: it is lost, and no member any more once others have what it had."""
+        self.kill(node_id)
+        self._change(node_id, "lost", anyway=True)
+        self.await_map(lambda cluster: not cluster.moving)
+        self._change(node_id, "remove")
+        self.nodes.pop(node_id).close()
+
+    def _change(self, node_id: str, action: str, **more: Any) -> None:
+        asked = next(node for node in self.nodes.values() if node.running)
+        body = json.dumps({"action": action, **more}).encode()
+        answer = asked.request("POST", f"/-/cluster/nodes/{node_id}", body)
+        assert answer.status == 200, answer.body
 
     def empty(self, node_id: str) -> None:
         """Take all data from a node that does not run: its disk is lost."""
@@ -181,11 +215,11 @@ class Mesh:
     def await_map(
         self, wanted: Callable[[ClusterMap], bool], patience: float = PATIENCE, *, everywhere: bool = True
     ) -> ClusterMap:
-        """Wait until the map is as wanted, at every node that runs. One that does not answer just now is
-        asked again."""
+        """Wait until the map is as wanted, at every node that runs and was not stopped. One that does not
+        answer just now is asked again."""
         deadline = _clock.monotonic() + patience
         while True:
-            running = [name for name, node in self.nodes.items() if node.running]
+            running = [name for name, node in self.nodes.items() if node.running and name not in self._paused]
             found, trouble = list[ClusterMap](), ""
             try:
                 found = [self.map(name) for name in (running if everywhere else running[:1])]
@@ -200,7 +234,7 @@ class Mesh:
             threading.Event().wait(_STEP)
 
     def await_state(self, node_id: str, *states: str, patience: float = PATIENCE) -> ClusterMap:
-        """Wait until every node that runs has a node in one of these states."""
+        """Wait until every node that runs and was not stopped has a node in one of these states."""
 
         def wanted(cluster: ClusterMap) -> bool:
             node = cluster.node(node_id)
@@ -258,6 +292,6 @@ class Mesh:
         return daemon
 
     def _together(self, node_ids: Sequence[str]) -> None:
-        with ThreadPoolExecutor(len(node_ids)) as pool:
+        with ThreadPoolExecutor(max(1, len(node_ids))) as pool:
             for done in [pool.submit(self.nodes[node_id].up, PATIENCE) for node_id in node_ids]:
                 done.result(60)

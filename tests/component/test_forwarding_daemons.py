@@ -25,12 +25,17 @@ HIGHER_UP = 90_000  # too little to be spliced
 
 
 @pytest.fixture(scope="module")
-def mesh() -> Iterator[Mesh]:
+def started() -> Iterator[Mesh]:
     with Mesh.start(3, args=("--drain-timeout", "1")) as mesh:
         client = mesh["n1"].client()
         client.create_bucket(Bucket="bench")
         client.close()
         yield mesh
+
+
+@pytest.fixture
+def mesh(started: Mesh) -> Mesh:
+    return started.whole()
 
 
 def _elsewhere(mesh: Mesh, prefix: str) -> str:

@@ -6,6 +6,7 @@ import hashlib
 import io
 import itertools
 import json
+import secrets
 import struct
 import tarfile
 import threading
@@ -211,7 +212,8 @@ def test_an_honest_job_among_hostile_ones(node: Daemon) -> None:
         every = list(range(SAMPLES))
         wanted = {epoch: rows(ann, plan, epoch, every).body for epoch in range(6)}
 
-        crowd, epochs = Crowd(node), itertools.count()  # no two alike: each is work of its own
+        # No two alike, nor as in a try before: each is work of its own.
+        crowd, epochs = Crowd(node), itertools.count(secrets.randbelow(1 << 30))
         crowd.join_in(lambda mesh: rows(mesh, greedy, next(epochs), every), 10)
         crowd.join_in(lambda mesh: rows(mesh, trap, 0, list(range(len(hostile())))), 2)
 
@@ -318,7 +320,7 @@ def test_slow_readers_of_one_key_leave_room_for_another(tmp_path: Path) -> None:
 def _until_served(mesh: Mesh, target: str, document: Any) -> None:
     """The readers that went away have given back what they held."""
     waited = threading.Event()
-    for _ in range(200):
+    for _ in range(1200):
         if mesh.post(target, document).status == 200:
             return
         waited.wait(0.05)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import secrets
+import time
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from botocore.exceptions import ClientError
 
 from meshd.service.jobs.desk import MAX_WAITING_EACH
 from meshd.testing.daemons import Daemon
@@ -18,7 +21,7 @@ from tests.component.jobs_working import done, ended, objects, start
 from tests.component.native_working import Mesh, error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.component.s3_raw import Answer
 
@@ -40,6 +43,12 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         s3.put_object(Bucket="sources", Key="open/secret.txt", Body=b"secret")
         yield running
         assert "Traceback" not in running.output()
+
+
+@pytest.fixture
+def run_id() -> str:
+    """Of this try: what it begins nobody has begun before."""
+    return secrets.token_hex(4)
 
 
 @pytest.fixture
@@ -93,6 +102,14 @@ def _metric(node: Daemon, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
+def _until(holds: Callable[[], bool]) -> None:
+    """What the steward does, or tells, a moment later."""
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def awaited(wire: Mesh, job_id: str) -> dict[str, Any]:
     while True:
         found: dict[str, Any] = wire.ok(wire.call("GET", f"/-/jobs/{job_id}?wait=5"))
@@ -103,59 +120,85 @@ def awaited(wire: Mesh, job_id: str) -> dict[str, Any]:
 # --- stopping -------------------------------------------------------------------------------------------
 
 
-def test_cancelling(node: Daemon, s3: Any) -> None:
-    begun = start(node, **job("cancelled"))
-    same = start(node, **job("cancelled"))
+def test_cancelling(node: Daemon, s3: Any, run_id: str) -> None:
+    target = f"cancelled-{run_id}"
+    begun = start(node, **job(target))
+    same = start(node, **job(target))
     assert (same["id"], same["run"]) == (begun["id"], 1)
     assert node.request("DELETE", f"/-/jobs/{begun['id']}").status == 200
     found = ended(node, begun)
     assert found["state"] == "cancelled"
     assert found["progress"]["outputs"] < 31
-    some = objects(s3, "targets", "cancelled/")
-    again = done(node, **job("cancelled"))
+    some = objects(s3, "targets", f"{target}/")
+    again = done(node, **job(target))
     assert (again["run"], again["progress"]["there"]) == (2, len(some))
-    assert len(objects(s3, "targets", "cancelled/")) == 31
+    assert len(objects(s3, "targets", f"{target}/")) == 31
     assert json.loads(node.request("DELETE", f"/-/jobs/{begun['id']}").body)["state"] == "done"
 
 
-def test_too_many_are_told_when_to_come_back(node: Daemon) -> None:
-    begun = [start(node, **job(f"many/{number}")) for number in range(MAX_WAITING_EACH)]
-    answer = node.request("POST", "/-/jobs", json.dumps(job("many/more")).encode())
+def test_too_many_are_told_when_to_come_back(node: Daemon, run_id: str) -> None:
+    begun: list[dict[str, Any]] = []
+    while True:  # the first ones may end meanwhile
+        document = job(f"many-{run_id}/{len(begun)}")
+        answer = node.request("POST", "/-/jobs", json.dumps(document).encode())
+        if answer.status != 200:
+            break
+        begun.append(json.loads(answer.body))
+    assert len(begun) >= MAX_WAITING_EACH
     assert (answer.status, int(answer.headers["retry-after"]) > 0) == (503, True)
     assert "mesh job cancel" in json.loads(answer.body)["error"]["help"]
-    node.request("DELETE", f"/-/jobs/{begun[0]['id']}")
-    ended(node, begun[0])  # from then on the others' turns are known
-    assert 0 < _metric(node, "meshd_jobs_waiting") < MAX_WAITING_EACH
+    node.request("DELETE", f"/-/jobs/{begun[-1]['id']}")
+    ended(node, begun[-1])
+    _until(lambda: 0 < _metric(node, "meshd_jobs_waiting") < MAX_WAITING_EACH)
     for item in begun:
         node.request("DELETE", f"/-/jobs/{item['id']}")
     assert {ended(node, item)["state"] for item in begun} <= {"cancelled", "done"}
-    assert start(node, **job("many/more"))["state"] == "queued"
+    assert start(node, **document)["state"] == "queued"
 
 
-def test_a_source_that_changes_under_a_job(node: Daemon, s3: Any) -> None:
+def test_a_source_that_changes_under_a_job(node: Daemon, s3: Any, run_id: str) -> None:
+    name = f"moving-{run_id}"
     for number in range(40):
-        s3.put_object(Bucket="sources", Key=f"moving/{number:03d}.txt", Body=b"a")
-    document = {"kind": "shard", "source": "s3://sources/moving", "target": "s3://targets/moving", "count": 1}
+        s3.put_object(Bucket="sources", Key=f"{name}/{number:03d}.txt", Body=b"a")
+    document = {
+        "kind": "shard",
+        "source": f"s3://sources/{name}",
+        "target": f"s3://targets/{name}",
+        "count": 1,
+    }
     begun = start(node, **document)
     while not json.loads(node.request("GET", f"/-/jobs/{begun['id']}?wait=0.2").body)["progress"].get(
         "outputs"
     ):
         pass
-    s3.put_object(Bucket="sources", Key="moving/039.txt", Body=b"b")
+    s3.put_object(Bucket="sources", Key=f"{name}/039.txt", Body=b"b")
     found = ended(node, begun)
-    assert (found["state"], "moving/039.txt was replaced" in found["error"]) == ("failed", True)
+    assert (found["state"], f"{name}/039.txt was replaced" in found["error"]) == ("failed", True)
     assert done(node, **document)["progress"]["there"] == 39
 
 
 def test_a_bucket_deleted_under_a_job(node: Daemon, s3: Any) -> None:
     s3.create_bucket(Bucket="fleeting")
     begun = start(node, **job("x") | {"target": "s3://fleeting/x"})
-    s3.delete_bucket(Bucket="fleeting")
+    _until(lambda: _deleted(s3, "fleeting"))
     found = ended(node, begun)
     assert (found["state"], "fleeting" in found["error"] or "NoSuchBucket" in found["error"]) == (
         "failed",
         True,
     )
+
+
+def _deleted(s3: Any, bucket: str) -> bool:
+    """False where the job has just written something to it."""
+    for key in objects(s3, bucket):
+        s3.delete_object(Bucket=bucket, Key=key)
+    try:
+        s3.delete_bucket(Bucket=bucket)
+    except ClientError as error:
+        if error.response["Error"]["Code"] != "BucketNotEmpty":
+            raise
+        return False
+    return True
 
 
 # --- rights ---------------------------------------------------------------------------------------------
@@ -169,27 +212,32 @@ def test_who_may_not_read_and_write_starts_nothing(s3: Any, eve: Mesh) -> None:
     assert refused(eve.post("/-/jobs", job("eve"))) == (403, "AccessDenied")
 
 
-def test_every_key_is_decided_for_itself(s3: Any, root: Mesh, eve: Mesh) -> None:
+def test_every_key_is_decided_for_itself(s3: Any, eve: Mesh, run_id: str) -> None:
+    target = f"eve/{run_id}"
     listing = {"Action": "s3:ListBucket", "Resource": f"{ARN}sources"}
     reading = {"Action": "s3:GetObject", "Resource": f"{ARN}sources/*"}
     secret = {"Effect": "Deny", "Action": "s3:GetObject", "Resource": f"{ARN}sources/open/secret*"}
     allow(s3, "sources", listing, reading, secret)
     allow(s3, "targets", {"Action": "s3:PutObject", "Resource": f"{ARN}targets/eve/*"})
-    found = awaited(eve, eve.ok(eve.post("/-/jobs", job("eve")))["id"])
+    found = awaited(eve, eve.ok(eve.post("/-/jobs", job(target)))["id"])
     assert (found["state"], "open/secret.txt" in found["error"]) == ("failed", True)
     allow(s3, "sources", listing, reading)
-    found = awaited(eve, eve.ok(eve.post("/-/jobs", job("eve")))["id"])
+    found = awaited(eve, eve.ok(eve.post("/-/jobs", job(target)))["id"])
     assert found["state"] == "done"
-    assert s3.get_object_acl(Bucket="targets", Key="eve/shard-000000.tar")["Owner"]["ID"] == "eve"
+    assert s3.get_object_acl(Bucket="targets", Key=f"{target}/shard-000000.tar")["Owner"]["ID"] == "eve"
 
 
-def test_jobs_are_seen_by_their_owner_and_root(root: Mesh, eve: Mesh) -> None:
+def test_jobs_are_seen_by_their_owner_and_root(s3: Any, root: Mesh, eve: Mesh, run_id: str) -> None:
+    listing = {"Action": "s3:ListBucket", "Resource": f"{ARN}sources"}
+    allow(s3, "sources", listing, {"Action": "s3:GetObject", "Resource": f"{ARN}sources/*"})
+    allow(s3, "targets", {"Action": "s3:PutObject", "Resource": f"{ARN}targets/eve/*"})
+    hers = eve.ok(eve.post("/-/jobs", job(f"eve/{run_id}")))["id"]
     mine = root.ok(root.post("/-/jobs", job("rootonly")))["id"]
     assert refused(eve.call("GET", f"/-/jobs/{mine}")) == (404, "NoSuchJob")
     assert refused(eve.call("DELETE", f"/-/jobs/{mine}")) == (404, "NoSuchJob")
     assert mine not in [item["id"] for item in eve.ok(eve.call("GET", "/-/jobs"))["jobs"]]
-    everybody = {item["owner"] for item in root.ok(root.call("GET", "/-/jobs"))["jobs"]}
-    assert {"root", "eve"} <= everybody
+    owners = {item["id"]: item["owner"] for item in root.ok(root.call("GET", "/-/jobs"))["jobs"]}
+    assert (owners[mine], owners[hers]) == ("root", "eve")
 
 
 def test_a_bounded_key_bounds_its_jobs(s3: Any, root: Mesh) -> None:

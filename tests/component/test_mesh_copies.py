@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 import threading
@@ -29,6 +30,12 @@ _clock = SystemClock()
 def mesh() -> Iterator[Mesh]:
     with Mesh.start(3, workers=2) as found:
         yield found
+
+
+@pytest.fixture
+def name() -> str:
+    """Of a bucket that no test has had."""
+    return f"copies-{secrets.token_hex(4)}"
 
 
 def _command(mesh: Mesh, *words: str) -> subprocess.CompletedProcess[str]:
@@ -70,36 +77,39 @@ def _counts(mesh: Mesh) -> list[object]:
     return found
 
 
-def test_a_number_is_said_when_a_bucket_is_made_and_bound_by_the_nodes(mesh: Mesh) -> None:
-    refused = _command(mesh, "bucket", "create", "safe", "--copies", "5")
+def test_a_number_is_said_when_a_bucket_is_made_and_bound_by_the_nodes(mesh: Mesh, name: str) -> None:
+    refused = _command(mesh, "bucket", "create", name, "--copies", "5")
     assert refused.returncode != 0
     assert "5 copies need 5 nodes that store, and this mesh has 3" in refused.stderr
     assert "ask for 1 to 3, or add nodes first" in refused.stderr
     for _ in range(2):
-        assert "safe  3 copies" in _command(mesh, "bucket", "create", "safe", "--copies", "3").stdout
-    taken = _command(mesh, "bucket", "create", "safe", "--copies", "2")
-    assert "mesh bucket change safe --copies N" in taken.stderr
-    mesh["n3"].client().put_object(Bucket="safe", Key="k", Body=b"three times")
-    _await_copies(mesh, "safe", 3, {"k"})
+        assert f"{name}  3 copies" in _command(mesh, "bucket", "create", name, "--copies", "3").stdout
+    taken = _command(mesh, "bucket", "create", name, "--copies", "2")
+    assert f"mesh bucket change {name} --copies N" in taken.stderr
+    mesh["n3"].client().put_object(Bucket=name, Key="k", Body=b"three times")
+    _await_copies(mesh, name, 3, {"k"})
     assert (
-        "copies cannot be kept: 3 nodes" in _command(mesh, "bucket", "change", "safe", "--copies", "4").stderr
+        "copies cannot be kept: 3 nodes" in _command(mesh, "bucket", "change", name, "--copies", "4").stderr
     )
 
 
-def test_copies_are_made_and_let_go_of_while_clients_read_and_write(mesh: Mesh) -> None:
+def test_copies_are_made_and_let_go_of_while_clients_read_and_write(mesh: Mesh, name: str) -> None:
     patient = {"config": Config(retries={"mode": "standard", "total_max_attempts": 8})}
     writer = mesh["n1"].client(**patient)
-    writer.create_bucket(Bucket="counted")
+    writer.create_bucket(Bucket=name)
+    calm = f"{name}-calm"
+    _command(mesh, "bucket", "create", calm, "--copies", "3")
+    writer.put_object(Bucket=calm, Key="k", Body=b"three times")
     bodies: dict[str, bytes] = {}
 
     def put(key: str) -> None:
         body = os.urandom(700 if len(bodies) % 5 else 1 << 21)
-        writer.put_object(Bucket="counted", Key=key, Body=body)
+        writer.put_object(Bucket=name, Key=key, Body=body)
         bodies[key] = body
 
     for number in range(20):
         put(f"before-{number}")
-    _await_copies(mesh, "counted", 2, set(bodies))
+    _await_copies(mesh, name, 2, set(bodies))
     over, wrong = threading.Event(), []
 
     def read() -> None:
@@ -107,7 +117,7 @@ def test_copies_are_made_and_let_go_of_while_clients_read_and_write(mesh: Mesh) 
         while not over.is_set():
             for key, body in list(bodies.items()):
                 for client in clients:
-                    found = client.get_object(Bucket="counted", Key=key)["Body"].read()
+                    found = client.get_object(Bucket=name, Key=key)["Body"].read()
                     if found != body:
                         wrong.append(key)
                 over.wait(0.02)
@@ -116,26 +126,27 @@ def test_copies_are_made_and_let_go_of_while_clients_read_and_write(mesh: Mesh) 
     reader.start()
     try:
         for copies in (3, 1):
-            done = _command(mesh, "bucket", "change", "counted", "--copies", str(copies), "--json")
+            done = _command(mesh, "bucket", "change", name, "--copies", str(copies), "--json")
             assert json.loads(done.stdout)["wanted"] == copies, done
             for number in range(5):
                 put(f"to-{copies}-{number}")
             mesh.await_map(lambda cluster: not cluster.moving)
-            _await_copies(mesh, "counted", copies, set(bodies))
+            _await_copies(mesh, name, copies, set(bodies))
             assert _counts(mesh) == []
-            assert f"counted  {copies} cop" in _command(mesh, "bucket", "ls").stdout
+            assert f"{name}  {copies} cop" in _command(mesh, "bucket", "ls").stdout
     finally:
         over.set()
         await_end(reader)
     assert wrong == []
-    _await_copies(mesh, "safe", 3, {"k"})  # nobody touched that
+    _await_copies(mesh, calm, 3, {"k"})  # nobody touched that
 
 
-def test_a_bucket_made_anew_has_the_mesh_s_number(mesh: Mesh) -> None:
+def test_a_bucket_made_anew_has_the_mesh_s_number(mesh: Mesh, name: str) -> None:
     client = mesh["n2"].client()
-    client.delete_object(Bucket="safe", Key="k")
-    _command(mesh, "bucket", "change", "safe", "--copies", "1")
-    client.delete_bucket(Bucket="safe")
-    client.create_bucket(Bucket="safe")
-    client.put_object(Bucket="safe", Key="again", Body=b"twice")
-    _await_copies(mesh, "safe", 2, {"again"})
+    for copies in ("3", "1"):
+        verb = "create" if copies == "3" else "change"
+        assert _command(mesh, "bucket", verb, name, "--copies", copies).returncode == 0
+    client.delete_bucket(Bucket=name)
+    client.create_bucket(Bucket=name)
+    client.put_object(Bucket=name, Key="again", Body=b"twice")
+    _await_copies(mesh, name, 2, {"again"})

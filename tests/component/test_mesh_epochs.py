@@ -20,17 +20,22 @@ STEPS = -(-SAMPLES // BATCH)
 
 
 @pytest.fixture(scope="module")
-def mesh() -> Iterator[Mesh]:
+def started() -> Iterator[Mesh]:
     with Mesh.start(3, args=("--frame-cache", "1MiB")) as three:  # room for one: they are made anew
         with connect(list(three.endpoints.values()), (three.access_key, three.secret_key)) as client:
             fill(client, SAMPLES)
         yield three
 
 
+@pytest.fixture
+def mesh(started: Mesh) -> Mesh:
+    return started.whole()
+
+
 @pytest.fixture(scope="module")
-def expected(mesh: Mesh) -> list[str]:
+def expected(started: Mesh) -> list[str]:
     """Of a mesh nothing happens to."""
-    found = list(epoch([mesh["n1"].endpoint], keys(mesh), 5))
+    found = list(epoch([started["n1"].endpoint], keys(started), 5))
     assert len(set(found)) == STEPS
     return found
 
@@ -67,20 +72,21 @@ def test_a_node_is_killed_and_comes_back_and_another_joins_in_mid_epoch(
         mesh.await_state("n1", "away")
         mesh.up("n1")
 
+    new = f"n{len(mesh.nodes) + 1}"
     trainer = Trainer([mesh["n2"].endpoint], keys(mesh))
     trainer.start()
     try:
         events: dict[int, Callable[[], object]] = {
             3: lambda: mesh.kill("n1"),
             7: back,
-            10: lambda: mesh.add("n4"),
+            10: lambda: mesh.add(new),
         }
         assert run(mesh, events, mesh["n1"].endpoint) == expected
     finally:
         trainer.stop()
     assert trainer.steps
-    assert trainer.check([mesh["n4"].endpoint]) == []
-    assert list(epoch([mesh["n4"].endpoint], keys(mesh), 5)) == expected
+    assert trainer.check([mesh[new].endpoint]) == []
+    assert list(epoch([mesh[new].endpoint], keys(mesh), 5)) == expected
 
 
 def test_a_node_is_drained_in_mid_epoch(mesh: Mesh, expected: list[str]) -> None:
@@ -88,7 +94,6 @@ def test_a_node_is_drained_in_mid_epoch(mesh: Mesh, expected: list[str]) -> None
         answer = mesh["n3"].request("POST", "/-/cluster/nodes/n2", b'{"action": "drain"}')
         assert answer.status == 200, answer.body
 
-    mesh.await_map(lambda found: not found.moving)
     assert run(mesh, {3: drain}, mesh["n2"].endpoint) == expected
     mesh.await_map(lambda found: not found.moving)
     mesh.kill("n2")

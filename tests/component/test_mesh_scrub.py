@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 import threading
@@ -64,10 +65,15 @@ class Disk:
 
 
 @pytest.fixture(scope="module")
-def mesh() -> Iterator[Mesh]:
+def started() -> Iterator[Mesh]:
     with Mesh.start(3, workers=2) as found:
         found["n1"].client().create_bucket(Bucket="rot")
         yield found
+
+
+@pytest.fixture
+def mesh(started: Mesh) -> Mesh:
+    return started.whole()
 
 
 def _command(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
@@ -164,10 +170,11 @@ def test_batches_and_samples_take_another_owners_bytes(mesh: Mesh) -> None:
         client.put_object(Bucket="rot", Key=key, Body=body)
     wires = [native.Mesh(mesh[name].endpoint, mesh.access_key, mesh.secret_key) for name in NODES]
     snapshot = wires[0].snapshot("s3://rot/samples/", {"image": {"ext": ["png"]}})["snapshot"]
+    first = secrets.randbelow(1 << 20)  # of epochs that nobody has asked for
     plain, cropped = (wires[0].plan(snapshot, ops)["plan"] for ops in ([], native.CROP))
     for plan, form in ((plain, "samples"), (cropped, "tensors")):
         _damage(mesh, bodies)
-        for epoch, wire in enumerate(wires, 1):
+        for epoch, wire in enumerate(wires, first):
             deadline = _clock.monotonic() + 60
             while True:  # what is damaged is refused, or an item that failed, and is looked at
                 answer = wire.raw(plan, epoch, 0, batch=16, format=form)
@@ -198,18 +205,21 @@ def test_what_is_damaged_everywhere_is_refused_by_every_node(mesh: Mesh) -> None
 def test_a_node_whose_only_disk_fails_ends_and_the_others_go_on(mesh: Mesh) -> None:
     bodies = _fill(mesh, {f"kept-{number}": 5000 for number in range(20)})
     mesh.add("n4", env={"MESHD_FAILPOINTS": "store.probe.0=error:after 1"})
-    deadline = _clock.monotonic() + 60
-    while mesh["n4"].running:
-        assert _clock.monotonic() < deadline, mesh["n4"].output()
-        threading.Event().wait(0.1)
-    mesh.kill("n4")  # it is over: its pipes are closed
-    mesh.await_state("n4", "away")
-    client = mesh["n2"].client()
-    for key, body in bodies.items():
-        assert client.get_object(Bucket="rot", Key=key)["Body"].read() == body
-        client.put_object(Bucket="rot", Key=key, Body=body)
-    with pytest.raises(DaemonFailedError, match="every disk of this node has failed"):
-        mesh.up("n4")
+    try:
+        deadline = _clock.monotonic() + 60
+        while mesh["n4"].running:
+            assert _clock.monotonic() < deadline, mesh["n4"].output()
+            threading.Event().wait(0.1)
+        mesh.kill("n4")  # it is over: its pipes are closed
+        mesh.await_state("n4", "away")
+        client = mesh["n2"].client()
+        for key, body in bodies.items():
+            assert client.get_object(Bucket="rot", Key=key)["Body"].read() == body
+            client.put_object(Bucket="rot", Key=key, Body=body)
+        with pytest.raises(DaemonFailedError, match="every disk of this node has failed"):
+            mesh.up("n4")
+    finally:
+        mesh.forget("n4")
 
 
 def test_fsck_agrees_when_all_is_over(mesh: Mesh) -> None:

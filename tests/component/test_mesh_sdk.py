@@ -26,7 +26,7 @@ BATCH = 8
 
 def connect(*endpoints: str) -> Client:
     return meshsdk.connect(
-        ",".join(endpoints), access_key=ROOT[0], secret_key=ROOT[1], deadline=20.0, timeout=20.0
+        ",".join(endpoints), access_key=ROOT[0], secret_key=ROOT[1], deadline=60.0, timeout=60.0
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -19,10 +20,15 @@ _REFUSED = ("PreconditionFailed", "ConditionalRequestConflict")
 
 
 @pytest.fixture(scope="module")
-def mesh() -> Iterator[Mesh]:
+def started() -> Iterator[Mesh]:
     with Mesh.start(3, workers=2) as found:
         found["n1"].client().create_bucket(Bucket="writes")
         yield found
+
+
+@pytest.fixture
+def mesh(started: Mesh) -> Mesh:
+    return started.whole()
 
 
 def _get(client: Any, key: str) -> bytes:
@@ -31,6 +37,7 @@ def _get(client: Any, key: str) -> bytes:
 
 def test_one_of_many_creators_wins_whoever_is_asked(mesh: Mesh) -> None:
     clients = [mesh[node].client() for node in ("n1", "n2", "n3") for _ in range(3)]
+    run = secrets.token_hex(4)
 
     def create(key: str, number: int) -> int | None:
         try:
@@ -45,12 +52,12 @@ def test_one_of_many_creators_wins_whoever_is_asked(mesh: Mesh) -> None:
         for turn in range(6):
             won = [
                 n
-                for n in pool.map(create, [f"one-{turn}"] * len(clients), range(len(clients)))
+                for n in pool.map(create, [f"{run}-{turn}"] * len(clients), range(len(clients)))
                 if n is not None
             ]
             assert len(won) == 1
             for client in clients[::3]:
-                assert _get(client, f"one-{turn}") == b"%d" % won[0]
+                assert _get(client, f"{run}-{turn}") == b"%d" % won[0]
 
 
 def test_counting_by_conditions_loses_nothing(mesh: Mesh) -> None:
@@ -79,18 +86,20 @@ def test_counting_by_conditions_loses_nothing(mesh: Mesh) -> None:
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_what_was_acknowledged_survives_the_decider(mesh: Mesh, how: str) -> None:
-    gone = "n1"
+    gone, run = "n3", secrets.token_hex(4)
     client = mesh["n2"].client()
     client.put_bucket_versioning(Bucket="writes", VersioningConfiguration={"Status": "Suspended"})
     acknowledged: dict[str, bytes] = {}
+    writes = 0
     stop = threading.Event()
-    lock = threading.Lock()
+    lock = threading.Condition()
 
     def write(worker: int) -> None:
-        own, number = mesh["n2" if worker % 2 else "n3"].client(), 0
+        nonlocal writes
+        own, number = mesh["n2" if worker % 2 else "n1"].client(), 0
         while not stop.is_set():
             number += 1
-            key, body = f"{how}-{worker}-{number % 20}", b"%d" % number * (200_000 if number % 7 == 0 else 1)
+            key, body = f"{run}-{worker}-{number % 20}", b"%d" % number * (200_000 if number % 7 == 0 else 1)
             try:
                 own.put_object(Bucket="writes", Key=key, Body=body)
             except (ClientError, BotoCoreError):
@@ -99,27 +108,37 @@ def test_what_was_acknowledged_survives_the_decider(mesh: Mesh, how: str) -> Non
             else:
                 with lock:
                     acknowledged[key] = body
+                    writes += 1
+                    lock.notify()
 
-    upload = client.create_multipart_upload(Bucket="writes", Key=mesh.key_decided_by(gone, "writes", how))
+    def await_writes() -> None:
+        """Until so many more were acknowledged."""
+        with lock:
+            wanted = writes + 40
+            assert lock.wait_for(lambda: writes >= wanted, 60), (writes, mesh.output())
+
+    upload = client.create_multipart_upload(
+        Bucket="writes", Key=mesh.key_decided_by(gone, "writes", f"{run}-up")
+    )
     names = {"Bucket": "writes", "Key": upload["Key"], "UploadId": upload["UploadId"]}
     first = client.upload_part(**names, PartNumber=1, Body=b"1" * (5 << 20))["ETag"]
     threads = [threading.Thread(target=write, args=(worker,)) for worker in range(4)]
     for thread in threads:
         thread.start()
     try:
-        threading.Event().wait(1.0)
+        await_writes()
         (mesh.kill if how == "killed" else mesh.pause)(gone)
-        threading.Event().wait(5.0)
+        mesh.await_state(gone, "away")
+        await_writes()
     finally:
         stop.set()
         for thread in threads:
             await_end(thread)
-    assert len(acknowledged) > 20
     second = client.upload_part(**names, PartNumber=2, Body=b"2" * 10)["ETag"]
     parts = [{"PartNumber": 1, "ETag": first}, {"PartNumber": 2, "ETag": second}]
     client.complete_multipart_upload(**names, MultipartUpload={"Parts": parts})
-    assert _get(mesh["n3"].client(), upload["Key"]) == b"1" * (5 << 20) + b"2" * 10
-    for reader in (mesh["n2"].client(), mesh["n3"].client()):
+    assert _get(mesh["n1"].client(), upload["Key"]) == b"1" * (5 << 20) + b"2" * 10
+    for reader in (mesh["n1"].client(), mesh["n2"].client()):
         for key, body in acknowledged.items():
             assert _get(reader, key) == body, key
     if how == "killed":
@@ -134,42 +153,42 @@ def test_what_was_acknowledged_survives_the_decider(mesh: Mesh, how: str) -> Non
 
 def test_a_node_that_returns_learns_of_all_kinds_of_writes(mesh: Mesh) -> None:
     """Versions, markers, removals, tags, ACLs and parts that were written while it was away."""
-    gone = "n2"
+    gone, kinds = "n2", f"kinds-{secrets.token_hex(4)}"
     client = mesh["n1"].client()
-    client.create_bucket(Bucket="kinds")
-    names = {what: mesh.key_decided_by(gone, "kinds", what) for what in ("dead", "tag", "acl", "v", "up")}
+    client.create_bucket(Bucket=kinds)
+    names = {what: mesh.key_decided_by(gone, kinds, what) for what in ("dead", "tag", "acl", "v", "up")}
     for what in ("dead", "tag", "acl"):
-        client.put_object(Bucket="kinds", Key=names[what], Body=what.encode())
-    upload = {"Bucket": "kinds", "Key": names["up"]}
+        client.put_object(Bucket=kinds, Key=names[what], Body=what.encode())
+    upload = {"Bucket": kinds, "Key": names["up"]}
     upload["UploadId"] = client.create_multipart_upload(**upload)["UploadId"]
     parts = [client.upload_part(**upload, PartNumber=1, Body=b"1" * (5 << 20))["ETag"]]
-    client.put_bucket_versioning(Bucket="kinds", VersioningConfiguration={"Status": "Enabled"})
-    first = client.put_object(Bucket="kinds", Key=names["v"], Body=b"first")["VersionId"]
-    second = client.put_object(Bucket="kinds", Key=names["v"], Body=b"second")["VersionId"]
+    client.put_bucket_versioning(Bucket=kinds, VersioningConfiguration={"Status": "Enabled"})
+    first = client.put_object(Bucket=kinds, Key=names["v"], Body=b"first")["VersionId"]
+    second = client.put_object(Bucket=kinds, Key=names["v"], Body=b"second")["VersionId"]
     mesh.kill(gone)
     mesh.await_state(gone, "away")
 
-    client.delete_object(Bucket="kinds", Key=names["dead"], VersionId="null")
+    client.delete_object(Bucket=kinds, Key=names["dead"], VersionId="null")
     client.put_object_tagging(
-        Bucket="kinds", Key=names["tag"], Tagging={"TagSet": [{"Key": "a", "Value": "b"}]}
+        Bucket=kinds, Key=names["tag"], Tagging={"TagSet": [{"Key": "a", "Value": "b"}]}
     )
-    client.put_object_acl(Bucket="kinds", Key=names["acl"], ACL="public-read")
-    client.delete_object(Bucket="kinds", Key=names["v"], VersionId=first)
-    client.delete_object(Bucket="kinds", Key=names["v"])
+    client.put_object_acl(Bucket=kinds, Key=names["acl"], ACL="public-read")
+    client.delete_object(Bucket=kinds, Key=names["v"], VersionId=first)
+    client.delete_object(Bucket=kinds, Key=names["v"])
     parts.append(client.upload_part(**upload, PartNumber=2, Body=b"2" * 10)["ETag"])
     mesh.up(gone)
     mesh.await_state(gone, "up")
 
     back = mesh[gone].client()
     with pytest.raises(ClientError, match="404"):
-        back.head_object(Bucket="kinds", Key=names["dead"])
-    assert back.get_object_tagging(Bucket="kinds", Key=names["tag"])["TagSet"] == [{"Key": "a", "Value": "b"}]
-    assert len(back.get_object_acl(Bucket="kinds", Key=names["acl"])["Grants"]) == 2
-    listed = back.list_object_versions(Bucket="kinds", Prefix=names["v"])
+        back.head_object(Bucket=kinds, Key=names["dead"])
+    assert back.get_object_tagging(Bucket=kinds, Key=names["tag"])["TagSet"] == [{"Key": "a", "Value": "b"}]
+    assert len(back.get_object_acl(Bucket=kinds, Key=names["acl"])["Grants"]) == 2
+    listed = back.list_object_versions(Bucket=kinds, Prefix=names["v"])
     assert [found["VersionId"] for found in listed["Versions"]] == [second]
     assert [found["IsLatest"] for found in listed["DeleteMarkers"]] == [True]
     done = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(parts, 1)]
     back.complete_multipart_upload(**upload, MultipartUpload={"Parts": done})
     whole = b"1" * (5 << 20) + b"2" * 10
     for node in mesh.nodes.values():
-        assert node.client().get_object(Bucket="kinds", Key=names["up"])["Body"].read() == whole
+        assert node.client().get_object(Bucket=kinds, Key=names["up"])["Body"].read() == whole

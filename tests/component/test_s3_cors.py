@@ -40,7 +40,7 @@ def shared(s3: Any, bucket: str) -> str:
 
 def options(daemon: Daemon, target: str, **headers: str) -> tuple[int, Mapping[str, str], bytes]:
     where = urlsplit(daemon.endpoint)
-    connection = http.client.HTTPConnection(str(where.hostname), where.port, timeout=20)
+    connection = http.client.HTTPConnection(str(where.hostname), where.port, timeout=60)
     with contextlib.closing(connection):
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         connection.request("OPTIONS", target, headers=named)

@@ -42,7 +42,7 @@ def send(
     files = [] if file is None else [("file", (filename, file))]
     body, content_type = encode_multipart_formdata([*fields.items(), *files])
     where = urlsplit(endpoint)
-    with closing(http.client.HTTPConnection(str(where.hostname), where.port, timeout=30)) as connection:
+    with closing(http.client.HTTPConnection(str(where.hostname), where.port, timeout=60)) as connection:
         connection.request("POST", f"/{bucket}", body, {"Content-Type": content_type, **(headers or {})})
         answer = connection.getresponse()
         return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
@@ -179,7 +179,7 @@ def test_forms_that_are_none(daemon: Daemon, bucket: str) -> None:
         ("multipart/form-data; boundary=b", b"x" * 30_000, "MaxPostPreDataLengthExceededError"),
         ("text/plain", b"", "MethodNotAllowed"),
     ):
-        with closing(http.client.HTTPConnection(str(where.hostname), where.port, timeout=30)) as connection:
+        with closing(http.client.HTTPConnection(str(where.hostname), where.port, timeout=60)) as connection:
             connection.request("POST", f"/{bucket}", body, {"Content-Type": content_type})
             answer = connection.getresponse()
             assert f"<Code>{code}</Code>".encode() in answer.read()

@@ -79,7 +79,7 @@ def test_presigned(named: Daemon, version: str | None) -> None:
     client.put_object(Bucket="presigned", Key="a b", Body=b"signed")
     url = client.generate_presigned_url("get_object", Params={"Bucket": "presigned", "Key": "a b"})
     assert url.startswith("http://presigned.s3.localhost:")
-    assert urlopen(url, timeout=20).read() == b"signed"
+    assert urlopen(url, timeout=60).read() == b"signed"
     client.close()
 
 
@@ -90,7 +90,7 @@ def test_forms(named: Daemon) -> None:
     post = client.generate_presigned_post("forms", "a b")
     assert post["url"].startswith("http://forms.s3.localhost:")
     body, content_type = encode_multipart_formdata([*post["fields"].items(), ("file", ("f", b"posted"))])
-    with urlopen(Request(post["url"], body, {"Content-Type": content_type}), timeout=20) as answer:
+    with urlopen(Request(post["url"], body, {"Content-Type": content_type}), timeout=60) as answer:
         assert answer.status == 204
         assert answer.headers["location"] == f"{post['url']}a%20b"
     assert client.get_object(Bucket="forms", Key="a b")["Body"].read() == b"posted"

@@ -101,7 +101,7 @@ def eager() -> Iterator[Daemon]:
         yield daemon
 
 
-def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
+def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     """Wait for the steward's next look."""
     end = time.monotonic() + seconds
     while not condition():

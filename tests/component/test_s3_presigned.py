@@ -37,7 +37,7 @@ def ask(
     if body is not None and not headers:
         request.add_unredirected_header("Content-Type", "")
     try:
-        with urllib.request.urlopen(request, timeout=20) as response:
+        with urllib.request.urlopen(request, timeout=60) as response:
             return response.status, response.read(), {k.lower(): v for k, v in response.headers.items()}
     except urllib.error.HTTPError as error:
         with error:

@@ -274,7 +274,7 @@ def sockets(server: ScriptedMesh) -> int:
     return sum(link.rpartition("socket:[")[2].rstrip("]") in theirs for link in links)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Until it holds, at most that long."""
     for _ in range(int(seconds / 0.005)):
         if condition():

@@ -290,6 +290,6 @@ def test_interrupted_and_at_exit_it_ends_at_once(
     assert process.stdout.readline() == "ready\n"
     if signal_number:
         process.send_signal(signal_number)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert ended in errors if ended else errors == ""
     assert process.returncode == (0 if signal_number is None else -signal_number)

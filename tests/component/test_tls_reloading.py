@@ -30,7 +30,7 @@ MIB = 1 << 20
 BUCKET = "reloading"
 
 
-def wait_until(condition: Callable[[], Any], timeout: float = 20.0) -> None:
+def wait_until(condition: Callable[[], Any], timeout: float = 60.0) -> None:
     """Ask again and again: what is awaited happens in another process."""
     pause = threading.Event()
     for _ in range(int(timeout / 0.02)):
@@ -45,7 +45,7 @@ def served(daemon: Daemon) -> bytes:
     where = urlsplit(daemon.endpoint)
     context = ssl.create_default_context(cafile=daemon.ca_cert)
     with (
-        socket.create_connection((where.hostname, where.port), timeout=20) as sock,
+        socket.create_connection((where.hostname, where.port), timeout=60) as sock,
         context.wrap_socket(sock, server_hostname=where.hostname) as secured,
     ):
         certificate = secured.getpeercert(binary_form=True)

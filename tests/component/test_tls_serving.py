@@ -168,7 +168,7 @@ def test_a_client_that_goes_away_in_the_middle(client: Any, secured_wire: Wire) 
 def test_a_handshake_that_does_not_end_is_given_up(secured: Daemon) -> None:
     """`head-timeout` seconds, one here; others are served meanwhile."""
     where = urlsplit(secured.endpoint)
-    with socket.create_connection((where.hostname, where.port), timeout=20) as silent:
+    with socket.create_connection((where.hostname, where.port), timeout=60) as silent:
         silent.sendall(b"\x16\x03\x01")
         assert secured.request("GET", "/").status == 200
         assert silent.recv(10) == b""
@@ -176,7 +176,7 @@ def test_a_handshake_that_does_not_end_is_given_up(secured: Daemon) -> None:
 
 def test_plain_http_is_hung_up_on(secured: Daemon) -> None:
     where = urlsplit(secured.endpoint)
-    with socket.create_connection((where.hostname, where.port), timeout=20) as plain:
+    with socket.create_connection((where.hostname, where.port), timeout=60) as plain:
         plain.sendall(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
         with contextlib.suppress(ConnectionResetError):
             assert b"HTTP/" not in plain.recv(100)
@@ -197,7 +197,7 @@ def negotiated(daemon: Daemon, version: ssl.TLSVersion) -> str | None:
     context.set_ciphers("DEFAULT:@SECLEVEL=0")
     context.minimum_version = context.maximum_version = version
     with (
-        socket.create_connection((where.hostname, where.port), timeout=20) as sock,
+        socket.create_connection((where.hostname, where.port), timeout=60) as sock,
         context.wrap_socket(sock, server_hostname=where.hostname) as secured,
     ):
         return secured.version()
@@ -297,7 +297,7 @@ def test_an_expired_certificate_is_a_warning(tmp_path: Path) -> None:
         where = urlsplit(daemon.endpoint)
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        connection = http.client.HTTPSConnection(str(where.hostname), where.port, timeout=20, context=context)
+        connection = http.client.HTTPSConnection(str(where.hostname), where.port, timeout=60, context=context)
         with contextlib.closing(connection):
             connection.request("GET", "/-/ready")
             assert connection.getresponse().status == 200

@@ -118,7 +118,7 @@ def test_a_watch_is_cancelled_though_something_is_written_at_that_moment(tmp_pat
         await asyncio.sleep(0)  # it has seen everything, and waits
         control._wake()
         watcher.cancel()
-        done, _ = await asyncio.wait([watcher], timeout=5)
+        done, _ = await asyncio.wait([watcher], timeout=60)
         control.close()
         assert done, "the cancel was lost"
         assert watcher.cancelled()

@@ -32,7 +32,7 @@ class Load:
     def __init__(self, daemon: Daemon, number: int, seed: int) -> None:
         self._rng = random.Random(seed * 1000 + number)
         # One attempt: a retry after a lost answer would blur what was acknowledged.
-        config = Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"}, read_timeout=30)
+        config = Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"}, read_timeout=60)
         self._client = daemon.client(config=config)
         self.number = number
         self.allowed: dict[str, set[bytes | None]] = {}
