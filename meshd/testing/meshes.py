@@ -174,10 +174,13 @@ class Mesh:
     def forget(self, node_id: str) -> None:
         """Kill a node for good: it is lost, and no member any more once others have what it had."""
         self.kill(node_id)
-        self._change(node_id, "lost", anyway=True)
-        self.await_map(lambda cluster: not cluster.moving)
-        self._change(node_id, "remove")
-        self.nodes.pop(node_id).close()
+        if self.map().node(node_id) is not None:
+            self._change(node_id, "lost", anyway=True)
+            self.await_map(lambda cluster: not cluster.moving)
+            self._change(node_id, "remove")
+        gone = self.nodes.pop(node_id)
+        gone.close()
+        shutil.rmtree(gone.data_dir, ignore_errors=True)
 
     def _change(self, node_id: str, action: str, **more: Any) -> None:
         asked = next(node for node in self.nodes.values() if node.running)

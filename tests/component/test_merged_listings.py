@@ -124,7 +124,9 @@ def test_versions_and_uploads() -> None:
     _among(3, test)
 
 
-def test_a_node_that_does_not_answer_makes_no_list_shorter() -> None:
+def test_a_node_that_does_not_answer_makes_no_list_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshd.service.merged._PATIENCE", 1.0)
+
     def test(clients: list[Any], nodes: list[Running]) -> None:
         for number in range(20):
             clients[0].put_object(Bucket="bench", Key=f"k{number}", Body=b"x")

@@ -204,8 +204,8 @@ def test_what_is_damaged_everywhere_is_refused_by_every_node(mesh: Mesh) -> None
 
 def test_a_node_whose_only_disk_fails_ends_and_the_others_go_on(mesh: Mesh) -> None:
     bodies = _fill(mesh, {f"kept-{number}": 5000 for number in range(20)})
-    mesh.add("n4", env={"MESHD_FAILPOINTS": "store.probe.0=error:after 1"})
     try:
+        mesh.add("n4", env={"MESHD_FAILPOINTS": "store.probe.0=error:after 1"})
         deadline = _clock.monotonic() + 60
         while mesh["n4"].running:
             assert _clock.monotonic() < deadline, mesh["n4"].output()

@@ -6,6 +6,7 @@ import asyncio
 import mmap
 import os
 import time
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from meshd.transform import pool as pool_module
 from meshd.transform.fieldtypes import FieldType
 from meshd.transform.limiting import Limits
 from meshd.transform.parameters import Parameter
-from meshd.transform.pool import RowWork
+from meshd.transform.pool import RowWork, TransformPool
 from meshd.transform.registry import OPS, operation
 from tests.component.transform_crew import running, text_of
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from meshd.transform.pool import Rendered, TransformPool
+    from meshd.transform.pool import Rendered
 
 FIXED = FieldType("array", "uint8", (4,))
 
@@ -239,7 +240,18 @@ def test_results_that_fill_the_scratch_end_a_slice_not_the_rows(tmp_path: Path) 
     got.close()
 
 
-def test_a_thousand_requests_of_one_key_do_not_starve_another(tmp_path: Path) -> None:
+def test_a_thousand_requests_of_one_key_do_not_starve_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed, take = Counter[str](), TransformPool.next_slice
+
+    async def counted(pool: TransformPool, *, brave: bool) -> Any:
+        item = await take(pool, brave=brave)
+        handed[item.call.order.account] += len(item.rows)
+        return item
+
+    monkeypatch.setattr(TransformPool, "next_slice", counted)
+
     def work(value: bytes) -> Any:
         deadline = time.process_time() + 0.002
         while time.process_time() < deadline:
@@ -249,24 +261,19 @@ def test_a_thousand_requests_of_one_key_do_not_starve_another(tmp_path: Path) ->
     async def run(text: str) -> None:
         async with running(tmp_path, 2) as (_, pool):
             rows = rows_of(tmp_path, [b"%04d" % number for number in range(32)])
-            loop = asyncio.get_running_loop()
-            began = loop.time()
-            await render(pool, text, rows)
-            alone = loop.time() - began
             crowd = [
                 asyncio.create_task(render(pool, text, rows, job=f"job-{number}", account="crowd"))
                 for number in range(1000)
             ]
             await asyncio.sleep(0)
             assert pool.queued_rows == 32_000
-            began = loop.time()
+            handed.clear()
             for _ in range(5):
                 got, frame = await render(pool, text, rows, account="ben")
                 assert got.failures == []
                 assert frame == b"".join(b"%04d" % number for number in range(32))
-            took = (loop.time() - began) / 5
-            assert sum(task.done() for task in crowd) < 900  # they were there all the time
-            assert took < 8 * alone + 0.1  # half of the processes, and a slice to wait for; not 1,000 jobs
+            # Half of the processes are the crowd's, and it has a slice under way each time; not 1,000 jobs.
+            assert handed["crowd"] < 8 * 5 * 32, handed
             for task in crowd:
                 task.cancel()
             await asyncio.gather(*crowd, return_exceptions=True)
@@ -310,7 +317,7 @@ def test_a_job_that_drags_leaves_half_of_the_processes_to_others(
 
     def work(value: bytes) -> Any:
         if value == b"slow":
-            time.sleep(0.5)
+            time.sleep(1.0)
         return four(value)
 
     async def run(text: str) -> None:
@@ -327,7 +334,7 @@ def test_a_job_that_drags_leaves_half_of_the_processes_to_others(
                 waits.append(loop.time() - began)
             dragging.cancel()
             await asyncio.gather(dragging, return_exceptions=True)
-            assert sorted(waits)[8] < 0.25  # only the first ones may have met both processes at it
+            assert sorted(waits)[8] < 0.5  # only the first ones may have met both processes at it
 
     with op_that(work) as text:
         asyncio.run(run(text))
@@ -353,7 +360,7 @@ def test_nobody_waits_behind_what_takes_long(tmp_path: Path) -> None:
                 waits.append(loop.time() - began)
             dragging.cancel()
             await asyncio.gather(dragging, return_exceptions=True)
-            assert sorted(waits)[6] < 0.8  # one slow row may be under way, none lies before
+            assert sorted(waits)[6] < 1.5  # one slow row may be under way, none lies before
 
     with op_that(work) as text:
         asyncio.run(run(text))
