@@ -5,64 +5,46 @@ Law: each pass begins from what is there; whatever a pass leaves undone, the nex
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from lightkube import ApiError
 
 from meshoperator import gauges
 from meshoperator.children import (
-    CLUSTER_LABEL,
     POOL_LABEL,
-    TEMPLATE_ANNOTATION,
     Cluster,
-    Place,
     children,
     owned,
     root_keys,
 )
 from meshoperator.ending import Ending
-from meshoperator.resources import GROUP, VERSION, MeshClusterSpec, ResourceError, parse
+from meshoperator.looking import Looking
+from meshoperator.references import MissingSecretError, check
+from meshoperator.resources import GROUP, VERSION, ResourceError
 from meshoperator.statuses import cluster_status, conditions, node_status
-from meshoperator.steering import Pod, Sight, applied, settled, steer
+from meshoperator.steering import applied, settled, steer
 from meshoperator.volumes import Volumes
-from meshwire.cluster import parse_map
 from meshwire.cluster.transitions import TransitionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
-    from meshoperator.children import Manifest
+    from meshoperator.children import Cluster, Manifest
     from meshoperator.kube import Kube
+    from meshoperator.looking import Seen
     from meshoperator.recording import Recorder
     from meshoperator.settings import OperatorSettings
-    from meshoperator.steering import MapChange, Steps
-    from meshwire.cluster import ClusterMap
+    from meshoperator.steering import MapChange, Pod, Sight, Steps
 
 _log = logging.getLogger(__name__)
 _TRIES: Final = 5
 _REFUSALS: Final = (400, 403, 422)
-_LONGEST: Final = 300
-_OVERDUE: Final = timedelta(seconds=30)
 _NONCE: Final = f"{GROUP}/write"
-_STORE, _TOPIC, _KEY = f"{GROUP}/store", f"{GROUP}/topic", f"{GROUP}/key"
 _SAID: Final = {"drain": "Draining", "stay": "Staying", "leave": "Left"}
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What a pass found. `sets`: StatefulSets; `nodes`: MeshNodes; `work`: what movers say, by node id."""
-
-    cluster: Cluster
-    sight: Sight
-    sets: tuple[Manifest, ...]
-    nodes: tuple[Manifest, ...]
-    work: Mapping[str, Mapping[str, Any]]
 
 
 class ClusterLoop:
@@ -72,6 +54,7 @@ class ClusterLoop:
         self, kube: Kube, settings: OperatorSettings, recorder: Recorder, now: Callable[[], str]
     ) -> None:
         self._kube, self._settings, self._recorder, self._now = kube, settings, recorder, now
+        self._looking = Looking(kube, settings, now)
         self._ending, self._volumes = Ending(kube, settings, recorder, now), Volumes(kube, recorder)
 
     def __repr__(self) -> str:
@@ -89,6 +72,9 @@ class ClusterLoop:
         await self._ending.hold(document)
         try:
             steps, status = await self._steer(document)
+        except MissingSecretError as error:
+            await self._refused(document, "SecretMissing", str(error))
+            return self._settings.eager_seconds
         except ResourceError as error:
             await self._refused(document, "SpecRefused", str(error))
             return self._settings.resync_seconds
@@ -110,15 +96,17 @@ class ClusterLoop:
         found = conditions(document, [("Progressing", False, reason, message)], self._now())
         kept = [each for each in before if each["type"] != "Progressing"]
         status = {"observedGeneration": metadata.get("generation"), "conditions": [*kept, *found]}
+        status |= {} if (document.get("status") or {}).get("phase") else {"phase": "Pending"}
         await self._recorder.say(document, "Refused", message)
         with suppress(ApiError):
             await self._kube.set_status("MeshCluster", metadata["name"], metadata["namespace"], status)
 
     async def _steer(self, document: Manifest) -> tuple[Steps, dict[str, Any]]:
-        cluster = await self._known(document)
+        cluster = await self._looking.known(document)
+        await check(self._kube, cluster)
         await self._unmake(cluster, document)
         await self._prepare(cluster)
-        seen = await self._look(cluster)
+        seen = await self._looking.look(cluster)
         waiting, held = await self._volumes.run(cluster, seen.sets, document)
         steps = steer(seen.sight)
         steps = replace(steps, waiting=(*steps.waiting, *waiting))
@@ -133,90 +121,7 @@ class ClusterLoop:
                 await self._recorder.say(document, "Restarting", f"{name}: {why}")
         for name in steps.discard:
             await self._discard(cluster, name, uids.get(name, ""), document)
-        return steps, await self._tell(await self._look(cluster), steps, document)
-
-    # --- looking ------------------------------------------------------------------------------------------
-
-    async def _known(self, document: Manifest) -> Cluster:
-        metadata = document["metadata"]
-        spec = parse(MeshClusterSpec, document["spec"])
-        places = None
-        if self._settings.reads_nodes:
-            found = await self._kube.list_all("Node")
-            places = tuple(
-                Place(
-                    each["metadata"]["name"],
-                    each["metadata"].get("labels") or {},
-                    not (each.get("spec") or {}).get("unschedulable"),
-                    ready=is_ready(each),
-                )
-                for each in found
-            )
-        return Cluster(
-            metadata["name"],
-            metadata["namespace"],
-            metadata["uid"],
-            spec,
-            places,
-            self._settings.daemon_account,
-        )
-
-    async def _look(self, cluster: Cluster) -> Seen:
-        labels = {CLUSTER_LABEL: cluster.name}
-        now = self._now()
-        pods = [_pod(each, now) for each in await self._kube.list_all("Pod", cluster.namespace, labels)]
-        sets = await self._kube.list_all("StatefulSet", cluster.namespace, labels)
-        replicas = {_pool_of(each): int(each["spec"].get("replicas") or 0) for each in sets}
-        wanted = {pool.name: cluster.replicas(pool) for pool in cluster.spec.node_pools}
-        for pool in wanted.keys() - replicas.keys():  # its StatefulSet is being made anew: as many as it had
-            ordinals = [pod.name.rpartition("-")[2] for pod in pods if pod.pool == pool]
-            replicas |= {pool: max(map(int, ordinals)) + 1} if ordinals else {}
-        templates = {
-            each["metadata"]["labels"][POOL_LABEL]: each["spec"]["template"]["metadata"]["annotations"][
-                TEMPLATE_ANNOTATION
-            ]
-            for each in children(cluster, settled=True)
-            if each["kind"] == "StatefulSet"
-        }
-        nodes = [
-            each
-            for each in await self._kube.list_all("MeshNode", cluster.namespace)
-            if each["spec"]["clusterRef"] == cluster.name
-        ]
-        found, work = await self._map(cluster), await self._work(cluster)
-        sight = Sight(
-            cluster.name,
-            cluster.spec,
-            {name: replicas.get(name, 0) if count is None else count for name, count in wanted.items()},
-            templates,
-            replicas,
-            tuple(pods),
-            found[1] if found else None,
-            {each["spec"]["nodeId"]: each["spec"].get("desiredState", "Active") for each in nodes},
-            frozenset(place.name for place in cluster.places or () if not place.schedulable),
-            None if cluster.places is None else {place.name: place.ready for place in cluster.places},
-            {name: int(each.get("clear") or 0) for name, each in work.items()},
-        )
-        return Seen(cluster, sight, tuple(sets), tuple(nodes), work)
-
-    async def _work(self, cluster: Cluster) -> dict[str, dict[str, Any]]:
-        found = await self._kube.list_all(
-            "ConfigMap", cluster.namespace, {_STORE: cluster.name, _TOPIC: "moves"}
-        )
-        keys = [((each["metadata"].get("annotations") or {}).get(_KEY, ""), each) for each in found]
-        return {
-            key.removeprefix("moves/"): json.loads(each["data"]["value"])
-            for key, each in keys
-            if key.startswith("moves/")
-        }
-
-    async def _map(self, cluster: Cluster) -> tuple[Manifest, ClusterMap] | None:
-        """The ConfigMap in which the daemons keep their map, and what it says; None before there is one."""
-        labels = {_STORE: cluster.name, _TOPIC: "cluster"}
-        for each in await self._kube.list_all("ConfigMap", cluster.namespace, labels):
-            if (each["metadata"].get("annotations") or {}).get(_KEY) == "cluster/map":
-                return each, parse_map(each["data"]["value"])
-        return None
+        return steps, await self._tell(await self._looking.look(cluster), steps, document)
 
     # --- acting -------------------------------------------------------------------------------------------
 
@@ -305,7 +210,7 @@ class ClusterLoop:
         """By comparing and swapping, as daemons do: of two changes to one version only one happens."""
         for change in changes:
             for _ in range(_TRIES):
-                found = await self._map(cluster)
+                found = await self._looking.map(cluster)
                 if found is None:
                     return
                 entry, present = found
@@ -337,60 +242,6 @@ class ClusterLoop:
 def replace_settled(seen: Seen, steps: Steps) -> tuple[Sight, Steps]:
     """What is told: the latest sight, with the steps whose effects it may show."""
     return seen.sight, replace(steps, settled=settled(seen.sight))
-
-
-def _pool_of(document: Manifest) -> str:
-    return str(document["metadata"]["labels"].get(POOL_LABEL, ""))
-
-
-def is_ready(node: Manifest) -> bool:
-    """Whether a Kubernetes node says so, or says nothing."""
-    found = (node.get("status") or {}).get("conditions") or ()
-    return all(each["status"] == "True" for each in found if each["type"] == "Ready")
-
-
-def _pod(document: Manifest, now: str) -> Pod:
-    metadata, status = document["metadata"], document.get("status") or {}
-    conditions = {each["type"]: each["status"] for each in status.get("conditions") or ()}
-    node = (document.get("spec") or {}).get("nodeName") or ""
-    return Pod(
-        metadata["name"],
-        metadata["labels"].get(POOL_LABEL, ""),
-        (metadata.get("annotations") or {}).get(TEMPLATE_ANNOTATION, ""),
-        conditions.get("Ready") == "True",
-        bool(node),
-        node,
-        bool(metadata.get("deletionTimestamp")),
-        bool(
-            metadata.get("deletionTimestamp")
-            and datetime.fromisoformat(now) > datetime.fromisoformat(metadata["deletionTimestamp"]) + _OVERDUE
-        ),
-        metadata.get("uid", ""),
-        trouble(status),
-    )
-
-
-def trouble(status: Manifest) -> str:
-    """Why a pod is not ready, as far as Kubernetes says; empty: it does not."""
-    for each in status.get("conditions") or ():
-        if each["type"] == "PodScheduled" and each["status"] == "False":
-            return f"has no place: {each.get('message') or each.get('reason') or 'nobody says why'}"[
-                :_LONGEST
-            ]
-    for each in status.get("containerStatuses") or ():
-        state, last = each.get("state") or {}, each.get("lastState") or {}
-        waiting, ended = state.get("waiting"), state.get("terminated") or last.get("terminated")
-        if not waiting and not state.get("terminated"):
-            continue
-        said = (
-            [f"{waiting['reason']}: {waiting.get('message', '')}"]
-            if waiting and waiting.get("reason")
-            else []
-        )
-        said += [f"it ended with {ended.get('exitCode')}: {ended.get('message', '')}"] if ended else []
-        if said:
-            return "; ".join(text.strip().rstrip(":") for text in said)[:_LONGEST]
-    return ""
 
 
 def _node(cluster: Cluster, pod: Pod) -> Manifest:

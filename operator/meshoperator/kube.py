@@ -79,6 +79,13 @@ class Kube:
         api = self._api_version(kind)  # lists leave it out
         return [_plain(each) | {"apiVersion": api, "kind": kind} async for each in found]
 
+    async def list_events(self, kind: str, name: str, namespace: str) -> list[Manifest]:
+        """About one object."""
+        self._note("list", "Event")
+        about = {"involvedObject.kind": kind, "involvedObject.name": name}
+        found = self._client.list(self._class("Event"), namespace=namespace, fields=about)
+        return [_plain(each) async for each in found]
+
     async def apply(self, manifest: Manifest) -> Manifest:
         """Make it so (server-side apply); fields of others stay theirs."""
         kind = manifest["kind"]

@@ -26,7 +26,7 @@ NAMESPACED: Final[dict[Resource, frozenset[str]]] = {
     ("", "services"): frozenset({"create", "patch"}),
     ("", "pods"): frozenset({"list", "watch", "delete"}),
     ("", "persistentvolumeclaims"): frozenset({"list", "patch", "delete"}),
-    ("", "events"): frozenset({"create"}),
+    ("", "events"): frozenset({"list", "create"}),
     ("apps", "statefulsets"): frozenset({"list", "create", "patch", "delete"}),
     ("coordination.k8s.io", "leases"): frozenset({"get", "create", "update", "deletecollection"}),
     ("policy", "poddisruptionbudgets"): frozenset({"create", "patch"}),

@@ -18,10 +18,11 @@ from lightkube import ApiError, AsyncClient
 
 from meshoperator import gauges
 from meshoperator.children import CLUSTER_LABEL
-from meshoperator.clusters import ClusterLoop, is_ready
+from meshoperator.clusters import ClusterLoop
 from meshoperator.dataprogram import DataProgram
 from meshoperator.kube import Kube
 from meshoperator.leading import Leading
+from meshoperator.looking import is_ready
 from meshoperator.looping import Loops
 from meshoperator.recording import Recorder
 

@@ -58,7 +58,7 @@ def cluster_status(
     outdated = [pod for pod in sight.pods if pod.template != sight.templates.get(pod.pool)]
     progressing = bool(
         steps.waiting or steps.changes or steps.delete or outdated or len(sight.pods) != desired
-    )
+    ) or (ready < desired)
     degraded = _degraded(sight)
     waiting = "; ".join(steps.waiting)[:1000]
     found: list[Condition] = [
@@ -125,10 +125,13 @@ def _doing(sight: Sight, desired: int, outdated: list[Pod]) -> str:
     if outdated and sight.spec.update.paused:
         return f"{len(outdated)} pods are outdated, and stay so: update.paused is set"
     if len(sight.pods) != desired:
-        return f"{len(sight.pods)} pods are there, {desired} are wanted"
-    return (
-        f"{len(outdated)} pods are outdated" if outdated else "the cluster map changes, or a pod is replaced"
-    )
+        why = "".join(f"; pool {pool}: {said}" for pool, said in sorted(sight.unmade.items()))
+        return f"{len(sight.pods)} pods are there, {desired} are wanted{why}"[:_SENTENCE]
+    if outdated:
+        return f"{len(outdated)} pods are outdated"
+    if unready := [pod.name for pod in sight.pods if not pod.ready]:
+        return f"waits for {', '.join(sorted(unready)[:_NAMED])} to be ready: Available says why they are not"
+    return "the cluster map changes, or a pod is replaced"
 
 
 def _phase(sight: Sight, degraded: str, ready: int, outdated: list[Pod]) -> str:

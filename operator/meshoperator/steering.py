@@ -49,7 +49,8 @@ class Sight:
     """Everything there is to see. `replicas`: of the StatefulSets that exist; `wanted`, `templates`: by pool;
     `desired`: desiredState by node id; `cordoned`: Kubernetes nodes that take no more pods; `hosts`: those
     there are, with whether they are ready, None where that may not be known; `clear`: by node id, the newest
-    map version under which a daemon had let go of all that others own."""
+    map version under which a daemon had let go of all that others own; `unmade`: by pool, why Kubernetes
+    makes no more pods."""
 
     cluster: str
     spec: MeshClusterSpec
@@ -62,6 +63,7 @@ class Sight:
     cordoned: frozenset[str] = frozenset()
     hosts: Mapping[str, bool] | None = None
     clear: Mapping[str, int] = field(default_factory=dict)
+    unmade: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +194,8 @@ class _Steering:
     def _wishes(self) -> None:
         for pod in sorted(self._sight.pods, key=lambda pod: pod.name):
             node = self._sight.map.node(pod.name) if self._sight.map else None
-            if node is None or pod.name in self._victims:
-                continue
+            if node is None or pod.name in self._victims or self._surplus(pod.name):
+                continue  # or it is on its way out: what it gave away is not to come back
             desired = self._sight.desired.get(pod.name, "Active")
             if desired in ("Drained", "Decommissioned"):
                 self._drain(pod.name, f"its desiredState is {desired}")

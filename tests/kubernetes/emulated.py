@@ -146,6 +146,7 @@ class Api:
             for each in self.of(plural)
             if namespace in ("", each["metadata"].get("namespace", ""))
             and _chosen(query.get("labelSelector", ""), each["metadata"].get("labels") or {})
+            and _about(query.get("fieldSelector", ""), each)
         ]
         if method == "DELETE":
             for each in found:
@@ -266,6 +267,12 @@ def _merge(base: Document, over: Document) -> None:
             _merge(base[key], value)
         else:
             base[key] = copy.deepcopy(value)
+
+
+def _about(selector: str, event: Document) -> bool:
+    """Of an event: `involvedObject.name=…`."""
+    terms = (term.partition("=") for term in filter(None, selector.split(",")))
+    return all(event["involvedObject"].get(key.partition(".")[2]) == value for key, _, value in terms)
 
 
 def _chosen(selector: str, labels: dict[str, str]) -> bool:

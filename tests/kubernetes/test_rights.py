@@ -24,6 +24,7 @@ SOURCES = sorted((ROOT / "operator" / "meshoperator").glob("*.py"))
 VERBS = {
     "get": ("get",),
     "list_all": ("list",),
+    "list_events": ("list",),
     "apply": ("patch", "create"),
     "apply_if_known": ("patch", "create"),
     "create": ("create",),
@@ -55,6 +56,7 @@ BY_VALUE: dict[tuple[str, str], set[str]] = {
     ("leading", "create"): {"Lease"},
     ("leading", "replace"): {"Lease"},
     ("recording", "create"): {"Event"},
+    ("troubles", "list_events"): {"Event"},
     ("program", "watch"): {"Pod"},
     ("credentials", "apply"): {"Secret"},
     ("datasets", "create"): {"Secret"},

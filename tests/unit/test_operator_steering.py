@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from meshoperator.resources import MeshClusterSpec, parse
 from meshoperator.steering import Pod, Sight, applied, steer
 from meshwire.cluster import Node
-from meshwire.cluster.transitions import founded, joined, lost, missed, settled
+from meshwire.cluster.transitions import drained, founded, joined, lost, missed, settled
 
 if TYPE_CHECKING:
     from meshwire.cluster import ClusterMap
@@ -53,6 +53,13 @@ def test_a_settled_cluster_is_left_alone() -> None:
     steps = steer(sight())
     assert (steps.scale, steps.changes, steps.delete, steps.waiting) == ({"s": 3}, (), (), ())
     assert steps.settled
+
+
+def test_a_pod_on_its_way_out_is_not_told_to_stay() -> None:
+    """It gave everything away; its StatefulSet makes it no more, and it takes a moment to end."""
+    cluster = all_settled(drained(nodes(3), "m-s-2"))
+    going = tuple(replace(pod, leaving=pod.name == "m-s-2") for pod in pods(3))
+    assert steer(sight(2, 2, pods=going, map=cluster)).changes == ()
 
 
 def test_it_grows_at_once() -> None:

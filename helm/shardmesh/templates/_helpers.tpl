@@ -106,7 +106,7 @@ seccompProfile:
   verbs: [list, patch, delete]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create]
+  verbs: [list, create]
 - apiGroups: [apps]
   resources: [statefulsets]
   verbs: [list, create, patch, delete]
