@@ -34,8 +34,18 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     created_ms: int = 0
 
 
+class Ended(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which temporary credentials are no more: those of an earlier `round`, and those issued `before` (in
+    seconds since 1970). `at_ms`: when that was said last."""
+
+    round: int = 0
+    before: int = 0
+    at_ms: int = 0
+
+
 class User(Entry, frozen=True, tag="user"):
-    """Somebody who may own buckets. `root` may do everything; `policies` are names, and add rights."""
+    """Somebody who may own buckets. `root` may do everything; `policies` are names, and add rights. `ended`:
+    of temporary credentials made with any key of theirs."""
 
     user_id: str
     display_name: str
@@ -43,10 +53,12 @@ class User(Entry, frozen=True, tag="user"):
     root: bool = False
     origin: Origin = "admin"
     policies: tuple[str, ...] = ()
+    ended: Ended = Ended()
 
 
 class Key(Entry, frozen=True, tag="key"):
-    """A key pair of a user. `policies` are names; with any, the key may do what one of them allows."""
+    """A key pair of a user. `policies` are names; with any, the key may do what one of them allows. `ended`:
+    of temporary credentials made with it."""
 
     access_key: str
     user_id: str
@@ -55,6 +67,7 @@ class Key(Entry, frozen=True, tag="key"):
     enabled: bool = True
     origin: Origin = "admin"
     policies: tuple[str, ...] = ()
+    ended: Ended = Ended()
 
     def __repr__(self) -> str:
         return f"Key(access_key={self.access_key!r}, user_id={self.user_id!r}, enabled={self.enabled})"
@@ -83,6 +96,16 @@ class Signer:
     key: Key
     policies: tuple[Policy, ...] = ()
     bounds: tuple[Policy, ...] = ()
+
+    @property
+    def rounds(self) -> tuple[int, int]:
+        """Of temporary credentials of the user and of the key: only those of the present ones are good."""
+        return self.user.ended.round, self.key.ended.round
+
+    @property
+    def sessions_from(self) -> int:
+        """Since when, in seconds since 1970, they must have been issued."""
+        return max(self.user.ended.before, self.key.ended.before)
 
 
 E = TypeVar("E", bound=Entry)
@@ -146,7 +169,8 @@ class IdentityTable:
     async def replace(self, origins: frozenset[Origin], accounts: Iterable[Account], now_ms: int) -> int:
         """Make `accounts` the users and keys of these origins: add, change, remove. Returns how many changed.
 
-        What an administrator set on one that stays is kept: disabled keys stay disabled, policies attached.
+        What an administrator set on one that stays is kept: disabled keys stay disabled, policies attached,
+        sessions ended.
         A user of another origin stays theirs and only gets the keys.
         """
         accounts = tuple(accounts)
@@ -239,16 +263,21 @@ def _user(old: User | None, new: User, now_ms: int) -> User:
         return msgspec.structs.replace(new, created_ms=now_ms)
     if old.origin == "admin":
         return old
-    return msgspec.structs.replace(new, created_ms=old.created_ms, policies=old.policies)
+    return msgspec.structs.replace(new, created_ms=old.created_ms, policies=old.policies, ended=old.ended)
 
 
 def _key(old: Key | None, new: Key, now_ms: int) -> Key:
     if old is None or old.user_id != new.user_id:
         return msgspec.structs.replace(new, created_ms=now_ms)
     if new.origin == "root":
-        return msgspec.structs.replace(new, created_ms=old.created_ms)
+        return msgspec.structs.replace(new, created_ms=old.created_ms, ended=old.ended)
     return msgspec.structs.replace(
-        new, created_ms=old.created_ms, name=old.name, enabled=old.enabled, policies=old.policies
+        new,
+        created_ms=old.created_ms,
+        name=old.name,
+        enabled=old.enabled,
+        policies=old.policies,
+        ended=old.ended,
     )
 
 

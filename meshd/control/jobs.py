@@ -25,7 +25,8 @@ ENDED: Final = frozenset({"done", "failed", "cancelled", "paused"})
 
 class Principal(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whose rights a job has: those of the key it was started with, within a temporary credential's policies
-    (`parent` is then the key behind it), from where it was started."""
+    (`parent` is then the key behind it, `issued` and `rounds` say whether it was revoked since), from where
+    it was started."""
 
     user_id: str
     access_key: str
@@ -35,6 +36,8 @@ class Principal(msgspec.Struct, frozen=True, omit_defaults=True):
     source_ip: str = ""
     secure: bool = False
     tls: str = ""
+    issued: int = 0
+    rounds: tuple[int, int] = (0, 0)
 
 
 class Progress(msgspec.Struct, frozen=True, omit_defaults=True):

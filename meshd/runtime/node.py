@@ -54,6 +54,7 @@ from meshd.service.objects import ObjectService
 from meshd.service.optests import OpTests
 from meshd.service.remote import RemoteObjects
 from meshd.service.residence import Residence
+from meshd.service.revoking import Revoking
 from meshd.service.settings import SettingService
 from meshd.service.tagging import TaggingService
 from meshd.service.temporary import Sessions
@@ -261,7 +262,8 @@ def web_deps(
 def admin_routes(node: Node, sessions: Sessions) -> list[NativeRoute]:
     """The admin API, temporary credentials, whoami."""
     identities = IdentityAdmin(node.identities, node.use, node.buckets, node.clock)
-    admin = AdminEndpoint(identities, PolicyAdmin(node.identities, node.clock), node.clock)
+    revoking = Revoking(node.identities, node.clock)
+    admin = AdminEndpoint(identities, PolicyAdmin(node.identities, node.clock), revoking, node.clock)
     cluster = ClusterAdmin(node.mesh, ClusterMaps(node.control), node.control, node.buckets)
     return [
         *admin.routes(),

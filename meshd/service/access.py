@@ -37,13 +37,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Session:
     """What makes an identity temporary: the key it was made with, when it ends and was issued (seconds since
-    1970), its name and its policies as text."""
+    1970), its name and its policies as text; in which `rounds` of its user and key, which revoking ends."""
 
     parent: str
     expires: int
     name: str = ""
     policies: tuple[str, ...] = ()
     issued: int = 0
+    rounds: tuple[int, int] = (0, 0)
 
 
 EVERYTHING: Final = parse_policy(

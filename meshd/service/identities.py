@@ -26,6 +26,7 @@ from meshd.service.adminerrors import (
     not_root,
 )
 from meshd.service.paging import MAX_PAGE, iso_time, page
+from meshd.service.revoking import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -246,6 +247,7 @@ class IdentityAdmin:
             "policies": key.policies,
             "created": iso_time(key.created_ms),
             "last_used": iso_time(used) if (used := self._use.last(key.access_key)) else "",
+            **shown(key.ended),
         }
 
 
@@ -257,6 +259,7 @@ def _show_user(user: User) -> dict[str, Any]:
         "origin": user.origin,
         "policies": user.policies,
         "created": iso_time(user.created_ms),
+        **shown(user.ended),
     }
 
 

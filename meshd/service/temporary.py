@@ -1,7 +1,8 @@
 """Temporary credentials: made for whoever signs, recognised again by their token alone.
 
 Law: they never have more than what they were made with, nor live longer: the parent key's policies and the
-session's must each allow, and when the parent key goes, is disabled or changes, so do they.
+session's must each allow, and when the parent key goes, is disabled or changes, so do they; and when an
+administrator ends them (`revoking`).
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ DEFAULT_SECONDS, MIN_SECONDS, MAX_SECONDS = 3600, 900, 36 * 3600
 _MAX_POLICY_BYTES = 4 << 10
 _NAME = re.compile(r"[\w+=,.@-]{0,64}", re.ASCII)
 _KEPT = 256
+_ENDED = (
+    "The key these temporary credentials were made with is not valid, or they were revoked: ask for new ones."
+)
 
 
 class SessionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -114,8 +118,11 @@ class Sessions:
         parent = self._table.find(session.parent if session else identity.access_key)
         if parent is None:
             raise AdminError("AccessDenied", "the key that signed this is no longer valid")
-        issued = self._clock.now_ms() // 1000
-        expires = issued + _duration(wanted.duration_seconds)
+        now = self._clock.now_ms() // 1000
+        issued = max(
+            now, parent.sessions_from
+        )  # by a clock that is behind the one of who revoked earlier ones
+        expires = now + _duration(wanted.duration_seconds)
         policies = (*(session.policies if session else ()), *_policy_texts(bytes(wanted.policy)))
         if not _NAME.fullmatch(wanted.name):
             raise AdminError("BadRequest", "name has at most 64 letters, digits or _+=,.@-")
@@ -148,8 +155,12 @@ class Sessions:
             raise S3Error("ExpiredToken")
         parent = self._table.find(claims.parent)
         if parent is None or parent.user.user_id != claims.user_id or self._mark(parent) != claims.mark:
-            raise S3Error("InvalidToken", "The key these temporary credentials were made with is not valid.")
-        session = Session(claims.parent, claims.expires, claims.name, claims.policies, claims.issued)
+            raise S3Error("InvalidToken", _ENDED)
+        if claims.issued < parent.sessions_from:
+            raise S3Error("InvalidToken", _ENDED)
+        session = Session(
+            claims.parent, claims.expires, claims.name, claims.policies, claims.issued, parent.rounds
+        )
         identity = Identity.of(parent).during(session, access_key, opened.policies)
         return Known(identity, opened.secret_key)
 
@@ -162,7 +173,7 @@ class Sessions:
         return _Opened(claims, self._seal.secret_key(token), policies)
 
     def _mark(self, parent: Signer) -> bytes:
-        return self._seal.fingerprint(parent.key.access_key, parent.key.secret_key)
+        return self._seal.fingerprint(parent.key.access_key, parent.key.secret_key, parent.rounds)
 
 
 def _duration(seconds: int) -> int:

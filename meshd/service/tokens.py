@@ -72,9 +72,11 @@ class TokenSeal:
         derived = hmac.digest(self._secret.derive("session secret"), token.encode(), "sha256")
         return "mss-" + base64.urlsafe_b64encode(derived)[:40].decode()
 
-    def fingerprint(self, access_key: str, secret_key: str) -> bytes:
-        """Tells a key pair from another with the same access key."""
-        text = f"{access_key}\0{secret_key}".encode()
+    def fingerprint(self, access_key: str, secret_key: str, rounds: tuple[int, int] = (0, 0)) -> bytes:
+        """Tells a key pair from another with the same access key, and from itself before what was issued with
+        it was revoked (`rounds` of its user and of it)."""
+        told = f"\0{rounds[0]}\0{rounds[1]}" if any(rounds) else ""
+        text = f"{access_key}\0{secret_key}{told}".encode()
         return hmac.digest(self._secret.derive("session parent"), text, "sha256")[:16]
 
     def _code(self, payload: bytes) -> bytes:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from meshd.service.grants import PolicyAdmin
     from meshd.service.identities import IdentityAdmin
     from meshd.service.paging import Page
+    from meshd.service.revoking import Revoking
     from meshd.web.incoming import MeshRequest
     from meshd.web.replies import Header
 
@@ -62,8 +63,11 @@ Action = Callable[["MeshRequest", tuple[str, ...], Query], Awaitable[Answer]]
 class AdminEndpoint:
     """One a worker; holds no state of its own."""
 
-    def __init__(self, identities: IdentityAdmin, policies: PolicyAdmin, clock: Clock) -> None:
+    def __init__(
+        self, identities: IdentityAdmin, policies: PolicyAdmin, revoking: Revoking, clock: Clock
+    ) -> None:
         self._identities, self._policies, self._clock = identities, policies, clock
+        self._revoking = revoking
         # (method, path where * is one name, query parameters)
         self._table: Mapping[tuple[str, str], tuple[Action, tuple[str, ...]]] = {
             ("GET", "users"): (self._list_users, ("after", "limit")),
@@ -73,6 +77,7 @@ class AdminEndpoint:
             ("DELETE", "users/*"): (self._remove_user, ("force",)),
             ("PUT", "users/*/policies/*"): (self._attach_to_user, ()),
             ("DELETE", "users/*/policies/*"): (self._detach_from_user, ()),
+            ("DELETE", "users/*/sessions"): (self._revoke_of_user, ("before",)),
             ("GET", "keys"): (self._list_keys, ("after", "limit", "user")),
             ("POST", "keys"): (self._add_key, ()),
             ("GET", "keys/*"): (self._key, ()),
@@ -80,6 +85,7 @@ class AdminEndpoint:
             ("DELETE", "keys/*"): (self._remove_key, ()),
             ("PUT", "keys/*/policies/*"): (self._attach_to_key, ()),
             ("DELETE", "keys/*/policies/*"): (self._detach_from_key, ()),
+            ("DELETE", "keys/*/sessions"): (self._revoke_of_key, ("before",)),
             ("GET", "policies"): (self._list_policies, ("after", "limit")),
             ("GET", "policies/*"): (self._policy, ()),
             ("PUT", "policies/*"): (self._put_policy, ()),
@@ -147,6 +153,9 @@ class AdminEndpoint:
         await self._policies.detach_from_user(*names)
         return 200, self._identities.user(names[0])
 
+    async def _revoke_of_user(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> Answer:
+        return 200, await self._revoking.of_user(names[0], query.get("before", ""))
+
     # --- keys ---------------------------------------------------------------------------------------
 
     async def _list_keys(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> Answer:
@@ -173,6 +182,9 @@ class AdminEndpoint:
     async def _detach_from_key(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> Answer:
         await self._policies.detach_from_key(*names)
         return 200, self._identities.key(names[0])
+
+    async def _revoke_of_key(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> Answer:
+        return 200, await self._revoking.of_key(names[0], query.get("before", ""))
 
     # --- policies -----------------------------------------------------------------------------------
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
+from botocore.exceptions import ClientError
 
 from meshd.testing.daemons import Daemon, DaemonFailedError
 from meshd.testing.meshes import Mesh
@@ -46,6 +49,35 @@ def test_users_and_buckets_are_everywhere(mesh: Mesh) -> None:
     for node in mesh.nodes.values():
         assert [b["Name"] for b in node.client().list_buckets()["Buckets"]] == ["everywhere"]
     mesh["n3"].client().delete_bucket(Bucket="everywhere")
+
+
+def test_sessions_revoked_at_one_node_are_refused_at_all(mesh: Mesh) -> None:
+    def session(node_id: str) -> dict[str, str]:
+        made = json.loads(mesh[node_id].request("POST", "/-/sts", b"{}").body)
+        return {
+            "aws_access_key_id": made["AccessKeyId"],
+            "aws_secret_access_key": made["SecretAccessKey"],
+            "aws_session_token": made["SessionToken"],
+        }
+
+    def refused(node_id: str, keys: dict[str, str]) -> str:
+        try:
+            mesh[node_id].client(**keys).list_buckets()
+        except ClientError as error:
+            return str(error.response["Error"]["Code"])
+        return ""
+
+    old = session("n2")
+    assert [refused(name, old) for name in mesh.nodes] == [""] * 3
+    assert mesh["n1"].request("DELETE", "/-/admin/users/root/sessions").status == 200
+    for name in mesh.nodes:
+        for _ in range(1200):
+            if refused(name, old):
+                break
+            threading.Event().wait(0.05)
+    assert [refused(name, old) for name in mesh.nodes] == ["InvalidToken"] * 3
+    fresh = session("n3")
+    assert [refused(name, fresh) for name in mesh.nodes] == [""] * 3
 
 
 def test_a_killed_node_is_away_and_comes_back(mesh: Mesh) -> None:

@@ -11,12 +11,14 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from meshd.control.identities import IdentityTable, Key, NamedPolicy, User
+from meshd.control.identities import Account, Ended, IdentityTable, Key, NamedPolicy, User
 from meshd.control.keyuse import KeyUse
 from meshd.control.memory import MemoryControl
 from meshd.control.nodesecret import NodeSecret
 from meshd.kit.clock import ManualClock
 from meshd.service.adminerrors import AdminError
+from meshd.service.paging import iso_time
+from meshd.service.revoking import Revoking
 from meshd.service.temporary import SessionRequest, Sessions
 from meshwire.policies import Question, decide
 from meshwire.s3.errors import S3Error
@@ -236,3 +238,82 @@ def test_a_key_of_roots_that_is_bound_is_root_no_more(node: Node) -> None:
     assert not identity.root
     assert decide(identity.policies, Question("s3:GetObject", "arn:aws:s3:::b/a/1")) == "allow"
     assert decide(identity.bounds, Question("s3:GetObject", "arn:aws:s3:::b/c")) == "none"
+
+
+def revoke(node: Node, *, user: str = "", key: str = "", before: str = "", ahead: int = 0) -> dict[str, Any]:
+    """By a node whose clock is so many seconds ahead of the others'."""
+    clock = ManualClock()
+    clock.advance(node.clock.now_ms() / 1000 - clock.now_ms() / 1000 + ahead)
+    revoking = Revoking(node.table, clock)
+    return asyncio.run(revoking.of_user(user, before) if user else revoking.of_key(key, before))
+
+
+@pytest.mark.parametrize("ahead", [-3600, 0, 3600])
+def test_all_of_a_user_are_revoked_whatever_the_clocks_say(node: Node, ahead: int) -> None:
+    node.clock.advance(7200)
+    first, second, root = node.make("A1"), node.make("A2"), node.make("AKROOT")
+    again = node.make(first.access_key_id, first.session_token)  # made with temporary ones
+    revoke(node, user="ann", ahead=ahead)
+    for made in (first, second, again):
+        assert node.refusal(made.access_key_id, made.session_token) == "InvalidToken"
+    assert node.refusal(root.access_key_id, root.session_token) == ""
+    assert node.refusal("A1", None) == ""
+    fresh = node.make("A1")  # in the same second
+    assert node.refusal(fresh.access_key_id, fresh.session_token) == ""
+    revoke(node, user="ann", ahead=ahead)
+    assert node.refusal(fresh.access_key_id, fresh.session_token) == "InvalidToken"
+
+
+def test_those_of_one_key_are_revoked(node: Node) -> None:
+    first, second = node.make("A1"), node.make("A2")
+    assert revoke(node, key="A1")["sessions_revoked"]
+    assert node.refusal(first.access_key_id, first.session_token) == "InvalidToken"
+    assert node.refusal(second.access_key_id, second.session_token) == ""
+
+
+def test_those_issued_before_a_time_are_revoked(node: Node) -> None:
+    node.clock.advance(60)
+    old = node.make("A1")
+    node.clock.advance(60)
+    when = iso_time(node.clock.now_ms())
+    new = node.make("A1")
+    assert revoke(node, user="ann", before=when) == {
+        "user_id": "ann",
+        "sessions_revoked": when,
+        "sessions_before": when,
+    }
+    assert node.refusal(old.access_key_id, old.session_token) == "InvalidToken"
+    assert node.refusal(new.access_key_id, new.session_token) == ""
+    revoke(node, user="ann", before="2020-01-01")  # an earlier time takes nothing back
+    assert node.refusal(old.access_key_id, old.session_token) == "InvalidToken"
+
+
+def test_a_node_whose_clock_is_behind_issues_what_is_good(node: Node) -> None:
+    ahead = ManualClock()
+    ahead.advance(node.clock.now_ms() / 1000 - ahead.now_ms() / 1000 + 300)
+    revoke(node, user="ann", before=iso_time(ahead.now_ms()), ahead=300)
+    made = node.make("A1", duration_seconds=900)
+    assert node.refusal(made.access_key_id, made.session_token) == ""
+    node.clock.advance(900)
+    assert node.refusal(made.access_key_id, made.session_token) == "ExpiredToken"
+
+
+def test_what_cannot_be_revoked_is_told(node: Node) -> None:
+    for user, key, before, words in (
+        ("bob", "", "", "there is no user"),
+        ("", "A9", "", "there is no access key"),
+        ("ann", "", "soon", "2026-11-22T03:00:00Z"),
+        ("ann", "", "2999-01-01", "a time that has been"),
+    ):
+        with pytest.raises(AdminError, match=words):
+            revoke(node, user=user, key=key, before=before)
+
+
+def test_the_users_file_read_again_brings_none_back(node: Node) -> None:
+    made = node.make("AKROOT")
+    revoke(node, user="root")
+    revoke(node, key="AKROOT")
+    account = Account(node.table.users()["root"], replace(node.table.keys()["AKROOT"], ended=Ended()))
+    asyncio.run(node.table.replace(frozenset({"root"}), [account], 1))
+    assert node.refusal(made.access_key_id, made.session_token) == "InvalidToken"
+    assert node.table.keys()["AKROOT"].ended.round == 1

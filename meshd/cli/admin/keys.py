@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from meshd.cli.admin.calling import connected
+from meshd.cli.admin.revoking import asked, before, revoked
 from meshd.cli.admin.showing import advise, answer, as_json, confirm, show_one, show_rows, yes
 
 if TYPE_CHECKING:
@@ -125,6 +126,26 @@ def rm(node: Node, access_key: str, yes: bool, as_json: bool) -> None:
     confirm(f"Remove the key {access_key} for good? (disable can be undone)", yes)
     removed = node.call("DELETE", "admin", "keys", access_key)
     answer(removed, as_json, lambda: advise(f"removed {access_key}"))
+
+
+@key.command("revoke")
+@click.argument("access_key")
+@before
+@yes
+@as_json
+@connected()
+def revoke(node: Node, access_key: str, before: str, yes: bool, as_json: bool) -> None:
+    """End the temporary credentials made with a key.
+
+    The key stays good, and new temporary credentials can be asked for at once.
+
+    \b
+    meshd admin key revoke MESH0GO8111SCTDGVYCF
+    meshd admin key revoke MESH0GO8111SCTDGVYCF --before 2026-11-22T03:00:00Z
+    """
+    confirm(f"End the temporary credentials made with {access_key}?", yes)
+    done = node.call("DELETE", "admin", "keys", access_key, "sessions", query=asked(before))
+    answer(done, as_json, lambda: advise(revoked(access_key, before)))
 
 
 def _switch(node: Node, access_key: str, as_json: bool, *, enabled: bool) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshd.cli.admin.calling import connected
+from meshd.cli.admin.revoking import asked, before, revoked
 from meshd.cli.admin.showing import advise, answer, as_json, confirm, show_one, show_rows, yes
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ Examples:
   meshd admin user add ann --name "Ann Example" --policy read-train
   meshd admin user ls
   meshd admin user show ann
+  meshd admin user revoke ann --yes      # the temporary credentials they have, not their keys
   meshd admin user rm ann --yes
 """
 
@@ -111,3 +113,23 @@ def rm(node: Node, user_id: str, force: bool, yes: bool, as_json: bool) -> None:
     query = {"force": "true"} if force else None
     removed = node.call("DELETE", "admin", "users", user_id, query=query)
     answer(removed, as_json, lambda: advise(f"removed {user_id} and their keys"))
+
+
+@user.command("revoke")
+@click.argument("user_id")
+@before
+@yes
+@as_json
+@connected()
+def revoke(node: Node, user_id: str, before: str, yes: bool, as_json: bool) -> None:
+    """End a user's temporary credentials, of all their keys.
+
+    The keys stay good, and new temporary credentials can be asked for at once.
+
+    \b
+    meshd admin user revoke ann
+    meshd admin user revoke ann --before 2026-11-22T03:00:00Z
+    """
+    confirm(f"End the temporary credentials of {user_id}?", yes)
+    done = node.call("DELETE", "admin", "users", user_id, "sessions", query=asked(before))
+    answer(done, as_json, lambda: advise(revoked(user_id, before)))

@@ -34,11 +34,13 @@ def principal_of(caller: Caller) -> Principal:
         context.source_ip,
         context.secure,
         context.tls,
+        session.issued if session else 0,
+        session.rounds if session else (0, 0),
     )
 
 
 def caller_of(principal: Principal, table: IdentityTable) -> Caller:
-    """Who that is now. Raises BatchError AccessDenied when the key is gone."""
+    """Who that is now. Raises BatchError AccessDenied when the key is gone, or the session was revoked."""
     signer = table.find(principal.parent or principal.access_key)
     if signer is None or signer.user.user_id != principal.user_id:
         raise BatchError(
@@ -47,6 +49,12 @@ def caller_of(principal: Principal, table: IdentityTable) -> Caller:
             help="start the job again with another key",
         )
     identity = Identity.of(signer)
+    if principal.parent and (principal.rounds != signer.rounds or principal.issued < signer.sessions_from):
+        raise BatchError(
+            "AccessDenied",
+            "the temporary credentials that started this job were revoked",
+            help="start the job again with others",
+        )
     if principal.parent:
         session = Session(principal.parent, 0, principal.session, principal.policies)
         bounds = tuple(parse_policy(text, kind="identity") for text in principal.policies)
