@@ -84,14 +84,16 @@ class Step:
 class Chain:
     """The compiled ops of one field, from its bytes to its `output` type."""
 
-    __slots__ = ("_placed_steps", "_placing", "_steps", "output")
+    __slots__ = ("_place", "_placed_steps", "_placing", "_steps", "output")
 
     def __init__(self, steps: Sequence[Step], output: FieldType) -> None:
         self.output = output
         self._steps = tuple(steps)
-        places = bool(steps) and isinstance(steps[-1].operation, Placing)
-        self._placing = self._steps[-1] if places else None
-        self._placed_steps = self._steps[:-1] if places else self._steps
+        self._placing: Step | None
+        self._placed_steps, self._placing, self._place = self._steps, None, _copy
+        if steps and isinstance(steps[-1].operation, Placing):
+            self._placed_steps, self._placing = self._steps[:-1], steps[-1]
+            self._place = steps[-1].operation.place
 
     def __repr__(self) -> str:
         return f"Chain({' → '.join(step.label for step in self._steps) or 'bytes'}: {self.output})"
@@ -111,10 +113,7 @@ class Chain:
         began, last = tally.clock(), self._placing
         label = last.label if last else "row"
         try:
-            if last is not None and isinstance(last.operation, Placing):
-                last.operation.place(value, row, last.random(draw))
-            else:
-                np.copyto(row, value, casting="no")
+            self._place(value, row, last.random(draw) if last else _NO_DRAWS)
         except Exception as error:
             if for_want_of_memory(error):
                 raise OutOfMemoryError(label) from error
@@ -141,6 +140,10 @@ class Chain:
                 raise
             raise OpFailedError(label, error) from error
         return value
+
+
+def _copy(value: Any, row: npt.NDArray[Any], random: KeyedRandom) -> None:
+    np.copyto(row, value, casting="no")
 
 
 def compile_chain(

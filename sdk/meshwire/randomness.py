@@ -7,6 +7,7 @@ differs). Changing any number here changes every plan's content: golden vectors 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -89,10 +90,8 @@ class KeyedRandom:
 
     def log_uniform(self, low: float, high: float) -> float:
         """A float of [low, high] whose logarithm is uniform. Raises ValueError unless 0 < low ≤ high."""
-        if not 0 < low <= high < math.inf:
-            raise ValueError(f"log_uniform needs 0 < low ≤ high, got {low}, {high}")
-        start = portable_log(low)
-        drawn = portable_exp(start + (portable_log(high) - start) * self.uniform())
+        start, extent = _logarithms(low, high)
+        drawn = portable_exp(start + extent * self.uniform())
         return min(max(drawn, low), high)
 
     def symmetric_beta(self, alpha: float) -> float:
@@ -127,6 +126,15 @@ class KeyedRandom:
 
     def __repr__(self) -> str:
         return f"KeyedRandom(state={self._state:#018x})"
+
+
+@lru_cache(64)
+def _logarithms(low: float, high: float) -> tuple[float, float]:
+    """Of `low`, and of `high` over it: bounds stay the same from sample to sample."""
+    if not 0 < low <= high < math.inf:
+        raise ValueError(f"log_uniform needs 0 < low ≤ high, got {low}, {high}")
+    start = portable_log(low)
+    return start, portable_log(high) - start
 
 
 def portable_log(value: float) -> float:
