@@ -38,7 +38,7 @@ _GRANT_HEADERS: Mapping[str, Permission] = {
     "x-amz-grant-full-control": "FULL_CONTROL",
 }
 _ACL_HEADERS = frozenset({"x-amz-acl", *_GRANT_HEADERS})
-_GRANTEE = re.compile(r'\s*(id|uri|emailAddress)\s*=\s*(?:"([^"]*)"|([^",\s]*))\s*\Z', re.IGNORECASE)
+_GRANTEE = re.compile(r'(id|uri|emailAddress)\s*=\s*(?:"([^"]*)"|([^",\s]*))\Z', re.IGNORECASE)
 _XSI = ' xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance"'
 
 
@@ -109,7 +109,7 @@ def _granted(headers: Mapping[str, str], names: list[str]) -> Acl:
 
 
 def _header_grantee(name: str, entry: str) -> str:
-    match = _GRANTEE.match(entry)
+    match = _GRANTEE.match(entry.strip())
     if match is None or not (match[2] or match[3]):
         raise invalid(name, entry, 'A grantee is id="…", uri="…" or emailAddress="…"')
     return _grantee(match[1].lower(), match[2] or match[3])
