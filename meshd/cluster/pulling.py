@@ -339,14 +339,20 @@ class Pull:
                         await self._stream_in(item, frame, stream)
                     else:
                         await self._entering.take(frame.size + _EACH)
-                        body = await stream.take(frame.size)
-                        group.create_task(self._enter(item, frame, body))
+                        room = _Room(self._entering, frame.size + _EACH)
+                        try:
+                            body = await stream.take(frame.size)
+                        except BaseException:
+                            room.give()
+                            raise
+                        entering = group.create_task(self._enter(item, frame, body, room))
+                        entering.add_done_callback(room.give)  # it may be cancelled before it begins
         except BaseExceptionGroup as errors:
             if errors.split(HolderLostError)[1] is not None:
                 raise
             self.tally.failed += len(batch) - answered + 1
 
-    async def _enter(self, item: Item, frame: Frame, body: bytes) -> None:
+    async def _enter(self, item: Item, frame: Frame, body: bytes, room: _Room) -> None:
         try:
             bucket, key = _named(item.name)
             change = _told(bucket, key, item, frame)
@@ -362,7 +368,7 @@ class Pull:
         except StoreError:  # it ended, or something it stands on came apart from it: compared again
             self.tally.lost += 1
         finally:
-            self._entering.give(frame.size + _EACH)
+            room.give()
         await self._rest(len(body))
 
     async def _stream_in(self, item: Item, frame: Frame, stream: _Stream) -> None:
@@ -390,6 +396,21 @@ class Pull:
         metrics.moves_entered.inc()
         failpoints.hit("moves.entered")
         metrics.moves_bytes.inc(size)
+
+
+class _Room:
+    """What was taken from a budget, until it is given back: once, whoever comes first."""
+
+    __slots__ = ("_budget", "_units")
+
+    def __init__(self, budget: Budget, units: int) -> None:
+        self._budget, self._units = budget, units
+
+    def give(self, _: object = None) -> None:
+        """Idempotent."""
+        units, self._units = self._units, 0
+        if units:
+            self._budget.give(units)
 
 
 class _Stream:

@@ -24,6 +24,7 @@ from meshd.store.errors import StoreError
 from meshd.store.records import Meta
 from meshd.store.store import Store
 from meshd.testing.store_writing import LARGE, put, put_part
+from meshd.testing.waiting import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -229,6 +230,32 @@ def spoil(place: Location, byte: bytes) -> None:
     with Path(place.path).open("r+b") as file:
         file.seek(place.offset)
         file.write(byte)
+
+
+class Crumbling(Offers):
+    """Every answer ends in the first object's bytes."""
+
+    async def frames(self, wanted: FetchWanted) -> AsyncIterator[bytes]:
+        whole = b"".join([piece async for piece in super().frames(wanted)])
+        yield whole[:-1]
+
+
+def test_a_holder_that_breaks_off_again_and_again_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was set aside for bytes that did not come is given back: or all that is fetched later waits."""
+    monkeypatch.setattr("meshd.cluster.pulling._BATCH_ITEMS", 1)
+    monkeypatch.setattr("meshd.cluster.pulling._ENTERING", 200_000)
+
+    async def doing() -> None:
+        clock = ManualClock()
+        with stores(2, clock) as (one, other):
+            for number in range(12):
+                await put(other, str(number), bytes(10_000))
+            async with asyncio.timeout(PATIENCE):
+                tally = await pull(one, Crumbling(other, lambda bucket: 2))
+            assert (tally.failed, tally.entered) == (12, 0)
+            assert (await pull(one, offers(other))).entered == 12
+
+    asyncio.run(doing())
 
 
 def test_damaged_bytes_are_not_passed_on() -> None:
