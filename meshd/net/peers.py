@@ -265,6 +265,8 @@ class Peers:
         except (OSError, TimeoutError) as error:
             why = "it does not answer" if isinstance(error, TimeoutError) else str(error)
             raise PeerUnreachableError(f"node {node.node_id} at {node.endpoint}: {why}") from error
+        if len(self._open) > 4 * _KEPT:
+            self._open = {wire for wire in self._open if not wire.closed}
         self._open.add(wire)
         return wire
 
@@ -307,8 +309,6 @@ class Peers:
             oldest = kept.popleft()
             self._open.discard(oldest)
             oldest.abort()
-        if len(self._open) > 4 * _KEPT:
-            self._open = {wire for wire in self._open if not wire.closed}
 
     async def _ask(
         self,
