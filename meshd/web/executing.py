@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 from meshd.service.attributes import attributes, attributes_of
 from meshd.web.forms import FormUploads
 from meshd.web.scattering import KEYS
+from meshwire import percents
 from meshwire.s3 import documents
 from meshwire.s3 import operations as ops
 from meshwire.s3.errors import S3Error
@@ -56,6 +57,12 @@ class Call:
         self.request, self.far = request, far
         self.head, self.operation, self.identity, self.body = head, operation, identity, body
         self.context, self.trace = context, trace
+
+    def url(self, bucket: str, key: str) -> str:
+        """Where the object is, by the name under which this node was asked."""
+        scheme = "https" if self.context.secure else "http"
+        folder = "" if self.head.host_bucket else f"/{bucket}"
+        return f"{scheme}://{self.head.headers.get('host', '')}{folder}/{percents.encode(key, safe='/')}"
 
     def __repr__(self) -> str:
         return f"<Call {type(self.operation).__name__} by {self.identity.user_id}>"
@@ -295,7 +302,8 @@ class Executor:
         operation = cast("ops.CompleteMultipartUpload", call.operation)
         # x-amz-checksum-* of a completion are of the object, not of this document.
         document = await call.body.whole(_NO_DIGESTS, self._deps.http.max_xml_bytes)
-        return await self._deps.uploads.complete(operation, documents.parse_complete(document))
+        done = await self._deps.uploads.complete(operation, documents.parse_complete(document))
+        return replace(done, location=call.url(operation.bucket, operation.key))
 
     async def _abort(self, call: Call) -> Result:
         return await self._deps.uploads.abort(cast("ops.AbortMultipartUpload", call.operation))

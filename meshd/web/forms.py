@@ -13,7 +13,6 @@ from meshd.service.access import ANYONE
 from meshd.web.authentication import VERSION_2, VERSION_4
 from meshd.web.forwarding import AnsweredError, Begun, Name
 from meshd.web.streaming import in_blocks
-from meshwire import percents
 from meshwire.checksums import BodyVerifier
 from meshwire.multipart import FormError, FormReader, FormTooLargeError, read_boundary
 from meshwire.s3.errors import S3Error
@@ -78,7 +77,7 @@ class FormUploads:
             put.bucket,
             put.key,
             stored.etag,
-            _location(call, put),
+            call.url(put.bucket, put.key),
             read_status(fields),
             read_redirect(fields),
             stored.version,
@@ -204,9 +203,3 @@ class _Form:
 
 def _malformed(error: FormError) -> S3Error:
     return S3Error("MalformedPOSTRequest", f"The body of your POST request is malformed: {error}.")
-
-
-def _location(call: Call, put: PutObject) -> str:
-    scheme = "https" if call.context.secure else "http"
-    bucket = "" if call.head.host_bucket else f"/{put.bucket}"
-    return f"{scheme}://{call.head.headers.get('host', '')}{bucket}/{percents.encode(put.key, safe='/')}"

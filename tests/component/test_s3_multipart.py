@@ -61,8 +61,9 @@ def test_an_upload_becomes_an_object(s3: Any, bucket: str) -> None:
     assert second["Body"].read() == pieces[1]
     assert second["PartsCount"] == 3
     assert "Uploads" not in s3.list_multipart_uploads(Bucket=bucket)
+    assert answer["Location"] == f"{s3.meta.endpoint_url}/{bucket}/k"
     again = complete(s3, upload, parts)
-    assert again["ETag"] == answer["ETag"]
+    assert (again["ETag"], again["Location"]) == (answer["ETag"], answer["Location"])
 
 
 def test_a_part_sent_again_replaces_the_first(s3: Any, bucket: str) -> None:

@@ -147,7 +147,8 @@ def test_malformed_ranges_are_ignored(s3: Any, bucket: str, asked: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "asked"), [(10, "bytes=10-"), (10, "bytes=-0"), (0, "bytes=0-"), (0, "bytes=-1")]
+    ("size", "asked"),
+    [(10, "bytes=10-"), (5, "bytes=5-9"), (10, "bytes=-0"), (0, "bytes=0-"), (0, "bytes=-1")],
 )
 def test_unsatisfiable_ranges_tell_the_size(s3: Any, bucket: str, size: int, asked: str) -> None:
     s3.put_object(Bucket=bucket, Key="k", Body=bytes(size))
@@ -156,6 +157,7 @@ def test_unsatisfiable_ranges_tell_the_size(s3: Any, bucket: str, size: int, ask
     assert code_of(excinfo) == (416, "InvalidRange")
     headers = excinfo.value.response["ResponseMetadata"]["HTTPHeaders"]
     assert headers["content-range"] == f"bytes */{size}"
+    assert excinfo.value.response["Error"]["RangeRequested"] == asked
 
 
 def test_conditional_reads(s3: Any, bucket: str) -> None:

@@ -123,11 +123,11 @@ def select_window(op: ops.GetObject, size: int) -> tuple[int, int] | None:
     try:
         return resolve_range(op.range, size)
     except UnsatisfiableRangeError:
-        first = f"-{op.range.last}" if op.range.first is None else f"{op.range.first}-"
+        first, last = (str(end) if end is not None else "" for end in (op.range.first, op.range.last))
         raise S3Error(
             "InvalidRange",
             headers={"content-range": f"bytes */{size}"},
-            extra={"RangeRequested": f"bytes={first}", "ActualObjectSize": str(size)},
+            extra={"RangeRequested": f"bytes={first}-{last}", "ActualObjectSize": str(size)},
         ) from None
 
 
