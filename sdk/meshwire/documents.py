@@ -38,11 +38,17 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 
+_TOLD = 30  # names in one sentence
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """` (did you mean …?)`, or what is known when nothing is close."""
     names = sorted(known)
     close = difflib.get_close_matches(word[:100], names, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names) or 'none yet'}"
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    more = ", …" if len(names) > _TOLD else ""
+    return f"; known: {', '.join(names[:_TOLD]) or 'none yet'}{more}"
 
 
 def read_json(source: bytes | str, path: str = "") -> Any:

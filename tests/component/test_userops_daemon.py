@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from botocore.exceptions import ClientError
 from PIL import Image
 
 import meshsdk
@@ -224,6 +225,11 @@ def test_views_run_it_too(daemon: Daemon, client: Client, pushed: modules.Pushed
     with Image.open(io.BytesIO(body)) as picture:
         expected = np.clip(plain.reshape(picture.height, picture.width, 3) * 2.0, 0, 255)
         assert np.array_equal(np.asarray(picture), expected.astype(np.uint8))
+    modules.remove_module(client.transport, "mine", pushed.version)
+    for key in ("train/0003.png", "train/0004.png"):  # the first was made before
+        with pytest.raises(ClientError, match="push the same file again") as caught:
+            daemon.client().get_object(Bucket="photos--bright", Key=key)
+        assert caught.value.response["Error"]["Code"] == "ViewOutdated"
     daemon.client().delete_bucket(Bucket="photos--bright")
 
 

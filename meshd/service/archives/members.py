@@ -248,7 +248,7 @@ def _archive_errors() -> Iterator[None]:
 
 def _translated(error: BatchError) -> S3Error:
     if error.code in ("BadSample", "TooLarge"):
-        return S3Error("UnprocessableSource", f"{error.message}. {error.help}.")
+        return S3Error("UnprocessableSource", "; ".join(filter(None, (error.message, error.help))))
     if error.code == "Busy":
         return S3Error("SlowDown", error.message, headers={"retry-after": str(error.retry_after or 1)})
     return S3Error("InternalError", error.message)

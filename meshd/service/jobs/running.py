@@ -300,7 +300,7 @@ def _explained(error: Exception, job_id: str) -> str:
     """Why a job failed, for who started it; the log has what only the operator can make sense of."""
     error = _first(error)
     if isinstance(error, BatchError):
-        told = f"{error.message} {error.help}".strip()
+        told = "; ".join(filter(None, (error.message, error.help)))
     elif isinstance(error, S3Error):
         told = f"{error.code}: {error.message}"
     elif isinstance(error, CorruptExtentError) and error.name:

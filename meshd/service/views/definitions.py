@@ -202,5 +202,9 @@ def _no_sample(field: str) -> bytes:
 
 
 def draws(view: TransformView) -> bool:
-    """Whether an op of the view is random: then its results depend on the key, too."""
-    return any(registry.find(op.op, op.version, "").random for op in view.ops)
+    """Whether an op of the view is random: then its results depend on the key, too. Raises BatchError
+    UnknownOpBuild where one was removed."""
+    try:
+        return any(registry.find(op.op, op.version, "").random for op in view.ops)
+    except PlanError as error:
+        raise invalid(error) from error

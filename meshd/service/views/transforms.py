@@ -58,7 +58,7 @@ class TransformReader:
 
     async def find(self, view: TransformView, key: str) -> Kept:
         """The result of a view's key; made if need be. Raises S3Error NoSuchKey, UnprocessableSource,
-        SlowDown."""
+        ViewOutdated, SlowDown."""
         for origin in view.origins(key):
             with store_errors(), unreachable():
                 source = await self._objects.find(view.source, origin)
@@ -69,7 +69,8 @@ class TransformReader:
         raise S3Error("NoSuchKey", extra={"Key": key})
 
     async def _made(self, view: TransformView, origin: str, source: Record) -> str:
-        place = result_key(view, origin, source.etag, source.size)
+        with unreachable():
+            place = result_key(view, origin, source.etag, source.size)
         made = self._store.get(RESERVED_BUCKET, place) is not None
         counting.count(kept=made)
         for op in view.plan.ops if made else ():
