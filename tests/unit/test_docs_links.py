@@ -67,3 +67,17 @@ def test_every_page_is_reached_from_the_readme() -> None:
         targets = [target.partition("#")[0] for target in LINK.findall(prose(page)) if "://" not in target]
         todo += [(page.parent / target).resolve() for target in targets if target]
     assert not {page for page in (ROOT / "docs").glob("*.md")} - seen
+
+
+def test_files_that_the_architecture_names_are_there() -> None:
+    text = prose(ROOT / "docs" / "architecture.md")
+    folder, missing = "", []
+    for name in re.findall(r"`((?:meshd|meshwire|meshsdk|sdk|operator|tests)/[\w/.]+|\w+\.py)`", text):
+        path = f"sdk/{name}" if name.startswith(("meshwire/", "meshsdk/")) else name
+        if "/" in path:
+            folder = path.rpartition("/")[0] if path.endswith(".py") else path
+        elif path.endswith(".py"):
+            path = f"{folder}/{path}"  # beside the one before it
+        if not (ROOT / path).exists():
+            missing.append(path)
+    assert not missing
