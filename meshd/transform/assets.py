@@ -74,7 +74,11 @@ def checked_asset(digest: str, data: bytes) -> Asset:
 
 def no_assets(digest: str) -> Asset:
     """Loads nothing."""
-    raise MissingAssetError("", f"this node does not have the asset {PREFIX}{digest}")
+    raise MissingAssetError(
+        "",
+        f"this node does not have the asset {PREFIX}{digest}: what it was made with (a module of ops, a "
+        "tokenizer) was removed; push the same file again (mesh op push), or make the plan or view anew",
+    )
 
 
 class LoadedAssets:

@@ -115,16 +115,25 @@ class ViewMaker:
 
 
 def result_key(view: TransformView, key: str, etag: str, size: int) -> str:
-    """The name of a result: what was done, to which content; for random ops to which key."""
-    drawn = f"-{_position(view, key):x}" if draws(view) else ""
+    """The name of a result: what was done, to which content; for random ops to which key. Raises BatchError
+    UnknownOpBuild."""
+    plain, drawn = result_keys(view, key, etag, size)
+    return drawn if draws(view) else plain
+
+
+def result_keys(view: TransformView, key: str, etag: str, size: int) -> tuple[str, str]:
+    """Both names that it may have, where it is not known any more whether an op drew."""
     kind = hashlib.sha256(view.content_type.encode()).hexdigest()[:8]
-    return f"{RESULTS}{view.digest}-{kind}/{etag}-{size:x}{drawn}"
+    plain = f"{RESULTS}{view.digest}-{kind}/{etag}-{size:x}"
+    return plain, f"{plain}-{_hashed(key):x}"
 
 
 def _position(view: TransformView, key: str) -> int:
     """What keys the randomness of one object: its name."""
-    if not draws(view):
-        return 0
+    return _hashed(key) if draws(view) else 0
+
+
+def _hashed(key: str) -> int:
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) >> 2
 
 

@@ -16,7 +16,7 @@ from meshd.service.translation import store_errors
 from meshd.service.views import counting
 from meshd.service.views.failing import refusal, unreachable
 from meshd.service.views.kinds import Kept
-from meshd.service.views.making import ViewMaker, result_key
+from meshd.service.views.making import ViewMaker, result_key, result_keys
 from meshd.telemetry import metrics
 from meshwire.s3.errors import S3Error
 from meshwire.s3.results import ObjectEntry, ObjectListing
@@ -69,8 +69,7 @@ class TransformReader:
         raise S3Error("NoSuchKey", extra={"Key": key})
 
     async def _made(self, view: TransformView, origin: str, source: Record) -> str:
-        with unreachable():
-            place = result_key(view, origin, source.etag, source.size)
+        place = self._place(view, origin, source)
         made = self._store.get(RESERVED_BUCKET, place) is not None
         counting.count(kept=made)
         for op in view.plan.ops if made else ():
@@ -78,6 +77,18 @@ class TransformReader:
         if not made:
             await self._make(view, origin, source)
         return place
+
+    def _place(self, view: TransformView, origin: str, source: Record) -> str:
+        """Where the result is, or is to be. What was made before an op was removed stays readable.
+
+        Raises S3Error ViewOutdated."""
+        try:
+            return result_key(view, origin, source.etag, source.size)
+        except BatchError as error:
+            for place in result_keys(view, origin, source.etag, source.size):
+                if self._store.get(RESERVED_BUCKET, place) is not None:
+                    return place
+            raise refusal(error) from error
 
     async def _make(self, view: TransformView, origin: str, source: Record) -> None:
         with store_errors():
@@ -161,8 +172,8 @@ class _Gathering:
 
     def _take(self, pair: Pair[Record]) -> None:
         source = pair.value
-        place = result_key(self._view, pair.origin, source.etag, source.size)
-        self._unmade += self._store.get(RESERVED_BUCKET, place) is None
+        places = result_keys(self._view, pair.origin, source.etag, source.size)
+        self._unmade += all(self._store.get(RESERVED_BUCKET, place) is None for place in places)
         self.pairs.append(pair)
         self.last = pair.key
 
