@@ -32,9 +32,11 @@ def _origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 @pytest.fixture
-def origin(_origin: Place) -> Place:
-    """A real S3 server with a bucket, behind a proxy that does no harm yet."""
+def origin(_origin: Place, request: pytest.FixtureRequest) -> Place:
+    """A real S3 server with a bucket, behind a proxy that does no harm yet; with nothing of a try before."""
     _origin.proxy.faults = Faults()
+    if getattr(request.node, "execution_count", 1) > 1:
+        _origin.clear()
     return _origin
 
 

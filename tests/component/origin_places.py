@@ -86,15 +86,15 @@ class Proxy:
         server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        faults = self.faults
-        if faults.refuse:
+        if self.faults.refuse:
             writer.transport.abort()
             return
         upstream: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
-                if self.faults.refuse:
+                faults = self.faults  # of now: connections outlive the test that made them
+                if faults.refuse:
                     break
                 if upstream is None:
                     upstream = await asyncio.open_connection("127.0.0.1", self._target, limit=1 << 20)
@@ -197,6 +197,12 @@ class Place:
     @property
     def faults(self) -> Faults:
         return self.proxy.faults
+
+    def clear(self) -> None:
+        """Remove every object."""
+        for page in self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket):
+            for found in page.get("Contents", []):
+                self.client.delete_object(Bucket=self.bucket, Key=found["Key"])
 
 
 def weed() -> str | None:

@@ -32,16 +32,42 @@ def sdk(daemon: Daemon) -> meshsdk.Client:
 
 
 def bucket(daemon: Daemon, origin: Place, name: str, **options: Any) -> Any:
-    """A bucket that stands for a folder of its name at the origin; a client of the daemon's."""
+    """A new bucket that stands for a folder of its name at the origin; a client of the daemon's. One of that
+    name, of a try before, goes first."""
     document = {
         "url": f"s3://{origin.bucket}/{name}",
         "endpoint": origin.proxy.endpoint,
         "credentials": "weed",
         **options,
     }
+    s3 = daemon.client()
     with sdk(daemon) as client:
+        again = client.has_bucket(name)
+        if again:
+            eventually(lambda: _deleted(s3, name))
         buckets.create_bucket(client.transport, name, document)
-    return daemon.client()
+    if again:  # a worker may still think that its origin is down
+        eventually(lambda: all(_lists(daemon.client(), name) for _ in range(4)))
+    return s3
+
+
+def _lists(s3: Any, name: str) -> bool:
+    try:
+        s3.list_objects_v2(Bucket=name, Prefix="none")
+    except ClientError:
+        return False
+    return True
+
+
+def _deleted(s3: Any, name: str) -> bool:
+    """False while it has what is not at its origin yet."""
+    try:
+        s3.delete_bucket(Bucket=name)
+    except ClientError as error:
+        if error.response["Error"]["Code"] != "BucketNotEmpty":
+            raise
+        return False
+    return True
 
 
 def put(origin: Place, name: str, key: str, data: bytes, **more: Any) -> None:

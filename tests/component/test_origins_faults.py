@@ -50,12 +50,13 @@ def test_a_slow_origin_holds_up_nobody_else(backed: Daemon, origin: Place) -> No
     put(origin, "slow", "kept", b"kept")
     client = bucket(backed, origin, "slow", immutable=True)
     until_kept(client, "slow", "kept", origin)
-    origin.faults.rate = MIB
+    origin.faults.rate = MIB / 16
     with ThreadPoolExecutor(1) as pool:
         trickling = pool.submit(read, backed.client(), "slow", "trickles")
         for _ in range(20):
             assert read(client, "slow", "kept") == b"kept"
         assert not trickling.done()
+        origin.faults.rate = 0
         assert trickling.result(60) == data
 
 

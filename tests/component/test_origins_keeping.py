@@ -147,7 +147,7 @@ def test_prefetching(small: Daemon, origin: Place, tmp_path: Path) -> None:
 def test_prefetch_paused_and_resumed_from_the_command_line(
     shared: Daemon, origin: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for index in range(40):
+    for index in range(120):
         put(origin, "slowly", f"{index:02d}", os.urandom(KIB))
     bucket(shared, origin, "slowly")
     monkeypatch.setenv("MESH_ENDPOINT", shared.endpoint)
