@@ -24,6 +24,7 @@ from meshd.testing.waiting import await_end
 from meshsdk import ops
 from meshsdk.connections import Connection
 from tests.component import test_sdk_scripted
+from tests.component.shared_memory import await_no_more, segments
 from tests.component.test_sdk_scripted import labels, loader, sockets, threads
 
 if TYPE_CHECKING:
@@ -285,7 +286,7 @@ def program(server: ScriptedMesh, source: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_whatever_ends_a_loop_leaves_nothing(server: ScriptedMesh, ending: str) -> None:
-    shared = set(os.listdir("/dev/shm"))
+    shared = segments()
     with program(server, PROGRAM.replace("ENDING", ENDINGS[ending])) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -298,12 +299,12 @@ def test_whatever_ends_a_loop_leaves_nothing(server: ScriptedMesh, ending: str) 
     nothing: dict[str, Any] = {"threads": [], "sockets": [], "memory": [], "children": []}
     assert json.loads(line) == {"ended": expected} | nothing
     assert process.returncode == 0
-    assert set(os.listdir("/dev/shm")) <= shared
+    await_no_more(shared)
 
 
 def test_the_interpreter_ends_with_an_iterator_open(server: ScriptedMesh) -> None:
     """Of a loader and of a DataLoader with a worker: no error, and the worker goes, too."""
-    shared = set(os.listdir("/dev/shm"))
+    shared = segments()
     source = PROGRAM.partition("def left")[0] + (
         "from torch.utils.data import DataLoader\n"
         "workers = iter(DataLoader(loader.as_iterable(), num_workers=1))\n"
@@ -316,5 +317,5 @@ def test_the_interpreter_ends_with_an_iterator_open(server: ScriptedMesh) -> Non
         out, errors = process.communicate(timeout=60)
     assert (errors, process.returncode) == ("", 0)
     assert [psutil.pid_exists(int(pid)) for pid in out.split()] == [False]
-    assert set(os.listdir("/dev/shm")) <= shared
+    await_no_more(shared)
     assert sockets(server) == 0

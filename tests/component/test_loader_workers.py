@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from torch.utils.data import DataLoader
 from meshsdk.batches import Batch
 from meshsdk.errors import ConfigurationError
 from tests.component import test_sdk_scripted
+from tests.component.shared_memory import await_no_more, segments
 from tests.component.test_sdk_scripted import SAMPLES, labels, loader
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ undisturbed = test_sdk_scripted.undisturbed
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     """No shared memory is left by a test; processes are looked for after every test of all."""
-    shared = set(os.listdir("/dev/shm"))
+    shared = segments()
     yield
-    assert set(os.listdir("/dev/shm")) <= shared
+    await_no_more(shared)
 
 
 def rows(batches: Any) -> list[tuple[int, int, list[int]]]:

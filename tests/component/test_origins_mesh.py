@@ -296,17 +296,19 @@ def until_called(mesh: Mesh, wanted: float) -> None:
 
 
 def test_views_over_all_nodes(mesh: Mesh, clients: list[Any], origin: Place) -> None:
-    fill(mesh["n1"], origin, "seen", "lives", first=40 * secrets.randbelow(25))  # nothing is made of them yet
-    origin_views.make(mesh["n1"], "seen", "lives")
+    first = 40 * secrets.randbelow(25)  # of photographs of which nothing is made yet
+    seen, lives = (f"{word}-{secrets.token_hex(4)}" for word in ("seen", "lives"))
+    fill(mesh["n1"], origin, seen, lives, first=first)
+    origin_views.make(mesh["n1"], seen, lives)
     once = 2 * 40  # two counted steps a photograph
     for name in origin_views.VIEWS:
         before = calls(mesh)
         with ThreadPoolExecutor(3) as pool:  # all nodes at once
-            found = list(pool.map(origin_views.contents, clients, [f"seen--{name}"] * 3))
+            found = list(pool.map(origin_views.contents, clients, [f"{seen}--{name}"] * 3))
         if name in {"small", "arrays"}:  # made once, by one node
             until_called(mesh, before + once)
-        assert found == [origin_views.contents(clients[0], f"lives--{name}")] * 3
-    assert len(origin.faults.gets("seen/train")) <= 44  # each photograph once, and some were looked at
+        assert found == [origin_views.contents(clients[0], f"{lives}--{name}")] * 3
+    assert len(origin.faults.gets(f"{seen}/train")) <= 44  # each photograph once, and some were looked at
 
 
 def tensors(files: dict[str, bytes]) -> dict[str, dict[str, bytes]]:

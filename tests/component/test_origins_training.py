@@ -7,6 +7,7 @@ import hashlib
 import io
 import itertools
 import json
+import secrets
 import tarfile
 from typing import TYPE_CHECKING, Any
 
@@ -78,11 +79,12 @@ def test_an_epoch_is_that_of_a_bucket_that_lives_here(small: Daemon, origin: Pla
     fill(small, origin, "far", "here")
     with sdk(small) as client:
         far = opened(client, "far")
-        assert epoch(far) == epoch(opened(client, "here"))
+        numbers = itertools.count(secrets.randbelow(1 << 30))  # of epochs nobody asked for
+        number = next(numbers)
+        assert epoch(far, number) == epoch(opened(client, "here"), number)
         fetched = len(origin.faults.gets("far/train"))
         assert fetched <= PHOTOS + 1
         eventually(lambda: metric(small, "meshd_cache_plans") >= 1)  # what is read next is known to the cache
-        numbers = itertools.count(1)  # of epochs that are made of the photographs anew
 
         def is_kept() -> bool:
             before = len(origin.faults.gets("far/train"))
