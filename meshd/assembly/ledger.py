@@ -6,6 +6,7 @@ Law: bounded, durable before the frame it belongs to is handed out, readable by 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from meshd.assembly.catalog import Catalog
 
 LIMIT = 1000
+_KEPT = 64  # plans whose entries stay in memory
 _MESSAGE = 300
 
 
@@ -55,6 +57,7 @@ class Ledger:
         self._catalog = catalog
         self._entries: dict[str, dict[tuple[str, str], BadSample]] = {}
         self._writing: SingleFlight[str, None] = SingleFlight()
+        self._recording: Counter[str] = Counter()
 
     def __repr__(self) -> str:
         return f"<Ledger of {len(self._entries)} plans>"
@@ -63,6 +66,18 @@ class Ledger:
         """Add entries; durable when it returns. Beyond the limit, new ones are left out (counts still
         rise).
         """
+        self._recording[plan] += 1
+        try:
+            self._add(plan, found)
+            while True:
+                _, joined = await self._writing.run(plan, lambda: self._write(plan))
+                if not joined:  # a flight that was joined may have begun before these entries were added
+                    return
+        finally:
+            self._recording[plan] -= 1
+            self._forget_old()
+
+    def _add(self, plan: str, found: Iterable[BadSample]) -> None:
         entries = self._of(plan)
         for item in found:
             name = (item.key, item.op)
@@ -71,10 +86,12 @@ class Ledger:
                 entries[name] = replace(item, times=known.times + 1)
             elif len(entries) < LIMIT:
                 entries[name] = replace(item, error=item.error[:_MESSAGE])
-        while True:
-            _, joined = await self._writing.run(plan, lambda: self._write(plan))
-            if not joined:  # a flight that was joined may have begun before these entries were added
-                return
+
+    def _forget_old(self) -> None:
+        """Plans that nothing is being recorded of, those met first; what is durable is read again."""
+        for plan in list(self._entries)[: max(0, len(self._entries) - _KEPT)]:
+            if not self._recording[plan]:
+                del self._entries[plan], self._recording[plan]
 
     def _of(self, plan: str) -> dict[tuple[str, str], BadSample]:
         entries = self._entries.get(plan)

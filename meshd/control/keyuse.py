@@ -12,9 +12,11 @@ import msgspec
 from meshd.control.documents import Documents
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from meshd.control.interface import ControlStore
 
-_HOUR_MS = 3_600_000
+_HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
 
 
 class _Use(msgspec.Struct, frozen=True):
@@ -40,12 +42,16 @@ class KeyUse:
         found = self._documents.current().get(access_key)
         return 0 if found is None else found.used_ms
 
-    async def save(self, now_ms: int) -> None:
-        """Write what was noted since the last time, where it is news."""
+    async def save(self, now_ms: int, known: Container[str]) -> None:
+        """Write what was noted since the last time, where it is news. Of keys that are not `known`, and were
+        not used for a day, nothing is kept."""
         noted, self._noted = self._noted, set()
         for access_key in noted:
             if now_ms - self.last(access_key) >= _HOUR_MS:
                 await self._documents.put(access_key, _Use(now_ms))
+        for access_key, use in list(self._documents.current().items()):
+            if access_key not in known and now_ms - use.used_ms > _DAY_MS:
+                await self._documents.delete(access_key)
 
     async def forget(self, access_key: str) -> None:
         """The key is gone; so is what was known of it."""

@@ -106,6 +106,7 @@ class EtcdCluster:
                 f"--listen-peer-urls={peer}",
                 f"--initial-advertise-peer-urls={peer}",
                 f"--initial-cluster={everybody}",
+                "--auto-compaction-retention=1h",
                 "--unsafe-no-fsync",
                 "--logger=zap",
                 *self._flags,

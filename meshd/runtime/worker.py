@@ -88,7 +88,7 @@ async def _work(node: Node, index: int, doors: Doors, trouble: Callable[[], str]
 
 
 async def _save_use(node: Node) -> None:
-    await node.use.save(node.clock.now_ms())
+    await node.use.save(node.clock.now_ms(), node.identities.keys())
 
 
 @asynccontextmanager

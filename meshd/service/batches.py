@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
 MAX_ROWS_ASKED = 65536
 _CHECKED_OBJECTS = 20_000
+_COMPILED = 10_000  # plans remembered to be usable here
 _CHECKED_ORIGINS = 64  # of those whose bytes are at an origin
 
 
@@ -103,7 +104,7 @@ class BatchService:
         await self._check_objects(snapshot)
         plan = await self.drafted(caller, snapshot, asked.spec)
         await self._catalog.add_plan(plan)
-        self._compiled.add(plan.hash)
+        self._usable(plan.hash)
         return _describe(plan, snapshot, asked.batch)
 
     async def drafted(self, caller: Caller, snapshot: Snapshot, spec: PlanSpec) -> Plan:
@@ -191,8 +192,13 @@ class BatchService:
         if digest not in self._compiled:
             snapshot = await self._catalog.snapshot(plan.snapshot)
             await self.compiled(snapshot, plan.spec if plan.spec.pack is None else within_spec(plan.spec))
-            self._compiled.add(digest)
+            self._usable(digest)
         return plan
+
+    def _usable(self, digest: str) -> None:
+        if len(self._compiled) >= _COMPILED:
+            self._compiled.clear()
+        self._compiled.add(digest)
 
     async def frame(self, caller: Caller, address: Address, *, share: str = "") -> Frame:
         """A frame of tensors; the handle is the caller's to close. With `share` it is taken from the node at

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from meshd.cluster.agreeing import TOPIC as DOMAINS
 from meshd.cluster.agreeing import other_domains
 from meshd.cluster.membership import lease_name
 from meshd.cluster.probing import answers
@@ -125,11 +126,18 @@ class ClusterAdmin:
             )
         cluster = await self._maps.change(lambda present: self._changed(present, node_id, wanted))
         found = cluster.node(node_id)
+        if found is None:
+            await self._forget(node_id)
         return {
             "version": cluster.version,
             "node": node_id,
             "state": "gone" if found is None else found.state,
         }
+
+    async def _forget(self, node_id: str) -> None:
+        """What a node that is none of the mesh any more was asked and told."""
+        for topic in (TOPIC, ASKED, TOLD, DOMAINS):
+            await self._control.delete(f"{topic}/{node_id}")
 
     def _node(self, node_id: str) -> Node:
         node = self._mesh.map().node(node_id)

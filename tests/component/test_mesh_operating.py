@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import secrets
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -73,6 +75,14 @@ def test_a_status_that_is_watched_goes_on(mesh: Mesh) -> None:
     assert seen == sorted(seen)
 
 
+def control_keys(mesh: Mesh) -> list[str]:
+    """All there are in the control store."""
+    everything = base64.b64encode(b"\0").decode()
+    body = json.dumps({"key": everything, "range_end": everything, "keys_only": True}).encode()
+    with urlopen(f"http://{mesh.etcd.members[0]}/v3/kv/range", body, timeout=20) as answer:
+        return [base64.b64decode(found["key"]).decode() for found in json.load(answer)["kvs"]]
+
+
 def test_a_drained_node_is_empty_and_can_be_removed(mesh: Mesh) -> None:
     assert "then: mesh cluster remove n2" in command(mesh, "drain", "n2").stdout
     mesh.await_map(lambda found: not found.moving)
@@ -88,6 +98,7 @@ def test_a_drained_node_is_empty_and_can_be_removed(mesh: Mesh) -> None:
     mesh.stop("n2")
     assert "n2 is gone" in command(mesh, "remove", "n2").stdout
     assert set(nodes(mesh)) == {"n1", "n3"}
+    assert [key for key in control_keys(mesh) if key.endswith("/n2") and "@leases" not in key] == []
     mesh.up("n2")
     mesh.await_state("n2", "up")
 

@@ -450,6 +450,18 @@ def test_the_ledger_is_bounded_and_survives(bench: Bench) -> None:
     asyncio.run(run())
 
 
+def test_ledgers_of_many_plans_are_not_all_in_memory(bench: Bench) -> None:
+    async def run() -> None:
+        ledger = Ledger(bench.assembler.catalog)
+        for number in range(100):
+            await ledger.record(f"p{number}", [BadSample("k", "decode", "x", 0, 0)])
+        assert repr(ledger) == "<Ledger of 64 plans>"
+        await ledger.record("p0", [BadSample("k", "decode", "x", 0, 0)])
+        assert read_ledger(bench.assembler.catalog, "p0")[0]["times"] == 2
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(("rows", "width"), [(0, 4), (1, 0), (1, 1), (7, 3), (100, 1000), (3, 100_000)])
 def test_checksums_of_rows_fold_into_the_tensors(rows: int, width: int) -> None:
     data = np.random.default_rng(rows).integers(0, 256, (rows, width), dtype=np.uint8)

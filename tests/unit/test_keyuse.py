@@ -18,18 +18,33 @@ def test_uses_are_saved_at_most_once_an_hour_and_told_everywhere() -> None:
     async def main() -> None:
         use.note("A1")
         assert use.last("A1") == 0
-        await use.save(HOUR)
+        await use.save(HOUR, {"A1"})
         assert (use.last("A1"), other.last("A1"), other.last("A2")) == (HOUR, HOUR, 0)
         written = control.revision("keyuse")
-        await use.save(3 * HOUR)  # nothing was noted since
+        await use.save(3 * HOUR, {"A1"})  # nothing was noted since
         other.note("A1")
-        await other.save(2 * HOUR - 1)
+        await other.save(2 * HOUR - 1, {"A1"})
         assert control.revision("keyuse") == written
         other.note("A1")
-        await other.save(2 * HOUR)
+        await other.save(2 * HOUR, {"A1"})
         assert use.last("A1") == 2 * HOUR
         await use.forget("A1")
         await use.forget("A1")
         assert other.last("A1") == 0
+
+    asyncio.run(main())
+
+
+def test_of_keys_that_are_gone_nothing_is_kept() -> None:
+    use = KeyUse(MemoryControl(ManualClock()))
+
+    async def main() -> None:
+        use.note("A1")
+        use.note("A2")
+        await use.save(HOUR, {"A1", "A2"})
+        await use.save(25 * HOUR, {"A1"})  # A2 went with the users file; it may only be late
+        assert (use.last("A1"), use.last("A2")) == (HOUR, HOUR)
+        await use.save(26 * HOUR, {"A1"})
+        assert (use.last("A1"), use.last("A2")) == (HOUR, 0)
 
     asyncio.run(main())

@@ -227,7 +227,7 @@ def test_their_use_is_that_of_the_key_they_were_made_with(node: Node) -> None:
     made = node.make("A1")
     node.sessions.proved(node.sessions.find(made.access_key_id, made.session_token).identity)
     node.sessions.proved(node.sessions.find("A2", None).identity)
-    asyncio.run(node.use.save(node.clock.now_ms()))
+    asyncio.run(node.use.save(node.clock.now_ms(), node.table.keys()))
     assert node.use.last("A1") == node.use.last("A2") == node.clock.now_ms()
     assert node.use.last(made.access_key_id) == node.use.last("AKROOT") == 0
 
