@@ -28,6 +28,8 @@ CLUSTER_LABEL, POOL_LABEL = f"{GROUP}/cluster", f"{GROUP}/pool"
 TEMPLATE_ANNOTATION: Final = f"{GROUP}/template"
 SCRAPE_LABEL: Final = f"{GROUP}/scrape"
 """Of the one Service by which Prometheus finds the daemons."""
+DISKS: Final = f"disks.{GROUP}/"
+"""Labels of Kubernetes nodes on which daemons have directories."""
 _SPEED: Final = ("nvme", "ssd", "hdd")
 _ORIGINS: Final = "/etc/mesh/origins"
 _TOKEN: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -42,6 +44,11 @@ class Place:
     schedulable: bool = True
     gpus: int = 0
     ready: bool = True
+
+
+def mark(namespace: str, name: str) -> str:
+    """What ends labels of Kubernetes nodes that are of one MeshCluster."""
+    return hashlib.sha256(f"{namespace}/{name}".encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,15 @@ class Cluster:
             CLUSTER_LABEL: self.name,
         }
         return found | ({POOL_LABEL: pool} if pool else {})
+
+    @property
+    def mark(self) -> str:
+        """Tells it from all others of the Kubernetes cluster."""
+        return mark(self.namespace, self.name)
+
+    def disks_label(self, pool: str) -> str:
+        """Of Kubernetes nodes on which daemons of a pool have their directories."""
+        return f"{DISKS}{self.name}-{pool}.{self.mark}"
 
     @property
     def root_secret(self) -> str:
@@ -435,18 +451,24 @@ def _volumes(cluster: Cluster, pool: NodePool) -> list[Manifest]:
 
 
 def _apart(cluster: Cluster, pool: NodePool) -> Manifest:
-    """Never two daemons of a pool on one node: they would share its disks, and its fate."""
+    """Never two daemons of a pool on one node: they would share its disks, and its fate. One whose disk is a
+    directory of a node goes back to it, if it can."""
     term = {
         "labelSelector": {"matchLabels": cluster.labels(pool.name)},
         "topologyKey": "kubernetes.io/hostname",
     }
     spread = {"labelSelector": {"matchLabels": cluster.labels()}, "topologyKey": cluster.spec.topology.zone}
-    return {
+    found: Manifest = {
         "podAntiAffinity": {
             "requiredDuringSchedulingIgnoredDuringExecution": [term],
             "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 50, "podAffinityTerm": spread}],
         }
     }
+    if any(tier.host_path for tier in pool.tiers):
+        back = {"matchExpressions": [{"key": cluster.disks_label(pool.name), "operator": "Exists"}]}
+        preferred = [{"weight": 100, "preference": back}]
+        found["nodeAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": preferred}
+    return found
 
 
 def _toleration(each: Any) -> Manifest:

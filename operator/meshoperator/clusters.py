@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightkube import ApiError
 
-from meshoperator import gauges
+from meshoperator import gauges, hosting
 from meshoperator.children import (
     POOL_LABEL,
     Cluster,
@@ -112,6 +112,7 @@ class ClusterLoop:
         steps = replace(steps, waiting=(*steps.waiting, *waiting))
         await self._change_map(cluster, steps.changes, document)
         await self._make(seen, steps, document, held)
+        await hosting.tell(self._kube, cluster, seen.sight, seen.nodes)
         uids = {pod.name: pod.uid for pod in seen.sight.pods}
         for name, why in steps.bury:
             if await self._kube.delete_pod(name, cluster.namespace, uids[name], now=True):

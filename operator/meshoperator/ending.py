@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from meshoperator import gauges
+from meshoperator import gauges, hosting
 from meshoperator.children import CLUSTER_LABEL
 from meshoperator.resources import GROUP
 from meshoperator.statuses import conditions
@@ -75,6 +75,8 @@ class Ending:
         name = document["metadata"]["name"]
         for claim in await self._kube.list_all("PersistentVolumeClaim", namespace, labels):
             await self._kube.delete("PersistentVolumeClaim", claim["metadata"]["name"], namespace)
+        if self._settings.reads_nodes:
+            await hosting.forget(self._kube, namespace, name)
         for kind in ("ConfigMap", "Secret", "Lease"):
             await self._kube.delete_all(kind, namespace, {_STORE: name})
         if not (document["spec"].get("auth") or {}).get("rootSecretRef"):

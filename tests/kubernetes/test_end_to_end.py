@@ -48,7 +48,7 @@ POOL: dict[str, Any] = {
     "tiers": [{"name": "disk", "class": "nvme", "hostPath": "/mnt/shardmesh"}],
     "nodeSelector": {"disks": "nvme"},
     "weight": 1,
-    "extraArgs": ["--workers=1", "--transforms=1", "--lease=2", "--drain-timeout=3"],
+    "extraArgs": ["--workers=1", "--transforms=1", "--lease=2", "--drain-timeout=1"],
 }
 SPEC = {"image": "registry.example.com/shardmesh/meshd:0.1.0", "nodePools": [POOL]}
 
@@ -279,14 +279,16 @@ def test_expand_and_shrink(scene: Scene, front: str) -> None:
 
 
 def test_roll_out(scene: Scene, front: str) -> None:
-    """Every pod is replaced, one after the other, and no read fails."""
+    """Every pod is replaced, one after the other, where its disk is, and no read fails."""
     before = {name: pod.metadata.uid for name, pod in scene.pods().items()}
+    hosts = {name: _host(scene, name) for name in before}
     with Reader(scene.client(front), scene.bodies) as reader:
         scene.change(podTemplate={"metadata": {"annotations": {"example.com/release": "2"}}})
         scene.until(lambda: not _same(before, scene), "rolled out")
         scene.settled(3)
     assert reader.failed == []
     assert reader.read > 20
+    assert {name: _host(scene, name) for name in before} == hosts
     _all_there(scene, front)
 
 
@@ -323,14 +325,22 @@ def _host(scene: Scene, name: str) -> str:
 def test_a_machine_is_lost(scene: Scene, front: str) -> None:
     """With its disk: another one takes the daemon, and the copies are made again."""
     name = "mesh-s-2"
-    host = _host(scene, name)
+    host, before = _host(scene, name), scene.map()
+    turned = max(node.turned for node in before.nodes)
     with Reader(scene.client(front), scene.bodies) as reader:
         scene.kubelet.lose(host)
         scene.until(lambda: _host(scene, name) not in ("", host), "replaced")
+        scene.until(lambda: _turned(scene, name) > turned, "noticed by the mesh")
         scene.settled(3)
     assert reader.failed == []
     assert "Replacing" in scene.reasons()
     _all_there(scene, front)
+
+
+def _turned(scene: Scene, name: str) -> int:
+    """The map version under which a node went or came last."""
+    node = scene.map().node(name)
+    return node.turned if node else 0
 
 
 def test_the_mesh_goes_and_its_data_stays(scene: Scene) -> None:

@@ -155,6 +155,30 @@ def killed_everywhere(scenes: list[Scene], scene: Scene) -> None:
         assert api.fault is None, f"{scene[0]} was not killed at {point}"
 
 
+def labelled(world: World) -> set[str]:
+    """Kubernetes nodes that say that a daemon of the mesh has its disk there."""
+    every = ((each["metadata"]["name"], each["metadata"]["labels"]) for each in world.api.of("nodes"))
+    return {name for name, labels in every if any(key.startswith("disks.shardmesh.io/") for key in labels)}
+
+
+def test_kubernetes_nodes_say_whose_disks_they_have_while_a_daemon_is_expected_back() -> None:
+    api = Api()
+    world = World(api)
+    asyncio.run(play(world, SCENES[:1]))
+    asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
+    assert labelled(world) == {"k0", "k1"}
+    away = world.pods()["mesh-s-1"]  # it is being made anew
+    del away["spec"]["nodeName"], away["status"]
+    asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
+    assert labelled(world) == {"k0", "k1"}
+    away["spec"]["nodeName"] = "k3"  # its own was not to be had
+    asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
+    assert labelled(world) == {"k0", "k3"}
+    change(world, deletionPolicy="Delete")
+    asyncio.run(play(world, [SCENES[-1]]))
+    assert labelled(world) == set()
+
+
 # volumes ----------------------------------------------------------------------------------------------------
 
 

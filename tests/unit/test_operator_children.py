@@ -77,6 +77,19 @@ def test_quotas_bound_copies_of_what_is_elsewhere_and_batches_in_memory() -> Non
     assert "b" not in {each["name"] for each in (*spec["volumes"], *spec["containers"][0]["volumeMounts"])}
 
 
+def test_a_daemon_goes_back_to_its_disk() -> None:
+    """Where a tier is a directory of the Kubernetes node; a volume follows it by itself."""
+    label = cluster().disks_label("s")
+    assert len(label.partition("/")[2]) <= 63
+    directory = {"name": "a", "class": "ssd", "hostPath": "/a"}
+    on_host = pool(cluster(nodePools=[STORE | {"tiers": [directory]}]), "s")["spec"]["template"]["spec"]
+    (term,) = on_host["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert term["preference"]["matchExpressions"] == [{"key": label, "operator": "Exists"}]
+    claim = {"name": "a", "class": "ssd", "volumeClaim": {"size": "1Gi"}}
+    on_claims = pool(cluster(nodePools=[STORE | {"tiers": [claim]}]), "s")["spec"]["template"]["spec"]
+    assert "nodeAffinity" not in on_claims["affinity"]
+
+
 def test_one_daemon_on_each_node_that_matches() -> None:
     assert pool(cluster(), "gpu")["spec"]["replicas"] == 2
     of = cluster(places=None)
