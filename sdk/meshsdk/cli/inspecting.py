@@ -120,8 +120,9 @@ def stats(session: Session, opened: Opening) -> None:
     lines = [
         f"{ds.snapshot.source}: {found.samples} samples, {human(found.bytes)} in {found.objects} objects, "
         f"{ds.snapshot.skipped} skipped",
-        f"  samples a shard: {_spread(found.shards, str)}",
     ]
+    if ds.snapshot.shards > 1:
+        lines.append(f"  samples a shard: {_spread(found.shards, str)}")
     for name, spread in found.sizes.items():
         empty = f"; {found.empty[name]} are empty" if found.empty[name] else ""
         lines.append(f"  {name}: {_spread(spread, human)}{empty}")

@@ -131,9 +131,9 @@ def _show_dataset(
 ) -> None:
     snapshot = ds.snapshot
     kinds = {name: str(field) for name, field in schema.items()}
+    cut = f" in {snapshot.shards} shards" if snapshot.shards > 1 else ""
     lines = [
-        f"{snapshot.source}: {len(ds)} samples in {snapshot.shards} shards, {human(snapshot.bytes)}, "
-        f"{snapshot.skipped} skipped",
+        f"{snapshot.source}: {len(ds)} samples{cut}, {human(snapshot.bytes)}, {snapshot.skipped} skipped",
         f"snapshot {snapshot.hash}",
     ]
     for name, kind in kinds.items():
