@@ -62,9 +62,9 @@ NEXT = """
 [bold]What to try next[/]
   [dim]# the commands[/]
   . .venv/bin/activate
-  [dim]# a daemon of your own; it prints its keys at its first start: put them into the environment[/]
+  [dim]# a daemon of your own; at its first start it prints the line that another terminal needs[/]
   meshd serve --data-dir ./data
-  export MESH_ENDPOINT=http://127.0.0.1:9000 AWS_ACCESS_KEY_ID=… AWS_SECRET_ACCESS_KEY=…
+  export AWS_ENDPOINT_URL=http://127.0.0.1:9000 AWS_ACCESS_KEY_ID=… AWS_SECRET_ACCESS_KEY=…
   [dim]# your pictures, a folder for each class; `aws s3 sync`, s5cmd and boto3 do as well[/]
   mesh mb s3://pictures && mesh sync ./pictures s3://pictures
   mesh preflight s3://pictures/ --op decode:image --op random_resized_crop:image:224

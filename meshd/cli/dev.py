@@ -140,7 +140,8 @@ class _Nodes:
 
     def _last_line(self, node_id: str) -> str:
         lines = (self._place / f"{node_id}.log").read_text(errors="replace").splitlines()
-        return lines[-1] if lines else "it said nothing"
+        last = lines[-1] if lines else "it said nothing"
+        return last.replace("choose another --listen", "choose another --port")  # what dev has
 
     def watch(self) -> None:
         """Until nothing runs any more, or Ctrl-C: say who ended, and how to start it again."""

@@ -82,7 +82,9 @@ def launch(settings: NodeSettings, env: Mapping[str, str], say: Callable[[str], 
     if root.made or (settings.run_dir / MADE).exists():
         say(
             f"meshd root access_key={root.access_key} secret_key={root.secret_key} "
-            f"(shown this once; kept in {settings.store.data_dir / 'root-credentials.json'})"
+            f"(shown this once; kept in {settings.store.data_dir / 'root-credentials.json'})\n"
+            f"  export AWS_ENDPOINT_URL={settings.cluster.advertise} "
+            f"AWS_ACCESS_KEY_ID={root.access_key} AWS_SECRET_ACCESS_KEY={root.secret_key}"
         )
     _in_child("recovery", lambda _: _recover(settings, people))
     doors.listen(settings.http.backlog)

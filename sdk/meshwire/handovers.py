@@ -11,15 +11,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import quote_from_bytes
+
+from meshwire.percents import PercentError, decode, to_bytes
 
 HEADER: Final = "x-mesh-local"
-"""In answers `<id> <directory>`, in questions `<id>`."""
+"""In answers `<id> <directory, percent-encoded>`, in questions `<id>`."""
 HANDED: Final = "x-mesh-handed"
 """In answers `<socket> <ticket> <bytes>`."""
 ID_FILE: Final = "id"
 TICKET_BYTES: Final = 32
 _ID = re.compile(r"[0-9a-f]{32}")
-_PLACE = re.compile(r"([0-9a-f]{32}) (/[!-~]{1,1000})")
+_PLACE = re.compile(r"([0-9a-f]{32}) (/[!-~]{1,3000})")
 _HANDED = re.compile(r"([A-Za-z0-9_.\-]{1,100}\.sock) ([0-9a-f]{32}) ([0-9]{1,18})")
 
 
@@ -31,7 +34,7 @@ class Place:
     directory: str
 
     def to_header(self) -> str:
-        return f"{self.id} {self.directory}"
+        return f"{self.id} {quote_from_bytes(to_bytes(self.directory), safe='/')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,13 @@ class Handed:
 def parse_place(text: str) -> Place | None:
     """None for what is none."""
     found = _PLACE.fullmatch(text)
-    return None if found is None else Place(found[1], found[2])
+    if found is None:
+        return None
+    try:
+        directory = decode(found[2])
+    except PercentError:
+        return None
+    return Place(found[1], directory) if directory.isprintable() else None
 
 
 def parse_handed(text: str) -> Handed | None:

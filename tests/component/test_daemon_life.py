@@ -100,6 +100,8 @@ def test_root_keys_are_made_once_printed_once_and_kept_private(tmp_path: Path) -
     with Daemon.start(tmp_path / "data", env=nothing) as daemon:
         shown = re.search(r"meshd root access_key=(\S+) secret_key=(\S+)", daemon.output())
         assert shown
+        line = f"  export AWS_ENDPOINT_URL={daemon.endpoint} AWS_ACCESS_KEY_ID={shown[1]} "
+        assert f"{line}AWS_SECRET_ACCESS_KEY={shown[2]}\n" in daemon.output()
         kept = tmp_path / "data" / "root-credentials.json"
         assert json.loads(kept.read_text()) == {"access_key": shown[1], "secret_key": shown[2]}
         assert stat.S_IMODE(kept.stat().st_mode) == 0o600

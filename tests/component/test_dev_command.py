@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -56,3 +57,15 @@ def test_three_nodes_serve_and_end_together(tmp_path: Path, how: signal.Signals)
     assert process.returncode == 0
     _, alive = psutil.wait_procs(children, 10)
     assert not alive, "nothing of it outlives the command"
+
+
+def test_a_taken_port_is_told_by_the_flag_that_dev_has(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "meshd", "dev", "--nodes", "1", "--port", port]
+        done = subprocess.run(
+            [*command, "--data-dir", str(tmp_path)], capture_output=True, text=True, check=False, timeout=120
+        )
+    assert done.returncode == 1
+    assert "n1 did not start" in done.stderr
+    assert "choose another --port" in done.stderr
