@@ -10,7 +10,7 @@ import asyncio
 import json
 from typing import TYPE_CHECKING
 
-from meshd.assembly.catalog import RESERVED_BUCKET, SHARED
+from meshd.assembly.catalog import SHARED
 from meshd.assembly.elsewhere import Part
 from meshd.assembly.errors import BatchError
 from meshd.service import remotewire as wire
@@ -179,11 +179,6 @@ class Holdings:
         rows, after = await asyncio.to_thread(self._census.page, asked.prefix, asked.after, asked.limit)
         found = [(key, held.size, held.made, held.used) for key, held in rows.items()]
         return wire.encode(wire.KeptAnswer(found, after))
-
-    def shared_names(self, prefix: str, after: str, limit: int = 1000) -> list[str]:
-        """Names of documents that nodes share."""
-        page = self._store.list(RESERVED_BUCKET, prefix=prefix, after=after, limit=limit)
-        return [key for key, _ in page.entries]
 
 
 class NotHereError(Exception):

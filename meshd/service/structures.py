@@ -202,10 +202,6 @@ def _bytes_fields(snapshot: Snapshot) -> list[str]:
     return [name for name, column in snapshot.fields.items() if isinstance(column, BytesColumn)]
 
 
-def _joined_by_name(left: Snapshot, right: Snapshot) -> Built:
-    return joined(left, right, relative_names(left), relative_names(right))
-
-
 def _evaluate(expression: Expression, scope: _Scope, samples: range) -> list[Value]:
     return [expression.evaluate(scope.values(sample)) for sample in samples]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from meshd.assembly.elsewhere import Part
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Coroutine
 
     from meshd.service.remote import RemoteObjects
     from meshd.store.records import Page, Record
@@ -40,11 +40,6 @@ class Waiting:
         """The current object."""
         found: Record | None = self._wait(self._objects.find(bucket, key))
         return found
-
-    def get_many(self, bucket: str, keys: Sequence[str]) -> dict[str, Record | None]:
-        """Those of many keys."""
-        found = self._wait(self._objects.many([(bucket, key) for key in keys]))
-        return dict(zip(keys, found, strict=True))
 
     def list(
         self, bucket: str, *, prefix: str = "", delimiter: str = "", after: str = "", limit: int = 1000

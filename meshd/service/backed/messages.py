@@ -22,12 +22,6 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
     etag: str = ""
 
 
-class Forget(msgspec.Struct, frozen=True, tag="forget"):
-    """The asker wants no more of an answer."""
-
-    number: int
-
-
 class Began(msgspec.Struct, frozen=True, tag="began"):
     """The origin has answered, and so many bytes are there; the descriptor is of the file that they come
     into, from `base` on."""
@@ -63,7 +57,6 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
-Question = Ask | Forget
 Answer = Began | Grew | Told | Failed
 
 _KINDS = {

@@ -12,7 +12,7 @@ import logging
 import os
 import zlib
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -25,9 +25,7 @@ from meshd.service.backed.messages import (
     Ask,
     Began,
     Failed,
-    Forget,
     Grew,
-    Question,
     Told,
     failure,
     raised,
@@ -184,7 +182,7 @@ class RemoteDoer:
             raise OriginDownError("the process that fetches this is being replaced; ask again")
         return self._stream
 
-    async def _send(self, stream: MessageStream, message: Question) -> None:
+    async def _send(self, stream: MessageStream, message: Ask) -> None:
         try:
             await stream.send(message)
         except StreamClosedError as error:
@@ -270,17 +268,12 @@ class _Conversation:
                 body, fds = await self._stream.receive()
                 for fd in fds:
                     os.close(fd)
-                self._take(msgspec.convert(body, Question))
+                self._take(msgspec.convert(body, Ask))
         finally:
             for task in self._tasks.values():
                 task.cancel()
 
-    def _take(self, message: Any) -> None:
-        if isinstance(message, Forget):
-            task = self._tasks.get(message.number)
-            if task is not None:
-                task.cancel()
-            return
+    def _take(self, message: Ask) -> None:
         task = asyncio.get_running_loop().create_task(self._answer(message))
         self._tasks[message.number] = task
         task.add_done_callback(lambda _: self._tasks.pop(message.number, None))
