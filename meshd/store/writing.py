@@ -195,17 +195,20 @@ class StoredWriter:
             return
         self._finish("aborted")
         flight, self._flight = self._flight, None
-        if flight is not None:
-            with suppress(Exception):
-                await asyncio.shield(flight)
+        try:
+            if flight is not None:
+                with suppress(Exception):
+                    await asyncio.shield(flight)
+        except asyncio.CancelledError:  # a second time: nobody waits, and it goes all the same
+            _discard_after(flight, self._own)
+            raise
         if self._own is not None:
             await self._shop.run(self._own.discard)
 
     def __del__(self) -> None:
         if getattr(self, "_state", "") == "open":
             self._finish("dropped")
-            if self._own is not None:
-                self._own.discard()
+            _discard_after(self._flight, self._own)
 
     def _expect_open(self) -> None:
         if self._state != "open":
@@ -271,6 +274,16 @@ class StoredWriter:
             opening.add_done_callback(lambda _: _discard(made))
             raise
         self._own = made[0]
+
+
+def _discard_after(flight: asyncio.Task[None] | None, own: OwnFile | None) -> None:
+    """Remove a draft when no thread writes to it: its descriptor's number may be another file's at once."""
+    if own is None:
+        return
+    if flight is None or flight.done():
+        own.discard()
+    else:
+        flight.add_done_callback(lambda _: own.discard())
 
 
 def _discard(files: list[OwnFile]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import subprocess
+import threading
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from meshd.store.rebuilding import rebuild
 from meshd.store.records import Meta
 from meshd.store.store import Store
 from meshd.testing.store_writing import LARGE, put, put_part, refused
+from meshd.testing.waiting import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -185,6 +187,45 @@ def test_cancelled_writers_leave_nothing(settings: StoreSettings) -> None:
 
     run(settings, doing)
     gc.collect()
+
+
+@pytest.mark.parametrize("how", ["dropped", "aborted twice"])
+def test_a_draft_is_not_closed_under_the_thread_that_writes_it(settings: StoreSettings, how: str) -> None:
+    """Its descriptor's number would be that of the next file that anybody opens, and the bytes go there."""
+    writes, go_on, drafts = threading.Event(), threading.Event(), list[Path]()
+
+    def pause() -> None:
+        writes.set()
+        assert go_on.wait(PATIENCE)
+
+    async def doing(store: Store) -> None:
+        writer = store.writer("b", "k", size=None)
+        await writer.write(os.urandom(2 << 20))
+        await asyncio.to_thread(writes.wait, PATIENCE)
+        own = writer._own
+        assert own is not None
+        if how == "dropped":
+            del writer
+            gc.collect()
+        else:
+            ending = asyncio.create_task(writer.abort())
+            await asyncio.sleep(0)
+            ending.cancel()
+            await asyncio.gather(ending, return_exceptions=True)
+        os.fstat(own._fd)
+        go_on.set()
+        async with asyncio.timeout(PATIENCE):
+            while own._fd >= 0:  # noqa: ASYNC110  nothing tells of it
+                await asyncio.sleep(0.01)
+        drafts.append(Path(own._draft))
+
+    failpoints.call("store.own.before_write", pause)
+    try:
+        run(settings, doing)
+    finally:
+        go_on.set()
+        failpoints.configure("")
+    assert [draft.exists() for draft in drafts] == [False]
 
 
 def test_a_cancelled_commit_happens_or_not_but_never_half(settings: StoreSettings) -> None:
