@@ -116,6 +116,8 @@ _BY_CODE: dict[str, type[ServerError]] = {
     "Busy": BusyError,
     "SlowDown": BusyError,
     "PreconditionFailed": PreconditionError,
+    "ExpiredToken": AccessError,
+    "InvalidToken": AccessError,
 }
 _BY_STATUS: dict[int, type[ServerError]] = {
     401: AccessError,
@@ -155,6 +157,8 @@ def server_error(
 _ADVICE = {
     "InvalidAccessKeyId": "Check AWS_ACCESS_KEY_ID, or pass access_key= to mesh.connect().",
     "SignatureDoesNotMatch": "Check AWS_SECRET_ACCESS_KEY, or pass secret_key= to mesh.connect().",
+    "ExpiredToken": "Get new keys; of a job that runs longer, MESH_CREDENTIALS_FILE is read again.",
+    "InvalidToken": "Check AWS_SESSION_TOKEN: it belongs to one access key, and lasts as long as that one.",
     "RequestTimeTooSkewed": "Set this machine's clock (NTP): signatures are valid for 15 minutes.",
     "NoSuchBucket": "List the buckets with `mesh ls`, or make it with `mesh mb s3://NAME`.",
     "NoSuchKey": "List what is there with `mesh ls`.",

@@ -203,7 +203,7 @@ class Reader:
             said = response.headers.get(LOCAL, "")
             self._transport.neighbours.heard(flight.connection.endpoint, said)
             if response.status != 200:
-                raise read_error(response)
+                raise read_error(response, flight.request)
             if flight.joint is not None:
                 return self._read_part(flight.joint, response)
             return self._read_frame(flight, response)

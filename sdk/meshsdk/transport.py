@@ -40,6 +40,11 @@ UNSIGNED = "UNSIGNED-PAYLOAD"
 _MAX_ERROR_BODY = 1 << 20
 _SMALL = 16 << 10
 _MAP_PATIENCE = 2.0  # seconds
+_REFUSALS = frozenset({400, 403, 404, 405, 501})
+_STRANGER = (
+    "Is that a meshd? It calls itself {name}. Datasets and loaders need one: set MESH_ENDPOINT, which goes "
+    "before AWS_ENDPOINT_URL."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +205,7 @@ class Transport:
                     line.send(connection, request)
                 response = self._received(line, connection, request)
                 if response.status >= 300:
-                    raise read_error(response)
+                    raise read_error(response, request)
             except MeshError as error:
                 if connection is not None:
                     line.hand_back(connection, response)
@@ -215,7 +220,7 @@ class Transport:
             line.send(connection, request)
             response = self._received(line, connection, request)
             if response.status >= 300:
-                raise read_error(response)
+                raise read_error(response, request)
             return consume(response)
         finally:
             line.hand_back(connection, response)
@@ -314,15 +319,18 @@ def parsed(reader: Callable[[bytes], T], body: bytes) -> T:
         raise server_error(error.status, error.code, error.message) from error
 
 
-def read_error(response: Response) -> MeshError:
+def read_error(response: Response, request: Request) -> MeshError:
     """The error an answer of status ≥ 300 stands for; reads its body. S3's XML and our JSON are both
-    understood.
+    understood. Who refuses what only a meshd can do, and is none by its looks, is asked whether it is one.
     """
     body = response.read(_MAX_ERROR_BODY)
     after = _retry_after(response.headers.get("retry-after"))
     if body[:1] == b"{":
         return _json_error(response.status, body, after)
-    return _xml_error(response.status, body, after, response.headers.get("x-amz-request-id", ""))
+    name = response.headers.get("server", "")
+    strange = request.path.startswith("/-/") and response.status in _REFUSALS and not name.startswith("meshd")
+    advice = _STRANGER.format(name=name or "no name") if strange else ""
+    return _xml_error(response.status, body, after, response.headers.get("x-amz-request-id", ""), advice)
 
 
 def _json_error(status: int, body: bytes, after: float | None) -> MeshError:
@@ -342,15 +350,20 @@ def _json_error(status: int, body: bytes, after: float | None) -> MeshError:
         return server_error(status, "", body[:200].decode("utf-8", "replace"), retry_after=after)
 
 
-def _xml_error(status: int, body: bytes, after: float | None, request_id: str) -> MeshError:
+def _xml_error(status: int, body: bytes, after: float | None, request_id: str, advice: str) -> MeshError:
     from meshwire.s3.documents import parse_error  # only a refused request pays for the XML readers
 
     try:
         error = parse_error(body)
     except (S3Error, ValueError):
         text = body[:200].decode("utf-8", "replace").strip()
-        return server_error(status, _bare_code(status), text, request_id=request_id, retry_after=after)
-    return server_error(status, error.code, error.message, request_id=request_id, retry_after=after)
+        if text[:5].lower() in ("<!doc", "<html"):
+            text = "the answer is a page of HTML"
+        code = _bare_code(status)
+        return server_error(status, code, text, request_id=request_id, advice=advice, retry_after=after)
+    return server_error(
+        status, error.code, error.message, request_id=request_id, advice=advice, retry_after=after
+    )
 
 
 def _bare_code(status: int) -> str:

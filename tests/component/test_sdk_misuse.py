@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 
 import meshsdk as mesh
 from meshsdk import ops
-from meshsdk.errors import ConfigurationError
+from meshsdk.errors import AccessError, ConfigurationError, NotFoundError, server_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,6 +111,53 @@ def test_a_batch_is_no_tuple_and_no_tensor(ds: mesh.Dataset) -> None:
         batch.to("cpu")
     with pytest.raises(KeyError, match="this batch has x"):
         batch["y"]
+
+
+class Stranger(BaseHTTPRequestHandler):
+    """A server that is no meshd."""
+
+    body = b""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(404)
+        self.send_header("content-length", str(len(self.body)))
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"<!DOCTYPE HTML>\n<html><h1>Error response</h1>", "a page of HTML"),
+        (b"<Error><Code>NoSuchBucket</Code><Message>There is none.</Message></Error>", "There is none"),
+        (b"", "NotFound"),
+    ],
+)
+def test_an_endpoint_that_is_no_meshd(body: bytes, words: str) -> None:
+    handler = type("Answering", (Stranger,), {"body": body})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+        with mesh.connect(endpoint, access_key="key", secret_key="secret") as client:
+            with pytest.raises(NotFoundError, match="Is that a meshd") as raised:
+                mesh.open("s3://photos/", fields={"image": "jpg"}, client=client)
+            client.close()
+        server.shutdown()
+        thread.join()
+    assert words in str(raised.value)
+    assert "<h1>" not in str(raised.value)
+
+
+def test_keys_that_have_ended() -> None:
+    for code in ("ExpiredToken", "InvalidToken"):
+        error = server_error(400, code, "The provided token has expired.")
+        assert isinstance(error, AccessError)
+        assert "MESH_CREDENTIALS_FILE" in str(error) or "AWS_SESSION_TOKEN" in str(error)
 
 
 def test_names_that_are_nearly_right() -> None:
