@@ -23,6 +23,7 @@ from bench import (
     limits,
     loading,
     origins,
+    owners,
     passing,
     preparing,
     resharding,
@@ -54,6 +55,7 @@ SPECIAL = (
     *(*GATHERS, resharding.NAME, restoring.NAME, passing.NAME, *origins.NAMES, epochs.NAME),
     windows.NAME,
     checkpoints.NAME,
+    owners.NAME,
 )
 DEBIAN = {"wrk": "wrk", "nginx": "nginx-light"}
 NO_WRK = "wrk is not installed: `apt-get install wrk`"
@@ -146,6 +148,8 @@ class Bench:
             return self._windows()
         if name == checkpoints.NAME:
             return self._checkpoints()
+        if name == owners.NAME:
+            return self._owners()
         if name == passing.NAME:
             return self._pass_on()
         if name in GATHERS:
@@ -189,6 +193,12 @@ class Bench:
         if reason:
             return passing.TITLE, (), {passing.NAME: reason}
         return passing.TITLE, tuple(passing.measure(self.scale, self.scratch / "run", self.say)), {}
+
+    def _owners(self) -> Outcome:
+        title, reason = owners.title(self.scale), owners.missing()
+        if reason:
+            return title, (), {owners.NAME: reason}
+        return title, tuple(owners.measure(self._album(), self.scale, self.say)), {}
 
     def _origins(self, name: str) -> Outcome:
         title, weed = origins.title(name, self.scale), self.server("seaweedfs")

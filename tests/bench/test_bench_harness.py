@@ -24,6 +24,7 @@ from bench import (
     delivering,
     loaderreporting,
     loading,
+    owners,
     reporting,
     sharing,
     shelving,
@@ -116,6 +117,25 @@ def test_the_row_of_checkpoints_at_toy_size(tmp_path: Path) -> None:
         assert found.value(name, "save")
         assert found.value(name, "load")
     assert checkpoints.TEXT in (tmp_path / "quick.md").read_text()
+
+
+@pytest.mark.bench
+def test_the_row_of_rows_from_their_owners_at_toy_size(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "bench", "--quick", "--only", owners.NAME, "--scratch", str(tmp_path)]
+    env = {**os.environ, "BENCH_INSTALL": "0"}
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=110, env=env)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    [found] = load(tmp_path / "quick.json").values()
+    if not found.skipped:
+        assert {*found.contenders()} == {*owners.CONTENDERS}
+        assert not any(found.problem(name) for name in owners.CONTENDERS)  # equal batches among them
+        for kind in (owners.PHOTOGRAPHS, owners.TENSORS):
+            one, many = (f"{kind}, {way}" for way in ("from one node", "from their owners"))
+            assert found.value(many, "parted") == 1
+            assert found.value(one, "parted") == 0
+            assert found.value(many, "crossed") == 0
+            assert (found.value(one, "crossed") or 0) > 0
+    assert owners.TEXT in (tmp_path / "quick.md").read_text()
 
 
 @pytest.mark.bench
