@@ -29,9 +29,11 @@ class Mark(Protocol):
 
 
 class Lane(Protocol):
-    """`memory`: what frames must be received into so that the lane can copy by itself."""
+    """`memory`: what frames must be received into so that the lane can copy by itself. `device`: where they
+    go, as torch says it."""
 
     memory: Memory
+    device: Any
 
     def working(self) -> AbstractContextManager[Any]:
         """What torch is told within goes to the lane, not to the consumer's stream."""
@@ -64,14 +66,14 @@ class CudaLane:
         self._torch = torch
         self._stream = torch.cuda.Stream(_checked(torch, device))
         # With its number: "cuda" alone would be another GPU after the program's `set_device`.
-        self._device = self._stream.device
+        self.device = self._stream.device
 
     def working(self) -> AbstractContextManager[Any]:
         working: AbstractContextManager[Any] = self._torch.cuda.stream(self._stream)
         return working
 
     def copy(self, array: Any) -> Any:
-        return self._torch.from_numpy(array).to(self._device, non_blocking=True)
+        return self._torch.from_numpy(array).to(self.device, non_blocking=True)
 
     def mark(self) -> Any:
         event = self._torch.cuda.Event()
@@ -79,13 +81,13 @@ class CudaLane:
         return event
 
     def join(self, mark: Any, tensors: Iterable[Any]) -> None:
-        current = self._torch.cuda.current_stream(self._device)
+        current = self._torch.cuda.current_stream(self.device)
         current.wait_event(mark)
         for tensor in tensors:
             tensor.record_stream(current)  # else its memory could be given to another copy too early
 
     def __repr__(self) -> str:
-        return f"CudaLane({self._device})"
+        return f"CudaLane({self.device})"
 
 
 def _checked(torch: Any, device: str) -> Any:

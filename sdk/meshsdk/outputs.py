@@ -93,6 +93,7 @@ class DeviceStage:
         import torch
 
         self.memory: Memory = lane.memory
+        self.device = lane.device
         self._lane = lane
         self._normalize = None if normalize is None else Normalizer(normalize)
         self._convert = torch.from_numpy

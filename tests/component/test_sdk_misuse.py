@@ -148,7 +148,7 @@ def test_an_endpoint_that_is_no_meshd(body: bytes, words: str) -> None:
                 mesh.open("s3://photos/", fields={"image": "jpg"}, client=client)
             client.close()
         server.shutdown()
-        thread.join()
+        thread.join(60)
     assert words in str(raised.value)
     assert "<h1>" not in str(raised.value)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,6 +75,8 @@ def copies(ground: Ground, lane: Lane | None = None, frames: int = 200) -> str:
         batch = stage.finish(stage.begin(received(arena, step), 0))
         if step % 8 == 0:
             ground.busy(0.005)  # what follows on this stream is late; the lane goes on
+        if step % 32 == 16:
+            ground.busy(0.005, lane)  # copies are late: whose slot is free too early has other bytes by then
         sums.append(batch["x"].sum(dtype=torch.int64))
         del batch
     stage.close()
@@ -90,7 +93,9 @@ def marks(ground: Ground) -> str:
     lane = ground.lane()
     arena = Arena(8 * lane.memory.capacity(FRAME), lane.memory)
     stage = DeviceStage(lane)
-    stage.finish(stage.begin(received(arena, 0), 0))  # memory is locked, the kernels are there
+    warm = stage.finish(stage.begin(received(arena, 0), 0))  # memory is locked
+    int(warm["x"].sum(dtype=torch.int64))  # and the kernels are there: loading one waits for the GPU
+    del warm
     ground.busy(0.0)
     ground.wait()
     ground.busy(0.5, lane)
@@ -218,6 +223,8 @@ def nvml(ground: Ground) -> str:
     """`mesh top` sees the GPU, its memory, and this process on it."""
     _real(ground)
     seen = look()
+    if find_spec("pynvml") is None:
+        raise LeftOut(seen.why)
     assert seen.found, seen.why
     whole = [gpu for gpu in seen.found if not gpu.instance]
     name = torch.cuda.get_device_name(ground.device)
@@ -237,7 +244,7 @@ def settled(ground: Ground) -> str:
     ground.wait()
     ground.busy(0.2)
     began = time.monotonic()
-    settle()
+    settle(ground.device)
     took = time.monotonic() - began
     assert 0.1 < took < 1.0, f"{took:.2f} s for work of 0.2 s"
     return f"{1000 * took:.0f} ms for work of 200 ms"

@@ -17,6 +17,7 @@ import torch
 
 from meshsdk.adapters import iterables
 from meshsdk.arenas import Arena, HostMemory, PinnedMemory, slot_size
+from meshsdk.doctor.checkups import settle
 from meshsdk.errors import ConfigurationError
 from meshsdk.frames import Frame
 from meshsdk.lanes import CudaLane
@@ -37,6 +38,7 @@ class LateLane:
     """Copies only when somebody waits, or `run` is called; knows addresses and keeps nothing alive."""
 
     memory: Memory = field(default_factory=HostMemory)
+    device: Any = "late"
     made: int = 0
     told: int = 0
     _waiting: deque[tuple[Any, int, int]] = field(default_factory=deque)
@@ -183,6 +185,14 @@ def test_a_lane_keeps_to_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         CudaLane("cuda:2")
     with pytest.raises(ConfigurationError, match="use 'cpu', 'cuda' or 'cuda:N'"):
         CudaLane("cuda:first")
+
+
+def test_the_doctor_waits_for_the_gpu_that_batches_go_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.synchronize", told.append)
+    settle(DeviceStage(LateLane(device=torch.device("cuda:1"))).device)
+    assert told == [torch.device("cuda:1")]
 
 
 def test_workers_of_a_loader_on_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,7 +211,7 @@ class Checkup:
         rows, waited, fetch = 0, 0.0, 0.0
         for number in range(count + 1):
             if name is not None and number >= warm and (number - warm) % length.block == 0:
-                settle()
+                settle(getattr(self.subject.stage, "device", None))
                 marks.append(time.monotonic())
                 if number == warm:
                     waited, fetch = meter.waited, meter.fetch
@@ -250,8 +250,9 @@ def measured(document: Mapping[str, Any]) -> tuple[dict[str, Measured], Network]
     )
 
 
-def settle() -> None:
-    """Waits for the work of this process's GPU, if it has any; not run: no GPU was at hand."""
+def settle(device: Any = None) -> None:
+    """Waits for the work of a GPU of this process, if it uses any: of the present one where none is named. Not
+    run: no GPU was at hand."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
