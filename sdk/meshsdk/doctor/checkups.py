@@ -251,8 +251,8 @@ def measured(document: Mapping[str, Any]) -> tuple[dict[str, Measured], Network]
 
 
 def settle(device: Any = None) -> None:
-    """Waits for the work of a GPU of this process, if it uses any: of the present one where none is named. Not
-    run: no GPU was at hand."""
+    """Waits for the work of a GPU of this process, if it uses any: of the present one where none is named.
+    Not run: no GPU was at hand."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize(device)
