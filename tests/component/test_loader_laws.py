@@ -15,7 +15,7 @@ import meshsdk as mesh
 from meshd.testing.daemons import Daemon
 from meshsdk import ops
 from meshsdk.errors import InvalidPlanError
-from meshsdk.testing.loader_suite import LoaderSuite
+from meshsdk.testing.loader_suite import LoaderSuite, rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -87,7 +87,23 @@ class DaemonLaws(LoaderSuite):
 
 
 class TestGlobal(DaemonLaws):
-    pass
+    def test_random_ops_differ_by_epoch_and_seed_and_nothing_else_does(self) -> None:
+        raw = mesh.open("s3://photos/whole", fields={"image": "png"}, client=self.client)
+        decoded = raw.map(ops.decode("image"))
+        for op, random_op in ((ops.center_crop, False), (ops.random_resized_crop, True)):
+            ds = decoded.map(op("image", 8))
+            seen = {place: self.stored(ds, *place) for place in ((3, 0), (3, 1), (4, 0))}
+            assert self.stored(ds, 3, 0) == seen[3, 0]
+            for other in ((3, 1), (4, 0)):
+                same = sum(one == two for one, two in zip(seen[3, 0], seen[other], strict=True))
+                assert same <= COUNT // 10 if random_op else same == COUNT
+
+    @staticmethod
+    def stored(ds: Dataset, seed: int, epoch: int) -> list[str]:
+        """The rows of all samples in stored order, so that a position is one sample in every epoch."""
+        with mesh.Loader(ds, 30, seed=seed, shuffle=False, output="numpy") as one:
+            one.set_epoch(epoch)
+            return [content for batch in one for _, _, content in rows(batch)]
 
 
 class TestBlocks(DaemonLaws):

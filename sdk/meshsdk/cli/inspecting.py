@@ -91,7 +91,7 @@ def schema(session: Session, opened: Opening) -> None:
     \b
     mesh schema s3://photos/train/
     mesh schema s3://photos/train/ --op decode:image --op center_crop:image:224
-    mesh schema s3://corpus/v1/ --kind lines --field text=jsonl --op json:text:body
+    mesh schema s3://corpus/v1/ --kind lines --field text=jsonl --op 'json:text path=body'
     mesh schema s3://photos/train/ --snapshot HASH --json
     """
     with session.client() as client, session.steps("schema", opened.steps + 1) as done:
