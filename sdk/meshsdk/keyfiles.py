@@ -1,4 +1,5 @@
-"""Keys that are renewed while they are used: a file as `credential_process` has it, read when it changes.
+"""Keys that are renewed while they are used, in a file: as `credential_process` has them, or as
+`meshd admin key add --json` prints them. It is read when it changes.
 
 Law: what was read stays in force until something better is there; no message says a secret. Thread-safe: the
 newest credential is one value.
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 VARIABLE: Final = "MESH_CREDENTIALS_FILE"
+_AWS: Final = ("AccessKeyId", "SecretAccessKey", "SessionToken")
+_OURS: Final = ("access_key", "secret_key", "session_token")
 _LOOK: Final = 10.0  # seconds from one look at the file to the next
 
 
@@ -25,12 +28,14 @@ def read_keys(path: str) -> Credential:
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
-        token = found.get("SessionToken") or None
-        return Credential(str(found["AccessKeyId"]), str(found["SecretAccessKey"]), token)
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+        names = _OURS if "access_key" in found else _AWS
+        token = found.get(names[2]) or None
+        return Credential(str(found[names[0]]), str(found[names[1]]), token)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise ConfigurationError(
             f"{VARIABLE}={path} cannot be used ({type(error).__name__}): expected JSON with AccessKeyId, "
-            "SecretAccessKey and perhaps SessionToken"
+            "SecretAccessKey and perhaps SessionToken (meshd admin sts), or access_key and secret_key "
+            "(meshd admin key add --json)"
         ) from None
 
 

@@ -48,3 +48,13 @@ def test_a_file_without_keys_is_told_and_arguments_win(tmp_path: Path) -> None:
         load_settings(env=environment(path))
     given = load_settings(env=environment(path), access_key="MINE", secret_key="s")
     assert (given.access_key, given.credentials_file) == ("MINE", "")
+
+
+def test_the_file_of_a_key_that_was_made_does_as_well(tmp_path: Path) -> None:
+    path = tmp_path / "ann.json"
+    path.write_text(json.dumps({"access_key": "ANN", "secret_key": "s", "user_id": "ann"}))
+    settings = load_settings(env=environment(path))
+    assert (settings.access_key, settings.secret_key, settings.session_token) == ("ANN", "s", None)
+    path.write_text("[1]")
+    with pytest.raises(ConfigurationError, match="key add --json"):
+        load_settings(env=environment(path))
