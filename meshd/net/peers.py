@@ -46,6 +46,7 @@ _PATIENCE = 30.0  # seconds of silence
 _CONNECT = 3.0
 _KEPT = 128  # idle connections a node
 _FRESH = 20.0  # seconds for which an idle connection is used again; servers close theirs later
+_AGAIN = 60.0  # seconds between two lines of the log about one certificate
 _BACKLOG = 1 << 20  # bytes of an answer that wait here for whoever reads it
 
 __all__ = ["PeerAnswer", "PeerRefusedError", "PeerUnreachableError", "Peers", "StaleMapError"]
@@ -200,6 +201,7 @@ class Peers:
         self._idle: dict[tuple[str, str], deque[Wire]] = {}
         self._open: set[Wire] = set()
         self._credential: Credential | None = None
+        self._told: dict[str, float] = {}
         self._tls: ssl.SSLContext | None = None
         self._ca_seen: tuple[int, int] | None = None
 
@@ -263,12 +265,42 @@ class Peers:
                     endpoint, lambda: Wire(node.node_id, lambda free: self._keep((endpoint, lane), free))
                 )
         except (OSError, TimeoutError) as error:
-            why = "it does not answer" if isinstance(error, TimeoutError) else str(error)
+            why = self._why(node, error)
             raise PeerUnreachableError(f"node {node.node_id} at {node.endpoint}: {why}") from error
         if len(self._open) > 4 * _KEPT:
             self._open = {wire for wire in self._open if not wire.closed}
         self._open.add(wire)
         return wire
+
+    def _why(self, node: Node, error: OSError) -> str:
+        """In words; a certificate that is refused stays so until somebody does something: it is logged."""
+        if isinstance(error, TimeoutError):
+            return "it does not answer"
+        if not isinstance(error, ssl.SSLCertVerificationError):
+            return str(error)
+        why, now = _refused(error), self._clock.monotonic()
+        if now - self._told.get(node.node_id, -_AGAIN) >= _AGAIN:
+            self._told[node.node_id] = now
+            _log.warning("another node is not believed", extra={"node": node.node_id, "why": why})
+        return why
+
+    async def refuses(self, node: Node, patience: float = _CONNECT) -> str:
+        """Why another node's certificate is not believed here; "" where it is, where there is none, and
+        where the node does not answer."""
+        where = urlsplit(node.endpoint)
+        if where.scheme != "https":
+            return ""
+        try:
+            async with asyncio.timeout(patience):
+                _, writer = await asyncio.open_connection(
+                    where.hostname, where.port or 443, ssl=self._context()
+                )
+        except ssl.SSLCertVerificationError as error:
+            return _refused(error)
+        except (OSError, TimeoutError):
+            return ""
+        writer.transport.abort()
+        return ""
 
     async def _connect(self, endpoint: str, protocol: Callable[[], Wire]) -> Wire:
         """Raises OSError."""
@@ -359,6 +391,13 @@ class Peers:
                 _log.warning("peer-ca vouches for nobody", extra={"file": str(self._ca), "why": str(error)})
             self._tls, self._ca_seen = found, seen
         return self._tls
+
+
+def _refused(error: ssl.SSLCertVerificationError) -> str:
+    return (
+        f"its certificate is refused ({error.verify_message}): renew it, give it the name that nodes call it "
+        "by (--advertise), or have --peer-ca vouch for it"
+    )
 
 
 def _seen(ca: Path | None) -> tuple[int, int] | None:

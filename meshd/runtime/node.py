@@ -264,7 +264,7 @@ def admin_routes(node: Node, sessions: Sessions) -> list[NativeRoute]:
     identities = IdentityAdmin(node.identities, node.use, node.buckets, node.clock)
     revoking = Revoking(node.identities, node.clock)
     admin = AdminEndpoint(identities, PolicyAdmin(node.identities, node.clock), revoking, node.clock)
-    cluster = ClusterAdmin(node.mesh, ClusterMaps(node.control), node.control, node.buckets)
+    cluster = ClusterAdmin(node.mesh, ClusterMaps(node.control), node.control, node.buckets, node.peers)
     return [
         *admin.routes(),
         *SessionEndpoint(sessions, node.clock).routes(),

@@ -6,8 +6,9 @@ that says what to do; `anyway` is for those who know that it is lost already.
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
     from meshd.control.buckets import BucketTable
     from meshd.control.clustermaps import ClusterMaps
     from meshd.control.interface import ControlStore
+    from meshd.net.peers import Peers
     from meshwire.cluster import ClusterMap, Node
 
+_PATIENCE: Final = 1.0
 Action = Literal["drain", "undrain", "replace", "lost", "remove", "reweigh", "scrub"]
 
 
@@ -47,8 +50,11 @@ class NodeChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ClusterAdmin:
     """One a worker; all state is the control store's."""
 
-    def __init__(self, mesh: Mesh, maps: ClusterMaps, control: ControlStore, buckets: BucketTable) -> None:
+    def __init__(
+        self, mesh: Mesh, maps: ClusterMaps, control: ControlStore, buckets: BucketTable, peers: Peers
+    ) -> None:
         self._mesh, self._maps, self._control, self._buckets = mesh, maps, control, buckets
+        self._peers = peers
 
     def __repr__(self) -> str:
         return f"<ClusterAdmin of {self._mesh!r}>"
@@ -75,6 +81,7 @@ class ClusterAdmin:
             )
             for node in cluster.nodes
         }
+        refused = await self._refused(cluster)
         leaving, domains = drains(cluster, works), other_domains(self._control, cluster)
         return {
             "node": self._mesh.node_id,
@@ -101,11 +108,22 @@ class ClusterAdmin:
                     "drain": leaving.get(node.node_id),
                     "load": msgspec.to_builtins(loads[node.node_id]),
                     "domains": domains.get(node.node_id, ""),
+                    "refused": refused.get(node.node_id, ""),
                     "only_copies": not turn.covered(cluster, node.node_id, copies),
                 }
                 for node in cluster.nodes
             ],
         }
+
+    async def _refused(self, cluster: ClusterMap) -> dict[str, str]:
+        """By id, the nodes whose certificates this one does not believe, and why."""
+        others = [
+            node
+            for node in cluster.nodes
+            if node.node_id != self._mesh.node_id and node.state not in ("away", "down")
+        ]
+        said = await asyncio.gather(*[self._peers.refuses(node, _PATIENCE) for node in others])
+        return {node.node_id: why for node, why in zip(others, said, strict=True) if why}
 
     async def change(self, node_id: str, wanted: NodeChange) -> dict[str, Any]:
         """Raises AdminError NoSuchNode, NotNow; ControlError."""

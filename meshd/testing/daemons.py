@@ -80,7 +80,7 @@ class Daemon:
         self.args, self.env, self.workers = tuple(args), dict(env), workers
         self.access_key = self.env.setdefault("MESHD_ROOT_ACCESS_KEY", "MESHROOT" + secrets.token_hex(4))
         self.secret_key = self.env.setdefault("MESHD_ROOT_SECRET_KEY", secrets.token_urlsafe(24))
-        self.authority = _authority(self._scratch / "tls") if tls else None
+        self.authority = authority_in(self._scratch / "tls") if tls else None
         self.pair = self.authority.issue() if self.authority else None
         self.endpoint = ""
         _all.add(self)
@@ -321,7 +321,8 @@ class Daemon:
         self._process = None
 
 
-def _authority(folder: Path) -> Authority:
+def authority_in(folder: Path) -> Authority:
+    """An authority of its own."""
     from meshd.testing.certificates import Authority  # only tests with TLS need the cryptography package
 
     return Authority(folder)

@@ -28,7 +28,7 @@ from weakref import WeakSet
 
 from meshd.kit.clock import SystemClock
 from meshd.runtime.etcds import EtcdCluster
-from meshd.testing.daemons import Daemon
+from meshd.testing.daemons import Daemon, authority_in
 from meshwire.cluster import ClusterMap, parse_map, routes
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ def running_nodes() -> set[int]:
 
 
 class Mesh:
-    """`nodes` by id; those that do not run are there, too. `args`: more flags of all, `own` of some."""
+    """`nodes` by id; those that do not run are there, too. `args`: more flags of all, `own` of some. With
+    `tls` they speak https, each with a certificate of one `authority`."""
 
     def __init__(
         self,
@@ -63,12 +64,14 @@ class Mesh:
         lease: float = 2.0,
         env: Mapping[str, str] | None = None,
         etcd_host: str = "127.0.0.1",
+        tls: bool = False,
     ) -> None:
         self._scratch = Path(tempfile.mkdtemp(prefix="mesh-"))
         self.place = place or self._scratch
         (self.place / "etcd").mkdir(parents=True, exist_ok=True)
         self.etcd = EtcdCluster(self.place / "etcd", host=etcd_host)
         self._args, self._own, self._workers, self._lease = tuple(args), dict(own or {}), workers, lease
+        self.authority = authority_in(self.place / "tls") if tls else None
         self._env = dict(env or {})
         self._env.setdefault("MESHD_ROOT_ACCESS_KEY", "MESHROOT" + secrets.token_hex(4))
         self._env.setdefault("MESHD_ROOT_SECRET_KEY", secrets.token_urlsafe(24))
@@ -291,6 +294,9 @@ class Mesh:
         args = ["--control", self.control, "--node-id", node_id, "--lease", str(self._lease)]
         args += ["--weight", "1", *self._args, *self._own.get(node_id, ())]
         daemon = Daemon(self.place / node_id, args, self._env | dict(env or {}), self._workers)
+        if self.authority is not None:
+            daemon.authority, daemon.pair = self.authority, self.authority.issue(node_id)
+            daemon.args += ("--peer-ca", str(self.authority.cert))
         self.nodes[node_id] = daemon
         return daemon
 

@@ -291,6 +291,8 @@ def _notes(node: dict[str, Any], *, hurt: bool) -> Iterator[str]:
         yield "does not renew its lease"
     if node["work"] and node["state"] not in ("away", "down"):
         yield from _work(node["work"])
+    if node.get("refused"):
+        yield f"cannot be asked by others: {node['refused']}"
     if node.get("domains"):
         yield node["domains"]
     yield from _load(node.get("load") or {})

@@ -1,0 +1,145 @@
+"""A mesh whose nodes speak https with each other: data moves, a disk is lost, a certificate that ran out is
+named, and renewed while nodes run."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+import meshsdk
+from meshd.kit.clock import SystemClock
+from meshd.testing.meshes import Mesh
+from meshsdk import ops
+from meshsdk.cli.cluster import cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+_clock = SystemClock()
+_SIZES = (900, 40_000, 300_000, 3 << 20)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tls")
+
+
+@pytest.fixture(scope="module")
+def mesh(place: Path) -> Iterator[Mesh]:
+    with Mesh.start(2, place, tls=True) as found:
+        found["n1"].client().create_bucket(Bucket="secret")
+        yield found
+
+
+@pytest.fixture(scope="module")
+def bodies(mesh: Mesh) -> dict[str, bytes]:
+    client = mesh["n1"].client()
+    found = {f"k{number}": os.urandom(_SIZES[number % 4]) for number in range(16)}
+    for key, body in found.items():
+        client.put_object(Bucket="secret", Key=key, Body=body)
+    return found
+
+
+def _env(mesh: Mesh) -> dict[str, str]:
+    return {
+        "MESH_ENDPOINT": mesh["n1"].endpoint,
+        "AWS_ACCESS_KEY_ID": mesh.access_key,
+        "AWS_SECRET_ACCESS_KEY": mesh.secret_key,
+        "MESH_CA_BUNDLE": mesh["n1"].ca_cert,
+    }
+
+
+def _said(mesh: Mesh) -> str:
+    return CliRunner().invoke(cluster, ["status"], env=_env(mesh)).output
+
+
+def _node(mesh: Mesh, node_id: str) -> dict[str, Any]:
+    nodes = json.loads(mesh["n1"].request("GET", "/-/cluster").body)["nodes"]
+    found: dict[str, Any] = next(node for node in nodes if node["id"] == node_id)
+    return found
+
+
+def _await(mesh: Mesh, wanted: Callable[[], bool]) -> None:
+    deadline = _clock.monotonic() + 60
+    while not wanted():
+        assert _clock.monotonic() < deadline, mesh.output()
+        threading.Event().wait(0.1)
+
+
+def _read_everywhere(mesh: Mesh, bodies: dict[str, bytes]) -> None:
+    for node in mesh.nodes.values():
+        client = node.client()
+        for key, body in bodies.items():
+            assert client.get_object(Bucket="secret", Key=key)["Body"].read() == body, key
+
+
+def test_a_node_joins_and_one_is_drained(mesh: Mesh, place: Path, bodies: dict[str, bytes]) -> None:
+    assert all(node.endpoint.startswith("https://") for node in mesh.map().nodes)
+    disks = [word for name in ("one", "two") for word in ("--disk", str(place / name))]
+    mesh.add("n3", *disks, env={"MESHD_FAILPOINTS": "web.send.before=error(5):after 20"})
+    mesh.await_state("n3", "up")
+    assert mesh.metric("n3", "meshd_moves_bytes_total") > 0
+    _read_everywhere(mesh, bodies)
+    assert mesh.metric("n3", "meshd_reads_continued_total") > 0  # its disk gave errors
+    del mesh["n3"].env["MESHD_FAILPOINTS"]
+    mesh["n3"].restart()
+    mesh.await_state("n3", "up")
+    done = mesh["n1"].request("POST", "/-/cluster/nodes/n2", b'{"action": "drain"}')
+    assert done.status == 200, done.body
+    _await(mesh, lambda: bool((_node(mesh, "n2")["drain"] or {}).get("empty")))
+    _read_everywhere(mesh, bodies)
+    assert mesh["n1"].request("POST", "/-/cluster/nodes/n2", b'{"action": "undrain"}').status == 200
+    mesh.await_state("n2", "up")
+
+
+def test_a_disk_is_lost_and_what_it_had_comes_back(mesh: Mesh, place: Path, bodies: dict[str, bytes]) -> None:
+    _await(mesh, lambda: "all data is where it belongs" in _said(mesh))
+    lost = mesh.metric("n3", "meshd_quarantined_total")
+    shutil.rmtree((place / "two" / "extents").rename(place / "gone"))
+    _await(mesh, lambda: mesh.metric("n3", "meshd_quarantined_total") > lost)
+    _await(mesh, lambda: mesh.metric("n3", "meshd_store_quarantined") == 0)
+    _read_everywhere(mesh, bodies)
+
+
+def test_a_loader_takes_rows_from_their_owners(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture, client = io.BytesIO(), mesh["n1"].client()
+    Image.new("RGB", (16, 16), "red").save(picture, "PNG")
+    for number in range(16):
+        client.put_object(Bucket="secret", Key=f"pictures/{number}.png", Body=picture.getvalue())
+    monkeypatch.setenv("MESH_CA_BUNDLE", mesh["n1"].ca_cert)
+    with meshsdk.connect(
+        mesh["n1"].endpoint, access_key=mesh.access_key, secret_key=mesh.secret_key
+    ) as connected:
+        dataset = meshsdk.open("s3://secret/pictures/", fields={"image": "png"}, client=connected)
+        dataset = dataset.map(ops.decode("image"), ops.random_resized_crop("image", 16))
+        with meshsdk.Loader(dataset, global_batch=8, seed=1, output="numpy") as loader:
+            assert sum(len(batch.positions) for batch in loader) == 16
+            assert loader.stats().parted == 2
+
+
+def test_a_certificate_runs_out_and_is_renewed_while_nodes_run(mesh: Mesh, bodies: dict[str, bytes]) -> None:
+    """New connections to it are refused, and a sentence says why; reads go on at the others."""
+    assert mesh.authority is not None
+    mesh.authority.issue("n2", days=-1)
+    _await(mesh, lambda: "the TLS certificate has expired" in mesh["n2"].output())
+    assert "n2    up" in _said(mesh)
+    assert "its certificate is refused (certificate has expired): renew it" in _said(mesh)
+    mesh["n1"].restart()  # it has no connections from before
+    client = mesh["n1"].client()
+    for key, body in bodies.items():
+        assert client.get_object(Bucket="secret", Key=key)["Body"].read() == body, key
+    assert 'another node is not believed node=n2 why="its certificate is refused' in mesh["n1"].output()
+    mesh.authority.issue("n2")
+    _await(mesh, lambda: "refused" not in _said(mesh))
+    key = mesh.key_decided_by("n2", "secret")
+    client.put_object(Bucket="secret", Key=key, Body=b"renewed")
+    _read_everywhere(mesh, {key: b"renewed"})
