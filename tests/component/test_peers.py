@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 from typing import TYPE_CHECKING
 
 import pytest
 import uvloop
 
+from meshd.kit.clock import SystemClock
 from meshd.net import pieces as framing
 from meshd.net.peers import PeerRefusedError, Peers, PeerUnreachableError, StaleMapError
+from meshd.testing.certificates import Authority
 from meshd.web.peers import peer_reply, peer_route, stream_reply
 from meshwire.cluster import Node as Member
 from meshwire.s3.errors import S3Error
@@ -19,6 +22,7 @@ from tests.component.mesh_nodes import running_nodes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
 
     from aiohttp import web
 
@@ -223,6 +227,36 @@ def test_nobody_there_and_nothing_said() -> None:
         assert not gone.value.begun
 
     _among(1, test)
+
+
+def test_a_certificate_that_is_refused_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    authority = Authority(tmp_path)
+
+    async def run() -> None:
+        peers = Peers("n1", lambda purpose: b"secret", SystemClock(), ca=authority.cert)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0, ssl=context)
+        node = Member("n2", f"https://127.0.0.1:{listener.sockets[0].getsockname()[1]}")
+        for pair, why in (
+            (authority.issue("old", days=-1), "certificate has expired"),
+            (authority.issue("named", ["n2.example"]), "IP address mismatch"),
+            (Authority(tmp_path / "other", "Another").issue(), "unable to get local issuer certificate"),
+        ):
+            context.load_cert_chain(pair.cert, pair.key)
+            for _ in range(2):
+                with pytest.raises(PeerUnreachableError, match=f"certificate is refused .*{why}"):
+                    await peers.wire(node)
+            assert why in await peers.refuses(node)
+        pair = authority.issue()
+        context.load_cert_chain(pair.cert, pair.key)
+        assert await peers.refuses(node) == ""
+        listener.close()
+        assert await peers.refuses(node) == ""
+        await peers.aclose()
+
+    asyncio.run(run())
+    assert [record.message for record in caplog.records] == ["another node is not believed"]  # once a minute
 
 
 def test_broken_pieces_are_noticed() -> None:

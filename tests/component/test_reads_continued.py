@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
+import ssl
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import uvloop
+from aiohttp import web
 from botocore.exceptions import BotoCoreError
 
 from meshd.kit import failpoints
 from meshd.store.noticing import take_noticed
-from meshd.store.records import NULL, Meta
+from meshd.store.records import NULL, Meta, Span
+from meshd.testing.certificates import Authority
+from meshd.web.replies import SentReply
+from meshd.web.sending import send_spans
 from tests.archive_making import tar_of
 from tests.component.mesh_nodes import NodesBeside
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncGenerator, Iterator
+    from pathlib import Path
 
     from meshd.store.records import Extent
+    from meshd.web.tearing import TornError
     from tests.component.mesh_nodes import Running
 
 MIB = 1 << 20
@@ -157,3 +166,43 @@ def test_other_bytes_never_come(beside: NodesBeside) -> None:
     body = first.client().get_object(Bucket="bench", Key="other")["Body"]
     with pytest.raises(BotoCoreError):
         body.read()
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_the_rest_comes_right_behind_what_was_sent(tmp_path: Path, *, encrypted: bool) -> None:
+    """Whoever gives it is asked once, for the bytes behind the last that went out, over TLS too."""
+    file, asked = tmp_path / "file", list[int]()
+    file.write_bytes(DATA[:TORN])
+    authority = Authority(tmp_path / "tls")
+    pair, told = authority.issue(), ssl.create_default_context(cafile=authority.cert)
+    served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    served.load_cert_chain(pair.cert, pair.key)
+
+    async def rest(torn: TornError) -> AsyncGenerator[bytes, None]:
+        asked.append(torn.sent)
+        yield DATA[torn.sent : torn.sent + 10]
+        yield DATA[torn.sent + 10 :]
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        with file.open("rb") as found:
+            spans = [Span(found.fileno(), 0, len(DATA))]
+            keep = await send_spans(request, 200, [("content-length", str(len(DATA)))], spans, 0, rest)
+        return SentReply(200, keep_alive=keep)
+
+    async def run() -> None:
+        loop, server = asyncio.get_running_loop(), web.Server(handle, access_log=None)
+        listener = await loop.create_server(server, "127.0.0.1", 0, ssl=served if encrypted else None)
+        port = listener.sockets[0].getsockname()[1]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=told if encrypted else None)
+        for _ in range(2):  # the connection goes on, too
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+            assert await reader.readexactly(len(DATA)) == DATA
+        writer.transport.abort()
+        listener.close()
+        await server.shutdown(1)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+    assert len(asked) == 2
+    assert all(0 < sent <= TORN for sent in asked)
