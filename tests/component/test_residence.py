@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from meshd.testing.daemons import Daemon
+from tests.component.jobs_working import ended
 from tests.component.origin_working import eventually
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def test_what_lies_here_and_goes_again(tmp_path: Path) -> None:
         assert ask("GET", "/-/residence/backed")["bytes"] == 0
         ask("POST", "/-/jobs", b'{"kind": "prefetch", "source": "s3://backed/"}')
         job = ask("GET", "/-/jobs")["jobs"][0]["id"]
-        assert ask("GET", f"/-/jobs/{job}?wait=30")["state"] == "done"
+        assert ended(daemon, {"id": job})["state"] == "done"
         found = ask("GET", "/-/residence/backed")
         assert (found["objects"], found["bytes"], found["cached"]) == (4, 3000 + (9 << 20), True)
         gone = ask("DELETE", "/-/residence/backed?prefix=large")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -129,25 +130,25 @@ def expired(daemon: Daemon) -> float:
 
 
 def test_the_steward_removes_what_is_due(eager: Daemon) -> None:
-    client, before = eager.client(), expired(eager)
-    client.create_bucket(Bucket="plain")
+    client, before, plain = eager.client(), expired(eager), f"plain-{secrets.token_hex(4)}"
+    client.create_bucket(Bucket=plain)
     for key in ("tmp/a", "tmp/b", "kept"):
-        client.put_object(Bucket="plain", Key=key, Body=b"x")
-    client.put_bucket_lifecycle_configuration(Bucket="plain", LifecycleConfiguration=past("tmp/"))
-    until(lambda: listed(client, "plain") == ["kept"])
-    assert client.get_object(Bucket="plain", Key="kept")["Body"].read() == b"x"
+        client.put_object(Bucket=plain, Key=key, Body=b"x")
+    client.put_bucket_lifecycle_configuration(Bucket=plain, LifecycleConfiguration=past("tmp/"))
+    until(lambda: listed(client, plain) == ["kept"])
+    assert client.get_object(Bucket=plain, Key="kept")["Body"].read() == b"x"
     until(lambda: expired(eager) == before + 2)
     client.close()
 
 
 def test_in_a_bucket_with_versioning_a_marker_hides_it(eager: Daemon) -> None:
-    client = eager.client()
-    client.create_bucket(Bucket="versioned")
-    client.put_bucket_versioning(Bucket="versioned", VersioningConfiguration={"Status": "Enabled"})
-    client.put_object(Bucket="versioned", Key="k", Body=b"x")
-    client.put_bucket_lifecycle_configuration(Bucket="versioned", LifecycleConfiguration=past(""))
-    until(lambda: not listed(client, "versioned"))
-    found = client.list_object_versions(Bucket="versioned")
+    client, versioned = eager.client(), f"versioned-{secrets.token_hex(4)}"
+    client.create_bucket(Bucket=versioned)
+    client.put_bucket_versioning(Bucket=versioned, VersioningConfiguration={"Status": "Enabled"})
+    client.put_object(Bucket=versioned, Key="k", Body=b"x")
+    client.put_bucket_lifecycle_configuration(Bucket=versioned, LifecycleConfiguration=past(""))
+    until(lambda: not listed(client, versioned))
+    found = client.list_object_versions(Bucket=versioned)
     assert [marker["IsLatest"] for marker in found["DeleteMarkers"]] == [True]
     assert len(found["Versions"]) == 1
     client.close()

@@ -76,7 +76,7 @@ def test_a_new_pair_is_taken_and_nobody_is_interrupted() -> None:
         before = served(daemon)
         daemon.authority.issue()  # over the files of the old one
         wait_until(lambda: served(daemon) != before)
-        wait_until(lambda: daemon.output().count("TLS pair reloaded") == 2)
+        wait_until(lambda: daemon.output().count("TLS pair reloaded") >= 2)
         assert told_expiry(daemon) == validity(served(daemon)).until
         assert client.get_object(Bucket=BUCKET, Key="k")["Body"].read() == body  # on its old connection
         while len(began) < len(body) or not began.endswith(body[-100:]):
@@ -97,7 +97,7 @@ def test_a_bad_pair_is_logged_and_the_old_one_kept() -> None:
         wait_until(lambda: "TLS pair not reloaded" in daemon.output())
         assert served(daemon) == before
         daemon.signal_child("worker-0")  # its successor finds the bad files, and still serves
-        wait_until(lambda: daemon.output().count("TLS pair not reloaded") == 2)
+        wait_until(lambda: daemon.output().count("TLS pair not reloaded") >= 2)
         assert served(daemon) == before
         daemon.pair.key.write_bytes(good)
         wait_until(lambda: "TLS pair reloaded" in daemon.output())

@@ -354,13 +354,13 @@ def test_nobody_waits_behind_what_takes_long(tmp_path: Path) -> None:
             quick = rows_of(tmp_path, [b"fast"] * 16)
             loop = asyncio.get_running_loop()
             waits = []
-            for _ in range(12):
+            for _ in range(8):
                 began = loop.time()
                 await render(pool, text, quick, job="quick", account="ann")
                 waits.append(loop.time() - began)
             dragging.cancel()
             await asyncio.gather(dragging, return_exceptions=True)
-            assert sorted(waits)[6] < 1.5  # one slow row may be under way, none lies before
+            assert sorted(waits)[4] < 1.5  # one slow row may be under way, none lies before
 
     with op_that(work) as text:
         asyncio.run(run(text))
