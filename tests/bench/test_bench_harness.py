@@ -98,8 +98,7 @@ def test_the_row_of_windows_at_toy_size(tmp_path: Path) -> None:
     [found] = load(tmp_path / "quick.json").values()
     assert found.contenders() == list(windows.CONTENDERS)
     ratio = found.ratio(windows.OURS, windows.NAIVE, "rate")
-    assert ratio is not None
-    assert ratio > 1
+    assert ratio is not None  # how much it is says nothing at this size
     assert found.value(windows.NAIVE, "client_us")
     assert windows.TEXT in (tmp_path / "quick.md").read_text()
 
