@@ -6,6 +6,7 @@ Layouts: `raw/<class>/<index>.jpg` for boto3, s3torchconnector, Grain and meshsd
 
 from __future__ import annotations
 
+import compileall
 import io
 import os
 import random
@@ -99,6 +100,13 @@ def make_peers(root: Path) -> Path:
             raise PeersError(f"`{' '.join(map(str, step))}` failed: {done.stderr[-600:]}")
     ready.write_text(wanted)
     return python
+
+
+def compile_ours() -> None:
+    """The SDK's byte code, as pip makes that of the peers when it installs them. From a clone that was just
+    changed every process would make it anew, and where PYTHONDONTWRITEBYTECODE is set, for ever.
+    """
+    compileall.compile_dir(ROOT / "sdk", quiet=2)
 
 
 def pack(python: Path, album: Album) -> None:

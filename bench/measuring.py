@@ -254,6 +254,7 @@ class Bench:
         """Ours from meshd, then the peers from the server of that name, all photographs uploaded."""
         skipped: dict[str, str] = {}
         album = self._album()
+        albums.compile_ours()
         try:
             if peers:
                 self.say("making the peers' environment")
