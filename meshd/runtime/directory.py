@@ -6,10 +6,12 @@ when the last process of the daemon is, however it died.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 _PATIENCE = 3.0  # seconds for the children of a killed daemon to be gone
 _STEP = 0.05
+_ROOM = 2 << 20  # bytes
 
 
 class DirectoryLock:
@@ -85,7 +88,15 @@ def prepare_directory(settings: NodeSettings) -> DirectoryLock:
         _create(directory)
     for disk in store.disks:
         _create(disk, is_disk=True)
-    lock = DirectoryLock(store.data_dir)
+    try:
+        lock = DirectoryLock(store.data_dir)
+    except OSError as error:
+        raise ConfigError(f"cannot write in {store.data_dir}: {error.strerror}") from error
+    try:
+        _require_room(store.data_dir)
+    except ConfigError:
+        lock.release()
+        raise
     for directory in (cache.data_dir, cache.index_dir, settings.origin_credentials):
         _create(directory)
     for disk in cache.disks:
@@ -103,9 +114,28 @@ def _create(directory: Path, *, is_disk: bool = False) -> None:
     except OSError as error:
         if is_disk and not isinstance(error, PermissionError):
             return
-        raise ConfigError(f"cannot make the directory {directory}: {error.strerror}") from error
+        why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
+        raise ConfigError(f"cannot make the directory {directory}: {why}") from error
     if not writable:
         raise ConfigError(f"the directory {directory} is not writable by this user")
+
+
+def _require_room(directory: Path) -> None:
+    """Counters are files mapped into memory: on a full file system whoever counts would end by SIGBUS."""
+    probe = directory / f"room.{os.getpid()}"
+    try:
+        with probe.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, _ROOM)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise ConfigError(f"cannot write in {directory}: {error.strerror}") from error
+        raise ConfigError(
+            f"{directory} is on a full disk: a node needs {_ROOM >> 20} MiB there to start; remove what is "
+            "not the node's, or enlarge the file system (what the node stores is deleted while it runs)"
+        ) from error
+    finally:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
 
 
 def _is_read_only(directory: Path) -> bool:

@@ -4,6 +4,7 @@ that is missing. A directory that is a link to itself gives an error to whoever 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 from contextlib import closing
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.config import NodeSettings, StoreSettings
+from meshd.config import ConfigError, NodeSettings, StoreSettings
 from meshd.kit.clock import ManualClock
 from meshd.runtime.caching import recover_cache
 from meshd.runtime.directory import prepare_directory
@@ -141,3 +142,16 @@ def test_the_directories_of_a_node(tmp_path: Path) -> None:
     _fail(tmp_path / "n" / "two")
     prepare_directory(NodeSettings("n", store)).release()
     assert not (tmp_path / "n" / "two").exists()
+
+
+def test_a_node_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ConfigError, match=r"is on a full disk: a node needs 2 MiB there to start; remove"):
+        prepare_directory(NodeSettings("n", StoreSettings.at(tmp_path)))
+    assert not list(tmp_path.glob("room.*"))
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"cannot make the directory .*file: it is a file"):
+        prepare_directory(NodeSettings("n", StoreSettings.at(tmp_path / "file")))
