@@ -264,7 +264,8 @@ def admin_routes(node: Node, sessions: Sessions) -> list[NativeRoute]:
     identities = IdentityAdmin(node.identities, node.use, node.buckets, node.clock)
     revoking = Revoking(node.identities, node.clock)
     admin = AdminEndpoint(identities, PolicyAdmin(node.identities, node.clock), revoking, node.clock)
-    cluster = ClusterAdmin(node.mesh, ClusterMaps(node.control), node.control, node.buckets, node.peers)
+    maps, census = ClusterMaps(node.control), node_census(node)
+    cluster = ClusterAdmin(node.mesh, maps, node.control, node.buckets, node.peers, census)
     return [
         *admin.routes(),
         *SessionEndpoint(sessions, node.clock).routes(),

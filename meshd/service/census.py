@@ -10,7 +10,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from meshd.assembly.catalog import RESERVED_BUCKET
+from meshd.assembly.catalog import RESERVED_BUCKET, SHARED
 from meshd.service.retention import Held, merged
 from meshd.service.views.uses import MINUTE_MS
 
@@ -70,6 +70,14 @@ class Census:
             for key, record in page.entries
         }
         return rows, page.next_after if page.truncated else ""
+
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """How many this node has of each kind, and their bytes (blocking)."""
+        found = {}
+        for prefix in SHARED:
+            held = self.here(prefix).values()
+            found[prefix.rstrip("/")] = len(held), sum(each.size for each in held)
+        return found
 
     async def everywhere(self, prefixes: Sequence[str]) -> Everywhere:
         """All nodes', as one."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from meshd.control.clustermaps import ClusterMaps
     from meshd.control.interface import ControlStore
     from meshd.net.peers import Peers
+    from meshd.service.census import Census
     from meshwire.cluster import ClusterMap, Node
 
 _PATIENCE: Final = 1.0
@@ -51,10 +52,16 @@ class ClusterAdmin:
     """One a worker; all state is the control store's."""
 
     def __init__(
-        self, mesh: Mesh, maps: ClusterMaps, control: ControlStore, buckets: BucketTable, peers: Peers
+        self,
+        mesh: Mesh,
+        maps: ClusterMaps,
+        control: ControlStore,
+        buckets: BucketTable,
+        peers: Peers,
+        census: Census,
     ) -> None:
         self._mesh, self._maps, self._control, self._buckets = mesh, maps, control, buckets
-        self._peers = peers
+        self._peers, self._census = peers, census
 
     def __repr__(self) -> str:
         return f"<ClusterAdmin of {self._mesh!r}>"
@@ -99,6 +106,10 @@ class ClusterAdmin:
                 loads[node.node_id].debt for node in cluster.nodes if node.state not in ("away", "down")
             ),
             "control": trouble or "reached",
+            "documents": {
+                kind: {"count": count, "bytes": size}
+                for kind, (count, size) in (await asyncio.to_thread(self._census.sizes)).items()
+            },
             "nodes": [
                 _node(node, alive, moves.get(node.node_id))
                 | {"slots": present.get(node.node_id, 0), "slots_wanted": future.get(node.node_id, 0)}

@@ -79,10 +79,9 @@ class DocumentKeeper:
 
     def measure(self) -> None:
         """Put into the gauges what there is (blocking)."""
-        for prefix in SHARED:
-            held = self._census.here(prefix)
-            metrics.documents.labels(prefix.rstrip("/")).set(len(held))
-            metrics.document_bytes.labels(prefix.rstrip("/")).set(sum(each.size for each in held.values()))
+        for kind, (count, size) in self._census.sizes().items():
+            metrics.documents.labels(kind).set(count)
+            metrics.document_bytes.labels(kind).set(size)
 
     # --- what goes ----------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 
 import meshsdk
 from meshd.testing.daemons import Daemon
+from meshsdk.cli.cluster import cluster
 from meshsdk.cli.keeping import plan as plan_group
 from meshsdk.cli.keeping import snapshot as snapshot_group
 from meshsdk.errors import AccessError, NotFoundError, ServerError
@@ -62,6 +64,7 @@ def test_the_command_lists_shows_and_removes(daemon: Daemon) -> None:
     assert "kept by plan" in line
     shown = run(daemon, snapshot_group, "show", snapshot[:10])
     assert f"kept by  plan {plan}" in shown
+    assert re.search(r"^kept: \d+ snapshots?, \d+ plans? \(", run(daemon, cluster, "status"), re.MULTILINE)
     assert f"removed plan {plan}" in run(daemon, plan_group, "rm", plan[:12], "--force")
     assert plan[:16] not in run(daemon, plan_group, "ls")
     assert make(daemon, seed=11) == (snapshot, plan)

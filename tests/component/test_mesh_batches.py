@@ -8,6 +8,8 @@ import io
 import json
 import tarfile
 from collections import Counter
+from contextlib import closing
+from dataclasses import replace as replaced
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from meshd.assembly.catalog import RESERVED_BUCKET
+from meshd.kit.clock import ManualClock
+from meshd.runtime.chores import document_keeper
 from meshd.service.lifecycle import Lifecycle
+from meshd.service.views.uses import UseFile
 from meshd.testing.examples import BytesList, example, record
 from meshd.testing.mds import mds_files
 from meshwire.s3.settings import LifecycleRule
@@ -253,3 +259,30 @@ def test_each_name_expires_once(crew: MeshCrew) -> None:
     assert all(0 < count["expire"] < len(keys) for count in removed)
     for node in nodes:
         assert node.store.list("expiring").entries == ()
+
+
+def test_what_no_node_has_used_for_long_goes_from_all(crew: MeshCrew) -> None:
+    first, *rest = wires(crew)
+    snapshot = first.snapshot("s3://pictures/train/")["snapshot"]
+    used, unused = (first.plan(snapshot, CROP, 16, seed=seed, on_bad="mask")["plan"] for seed in (101, 102))
+    later = ManualClock()
+    later.advance(crew.nodes[0].node.clock.now_ms() / 1000 - later.now_ms() / 1000 + 100 * 86_400)
+    last = crew.nodes[2].node.settings.uses_path
+    with closing(UseFile(last, later)) as uses:  # in a hundred days, at the last node alone
+        uses.note(f"plans/{used}")
+    keepers = [document_keeper(replaced(one.node, clock=later)) for one in crew.nodes]
+    assert crew.run(keepers[1].sweep()) == 0  # another one says what goes
+    assert crew.run(keepers[0].sweep()) > 0
+    for one, keeper in zip(crew.nodes, keepers, strict=True):
+        crew.run(keeper.clear())
+        held = {key for key, _ in one.node.store.list(RESERVED_BUCKET, prefix="plans/", limit=1000).entries}
+        assert f"plans/{used}" in held
+        assert f"plans/{unused}" not in held
+        assert one.node.store.get(RESERVED_BUCKET, f"snapshots/{snapshot}") is not None
+    for wire in (first, *rest):
+        gone = wire.call("GET", f"/-/plans/{unused}/0/0?batch=16")
+        assert (gone.status, error(gone)["code"]) == (410, "Gone")
+        assert "nobody had used it for 90 days" in error(gone)["message"]
+        assert wire.call("GET", f"/-/plans/{used}/0/0?batch=16").status == 200
+    assert rest[0].plan(snapshot, CROP, 16, seed=102, on_bad="mask")["plan"] == unused
+    assert {wire.call("GET", f"/-/plans/{unused}/0/0?batch=16").status for wire in (first, *rest)} == {200}

@@ -114,6 +114,9 @@ def test_a_plan_removed_while_a_node_is_away_is_gone_there_too_and_can_be_made_a
     assert {status for status, _ in bodies.values()} == {200}
     mesh.stop("n3")
     mesh.await_state("n3", "away")
+    kept = json.loads(mesh["n1"].request("GET", "/-/cluster").body)["documents"]
+    assert kept["plans"]["count"] >= 1
+    assert kept["snapshots"]["bytes"] > 0
     listed = json.loads(mesh["n1"].request("GET", "/-/kept/plans").body)
     assert plan in {row["hash"] for row in listed["plans"]}
     assert "n3" in listed["silent"]

@@ -221,6 +221,12 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     yield f"map {found['version']}, {nodes}, {copies}: {_moving(found)}"
     if found.get("debt"):
         yield f"{_count(found['debt'], 'object')} with fewer copies than asked"
+    kept = found.get("documents") or {}
+    if any(each["count"] for each in kept.values()):
+        counts = [
+            _count(each["count"], kind.removesuffix("s")) for kind, each in kept.items() if each["count"]
+        ]
+        yield f"kept: {', '.join(counts)} ({human(sum(each['bytes'] for each in kept.values()))})"
     if found["control"] != "reached":
         yield f"the control store is out of reach (data is served all the same): {found['control']}"
     rows: list[tuple[str, ...]] = [("node", "state", "zone", "roles", "share", "disks", "endpoint", "")]
