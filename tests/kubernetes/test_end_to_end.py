@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import boto3
 import pytest
 from botocore.config import Config
+from botocore.exceptions import ClientError
 from lightkube.generic_resource import create_namespaced_resource
 from lightkube.resources.core_v1 import ConfigMap, Event, Node, Pod, Secret
 from lightkube.types import PatchType
@@ -341,6 +342,59 @@ def _turned(scene: Scene, name: str) -> int:
     """The map version under which a node went or came last."""
     node = scene.map().node(name)
     return node.turned if node else 0
+
+
+def test_a_control_store_that_was_deleted_is_put_back_from_a_backup(scene: Scene, front: str) -> None:
+    """As docs/kubernetes.md says; the daemons run on meanwhile, and found no other mesh."""
+    kinds: dict[str, Any] = {"ConfigMap": ConfigMap, "Secret": Secret}
+    labels, where = {"shardmesh.io/store": "mesh"}, scene.namespace
+
+    def stored() -> list[tuple[str, Any]]:
+        return [
+            (kind, each)
+            for kind in kinds
+            for each in scene.kube.list(kinds[kind], namespace=where, labels=labels)
+        ]
+
+    nodes, saved = {node.node_id for node in scene.map().nodes}, stored()
+    pods = {name: pod.metadata.uid for name, pod in scene.pods().items()}
+    client = scene.client(front)
+    for kind, each in saved:
+        scene.kube.delete(kinds[kind], each.metadata.name, namespace=where)
+
+    def refused() -> bool:
+        try:
+            client.list_objects_v2(Bucket="photos")
+        except ClientError as error:
+            return str(error.response["Error"]["Code"]) == "InvalidAccessKeyId"
+        return False
+
+    scene.until(refused, "without the keys that were deleted")
+    for kind, each in saved:
+        metadata = each.metadata
+        metadata.resourceVersion = metadata.uid = metadata.managedFields = None
+        scene.kube.patch(
+            kinds[kind],
+            each.metadata.name,
+            each.to_dict(),
+            namespace=where,
+            patch_type=PatchType.APPLY,
+            field_manager="restore",
+            force=True,
+        )
+
+    def written() -> bool:
+        try:
+            client.put_object(Bucket="photos", Key="000.bin", Body=scene.bodies["000.bin"])
+        except ClientError:
+            return False
+        return True
+
+    scene.until(written, "written to again")
+    scene.settled(3)
+    assert {node.node_id for node in scene.map().nodes} == nodes
+    assert {name: pod.metadata.uid for name, pod in scene.pods().items()} == pods
+    _all_there(scene, front)
 
 
 def test_the_mesh_goes_and_its_data_stays(scene: Scene) -> None:
