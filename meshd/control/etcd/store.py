@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from meshd.control.etcd.gateway import EtcdError, decoded, encoded, number
 from meshd.control.etcd.leases import EtcdLeases
 from meshd.control.interface import ControlError, VersionConflictError, Versioned, check_key
-from meshd.control.memory import differences
+from meshd.control.watching import Watchers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -52,7 +52,7 @@ class EtcdControl:
         self._end = self._prefix[:-1] + bytes([self._prefix[-1] + 1])
         self._closed = self._lost = False
         self._moved = threading.Condition()
-        self._waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+        self._watchers = Watchers()
         self._leases = EtcdLeases(gateway, self._prefix)
         try:
             self._copy = self._load(_Copy({}, {}, 0))
@@ -142,12 +142,7 @@ class EtcdControl:
         with self._moved:
             self._copy = copy
             self._moved.notify_all()
-        self._wake()
-
-    def _wake(self) -> None:
-        for loop, event in list(self._waiters):
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(event.set)
+        self._watchers.wake()
 
     def _arrived(self, revision: int) -> None:
         """Wait until the copy has what was written at `revision`."""
@@ -273,20 +268,8 @@ class EtcdControl:
 
     # --- watches and leases -------------------------------------------------------------------------------
 
-    async def watch(self, topic: str) -> AsyncGenerator[Change, None]:
-        seen: Mapping[str, Versioned] = {}
-        waiter = (asyncio.get_running_loop(), asyncio.Event())
-        self._waiters.add(waiter)
-        try:
-            while not self._closed:
-                waiter[1].clear()
-                now = self.peek(topic)
-                for change in differences(seen, now):
-                    yield change
-                seen = now
-                await waiter[1].wait()
-        finally:
-            self._waiters.discard(waiter)
+    def watch(self, topic: str) -> AsyncGenerator[Change, None]:
+        return self._watchers.changes(lambda: self.peek(topic))
 
     async def acquire(self, name: str, holder: str, ttl: float) -> Lease | None:
         return await self._off(lambda: self._leases.acquire(name, holder, ttl))
@@ -305,7 +288,7 @@ class EtcdControl:
         self._gateway.close()
         with self._moved:
             self._moved.notify_all()
-        self._wake()
+        self._watchers.close()
 
 
 def _under(entries: Mapping[str, Versioned], prefix: str) -> dict[str, Versioned]:

@@ -27,7 +27,7 @@ from meshd.control.kubernetes.objects import (
     topic_label,
     written,
 )
-from meshd.control.memory import differences
+from meshd.control.watching import Watchers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -52,12 +52,12 @@ class KubernetesControl:
         self._api, self._name, self._open_topics = api, name, open_topics
         self._root = f"/api/v1/namespaces/{namespace}"
         self._closed = False
-        self._waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+        self._watchers = Watchers()
         self._leases = KubernetesLeases(api, namespace, name, clock)
         self._mirrors: dict[Resource, Mirror] = {}
         try:
             for resource in RESOURCES:
-                self._mirrors[resource] = Mirror(api, namespace, resource, name, self._wake)
+                self._mirrors[resource] = Mirror(api, namespace, resource, name, self._watchers.wake)
         except ControlError:
             self.close()
             raise
@@ -80,11 +80,6 @@ class KubernetesControl:
 
     def _mirror(self, key: str) -> Mirror:
         return self._mirrors[resource_of(key, self._open_topics)]
-
-    def _wake(self) -> None:
-        for loop, event in list(self._waiters):
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(event.set)
 
     # --- reading and writing ------------------------------------------------------------------------------
 
@@ -218,20 +213,8 @@ class KubernetesControl:
 
     # --- watches and leases -------------------------------------------------------------------------------
 
-    async def watch(self, topic: str) -> AsyncGenerator[Change, None]:
-        seen: Mapping[str, Versioned] = {}
-        waiter = (asyncio.get_running_loop(), asyncio.Event())
-        self._waiters.add(waiter)
-        try:
-            while not self._closed:
-                waiter[1].clear()
-                now = self.peek(topic)
-                for change in differences(seen, now):
-                    yield change
-                seen = now
-                await waiter[1].wait()
-        finally:
-            self._waiters.discard(waiter)
+    def watch(self, topic: str) -> AsyncGenerator[Change, None]:
+        return self._watchers.changes(lambda: self.peek(topic))
 
     async def acquire(self, name: str, holder: str, ttl: float) -> Lease | None:
         return await self._off(lambda: self._leases.acquire(name, holder, ttl))
@@ -250,7 +233,7 @@ class KubernetesControl:
         for mirror in self._mirrors.values():
             mirror.close()
         self._api.close()
-        self._wake()
+        self._watchers.close()
 
 
 def _version(document: dict[str, Any]) -> int:

@@ -1,0 +1,55 @@
+"""Watches of a store whose copy a thread holds up to date.
+
+Law: whoever watches compares two looks at the copy; nothing is queued for who is slow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from meshd.control.memory import differences
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Mapping
+
+    from meshd.control.interface import Change, Versioned
+
+
+class Watchers:
+    """Tasks of any loop that wait for news. `wake` and `close` may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Watchers, {len(self._waiting)} waiting>"
+
+    async def changes(self, look: Callable[[], Mapping[str, Versioned]]) -> AsyncGenerator[Change, None]:
+        """What is new at each look, until `close`."""
+        seen: Mapping[str, Versioned] = {}
+        waiter = (asyncio.get_running_loop(), asyncio.Event())
+        self._waiting.add(waiter)
+        try:
+            while not self._closed:
+                waiter[1].clear()
+                now = look()
+                for change in differences(seen, now):
+                    yield change
+                seen = now
+                await waiter[1].wait()
+        finally:
+            self._waiting.discard(waiter)
+
+    def wake(self) -> None:
+        """The copy has changed."""
+        for loop, event in list(self._waiting):
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(event.set)
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        self._closed = True
+        self.wake()
