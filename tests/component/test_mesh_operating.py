@@ -115,6 +115,7 @@ def test_a_node_whose_disk_is_lost_is_replaced_by_an_empty_one(mesh: Mesh) -> No
     text = command(mesh, "status").stdout
     assert "does not answer; its share waits for it" in text
     assert text.count("has what no other node that is up has: do not stop it") == 2
+    assert "start it, or say `mesh cluster lost` first" in command(mesh, "remove", "n3").stderr
     assert "n3 is down" in command(mesh, "replace", "n3").stdout
     mesh.empty("n3")
     mesh.up("n3")

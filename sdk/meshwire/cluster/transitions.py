@@ -152,7 +152,8 @@ def left(cluster: ClusterMap, node_id: str) -> ClusterMap:
     """Without a node that stores nothing, or whose share others have by now."""
     node = _known(cluster, node_id)
     if node.stores and not (node.leaving or node.state == "down"):
-        raise TransitionError(f"{node_id} is {node.state} and has data; drain it first")
+        first = "start it, or say `mesh cluster lost` first" if node.state == "away" else "drain it first"
+        raise TransitionError(f"{node_id} is {node.state} and has data; {first}")
     if _holds(cluster, node_id):
         raise TransitionError(
             f"not all that {node_id} has is elsewhere by now; wait for `mesh cluster status`"
