@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -40,6 +41,7 @@ UNSIGNED = "UNSIGNED-PAYLOAD"
 _MAX_ERROR_BODY = 1 << 20
 _SMALL = 16 << 10
 _MAP_PATIENCE = 2.0  # seconds
+_TAG = re.compile("<[^>]*>?")
 _REFUSALS = frozenset({400, 403, 404, 405, 501})
 _STRANGER = (
     "Is that a meshd? It calls itself {name}. Datasets and loaders need one: set MESH_ENDPOINT, which goes "
@@ -358,7 +360,7 @@ def _xml_error(status: int, body: bytes, after: float | None, request_id: str, a
     except (S3Error, ValueError):
         text = body[:200].decode("utf-8", "replace").strip()
         if text[:5].lower() in ("<!doc", "<html"):
-            text = "the answer is a page of HTML"
+            text = f"the answer is a page of HTML: {' '.join(_TAG.sub(' ', text).split())}"
         code = _bare_code(status)
         return server_error(status, code, text, request_id=request_id, advice=advice, retry_after=after)
     return server_error(
