@@ -82,16 +82,20 @@ async def _archives() -> None:
     readers = cast("Any", SimpleNamespace(require_keys=AsyncMock()))
     service = DatasetService(store, Catalog(store), readers, archives, local_objects(store))
     service._long = LongWork("test", patience=0.05)
-    free, index = asyncio.Event(), archives.index
+    begun, free, index = asyncio.Event(), asyncio.Event(), archives.index
 
     async def slow(bucket: str, key: str, found: Record) -> Any:
         if key == "2.tar":
+            begun.set()
             await free.wait()
         return await index(bucket, key, found)
 
     archives.index = slow  # type: ignore[method-assign, assignment]
     source, fields = Source("b", ""), parse_fields({"text": {"ext": ["txt"]}})
-    with pytest.raises(BatchError, match=r"files of s3://b/ are being indexed: 50% done") as told:
+    with pytest.raises(BatchError, match=r"files of s3://b/ are being indexed: \d+% done"):
+        await service._build(cast("Any", None), source, "auto", fields)
+    await begun.wait()
+    with pytest.raises(BatchError, match="50% done") as told:
         await service._build(cast("Any", None), source, "auto", fields)
     assert told.value.detail == {"progress": 0.5}
     free.set()
