@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -181,6 +182,18 @@ def test_seek_and_at(server: ScriptedMesh) -> None:
                 one.seek(*bad)
         with pytest.raises(IndexError):
             one.at(7)
+
+
+def test_at_counts_from_the_origin_as_the_loop_does(server: ScriptedMesh) -> None:
+    with loader(server, 16) as one:
+        next(iter(one))
+        state = one.state_dict()
+    with loader(server, 24) as other:
+        other.load_state_dict(state)
+        wanted = [batch.positions.tolist() for batch in itertools.islice(other, 2)]
+        other.load_state_dict(state)
+        assert other.step == 0  # of an origin that is not the epoch's beginning
+        assert [other.at(step).positions.tolist() for step in (0, 1)] == wanted
 
 
 def test_skipped_positions_are_counted(server: ScriptedMesh) -> None:

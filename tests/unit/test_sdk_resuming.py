@@ -1,0 +1,66 @@
+"""Where a loader goes: what counts as skipped, and who is asked again after everybody failed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from meshsdk.attempts import Attempts
+from meshsdk.errors import ConnectError
+from meshsdk.resuming import Place
+from meshsdk.settings import Endpoint
+from meshsdk.transport import Request
+from meshwire.plans import LoaderState
+
+START = Place(LoaderState("a" * 64, "b" * 64, 7), positions=100, batch=10, tail="pad")
+
+
+def where(place: Place) -> tuple[int, int, int]:
+    return place.state.epoch, place.state.position, place.state.skips
+
+
+def test_what_is_passed_over_counts_as_skipped_and_going_back_does_not() -> None:
+    ahead = START.sought(0, 4)
+    assert where(ahead) == (0, 40, 40)
+    assert where(ahead.sought(0, 1)) == (0, 10, 40)
+    assert where(ahead.sought(1, 5)) == (1, 50, 40)
+    assert where(START.sought(3, 0)) == (3, 0, 0)
+    assert where(ahead.skipped(2)) == (0, 60, 60)
+    assert where(ahead.skipped(7)) == (1, 10, 40 + 60 + 10)
+    assert where(ahead.skipped(0)) == where(ahead)
+
+
+@pytest.mark.parametrize(("epoch", "step"), [(-1, 0), (0, -1), (0, 10)])
+def test_where_no_batch_is(epoch: int, step: int) -> None:
+    with pytest.raises(IndexError, match="steps 0 to 9"):
+        START.sought(epoch, step)
+    with pytest.raises(IndexError, match="to go back, seek"):
+        START.skipped(-1)
+
+
+class Crew:
+    """A router of two nodes."""
+
+    def __init__(self) -> None:
+        self.directory = SimpleNamespace(
+            failed=lambda _: None, refresh=lambda: None, map=object(), configured=()
+        )
+
+    def others(self, request: Request, tried: set[Endpoint]) -> bool:
+        return len(tried) < 2
+
+
+def test_when_all_failed_all_may_be_asked_again() -> None:
+    router: Any = Crew()
+    attempts, request = Attempts(router, 60.0), Request("GET", "/")
+    first, second = (Endpoint("http", "127.0.0.1", port, "") for port in (1, 2))
+    attempts.failed(3, ConnectError("refused"), request, first, 100.0)
+    assert (attempts.next, attempts.tried(3)) == (100.0, {first})  # the other one, at once
+    assert attempts.pop() == 3
+    attempts.failed(3, ConnectError("refused"), request, second, 100.0)
+    assert attempts.tried(3) == set()  # or the one that is back would never be asked
+    assert (attempts.next or 0) >= 100
+    attempts.worked(3)
+    assert len(attempts) == 1
