@@ -6,6 +6,7 @@ that the next start of its writer sweeps away.
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from meshd.kit import failpoints
 from meshd.store import syscalls
 from meshd.store.layout import sync_directory
 from meshd.store.members import RESERVE
+from meshd.telemetry import metrics
 from meshwire import tars
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from meshd.store.interface import Buffer
     from meshd.store.layout import Disks
 
+_log = logging.getLogger(__name__)
 _WINDOW = 8 << 20  # dirty bytes a draft may gather before the kernel is asked to write them out
 
 
@@ -95,10 +98,17 @@ class OwnFile:
         os.fdatasync(self._fd)
 
     def close(self) -> None:
-        """Closes a published file. Idempotent."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Closes a published file; an error of that is told, and no reason to fail: a file that is to be
+        durable was synced before. Idempotent."""
+        if self._fd < 0:
+            return
+        fd, self._fd = self._fd, -1
+        try:
+            os.close(fd)  # the descriptor is gone, whatever it answers
+            failpoints.hit("store.own.after_close")
+        except OSError as error:
+            metrics.store_disk_errors.labels("failed").inc()
+            _log.warning("a data file was not closed well", extra={"path": self.path, "why": str(error)})
 
     def discard_draft(self) -> None:
         """Removes what was never published. Idempotent."""

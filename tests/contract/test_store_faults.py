@@ -228,6 +228,17 @@ def test_a_draft_is_not_closed_under_the_thread_that_writes_it(settings: StoreSe
     assert [draft.exists() for draft in drafts] == [False]
 
 
+def test_a_file_that_is_not_closed_well_does_not_end_all_writing(settings: StoreSettings) -> None:
+    async def doing(store: Store) -> None:
+        await put(store, "k", bytes(LARGE))
+        async with asyncio.timeout(PATIENCE):
+            await put(store, "k2", bytes(LARGE))
+        assert len(store.list("b").entries) == 2
+
+    with failing("store.own.after_close=error"):
+        run(settings, doing)
+
+
 def test_a_cancelled_commit_happens_or_not_but_never_half(settings: StoreSettings) -> None:
     async def doing(store: Store) -> None:
         for turns in range(12):

@@ -41,6 +41,7 @@ FAILPOINTS = [
     "store.own.before_sync",
     "store.own.before_rename",
     "store.own.after_rename",
+    "store.own.after_close",
     "store.complete.placed",
     "store.complete.applied",
     "store.delete.placed",
