@@ -21,3 +21,11 @@ class StartupError(MeshdError):
 
 class IndexLostError(StartupError):
     """Processes die of reading what lies in memory of a file: the index cannot be read from its device."""
+
+
+def missing_asset(digest: str) -> str:
+    """What is said of an asset that is not there, whoever comes upon it."""
+    return (
+        f"this node does not have the asset sha256:{digest}: what it was made with (a module of ops, a "
+        "tokenizer) was removed; push the same file again (mesh op push), or make the plan or view anew"
+    )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.assembly.errors import BatchError
+from meshd.errors import missing_asset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +29,7 @@ def no_such_asset(digest: str) -> BatchError:
     """What is answered when a plan or view names it."""
     return BatchError(
         "NoSuchAsset",
-        f"this node does not have the asset sha256:{digest}",
+        missing_asset(digest),
         help="make the plan or view anew with the object's address (s3://BUCKET/KEY) in its place",
         detail={"asset": f"sha256:{digest}"},
     )

@@ -13,9 +13,16 @@ from typing import TYPE_CHECKING
 
 from meshd.assembly.assets import asset_key
 from meshd.assembly.errors import BatchError
+from meshd.errors import missing_asset
 from meshd.telemetry import metrics
 from meshd.transform import registry
-from meshd.transform.assets import MAX_ASSET_BYTES, PREFIX, MissingAssetError, checked_asset, no_assets
+from meshd.transform.assets import (
+    MAX_ASSET_BYTES,
+    PREFIX,
+    MissingAssetError,
+    checked_asset,
+    no_assets,
+)
 from meshd.transform.programs import asset_digests
 from meshwire.declarations import is_user_op
 from meshwire.documents import PlanError, shown
@@ -76,7 +83,7 @@ class AssetService:
             digest = value.removeprefix(PREFIX)
             await self._catalog.ensure([asset_key(digest)])
             if not self._catalog.has(asset_key(digest)):
-                raise MissingAssetError(path, f"this node does not have the asset {shown(value)}")
+                raise MissingAssetError(path, missing_asset(digest))
         return value  # what is no reference at all is refused where arguments are parsed
 
     async def _located(self, caller: Caller, url: str, path: str) -> tuple[str, str, str, int, int]:

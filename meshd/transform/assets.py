@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from meshd.errors import missing_asset
 from meshd.transform.reading import SourceGoneError
 from meshwire.documents import PlanError, checked_text, shown
 
@@ -74,11 +75,7 @@ def checked_asset(digest: str, data: bytes) -> Asset:
 
 def no_assets(digest: str) -> Asset:
     """Loads nothing."""
-    raise MissingAssetError(
-        "",
-        f"this node does not have the asset {PREFIX}{digest}: what it was made with (a module of ops, a "
-        "tokenizer) was removed; push the same file again (mesh op push), or make the plan or view anew",
-    )
+    raise MissingAssetError("", missing_asset(digest))
 
 
 class LoadedAssets:
