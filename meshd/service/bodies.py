@@ -6,13 +6,18 @@ that is where a wrong length, checksum or signature shows.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
+
+from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from meshwire.checksums import BodyDigest
     from meshwire.s3.operations import BodyDigests
+
+MAX_PUT_BYTES: Final = 5 << 30
+"""Of a single PUT or part, and of the source of a copy."""
 
 
 class Body(Protocol):
@@ -32,3 +37,11 @@ class Body(Protocol):
 
     async def whole(self, digests: BodyDigests, limit: int) -> bytes:
         """All of a small body, checked. Raises S3Error MaxMessageLengthExceeded above `limit` bytes."""
+
+
+def check_size(size: int | None) -> None:
+    """Raise S3Error EntityTooLarge above what S3 takes in one request."""
+    if size is not None and size > MAX_PUT_BYTES:
+        raise S3Error(
+            "EntityTooLarge", extra={"ProposedSize": str(size), "MaxSizeAllowed": str(MAX_PUT_BYTES)}
+        )

@@ -23,7 +23,7 @@ from meshd.telemetry import metrics
 from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
-    from meshd.service.objects import Found
+    from meshd.service.found import Found
     from meshd.service.remoteasking import Asking
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record, Span

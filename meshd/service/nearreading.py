@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from meshd.assembly.elsewhere import Lost, Part
 from meshd.assembly.errors import BatchError
 from meshd.assembly.memory import Memory
-from meshd.service.objects import found_of
+from meshd.service.found import found_of
 from meshd.service.views.dispatch import Assembled
 from meshd.store.records import Span
 from meshwire.s3.errors import S3Error
@@ -20,7 +20,7 @@ from meshwire.s3.errors import S3Error
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
-    from meshd.service.objects import Found
+    from meshd.service.found import Found
     from meshd.service.remote import RemoteObjects
     from meshd.service.remotefetching import Gathered
     from meshd.service.versions import Versions

@@ -16,8 +16,8 @@ import msgspec
 from meshd.net.peers import PREFIX, PeerRefusedError, StaleMapError
 from meshd.net.pieces import PieceError
 from meshd.net.wires import PeerUnreachableError
+from meshd.service.bodies import MAX_PUT_BYTES, check_size
 from meshd.service.copying import checked_source, copied_meta, judge_source, part_range, read_pieces
-from meshd.service.objects import MAX_PUT_BYTES, check_size
 from meshd.service.views.copies import MadeBody, as_part
 from meshd.store.records import Record
 from meshwire.checksums import BodyVerifier

@@ -11,8 +11,8 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from meshd.service.assembling import check_parts, completed_meta, has_become
+from meshd.service.bodies import MAX_PUT_BYTES, check_size
 from meshd.service.copying import again_if_gone, judge_source, part_range, read_pieces
-from meshd.service.objects import MAX_PUT_BYTES, check_size
 from meshd.service.translation import store_errors
 from meshd.store.errors import NoSuchUploadError
 from meshd.store.records import Meta

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from meshd.service.access import Identity, RequestContext
-    from meshd.service.objects import Found
+    from meshd.service.found import Found
     from meshd.store.records import Record, Span
     from meshd.web.authentication import Authenticator
     from meshd.web.forwarding import Forwarder, Name

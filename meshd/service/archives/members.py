@@ -17,7 +17,8 @@ import msgspec
 
 from meshd.assembly.errors import BatchError
 from meshd.service.copying import judge_source, part_range
-from meshd.service.objects import ReplacedError, found_of
+from meshd.service.found import found_of
+from meshd.service.objects import ReplacedError
 from meshd.service.translation import store_errors, translate
 from meshd.service.views.copies import MadeBody, as_part, as_upload
 from meshd.service.views.kinds import Made
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
     from meshd.service.archives.reading import Archives, Place
-    from meshd.service.objects import Found
+    from meshd.service.found import Found
     from meshd.service.versions import Versions
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Span

@@ -21,7 +21,7 @@ from meshd.origin.errors import (
     OriginRefusedError,
 )
 from meshd.service.backed.shelf import CHUNK, Piece, record_of, shelf_name
-from meshd.service.objects import found_of
+from meshd.service.found import found_of
 from meshd.service.views.dispatch import Assembled
 from meshd.store.errors import ExtentGoneError
 from meshd.store.records import Span
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from meshd.service.backed.flights import Flight
     from meshd.service.backed.sharing import Crew
     from meshd.service.backed.shelf import Shelf
-    from meshd.service.objects import Found
+    from meshd.service.found import Found
     from meshd.store.records import Record
     from meshd.store.store import Store
     from meshwire.s3.operations import GetObject

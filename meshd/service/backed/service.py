@@ -14,8 +14,8 @@ from meshd.origin.interface import Facts
 from meshd.origin.remote import checked
 from meshd.service.backed.reading import told
 from meshd.service.backed.shelf import record_of
+from meshd.service.bodies import MAX_PUT_BYTES
 from meshd.service.copying import checked_source, judge_source, part_range
-from meshd.service.objects import MAX_PUT_BYTES
 from meshd.service.translation import store_errors
 from meshd.service.views.copies import MadeBody, as_part, as_upload
 from meshd.service.views.kinds import Made

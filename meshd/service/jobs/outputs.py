@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from meshd.cluster.mesh import Mesh
     from meshd.net.peers import Peers
-    from meshd.service.objects import Stored
+    from meshd.service.found import Stored
     from meshd.service.remote import RemoteObjects
     from meshd.service.versions import Versions
     from meshd.store.interface import ObjectStore
