@@ -25,6 +25,7 @@ from meshd.store.errors import (
     StoreClosedError,
     StoreError,
 )
+from meshd.store.room import index_has_room
 from meshd.store.segments import Segment
 from meshd.store.works import Work
 from meshd.telemetry import metrics
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 _GROUP_BYTES = 32 << 20  # what one group may append: bounds its memory and the wait of the last in it
 _GROUP_INTENTS = 2048
 _IDS_LOW, _IDS_BLOCK = 64, 256
-_KEEP_FREE = 64 << 20  # room that puts leave for deletes and for the index to grow
-_KEEP_SHARE = 20
 
 
 def translate(error: OSError) -> StoreError:
@@ -54,13 +53,6 @@ def translate(error: OSError) -> StoreError:
     return DiskFailedError(
         f"the disk failed: {error.strerror or error}; see the kernel log, then run meshd fsck"
     )
-
-
-def has_room(path: str, wanted: int) -> bool:
-    """True when `wanted` bytes fit on this file system and the store's reserve stays free."""
-    stats = os.statvfs(path)
-    total, free = stats.f_blocks * stats.f_frsize, stats.f_bavail * stats.f_frsize
-    return free - wanted > min(_KEEP_FREE, total // _KEEP_SHARE)
 
 
 @dataclass(slots=True, eq=False)
@@ -189,7 +181,7 @@ class Committer:
         try:
             self._top_up()
             self._roll(work)
-            self._refuse_when_full(group)
+            self._refuse_when_full(work, group)
             if any(ticket.intent.exclusive for ticket in group):
                 self._commit_exclusive(work, group)
             else:
@@ -259,14 +251,23 @@ class Committer:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(_resolve, tickets)
 
-    def _refuse_when_full(self, group: list[_Ticket]) -> None:
-        """What grows is refused while there is still room for the tombstones and index pages of deletes."""
+    def _refuse_when_full(self, work: Work, group: list[_Ticket]) -> None:
+        """What grows is refused while there is still room for the tombstones and index pages of deletes. What
+        the emptiest disk takes has a place, whichever disks its names belong to."""
         puts = [ticket for ticket in group if ticket.intent.grows]
-        weight = sum(ticket.intent.weight for ticket in puts)
-        if puts and not all(has_room(str(root), weight) for root in self._disks.roots.values()):
-            full = DiskFullError("the disk is nearly full; delete objects or add a disk")
-            for ticket in puts:
-                ticket.error = ticket.error or full
+        if not puts or not self._disks.roots:
+            return
+        index = index_has_room(str(self._index.path))
+        left = work.rooms.most
+        for ticket in puts:
+            if not index:
+                ticket.error = DiskFullError(
+                    "the index's file system is nearly full; free space under --index-dir"
+                )
+            elif ticket.intent.weight >= left:
+                ticket.error = DiskFullError("the disks are nearly full; delete objects or add a disk")
+            else:
+                left -= ticket.intent.weight
 
     # segments and numbers ---------------------------------------------------------------------------------
 

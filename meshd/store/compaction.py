@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from meshd.kit import failpoints
-from meshd.store.committer import has_room, translate
+from meshd.store.committer import translate
 from meshd.store.errors import CorruptExtentError, DiskFullError
 from meshd.store.index import object_key
 from meshd.store.intents import Intent, rewrite, user_of, write_manifest
 from meshd.store.members import stamp_of, undoes
+from meshd.store.room import has_room
 from meshd.store.surveying import FileSurvey
 from meshd.telemetry import metrics
 
@@ -228,7 +229,7 @@ class Compactor:
             return True  # its last user went meanwhile, and the file with it
         if not _sealed_segment(info):
             return False
-        if not all(has_room(str(root), info.live) for root in self._disks.roots.values()):
+        if not any(has_room(str(root), info.live) for root in self._disks.roots.values()):
             raise DiskFullError("no room to write again what lives; delete objects or add a disk")
         for _ in range(_PASSES):
             try:

@@ -1,4 +1,4 @@
-"""Where data files lie: disks, their markers, paths, and which disk an object goes to.
+"""Where data files lie: disks, their markers, paths, and in which order an object may go to them.
 
 Law: a data file's path follows from (disk, file) alone. A disk is known by the marker it carries, not by the
 order of
@@ -156,19 +156,21 @@ class Disks:
         """Path of a file of its own while it is written: swept when its writer starts again."""
         return f"{self._base(disk)}/{DRAFTS}/{file:012x}.{writer}.part"
 
-    def place(self, bucket: str, key: str) -> int:
-        """Disk for a new object: rendezvous hashing, so that another disk moves only its share. Raises
-        DiskFailedError."""
+    def order(self, bucket: str, key: str) -> tuple[int, ...]:
+        """Disks for a new object, its own first: rendezvous hashing, so that another disk moves only its
+        share. Raises DiskFailedError."""
         if not self._numbers:
             raise DiskFailedError(
                 "every disk of this node has failed: replace them, and start it again on empty directories"
             )
         if len(self._numbers) == 1:
-            return self._numbers[0]
+            return self._numbers
         name = f"{bucket}\0{key}".encode()
-        return max(
-            self._numbers, key=lambda disk: hashlib.blake2b(name, digest_size=8, key=b"%d" % disk).digest()
-        )
+
+        def weight(disk: int) -> bytes:
+            return hashlib.blake2b(name, digest_size=8, key=b"%d" % disk).digest()
+
+        return tuple(sorted(self._numbers, key=weight, reverse=True))
 
     def drafts(self) -> Iterator[os.DirEntry[str]]:
         """All files that are still being written, or were left behind."""

@@ -23,6 +23,7 @@ from meshd.store.graves import Graves
 from meshd.store.layout import LOST
 from meshd.store.members import ALIGNED, PAGE, RESERVE, render, stamp_text, undoes, version_of
 from meshd.store.records import DataFile, Extent
+from meshd.store.room import Rooms
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ class Work:
         keep_graves: bool = False,
     ) -> None:
         self.index, self.disks, self.clock, self.writer, self.durable = index, disks, clock, writer, durable
+        self.rooms = Rooms(disks)
         self._keep_graves = keep_graves
         self._segment = segment
         self._segments: dict[int, Segment] = {}
@@ -145,8 +147,8 @@ class Work:
         return self._changes.setdefault(file, _Change())
 
     def append(self, member: Member, stamp: int, chunks: Sequence[Buffer], size: int) -> Placed:
-        """Lays a member out in the open segment of its disk."""
-        segment = self._segment(self.disks.place(member.bucket, member.key))
+        """Lays a member out in the open segment of its disk. Raises OSError, DiskFailedError."""
+        segment = self._segment(self.rooms.place(member.bucket, member.key, size))
         start = segment.tail
         member = msgspec.structs.replace(member, file=segment.file, at=start)
         reserve = _reserve(member, size, start)

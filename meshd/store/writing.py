@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING
 
 from awscrt import checksums
 
-from meshd.store.committer import has_room, translate
+from meshd.store.committer import translate
 from meshd.store.errors import DiskFailedError, DiskFullError, SizeMismatchError, StoreClosedError
 from meshd.store.intents import Payload, PutObject, Reserve
 from meshd.store.ownfiles import OwnFile
+from meshd.store.room import has_room
 from meshd.store.uploadintents import PutPart
 from meshd.store.works import timed_sync
+from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from concurrent.futures import ThreadPoolExecutor
 
     from meshd.config import StoreSettings
@@ -78,20 +80,25 @@ class WriteShop:
             await self.committer.submit(Reserve())
         return number
 
-    def make(self, disk: int, file: int, size: int | None) -> OwnFile:
-        """A draft with its room reserved (blocking). Raises OSError, DiskFullError."""
-        root = self.disks.roots.get(disk)
-        if root is None:
+    def make(self, order: Sequence[int], file: int, size: int | None) -> OwnFile:
+        """A draft with its room reserved, on the first disk of `order` that has it (blocking).
+
+        Raises OSError, DiskFullError, DiskFailedError."""
+        there = [(disk, root) for disk in order if (root := self.disks.roots.get(disk)) is not None]
+        if not there:
             raise DiskFailedError(
                 "the disk failed a moment ago; try again: another one takes it, if there is one"
             )
-        if not has_room(str(root), size or 0):
-            raise DiskFullError(
-                f"{size or 'more'} bytes do not fit on the disk; delete objects or add a disk"
-            )
+        for disk, root in there:
+            if has_room(str(root), size or 0):
+                metrics.store_displaced.inc(disk != order[0])
+                return self._reserved(disk, file, size or 0)
+        raise DiskFullError(f"{size or 'more'} bytes do not fit on a disk; delete objects or add a disk")
+
+    def _reserved(self, disk: int, file: int, size: int) -> OwnFile:
         own = OwnFile(self.disks, disk, file, self.writer)
         try:
-            own.reserve(size or 0)
+            own.reserve(size)
         except OSError:
             own.discard()
             raise
@@ -264,9 +271,9 @@ class StoredWriter:
     async def _open_file(self) -> None:
         shop = self._shop
         name = self._key if self._upload is None else f"{self._key}\0{self._number}"
-        disk, file = shop.disks.place(self._bucket, name), await shop.take_id()
+        order, file = shop.disks.order(self._bucket, name), await shop.take_id()
         made: list[OwnFile] = []
-        opening = asyncio.create_task(shop.run(lambda: made.append(shop.make(disk, file, self._declared))))
+        opening = asyncio.create_task(shop.run(lambda: made.append(shop.make(order, file, self._declared))))
         try:
             await asyncio.shield(opening)
         except asyncio.CancelledError:

@@ -258,6 +258,9 @@ scrub_mended = _counter("meshd_scrub_mended_total", "Versions restored from anot
 scrub_ended = _gauge(
     "meshd_scrub_ended_seconds", "End of the last whole pass, in seconds since 1970.", mode="mostrecent"
 )
+store_displaced = _counter(
+    "meshd_store_displaced_total", "Writes that another disk of the node took: their own had no room."
+)
 store_disk_errors = _counter("meshd_store_disk_errors_total", "Errors of disks and of the index.", "kind")
 
 # movement of data between nodes

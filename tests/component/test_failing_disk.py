@@ -172,7 +172,7 @@ def test_an_empty_directory_takes_its_place_under_a_running_store(tmp_path: Path
 def test_what_another_process_finds_out_is_heeded(tmp_path: Path) -> None:
     async def run() -> None:
         with closing(_open(tmp_path, "one", "two")) as store:
-            key = next(key for key in BODIES if store._disks.place("b", key) == 1)
+            key = next(key for key in BODIES if store._disks.order("b", key)[0] == 1)
             await store._committer.submit(losing.TakeOut(1))
             error = await refused(DiskFailedError, put(store, key, b"late"))  # this one does not know yet
             assert "write it again" in str(error)

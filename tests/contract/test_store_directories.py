@@ -88,8 +88,8 @@ def test_large_members_of_a_segment_begin_with_a_page(tmp_path: Path) -> None:
 def test_a_new_disk_takes_only_its_share() -> None:
     two, three = (Disks({n: Path(f"/d{n}") for n in range(count)}) for count in (2, 3))
     keys = [f"k{number}" for number in range(3000)]
-    moved = [key for key in keys if two.place("b", key) != three.place("b", key)]
-    assert all(three.place("b", key) == 2 for key in moved)
+    moved = [key for key in keys if two.order("b", key)[0] != three.order("b", key)[0]]
+    assert all(three.order("b", key)[0] == 2 for key in moved)
     assert 800 < len(moved) < 1200
 
 

@@ -150,8 +150,7 @@ def test_a_nearly_full_disk_takes_what_frees_room(
     async def doing(store: Store) -> None:
         has = await stock(store)
         before = _visible(store)
-        monkeypatch.setattr("meshd.store.committer.has_room", lambda path, wanted: False)
-        monkeypatch.setattr("meshd.store.writing.has_room", lambda path, wanted: False)
+        monkeypatch.setattr("meshd.store.room.spare", lambda path, reserves=1: 0)
         for name in GROW:
             await refused(DiskFullError, WRITES[name](store, has))
         assert _visible(store) == before
@@ -207,7 +206,7 @@ def test_compaction_wants_room_first(settings: StoreSettings, monkeypatch: pytes
         for number in range(8):
             await put(store, f"k{number}", bytes(20_000))
         file = store.compactable(0.0)[0]
-        monkeypatch.setattr("meshd.store.compaction.has_room", lambda path, wanted: False)
+        monkeypatch.setattr("meshd.store.room.spare", lambda path, reserves=1: 0)
         await refused(DiskFullError, store.compact(file))
         monkeypatch.undo()
         assert await store.compact(file)

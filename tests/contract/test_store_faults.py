@@ -17,7 +17,6 @@ from meshd.config import StoreSettings
 from meshd.kit import failpoints
 from meshd.kit.clock import SystemClock
 from meshd.store.checking import check
-from meshd.store.committer import has_room
 from meshd.store.errors import (
     CorruptExtentError,
     DiskFailedError,
@@ -29,6 +28,7 @@ from meshd.store.errors import (
 )
 from meshd.store.rebuilding import rebuild
 from meshd.store.records import Meta
+from meshd.store.room import has_room
 from meshd.store.store import Store
 from meshd.testing.store_writing import LARGE, put, put_part, refused
 from meshd.testing.waiting import PATIENCE

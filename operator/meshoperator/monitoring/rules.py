@@ -202,7 +202,8 @@ ALERTS: Final = (
         "2m",
         "critical",
         "{{ $labels.disk }} of {{ $labels.instance }} has {{ $value | humanizePercentage }} left",
-        "Writes are refused (507 or 503) before the disk is really full; reads and deletions go on.",
+        "The node's other disks take what is new. When none has room, writes are refused (507 or 503) before"
+        " the disks are really full; reads and deletions go on.",
     ),
     Alert(
         "ShardmeshDiskFills",

@@ -1,0 +1,187 @@
+"""Several disks, some of them nearly full: what is new goes where there is room, and is found there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from meshd.config import StoreSettings
+from meshd.kit.clock import SystemClock
+from meshd.store.checking import check
+from meshd.store.errors import DiskFullError
+from meshd.store.rebuilding import rebuild
+from meshd.store.records import Meta
+from meshd.store.store import Store
+from meshd.telemetry import metrics
+from meshd.testing.store_writing import LARGE, put, put_part, refused
+from meshd.testing.version_suite import ON
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from pathlib import Path
+
+KEYS = [f"k{number}" for number in range(24)]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> StoreSettings:
+    return StoreSettings.at(
+        tmp_path,
+        disks=(tmp_path / "a", tmp_path / "b"),
+        small_object_bytes=64 << 10,
+        segment_bytes=100_000,
+        index_map_bytes=1 << 28,
+    )
+
+
+class Free:
+    """Room of the file systems under `place`, by the name of their directory, in bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left: dict[str, int] = {}
+        monkeypatch.setattr("meshd.store.room.spare", self._spare)
+
+    def _spare(self, path: str, reserves: int = 1) -> int:
+        return self.left.get(os.path.basename(path), 1 << 40)
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> Free:
+    return Free(monkeypatch)
+
+
+def run(settings: StoreSettings, doing: Callable[[Store], Coroutine[None, None, None]]) -> None:
+    with closing(Store.open(settings, writer="w0", clock=SystemClock())) as store:
+        asyncio.run(doing(store))
+
+
+def disks_of(store: Store) -> set[int]:
+    """Where the bytes of all objects lie."""
+    return {extent.disk for _, record in store.list("b").entries for extent in record.extents}
+
+
+def displaced() -> float:
+    found = [line for line in metrics.render().decode().splitlines() if line.startswith("meshd_store_displ")]
+    return sum(float(line.split()[-1]) for line in found)
+
+
+def read_all(store: Store, bodies: dict[str, bytes]) -> None:
+    for key, body in bodies.items():
+        record = store.get("b", key)
+        assert record is not None
+        assert store.read(record, 0, record.size) == body
+
+
+@pytest.mark.parametrize("size", [700, LARGE])
+def test_a_nearly_full_disk_leaves_what_is_new_to_the_others(
+    settings: StoreSettings, free: Free, size: int
+) -> None:
+    old = {key: os.urandom(size) for key in KEYS}
+    new = {key: os.urandom(size) for key in (*KEYS[:12], "new-1", "new-2", "new-3", "new-4", "new-5")}
+
+    async def doing(store: Store) -> None:
+        for key, body in old.items():
+            await put(store, key, body)
+        assert disks_of(store) == {0, 1}
+        before, free.left["a"] = displaced(), 0
+        for key, body in new.items():
+            record = await put(store, key, body)
+            assert [extent.disk for extent in record.extents] == [1]
+        assert displaced() > before
+        read_all(store, old | new)
+        for key in KEYS[18:]:  # and what lies on the full one can be deleted
+            await store.delete("b", key)
+        del free.left["a"]
+        homes = {(await put(store, key, body)).extents[0].disk for key, body in new.items()}
+        assert homes == {0, 1}
+        read_all(store, {key: (old | new)[key] for key in (*KEYS[:18], *new)})
+
+    run(settings, doing)
+    assert check(settings).clean
+    assert rebuild(settings).objects == 23
+    Store.recover(settings)
+    run(settings, lambda store: _reads(store, {key: (old | new)[key] for key in (*KEYS[:18], *new)}))
+
+
+async def _reads(store: Store, bodies: dict[str, bytes]) -> None:
+    read_all(store, bodies)
+
+
+def test_a_write_is_refused_when_no_disk_takes_it(settings: StoreSettings, free: Free) -> None:
+    async def doing(store: Store) -> None:
+        await put(store, "k", b"old")
+        free.left |= {"a": 1000, "b": 20_000}
+        for key in KEYS:
+            await refused(DiskFullError, put(store, key, bytes(30_000)))
+            await refused(DiskFullError, put(store, key, bytes(LARGE), size=LARGE))
+            assert (await put(store, key, bytes(10_000))).extents[0].disk == 1
+        free.left["b"] = 0
+        for key in KEYS:
+            await refused(DiskFullError, put(store, key, bytes(10_000)))
+        assert {(await put(store, key, bytes(100))).extents[0].disk for key in KEYS} == {0}
+        free.left["a"] = 0
+        await refused(DiskFullError, put(store, "k", b"new"))
+        await store.delete("b", "k")
+
+    run(settings, doing)
+    assert check(settings).clean
+
+
+def test_of_writes_at_once_as_many_are_taken_as_fit(settings: StoreSettings, free: Free) -> None:
+    """They are made durable in one group, and the room of the disks is counted over all of it."""
+
+    async def doing(store: Store) -> None:
+        await put(store, "first", bytes(10))
+        free.left |= {"a": 25_000, "b": 45_000}
+        answers = await asyncio.gather(
+            *[put(store, key, bytes(10_000)) for key in KEYS], return_exceptions=True
+        )
+        taken = [answer for answer in answers if not isinstance(answer, BaseException)]
+        refusals = [answer for answer in answers if isinstance(answer, BaseException)]
+        assert len(taken) >= 4
+        assert refusals
+        assert all(isinstance(answer, DiskFullError) for answer in refusals)
+
+    run(settings, doing)
+
+
+def test_uploads_copies_and_compaction_use_the_disk_with_room(settings: StoreSettings, free: Free) -> None:
+    bodies = {key: os.urandom(20_000) for key in KEYS}
+
+    async def doing(store: Store) -> None:
+        for key, body in bodies.items():
+            await put(store, key, body)
+        free.left["a"] = 0
+        upload = await store.create_upload("b", "u")
+        for number in range(1, 5):
+            await put_part(store, upload, number, bytes([number]) * LARGE)
+        done = await store.complete_upload(upload, [1, 2, 3, 4], Meta("e-4"), versioning=ON)
+        assert {extent.disk for extent in done.extents} == {1}
+        source = store.get("b", KEYS[0])
+        assert source is not None
+        await store.link("b", "copy", source, Meta("e"))
+        for file in store.compactable(0.0):
+            assert await store.compact(file)
+        read_all(store, bodies | {"copy": bodies[KEYS[0]]})
+        sealed = {extent.disk for key in KEYS[:12] for extent in store.get("b", key).extents}  # type: ignore[union-attr]
+        assert sealed == {1}  # compaction made room on the full one
+
+    run(settings, doing)
+    assert check(settings).clean
+
+
+def test_the_index_keeps_room_for_deletions(settings: StoreSettings, free: Free) -> None:
+    async def doing(store: Store) -> None:
+        await put(store, "k", b"x")
+        free.left["index"] = 0
+        error = await refused(DiskFullError, put(store, "l", b"x"))
+        assert "--index-dir" in str(error)
+        await store.delete("b", "k")
+        del free.left["index"]
+        await put(store, "l", b"x")
+
+    run(settings, doing)
