@@ -205,14 +205,17 @@ def test_a_write_that_cannot_be_replicated_is_refused_and_mended_by_the_next() -
         port = other.member.endpoint.rpartition(":")[2]
         other.listener.close()
         await decider.node.peers.aclose()
+        assert isinstance(store, ReplicatedStore)
+        patience, store.delivery.patience = store.delivery.patience, 0.5
         await refused(NotReplicatedError, store.delete("b", "k"))
+        store.delivery.patience = patience
         loop = asyncio.get_running_loop()
         other.listener = await loop.create_server(other.server, "127.0.0.1", int(port))
         assert other.node.store.get("b", "k") is not None
         assert (await store.delete("b", "k")).record is None  # it is gone here: and now there, too
         assert other.node.store.get("b", "k") is None
 
-    _among(2, test, patience=0.5)
+    _among(2, test)
 
 
 def test_whoever_goes_by_an_older_map_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -38,9 +39,8 @@ def client(crowd: Daemon) -> Iterator[Any]:
 
 @pytest.fixture(params=["", "Enabled", "Suspended"])
 def place(request: pytest.FixtureRequest, client: Any) -> str:
-    """A bucket, with versioning as S3 has it three ways."""
-    name = f"race-{request.param.lower() or 'plain'}-{request.node.name[:30].lower().strip('[]')}"
-    name = "".join(c if c.isalnum() else "-" for c in name).strip("-")
+    """A new bucket, with versioning as S3 has it three ways."""
+    name = f"race-{request.param.lower() or 'plain'}-{secrets.token_hex(8)}"
     client.create_bucket(Bucket=name)
     if request.param:
         client.put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": request.param})
@@ -193,15 +193,16 @@ def test_parts_sent_by_many_at_once_are_whole(crowd: Daemon, client: Any, place:
 
 
 def test_versions_of_a_crowd_are_all_there(crowd: Daemon, client: Any) -> None:
-    client.create_bucket(Bucket="crowd")
-    client.put_bucket_versioning(Bucket="crowd", VersioningConfiguration={"Status": "Enabled"})
-    answers = race(crowd, [put("/crowd/k", b"%d" % i) for i in range(WRITERS)])
+    bucket = f"crowd-{secrets.token_hex(8)}"
+    client.create_bucket(Bucket=bucket)
+    client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    answers = race(crowd, [put(f"/{bucket}/k", b"%d" % i) for i in range(WRITERS)])
     written = {answer.headers["x-amz-version-id"]: i for i, answer in enumerate(answers)}
     assert len(written) == WRITERS
     for name, i in written.items():
-        got = client.get_object(Bucket="crowd", Key="k", VersionId=name)["Body"].read()
+        got = client.get_object(Bucket=bucket, Key="k", VersionId=name)["Body"].read()
         assert got == b"%d" % i
-    listed = client.list_object_versions(Bucket="crowd")["Versions"]
+    listed = client.list_object_versions(Bucket=bucket)["Versions"]
     assert {entry["VersionId"] for entry in listed} == set(written)
     assert [entry["IsLatest"] for entry in listed] == [True] + [False] * (WRITERS - 1)
 

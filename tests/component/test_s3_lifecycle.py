@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
@@ -12,10 +11,11 @@ from urllib.request import urlopen
 import pytest
 
 from meshd.testing.daemons import Daemon
+from meshd.testing.waiting import await_true
 from tests.component.test_s3_settings import refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 RULES: list[dict[str, Any]] = [
     {"ID": "old", "Prefix": "tmp/", "Status": "Enabled", "Expiration": {"Days": 1}},
@@ -103,14 +103,6 @@ def eager() -> Iterator[Daemon]:
         yield daemon
 
 
-def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
-    """Wait for the steward's next look."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 def past(prefix: str, **more: Any) -> dict[str, Any]:
     """A rule whose day has come."""
     rule = {"ID": "past", "Filter": {"Prefix": prefix}, "Status": "Enabled"}
@@ -135,20 +127,21 @@ def test_the_steward_removes_what_is_due(eager: Daemon) -> None:
     for key in ("tmp/a", "tmp/b", "kept"):
         client.put_object(Bucket=plain, Key=key, Body=b"x")
     client.put_bucket_lifecycle_configuration(Bucket=plain, LifecycleConfiguration=past("tmp/"))
-    until(lambda: listed(client, plain) == ["kept"])
+    await_true(lambda: listed(client, plain) == ["kept"])
     assert client.get_object(Bucket=plain, Key="kept")["Body"].read() == b"x"
-    until(lambda: expired(eager) == before + 2)
+    await_true(lambda: expired(eager) == before + 2)
     client.close()
 
 
 def test_in_a_bucket_with_versioning_a_marker_hides_it(eager: Daemon) -> None:
-    client, versioned = eager.client(), f"versioned-{secrets.token_hex(4)}"
+    client, before, versioned = eager.client(), expired(eager), f"versioned-{secrets.token_hex(4)}"
     client.create_bucket(Bucket=versioned)
     client.put_bucket_versioning(Bucket=versioned, VersioningConfiguration={"Status": "Enabled"})
     client.put_object(Bucket=versioned, Key="k", Body=b"x")
     client.put_bucket_lifecycle_configuration(Bucket=versioned, LifecycleConfiguration=past(""))
-    until(lambda: not listed(client, versioned))
+    await_true(lambda: not listed(client, versioned))
     found = client.list_object_versions(Bucket=versioned)
     assert [marker["IsLatest"] for marker in found["DeleteMarkers"]] == [True]
     assert len(found["Versions"]) == 1
+    await_true(lambda: expired(eager) == before + 1)  # it is counted after it was done
     client.close()

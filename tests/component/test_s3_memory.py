@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from meshd.testing.daemons import Daemon
-from tests.component.s3_raw import Wire, read_answer
+from tests.component.s3_raw import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,10 +65,8 @@ def test_a_large_xml_body_is_not_taken_in(lone: Daemon) -> None:
     wire = Wire(lone.endpoint, lone.access_key, lone.secret_key)
     client = lone.client()
     client.create_bucket(Bucket="xml-bodies")
-    sock = wire.connect()
     head = wire.head("POST", "/xml-bodies?delete=", headers={"transfer-encoding": "chunked"})
     chunk = b"100000\r\n" + b"<" * MIB + b"\r\n"
-    sock.sendall(head + chunk * 3)
-    answer = read_answer(sock, "POST")
+    answer = wire.exchange(head + chunk * 3, method="POST")
     assert (answer.status, answer.code) == (400, "MaxMessageLengthExceeded")
     wire.close()

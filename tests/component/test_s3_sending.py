@@ -14,6 +14,7 @@ import uvloop
 from aiohttp import web
 
 from meshd.store.records import Span
+from meshd.testing.waiting import await_true
 from meshd.web import sending
 from meshd.web.replies import SentReply
 from tests.component.s3_raw import read_answer
@@ -178,11 +179,7 @@ def test_vanishing_clients_leave_nothing_open(daemon: Daemon, wire: Wire, s3: An
         if reset:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         sock.close()
-    for _ in range(200):
-        s3.head_object(Bucket=bucket, Key="k")  # gives the daemon its turn
-        if worker.num_fds() <= before:
-            break
-    assert worker.num_fds() <= before
+    await_true(lambda: worker.num_fds() <= before)
 
 
 def test_a_reader_keeps_the_version_it_began_with(wire: Wire, s3: Any, bucket: str) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from meshd.testing.daemons import Daemon
 
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
-_PATIENCE_S = 2.0
+_PATIENCE_S = 20.0  # it ends by itself: it is told that nothing more comes
 
 
 class WireError(AssertionError):
