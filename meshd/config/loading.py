@@ -121,7 +121,7 @@ def _assemble(values: Mapping[str, object]) -> NodeSettings:
         body_timeout=value["body-timeout"],
         idle_timeout=value["idle-timeout"],
         head_timeout=value["head-timeout"],
-        max_connections=-(-value["max-connections"] // value["workers"]),
+        max_connections=_connections(value),
         drain_timeout=value["drain-timeout"],
         sigv2=value["sigv2"],
     )
@@ -157,6 +157,18 @@ def _assemble(values: Mapping[str, object]) -> NodeSettings:
         log_format=value["log-format"],
         log_level=value["log-level"],
     )
+
+
+def _connections(value: Mapping[str, Any]) -> int:
+    """Open connections of one worker."""
+    wanted: int = value["max-connections"]
+    workers: int = value["workers"]
+    if wanted < workers:
+        raise ConfigError(
+            f"max-connections: {wanted} are too few for {workers} workers, each of which needs one: say at "
+            f"least {workers}, or fewer workers"
+        )
+    return wanted // workers
 
 
 def _memory(value: Mapping[str, Any]) -> float:

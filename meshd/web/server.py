@@ -175,7 +175,7 @@ def make_server(
 def _connection_limit(wanted: int) -> int:
     """As many as wanted, and as the system's limit of open files leaves room for."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return wanted if soft == resource.RLIM_INFINITY else max(16, min(wanted, soft * 3 // 4))
+    return wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft * 3 // 4))
 
 
 class Dispatcher:

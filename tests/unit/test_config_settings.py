@@ -105,3 +105,11 @@ def test_removals_are_remembered_for_longer_than_a_node_may_be_away() -> None:
     for wrong in ({"remember_removals": "3599"}, {"remember_removals": "7199", "down_after": "3600"}):
         with pytest.raises(ConfigError, match=r"away for longer begins anew\. Say at least"):
             load_settings(mesh | wrong, env={})
+
+
+def test_connections_are_shared_by_the_workers() -> None:
+    told = {"data_dir": "/d", "workers": "3"}
+    assert load_settings({**told, "max_connections": "11"}, env={}).http.max_connections == 3
+    assert load_settings({**told, "max_connections": "3"}, env={}).http.max_connections == 1
+    with pytest.raises(ConfigError, match="max-connections: 2 are too few for 3 workers"):
+        load_settings({**told, "max_connections": "2"}, env={})
