@@ -8,24 +8,28 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
+from meshsdk.errors import ServerError
 from meshsdk.retrying import BackOff, Patience
-from meshsdk.transport import failed
+from meshsdk.transport import failed, other_keys
 
 if TYPE_CHECKING:
     from meshsdk.errors import MeshError
+    from meshsdk.keyfiles import RenewedKeys
     from meshsdk.routing import Router
     from meshsdk.settings import Endpoint
     from meshsdk.transport import Request
+    from meshwire.sigv4 import Credential
 
 
 class Attempts:
     """Of one pass. `deadline`: seconds a step is tried for."""
 
-    def __init__(self, router: Router, deadline: float) -> None:
-        self._router, self._policy = router, BackOff(deadline)
+    def __init__(self, router: Router, keys: RenewedKeys, deadline: float) -> None:
+        self._router, self._keys, self._policy = router, keys, BackOff(deadline)
         self._due: list[tuple[float, int]] = []
         self._tried: dict[int, set[Endpoint]] = {}
         self._patience: dict[int, Patience] = {}
+        self._refused: dict[int, Credential] = {}
 
     def __len__(self) -> int:
         """Steps that wait for their time."""
@@ -54,15 +58,33 @@ class Attempts:
     def failed(self, step: int, error: MeshError, request: Request, endpoint: Endpoint, now: float) -> None:
         """Another node is asked now, or this one later. Raises what it ends with where that is no use, or too
         late."""
+        if isinstance(error, ServerError) and error.blames_keys:
+            self._keys_failed(step, error, now)
+            return
         tried = self._tried.setdefault(step, set())
         if failed(self._router, request, tried, endpoint, error):
             self.again(step, now)
             return
         tried.clear()
-        patience = self._patience.setdefault(step, Patience(self._policy, started=now))
-        self.again(step, now + patience.delay(error, now))
+        self.again(step, now + self._patience_with(step, now).delay(error, now))
+
+    def _keys_failed(self, step: int, error: ServerError, now: float) -> None:
+        """Asked again at once with keys that were renewed. Where they come from a file and their time is
+        over, they are waited for: whoever renews it is late."""
+        try:
+            self._refused[step] = other_keys(self._keys, error, self._refused.get(step))
+        except ServerError as final:
+            if final.code != "ExpiredToken" or not self._keys.path:
+                raise
+            self.again(step, now + self._patience_with(step, now).wait(final, now))
+        else:
+            self.again(step, now)
+
+    def _patience_with(self, step: int, now: float) -> Patience:
+        return self._patience.setdefault(step, Patience(self._policy, started=now))
 
     def worked(self, step: int) -> None:
         """It is here."""
         self._patience.pop(step, None)
         self._tried.pop(step, None)
+        self._refused.pop(step, None)

@@ -6,12 +6,13 @@ Invariant: no message holds a credential; text from a server is capped.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _CAP = 2000
+_KEY_CODES = frozenset({"ExpiredToken", "InvalidToken", "InvalidAccessKeyId", "SignatureDoesNotMatch"})
 
 
 class MeshError(Exception):
@@ -68,6 +69,15 @@ class ServerError(MeshError):
         self.request_id = request_id
         self.detail = dict(detail or {})
         self.retry_after = retry_after
+
+    @property
+    def blames_keys(self) -> bool:
+        """Whether other keys would be answered: these are over, unknown or not of this node."""
+        return self.code in _KEY_CODES
+
+    def saying(self, more: str) -> Self:
+        """The same with a longer message."""
+        return _rebuild(type(self), f"{self.args[0]} {more}", self.__dict__)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args[0], self.__dict__)
@@ -129,7 +139,10 @@ _BY_STATUS: dict[int, type[ServerError]] = {
 }
 
 
-def _rebuild(kind: type[ServerError], message: str, state: dict[str, Any]) -> ServerError:
+_Refusal = TypeVar("_Refusal", bound=ServerError)
+
+
+def _rebuild(kind: type[_Refusal], message: str, state: dict[str, Any]) -> _Refusal:
     error = kind(message)
     error.__dict__.update(state)
     return error
@@ -155,9 +168,11 @@ def server_error(
 
 
 _ADVICE = {
-    "InvalidAccessKeyId": "Check AWS_ACCESS_KEY_ID, or pass access_key= to mesh.connect().",
+    "InvalidAccessKeyId": "Check AWS_ACCESS_KEY_ID, or pass access_key= to mesh.connect(); a key that was "
+    "disabled or removed is refused in these words, too.",
     "SignatureDoesNotMatch": "Check AWS_SECRET_ACCESS_KEY, or pass secret_key= to mesh.connect().",
-    "ExpiredToken": "Get new keys; of a job that runs longer, MESH_CREDENTIALS_FILE is read again.",
+    "ExpiredToken": "Get new keys (`meshd admin sts`); for a job that outlives them, have them in a file "
+    "that is renewed, and name it in MESH_CREDENTIALS_FILE.",
     "InvalidToken": "Check AWS_SESSION_TOKEN: it belongs to one access key, and lasts as long as that one.",
     "RequestTimeTooSkewed": "Set this machine's clock (NTP): signatures are valid for 15 minutes.",
     "NoSuchBucket": "List the buckets with `mesh ls`, or make it with `mesh mb s3://NAME`.",

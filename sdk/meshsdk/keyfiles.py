@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from meshsdk.errors import ConfigurationError
@@ -40,28 +41,51 @@ def read_keys(path: str) -> Credential:
 
 
 class RenewedKeys:
-    """`now(clock)` is the credential to sign with."""
+    """`now()` is the credential to sign with. `path`: "" where it never changes."""
 
     def __init__(self, path: str, first: Credential, clock: Callable[[], float]) -> None:
-        self._path, self._credential, self._clock = path, first, clock
-        self._seen, self._next = 0.0, 0.0
+        self.path, self._credential, self._clock = path, first, clock
+        self._seen, self._next = (0, 0, 0), 0.0
+        self._trouble = ""
 
     def __repr__(self) -> str:
-        return f"<RenewedKeys {self._path}>"
+        return f"<RenewedKeys {self.path}>"
 
     def now(self) -> Credential:
-        """The newest."""
-        if not self._path:
-            return self._credential
-        moment = self._clock()
-        if moment < self._next:
-            return self._credential
-        self._next = moment + _LOOK
-        try:
-            changed = os.stat(self._path).st_mtime
-            if changed != self._seen:
-                self._credential = read_keys(self._path)
-                self._seen = changed
-        except (OSError, ConfigurationError):
-            pass  # while it is replaced; the old ones are in force until the node says otherwise
+        """The newest; the file is looked at every now and then."""
+        if self.path and self._clock() >= self._next:
+            self._look()
         return self._credential
+
+    def instead(self, refused: Credential | None) -> Credential | None:
+        """What to sign with in place of keys that a node does not take; None where there is nothing else. The
+        file is looked at now. `refused`: None where it is not known what was signed with.
+        """
+        if not self.path:
+            return None
+        self._look()
+        return None if self._credential == refused else self._credential
+
+    def told(self) -> str:
+        """What the file is about, for who was refused with what it says; "" without one."""
+        if not self.path or self._trouble:
+            return self._trouble
+        changed = datetime.fromtimestamp(self._seen[0] / 1e9, UTC)
+        return (
+            f"{VARIABLE}={self.path} has no others: it was last written at {changed:%Y-%m-%d %H:%M:%S} UTC."
+        )
+
+    def _look(self) -> None:
+        self._next = self._clock() + _LOOK
+        try:
+            found = os.stat(self.path)
+            changed = (found.st_mtime_ns, found.st_ino, found.st_size)
+            if changed != self._seen:
+                self._credential, self._seen = read_keys(self.path), changed
+            self._trouble = ""
+        except (
+            OSError
+        ) as error:  # while it is replaced; the old ones are in force until the node says otherwise
+            self._trouble = f"{VARIABLE}={self.path} cannot be read ({type(error).__name__})."
+        except ConfigurationError as error:
+            self._trouble = f"{error}."

@@ -56,7 +56,7 @@ class Reader:
         self._expected = order.expected
         self._parting = Parting(order.parts, transport.router.directory, arena)
         self._joints: dict[int, Joint] = {}
-        self._attempts = Attempts(transport.router, order.deadline)
+        self._attempts = Attempts(transport.router, transport.keys, order.deadline)
         self._looked = -_SUSPICIOUS  # when silent nodes were last looked at
         self._done: dict[int, Frame | MeshError] = {}
         self._asked = self._given = order.steps.start

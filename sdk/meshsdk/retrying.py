@@ -73,13 +73,17 @@ class Patience:
         DeadlineError (from it) when the wait would pass the deadline."""
         if not retryable(error):
             raise error
+        return self.wait(error, now)
+
+    def wait(self, error: MeshError, now: float) -> float:
+        """The same of an error that is known to pass."""
         self.attempts += 1
         ceiling = min(self.policy.cap, self.policy.base * 2 ** min(self.attempts - 1, 20))
         wait = max(self.jitter.uniform(0, ceiling), getattr(error, "retry_after", None) or 0.0)
         if now + wait > self._until(error, now):
             raise DeadlineError(
                 f"gave up after {self.attempts} attempts in {now - self.started:.0f} s: {error} "
-                f"{_CHECK if not isinstance(error, ConnectError) else _LONGER}"
+                f"{_CHECK if isinstance(error, ServerError) and not error.blames_keys else _LONGER}"
             ) from error
         self._tell(error, now, wait)
         return wait

@@ -80,12 +80,15 @@ class Signer:
     """Turns requests into bytes for the wire. `clock` gives seconds since the epoch."""
 
     def __init__(
-        self, settings: Settings, clock: Callable[[], float] = time.time, endpoint: Endpoint | None = None
+        self,
+        settings: Settings,
+        clock: Callable[[], float] = time.time,
+        endpoint: Endpoint | None = None,
+        keys: RenewedKeys | None = None,
     ) -> None:
         self._authority = (endpoint or settings.endpoint).authority
         self._region = settings.region
-        credential = Credential(settings.access_key, settings.secret_key, settings.session_token)
-        self._keys = RenewedKeys(settings.credentials_file, credential, clock)
+        self._keys = keys or keys_of(settings, clock)
         self._clock = clock
 
     def head(self, request: Request) -> bytes:
@@ -107,13 +110,19 @@ class Signer:
         return "\r\n".join([*lines, "", ""]).encode("utf-8")
 
 
+def keys_of(settings: Settings, clock: Callable[[], float] = time.time) -> RenewedKeys:
+    """The keys of settings, renewed where they are in a file."""
+    credential = Credential(settings.access_key, settings.secret_key, settings.session_token)
+    return RenewedKeys(settings.credentials_file, credential, clock)
+
+
 class Line:
     """The way to one endpoint."""
 
-    def __init__(self, settings: Settings, endpoint: Endpoint) -> None:
+    def __init__(self, settings: Settings, endpoint: Endpoint, keys: RenewedKeys) -> None:
         self.endpoint = endpoint
         self.pool = Pool(endpoint, settings.timeout)
-        self.signer = Signer(settings, endpoint=endpoint)
+        self.signer = Signer(settings, endpoint=endpoint, keys=keys)
 
     def send(self, connection: Connection, request: Request) -> None:
         """Sends a signed question."""
@@ -135,6 +144,7 @@ class Transport:
 
     def __init__(self, settings: Settings, sleep: Callable[[float], None] = time.sleep) -> None:
         self.settings = settings
+        self.keys = keys_of(settings)
         self._lines: dict[Endpoint, Line] = {}
         first = self.line(settings.endpoint)
         self.pool, self.signer = first.pool, first.signer
@@ -148,13 +158,13 @@ class Transport:
         """The way to an endpoint."""
         found = self._lines.get(endpoint)
         if found is None:
-            found = self._lines.setdefault(endpoint, Line(self.settings, endpoint))
+            found = self._lines.setdefault(endpoint, Line(self.settings, endpoint, self.keys))
         return found
 
     def _ask_map(self, endpoint: Endpoint) -> bytes:
         """Without patience: another node knows the map as well."""
         settings = replace(self.settings, timeout=min(self.settings.timeout, _MAP_PATIENCE))
-        line = Line(settings, endpoint)
+        line = Line(settings, endpoint, self.keys)
         try:
             return self._exchange(line, Request("GET", "/-/map"), lambda response: response.read())
         finally:
@@ -272,6 +282,7 @@ class Asking:
         self._transport, self._request = transport, request
         self._patience = Patience(BackOff(transport.settings.deadline if deadline is None else deadline))
         self._tried: set[Endpoint] = set()
+        self._refused: Credential | None = None
         self._last: Endpoint | None = None
 
     def next(self, endpoint: Endpoint | None = None) -> Line:
@@ -282,6 +293,10 @@ class Asking:
     def failed(self, error: MeshError) -> None:
         """Waits as long as it takes before somebody is asked again; raises the error, or DeadlineError, when
         nobody is to be."""
+        if isinstance(error, ServerError) and error.blames_keys:
+            self._refused = other_keys(self._transport.keys, error, self._refused)
+            self._transport.retries += 1
+            return
         if not (self._request.idempotent or _is_skewed(error)):
             raise error
         again = failed(self._transport.router, self._request, self._tried, self._last, error)
@@ -307,6 +322,15 @@ def failed(
     if router.directory.map is not None or len(router.directory.configured) > 1:
         router.directory.refresh()
     return router.others(request, tried)
+
+
+def other_keys(keys: RenewedKeys, error: ServerError, refused: Credential | None) -> Credential:
+    """The keys to ask with again at once, as they were renewed meanwhile; else raises the error. `refused`:
+    those of the last time, if this question was asked again before."""
+    found = keys.instead(refused)
+    if found is None:
+        raise error.saying(told) if (told := keys.told()) else error
+    return found
 
 
 def _is_skewed(error: MeshError) -> bool:

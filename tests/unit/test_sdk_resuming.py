@@ -9,10 +9,12 @@ import pytest
 
 from meshsdk.attempts import Attempts
 from meshsdk.errors import ConnectError
+from meshsdk.keyfiles import RenewedKeys
 from meshsdk.resuming import Place
 from meshsdk.settings import Endpoint
 from meshsdk.transport import Request
 from meshwire.plans import LoaderState
+from meshwire.sigv4 import Credential
 
 START = Place(LoaderState("a" * 64, "b" * 64, 7), positions=100, batch=10, tail="pad")
 
@@ -54,7 +56,8 @@ class Crew:
 
 def test_when_all_failed_all_may_be_asked_again() -> None:
     router: Any = Crew()
-    attempts, request = Attempts(router, 60.0), Request("GET", "/")
+    keys = RenewedKeys("", Credential("a", "s"), lambda: 0.0)
+    attempts, request = Attempts(router, keys, 60.0), Request("GET", "/")
     first, second = (Endpoint("http", "127.0.0.1", port, "") for port in (1, 2))
     attempts.failed(3, ConnectError("refused"), request, first, 100.0)
     assert (attempts.next, attempts.tried(3)) == (100.0, {first})  # the other one, at once
