@@ -27,7 +27,7 @@ from meshd.web.misdirecting import map_headers
 from meshd.web.replies import Reply, SentReply, connection_word, head_bytes
 from meshd.web.sending import Outlet, send_spans
 from meshd.web.server import NativeRoute
-from meshwire import frames, snapshots
+from meshwire import frames, releases, snapshots
 from meshwire.documents import PlanError, checked_choice, suggestion
 from meshwire.handovers import HANDED
 from meshwire.handovers import HEADER as HANDS
@@ -280,7 +280,7 @@ class NativeEndpoint:
         }
         if error.code == "InternalError":
             _log.error("%s (request %s)", error.message, request_id)
-        more: list[Header] = [("x-amz-request-id", request_id)]
+        more: list[Header] = [("x-amz-request-id", request_id), (releases.HEADER, releases.RELEASE)]
         if error.retry_after is not None:
             more.append(("Retry-After", str(error.retry_after)))
         body = json.dumps({"error": document}).encode()

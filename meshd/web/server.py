@@ -29,6 +29,7 @@ from meshd.web.replies import Reply
 from meshd.web.s3 import S3Endpoint
 from meshd.web.settling import CLIENT_GONE, Trace, settle
 from meshd.web.streaming import RequestBody
+from meshwire import releases
 from meshwire.s3.errors import S3Error
 from meshwire.s3.operations import BodyDigests
 from meshwire.sigv4 import Claim
@@ -268,5 +269,6 @@ class Dispatcher:
             ("Content-Type", "application/json"),
             ("Content-Length", str(len(body))),
             ("x-amz-request-id", trace.request_id),
+            (releases.HEADER, releases.RELEASE),
         ]
         return Reply(error.status, headers, body, self._deps.clock.now_ms() // 1000)

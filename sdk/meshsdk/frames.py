@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshsdk.errors import CorruptFrameError
+from meshsdk.errors import CorruptFrameError, MeshError
 from meshwire import frames
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def open_frame(view: memoryview, step: int, *, verify: bool, origin: str = "") -
     """The frame in `view`; raises CorruptFrameError when its layout, length or a checksum is wrong."""
     try:
         header = frames.parse_header(view)
+        _check_version(header.metadata.get("version", frames.FRAME_VERSION))
         if header.size != len(view) or header.metadata.get("step", str(step)) != str(step):
             raise CorruptFrameError(f"step {step}: a frame of another size or step than was asked for")
         if verify:
@@ -46,6 +47,17 @@ def open_frame(view: memoryview, step: int, *, verify: bool, origin: str = "") -
         return Frame(step, frames.views(view, header), len(view), origin)
     except frames.FrameError as error:
         raise CorruptFrameError(f"step {step}: {error}") from error
+
+
+def _check_version(version: str) -> None:
+    """Raises MeshError: to ask again would not help."""
+    if version != frames.FRAME_VERSION:
+        from meshwire.releases import RELEASE  # only who is refused asks
+
+        raise MeshError(
+            f"the node's frames are of version {version[:20]}, this SDK (release {RELEASE}) reads version "
+            f"{frames.FRAME_VERSION}: upgrade shardmesh here to the node's release"
+        )
 
 
 def read_frame(response: Response, step: int = 0, *, verify: bool = True) -> Frame:

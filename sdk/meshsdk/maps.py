@@ -44,6 +44,7 @@ class Directory:
         self._failed: dict[Endpoint, float] = {}
         self._again = 0.0
         self._pause = _OFTEN
+        self._told = False
         self._version = 0
         self._wanted = 0 if len(configured) == 1 else 1
         self._lock = threading.Lock()
@@ -83,12 +84,25 @@ class Directory:
         for endpoint in self._everybody():
             try:
                 self._take(json.loads(self._ask(endpoint))["map"])
-            except (MeshError, PlanError, ValueError, KeyError, TypeError) as error:
+            except (PlanError, KeyError, TypeError) as error:
+                self._not_understood(endpoint, error)
+            except (MeshError, ValueError) as error:
                 _log.debug("no map from %s: %s", endpoint, error)
             else:
                 self._pause = _OFTEN
                 return
         self._pause = min(2 * self._pause, _SELDOM)
+
+    def _not_understood(self, endpoint: Endpoint, error: Exception) -> None:
+        """Told once: everything works without a map, but by way of fewer nodes."""
+        _log.log(
+            logging.DEBUG if self._told else logging.WARNING,
+            "the map of %s is not understood (%s) and not followed: upgrade shardmesh here to the release of "
+            "the nodes",
+            endpoint,
+            error,
+        )
+        self._told = True
 
     def _take(self, document: dict[str, object]) -> None:
         found = parse_map(document)

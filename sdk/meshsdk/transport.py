@@ -43,6 +43,10 @@ _SMALL = 16 << 10
 _MAP_PATIENCE = 2.0  # seconds
 _TAG = re.compile("<[^>]*>?")
 _REFUSALS = frozenset({400, 403, 404, 405, 501})
+_UNKNOWN = frozenset({400, 404, 405, 410, 501})
+_UNEQUAL = (
+    "The node is of release {theirs}, this SDK of {ours}: if one of them does not know that yet, upgrade it."
+)
 _STRANGER = (
     "Is that a meshd? It calls itself {name}. Datasets and loaders need one: set MESH_ENDPOINT, which goes "
     "before AWS_ENDPOINT_URL."
@@ -352,14 +356,25 @@ def read_error(response: Response, request: Request) -> MeshError:
     body = response.read(_MAX_ERROR_BODY)
     after = _retry_after(response.headers.get("retry-after"))
     if body[:1] == b"{":
-        return _json_error(response.status, body, after)
+        error = _json_error(response.status, body, after)
+        return error.saying(told) if (told := _other_release(response)) else error
     name = response.headers.get("server", "")
     strange = request.path.startswith("/-/") and response.status in _REFUSALS and not name.startswith("meshd")
     advice = _STRANGER.format(name=name or "no name") if strange else ""
     return _xml_error(response.status, body, after, response.headers.get("x-amz-request-id", ""), advice)
 
 
-def _json_error(status: int, body: bytes, after: float | None) -> MeshError:
+def _other_release(response: Response) -> str:
+    """What to say of a refusal by a node of another release; "" where that cannot be the reason."""
+    if response.status not in _UNKNOWN:
+        return ""
+    from meshwire.releases import HEADER, RELEASE  # only who is refused asks
+
+    theirs = response.headers.get(HEADER, RELEASE)[:40]
+    return "" if theirs == RELEASE else _UNEQUAL.format(theirs=theirs, ours=RELEASE)
+
+
+def _json_error(status: int, body: bytes, after: float | None) -> ServerError:
     try:
         error = json.loads(body)["error"]
         detail = error.get("detail") or {}

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+
+from meshwire.releases import RELEASE
 
 ROOT = Path(__file__).resolve().parents[2]
 
 _BLOCK = """
 import sys
+import tomllib
 class Refuse:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in {blocked!r}:
@@ -65,3 +69,8 @@ def test_no_module_is_named_like_one_of_the_standard_library() -> None:
         p for p in ours if p.stem in sys.stdlib_module_names and p.stem not in {"__init__", "__main__"}
     ]
     assert clashes == []
+
+
+def test_the_release_that_nodes_name_is_the_distributions() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["project"]["version"] == RELEASE
