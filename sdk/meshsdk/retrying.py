@@ -81,8 +81,9 @@ class Patience:
         ceiling = min(self.policy.cap, self.policy.base * 2 ** min(self.attempts - 1, 20))
         wait = max(self.jitter.uniform(0, ceiling), getattr(error, "retry_after", None) or 0.0)
         if now + wait > self._until(error, now):
+            why = str(error).rstrip(".")
             raise DeadlineError(
-                f"gave up after {self.attempts} attempts in {now - self.started:.0f} s: {error} "
+                f"gave up after {self.attempts} attempts in {now - self.started:.0f} s: {why}. "
                 f"{_CHECK if isinstance(error, ServerError) and not error.blames_keys else _LONGER}"
             ) from error
         self._tell(error, now, wait)

@@ -12,6 +12,7 @@ import pytest
 
 import meshsdk as mesh
 from meshd.testing.daemons import Daemon
+from meshd.testing.waiting import await_end
 from meshsdk import ops
 from meshsdk.errors import AccessError, DeadlineError
 
@@ -120,7 +121,7 @@ def test_those_of_a_file_that_is_late_are_waited_for(renewed: World) -> None:
     with mesh.connect(renewed.daemon.endpoint) as client, loader_of(client) as loader:
         assert sorted(train(loader, end)) == list(range(SAMPLES))
         assert 2 <= loader.stats().retries < 50
-    timers[0].join()
+    await_end(*timers)
 
 
 def test_a_file_that_nobody_renews_is_named(renewed: World) -> None:
