@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import threading
 import urllib.error
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from meshd.kit.clock import SystemClock
+from meshd.kit.ports import hold_port, port_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -69,12 +69,12 @@ def prometheus(place: Path, targets: Sequence[str], rules: Path) -> Iterator[Pro
             }
         )
     )
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={place / 'tsdb'}"]
-    command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
-    with subprocess.Popen(command) as process:
+    with hold_port() as held:
+        command += [f"--web.listen-address=127.0.0.1:{port_of(held)}", "--log.level=error"]
+        process = subprocess.Popen(command)
         try:
-            yield Prometheus(port)
+            yield Prometheus(port_of(held))
         finally:
             process.terminate()
+            process.wait(60)
