@@ -147,7 +147,11 @@ class Kubelet:
         self._nodes[name] = self._place / name
         self._nodes[name].mkdir(parents=True, exist_ok=True)
         found = {"kubernetes.io/hostname": name, **labels}
-        self._client.create(Node.from_dict({"metadata": {"name": name, "labels": found}}))
+        try:
+            self._client.create(Node.from_dict({"metadata": {"name": name, "labels": found}}))
+        except ApiError as error:
+            if error.status.code != 409:  # of a try before
+                raise
         room = {"cpu": "64", "memory": "256Gi", "pods": "110"}
         ready = {
             "type": "Ready",
@@ -159,6 +163,11 @@ class Kubelet:
         status = {"status": {"allocatable": room, "capacity": room, "conditions": [ready]}}
         self._client.patch(Node.Status, name, status, patch_type=PatchType.MERGE)
         self._client.patch(Node, name, {"spec": {"taints": None}}, patch_type=PatchType.MERGE)
+
+    @property
+    def nodes(self) -> list[str]:
+        """Names of the machines that are there."""
+        return list(self._nodes)
 
     def cordon(self, name: str, *, back: bool = False) -> None:
         """As `kubectl cordon`."""

@@ -22,6 +22,7 @@ from meshd.control.kubernetes.api import AmbiguousError, Api
 from meshd.control.kubernetes.objects import OPEN_TOPICS
 from meshd.kit.clock import ManualClock, SystemClock
 from meshd.testing.control_suite import ControlSuite, closing
+from meshd.testing.waiting import await_true
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,7 +69,7 @@ def test_two_processes_see_each_other(kubeconfig: Path, namespace: str) -> None:
             coming = asyncio.ensure_future(anext(watch))
             await asyncio.sleep(0)
             version = await a.put("cluster/map", b"1")
-            change = await asyncio.wait_for(coming, 10)
+            change = await asyncio.wait_for(coming, 60)
             assert change.entry is not None
             assert (change.entry.value, change.entry.version) == (b"1", version)
             assert b.revision("cluster") == version
@@ -162,10 +163,11 @@ def test_counting_from_many_sides_loses_no_step(kubeconfig: Path, namespace: str
 def test_without_the_api_reads_go_on_and_writes_say_so(kubeconfig: Path, namespace: str) -> None:
     async def main() -> None:
         with relayed(kubeconfig) as relay:
-            api = Api(relay.server, SystemClock(), deadline=0.5)
+            api = Api(relay.server, SystemClock())
             with closed(KubernetesControl(api, namespace, "mesh", SystemClock())) as control:
                 version = await control.put("topic/a", b"1")
                 relay.cut()
+                patience, api._deadline = api._deadline, 0.5
                 for _ in range(2):
                     assert control.peek("topic")["topic/a"].value == b"1"
                     assert control.revision("topic") == version
@@ -174,7 +176,8 @@ def test_without_the_api_reads_go_on_and_writes_say_so(kubeconfig: Path, namespa
                 with closed(store(kubeconfig, namespace)) as other:
                     newer = await other.put("topic/a", b"3")  # while nobody here can see it
                 relay.mend()
-                async with asyncio.timeout(20):
+                api._deadline = patience
+                async with asyncio.timeout(60):
                     async for change in control.watch("topic"):
                         if change.entry is not None and change.entry.version == newer:
                             break
@@ -226,6 +229,7 @@ def test_what_was_forgotten_is_read_anew(kubeconfig: Path, namespace: str) -> No
             await b.put("topic/mine", b"1")
             mirror = b._mirrors["secrets"]
             held, forgotten = b._api.watch, threading.Event()
+            await_true(lambda: [each.sock is not None for each in tuple(b._api._streams)] == [True, True])
 
             def gone(path: str, idle: float, **query: str) -> Iterator[dict[str, Any]]:
                 if forgotten.is_set():
@@ -240,7 +244,7 @@ def test_what_was_forgotten_is_read_anew(kubeconfig: Path, namespace: str) -> No
                 connection.sock.shutdown(socket.SHUT_RDWR)
             await a.delete("topic/gone")
             latest = await a.put("topic/a", b"2")
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 async for _ in b.watch("topic"):
                     if mirror.look().revision >= latest:
                         break

@@ -1,5 +1,8 @@
 """Datasets, loads, views and training pods with the operator as the chart installs it: its own process, with
-the rights of its ServiceAccount and no others, over a real daemon."""
+the rights of its ServiceAccount and no others, over a real daemon.
+
+Law: the mesh is one for all scenes; each begins with nothing of what another one, or a try of its own, made.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from lightkube.resources.core_v1 import ConfigMap, Namespace, Node, Pod, Secret
 from lightkube.types import PatchType
 
 from meshd.testing.certificates import Authority
-from meshoperator.admission import DONE, SECRET
+from meshoperator.admission import DONE, LABEL, SECRET
 from tests.kubernetes.front import Front
 from tests.kubernetes.helm_binary import helm
 from tests.kubernetes.kubelet import Kubelet
@@ -61,7 +64,7 @@ def _no_process_left() -> None:
 
 
 @pytest.fixture(scope="module")
-def scene(kubeconfig: Path, kube: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def installed(kubeconfig: Path, kube: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     program, place = helm(), tmp_path_factory.mktemp("kubelet")
     namespace = "mesh-data"
     kube.create(Namespace(metadata=ObjectMeta(name=namespace)))
@@ -97,9 +100,31 @@ def scene(kubeconfig: Path, kube: Client, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture
+def scene(installed: Scene) -> Scene:
+    """One daemon at least, and no data."""
+    unmake(installed)
+    return installed
+
+
+@pytest.fixture
 def front(scene: Scene) -> Front:
     """The Service of the scene."""
     return fronts[0]
+
+
+def unmake(scene: Scene) -> None:
+    """Everything that a scene makes goes."""
+    for each in scene.kube.list(Pod, namespace=scene.namespace, labels={LABEL: None}):
+        scene.kube.delete(Pod, each.metadata.name, namespace=scene.namespace, grace_period=0)
+    for kind in ("MeshView", "MeshLoad", "MeshDataset"):
+        found: Any = create_namespaced_resource("shardmesh.io", "v1alpha1", kind, f"{kind.lower()}s")
+
+        def left(found: Any = found) -> list[str]:
+            return [each.metadata.name for each in scene.kube.list(found, namespace=scene.namespace)]
+
+        for name in left():
+            scene.kube.delete(found, name, namespace=scene.namespace)
+        scene.until(lambda left=left: left() == [], f"rid of each {kind}")  # type: ignore[misc]  # bound at once
 
 
 def status(scene: Scene, kind: str, name: str) -> dict[str, Any]:
@@ -107,7 +132,8 @@ def status(scene: Scene, kind: str, name: str) -> dict[str, Any]:
     return dict(scene.kube.get(found, name, namespace=scene.namespace).status or {})
 
 
-def test_data_comes_is_made_and_read(scene: Scene, kube: Client, tmp_path: Path) -> None:
+def test_data_comes_is_made_read_and_unmade(scene: Scene, kube: Client, tmp_path: Path) -> None:
+    scene.change(nodePools=[POOL | {"replicas": 1}])
     scene.settled(1)
     source = tmp_path / "source"
     source.mkdir()
@@ -141,6 +167,8 @@ def test_data_comes_is_made_and_read(scene: Scene, kube: Client, tmp_path: Path)
 
         data = until(keys, PATIENCE)
         assert json.loads(b64decode(data["credentials.json"]))["AccessKeyId"].startswith("MSTS")
+        unmake(scene)
+        assert {"BucketMade", "Loading", "LoadSucceeded", "ViewMade"} <= scene.reasons()
     except AssertionError as error:
         raise AssertionError(f"{error}\n{scene.state()}") from error
 
@@ -206,6 +234,7 @@ def test_a_dataset_is_kept_in_the_rack_it_is_planned_for_and_pods_land_there(
             until(lambda: labelled(kube, label) == {"g2"}, PATIENCE)
             assert beside("later") == "g2"
         assert {"Moving", "Bringing", "Placed", "Released"} <= scene.reasons()
+        unmake(scene)
     except AssertionError as error:
         raise AssertionError(f"{error}\n{status(scene, 'MeshDataset', 'near')}\n{scene.state()}") from error
 
@@ -237,22 +266,6 @@ def admitted(kube: Client, namespace: str) -> bool:
     made = kube.create(pod(name, "nowhere", "near"), namespace=namespace)
     kube.delete(Pod, name, namespace=namespace, grace_period=0)
     return DONE in (made.metadata.annotations or {}) if made.metadata else False
-
-
-def test_what_was_made_is_unmade(scene: Scene, kube: Client) -> None:
-    loads = (("MeshLoad", "some"), ("MeshLoad", "all"))
-    for kind, name in (("MeshView", "packed"), *loads, ("MeshDataset", "photos"), ("MeshDataset", "near")):
-        found: Any = create_namespaced_resource("shardmesh.io", "v1alpha1", kind, f"{kind.lower()}s")
-        kube.delete(found, name, namespace=scene.namespace)
-
-        def gone(found: Any = found, name: str = name) -> bool:
-            return name not in {
-                each.metadata.name for each in scene.kube.list(found, namespace=scene.namespace)
-            }
-
-        until(gone, PATIENCE)
-    kube.delete(Pod, "train", namespace=scene.namespace)
-    assert {"BucketMade", "Loading", "LoadSucceeded", "ViewMade"} <= scene.reasons()
 
 
 def make(scene: Scene, kind: str, name: str, spec: dict[str, Any]) -> None:

@@ -142,7 +142,7 @@ def test_volumes_grow_under_running_daemons(scene: Scene) -> None:
 
     def grown() -> bool:
         every = scene.kube.list(PersistentVolumeClaim, namespace=scene.namespace)
-        return [each.status.capacity["storage"] for each in every] == ["8Gi", "8Gi"]
+        return [(each.status.capacity or {}).get("storage") for each in every] == ["8Gi", "8Gi"]
 
     scene.until(grown, "grown")
     scene.settled(2)
@@ -159,6 +159,7 @@ def owners(scene: Scene) -> set[str]:
 
 
 def test_a_decommissioned_daemon_goes_with_its_claim(scene: Scene, authority: Authority) -> None:
+    scene.settled(2)
     before = claims(scene)
     wanted = {"spec": {"desiredState": "Decommissioned"}}
     scene.kube.patch(MeshNode, "mesh-s-1", wanted, namespace=scene.namespace, patch_type=PatchType.MERGE)
