@@ -111,6 +111,15 @@ def client(scene: Scene, authority: Authority, name: str) -> Any:
     )
 
 
+def filled(scene: Scene, authority: Authority) -> list[Any]:
+    """Clients of both daemons, by which objects were put: any of them passes on, and copies, over TLS."""
+    clients = [client(scene, authority, f"mesh-s-{number}") for number in range(2)]
+    clients[0].create_bucket(Bucket="photos")
+    for number in range(30):
+        clients[number % 2].put_object(Bucket="photos", Key=f"{number}", Body=b"%d" % number * 2000)
+    return clients
+
+
 def claims(scene: Scene) -> dict[str, str]:
     """Name → uid, of those that are bound."""
     every = scene.kube.list(PersistentVolumeClaim, namespace=scene.namespace)
@@ -121,10 +130,7 @@ def test_daemons_on_claims_speak_https_with_everybody(scene: Scene, authority: A
     scene.settled(2)
     assert scene.mesh()["status"]["endpoint"].startswith("https://")
     assert set(claims(scene)) == {f"disk-mesh-s-{number}" for number in range(2)}
-    clients = [client(scene, authority, f"mesh-s-{number}") for number in range(2)]
-    clients[0].create_bucket(Bucket="photos")
-    for number in range(30):  # by any node: it is passed on, and copied, over TLS
-        clients[number % 2].put_object(Bucket="photos", Key=f"{number}", Body=b"%d" % number * 2000)
+    clients = filled(scene, authority)
     for number in range(30):
         found = clients[(number + 1) % 2].get_object(Bucket="photos", Key=f"{number}")["Body"].read()
         assert found == b"%d" % number * 2000
@@ -160,6 +166,7 @@ def owners(scene: Scene) -> set[str]:
 
 def test_a_decommissioned_daemon_goes_with_its_claim(scene: Scene, authority: Authority) -> None:
     scene.settled(2)
+    filled(scene, authority)
     before = claims(scene)
     wanted = {"spec": {"desiredState": "Decommissioned"}}
     scene.kube.patch(MeshNode, "mesh-s-1", wanted, namespace=scene.namespace, patch_type=PatchType.MERGE)
