@@ -165,12 +165,13 @@ class _Steering:
                 self._changes.append(("leave", node.node_id))
 
     def _surplus(self, name: str) -> bool:
-        """Whether no StatefulSet makes a pod of this name any more."""
+        """Whether no StatefulSet makes a pod of this name any more. That of a pool which the spec does not
+        name goes before its pods have ended: then it is one of ours (it has a MeshNode), and of no pool."""
         for pool, replicas in self._scale.items():
             head, _, ordinal = name.rpartition("-")
             if head == f"{self._sight.cluster}-{pool}" and ordinal.isdecimal():
                 return int(ordinal) >= replicas
-        return False
+        return name in self._sight.desired
 
     def _drain(self, name: str, why: str) -> None:
         cluster = self._sight.map

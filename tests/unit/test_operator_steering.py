@@ -104,6 +104,17 @@ def test_a_pool_that_is_no_more_in_the_spec_becomes_empty() -> None:
     assert steer(now).scale == {"s": 3, "old": 0}
 
 
+def test_daemons_of_a_pool_whose_statefulset_is_gone_leave_the_map_once_they_ended() -> None:
+    cluster = nodes(3)
+    for name in ("m-old-0", "by-hand-0"):
+        cluster = all_settled(joined(cluster, Node(name, f"http://{name}:1")))
+        cluster = all_settled(drained(cluster, name))
+    ended = sight(map=cluster, desired={"m-old-0": "Active", "m-s-0": "Active"})
+    assert steer(ended).changes == (("leave", "m-old-0"),)
+    ending = replace(ended, pods=(*pods(3), Pod("m-old-0", "old", "old", ready=True, leaving=True)))
+    assert steer(ending).changes == (), "it is not told to stay, either"
+
+
 def test_retained_disks_and_an_unknown_map() -> None:
     assert steer(sight(5, spec=spec(scaleDown="Retain"))).scale == {"s": 3}
     blind = steer(sight(5, map=None))
