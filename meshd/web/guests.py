@@ -24,6 +24,7 @@ from meshd.web.peers import peer_route
 from meshd.web.replies import Reply, SentReply
 from meshd.web.server import make_server
 from meshd.web.settling import CLIENT_GONE, Trace, settle
+from meshwire import percents
 from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class _Handing:
 
 
 def _head(request: MeshRequest) -> bytes:
-    lines = [b"%s %s HTTP/1.1" % (request.method.encode(), request.raw_path.encode())]
+    lines = [b"%s %s HTTP/1.1" % (request.method.encode(), percents.to_bytes(request.raw_path))]
     lines += [b"%s: %s" % field for field in request.raw_headers]
     return b"\r\n".join([*lines, b"", b""])
 

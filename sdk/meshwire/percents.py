@@ -6,7 +6,7 @@ Law: decoding is strict: a broken escape or invalid UTF-8 is an error, never a r
 from __future__ import annotations
 
 import re
-from urllib.parse import quote, quote_from_bytes, unquote_to_bytes
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 _BROKEN_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
@@ -38,8 +38,9 @@ def decode(text: str) -> str:
 
 
 def encode(text: str, *, safe: str = "") -> str:
-    """SigV4's UriEncode: everything but unreserved characters (and `safe`), upper-case hexadecimal."""
-    return quote(text, safe=safe)
+    """SigV4's UriEncode: everything but unreserved characters (and `safe`), upper-case hexadecimal. Raises
+    PercentError for text that never was bytes."""
+    return quote_from_bytes(to_bytes(text), safe=safe)
 
 
 def encode_path(raw_path: str) -> str:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from meshd.web.hosts import Hosts
 from meshwire import httpdates, percents, tars
 from meshwire.declarations import extents, parse_declaration
 from meshwire.documents import PlanError, canonical_json, read_json
@@ -36,8 +37,8 @@ from meshwire.s3.operations import operation_name
 from meshwire.s3.parsing import RequestHead, parse_request
 from meshwire.s3.rendering import render_error
 from meshwire.shardindex import index_tar
-from meshwire.sigv2 import read_old_claim
-from meshwire.sigv4 import STREAMING_PAYLOADS, Verified
+from meshwire.sigv2 import read_old_claim, verify_old
+from meshwire.sigv4 import STREAMING_PAYLOADS, Verified, verify
 from meshwire.sigv4.claims import read_claim
 from meshwire.views import parse_view
 from tests.fuzz import archives, datasets, images, words
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from meshwire.policies import PolicyKind
 
 T = TypeVar("T")
+_HOSTS = Hosts(("s3.example.com",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +74,11 @@ def head_of(data: bytes) -> RequestHead:
         name, value = name.strip().lower(), value.strip()
         if name:
             headers[name] = f"{headers[name]},{value}" if name in headers else value
-    return RequestHead(method, raw_path, raw_query, headers)
+    return RequestHead(method, raw_path, raw_query, headers, _HOSTS.bucket_of(headers.get("host", "")))
 
 
 def request(data: bytes) -> None:
-    """The request parser and both readers of signatures."""
+    """The request parser, both readers of signatures, and the verifiers of what they read."""
     head = head_of(data)
     refusal = None
     try:
@@ -86,13 +88,17 @@ def request(data: bytes) -> None:
         refusal = error
     if refusal is not None:
         assert render_error(refusal, resource=head.raw_path, request_id="0").status >= 300
-    for read in (read_claim, read_old_claim):
-        with contextlib.suppress(S3Error):
-            read(head)
+    with contextlib.suppress(S3Error):
+        if (claim := read_claim(head)) is not None:
+            verify(claim, head, "secret", httpdates.parse_amz(claim.timestamp) or 0)
+    with contextlib.suppress(S3Error):
+        if (old := read_old_claim(head)) is not None:
+            verify_old(old, head, "secret", 0)
 
 
 _KINDS = sorted(STREAMING_PAYLOADS)
 _VERIFIED = Verified(b"k" * 32, "0" * 64, "20260101/us-east-1/s3/aws4_request", "20260101T000000Z")
+_FOREIGN = replace(_VERIFIED, scope="20260101/\udcff\udcfe/s3/aws4_request")  # a region of any bytes
 
 
 def chunked(data: bytes) -> None:
@@ -103,8 +109,9 @@ def chunked(data: bytes) -> None:
     length = None if data[1] == 255 else data[1]
     step, body = data[2] + 1, data[4:]
     trailers = ("x-amz-checksum-crc32",) if kind.endswith("-TRAILER") and data[3] % 2 else ()
-    whole = _decode(kind, trailers, length, [body])
-    split = _decode(kind, trailers, length, [body[at : at + step] for at in range(0, len(body), step)])
+    seed = _FOREIGN if data[3] & 2 else _VERIFIED
+    whole = _decode(seed, kind, trailers, length, [body])
+    split = _decode(seed, kind, trailers, length, [body[at : at + step] for at in range(0, len(body), step)])
     assert whole == split, (whole, split)
     if whole[0] == "":
         assert length is None or len(whole[1]) == length
@@ -112,10 +119,10 @@ def chunked(data: bytes) -> None:
 
 
 def _decode(
-    kind: str, trailers: tuple[str, ...], length: int | None, pieces: Sequence[bytes]
+    seed: Verified, kind: str, trailers: tuple[str, ...], length: int | None, pieces: Sequence[bytes]
 ) -> tuple[str, bytes, dict[str, str]]:
     """Error code (empty when there was none), payload, trailers. After an error no payload."""
-    decoder = ChunkedDecoder(kind, _VERIFIED, trailers, length)
+    decoder = ChunkedDecoder(kind, seed, trailers, length)
     payload = b""
     try:
         for piece in pieces:

@@ -23,7 +23,8 @@ continuation-token= range: bytes= if-match: if-none-match: content-md5: x-amz-co
 x-amz-copy-source-range: x-amz-checksum-crc32: x-amz-checksum-type: x-amz-trailer: x-amz-tagging:
 x-amz-acl: x-amz-grant-read: x-amz-meta- x-amz-object-attributes: x-amz-content-sha256: x-amz-date:
 authorization: AWS4-HMAC-SHA256 Credential= SignedHeaders= Signature= X-Amz-Algorithm= X-Amz-Credential=
-X-Amz-Expires= X-Amz-Signature= AWSAccessKeyId= Expires= host: transfer-encoding: content-length:
+X-Amz-Expires= X-Amz-Signature= AWSAccessKeyId= Expires= host: .s3.example.com transfer-encoding:
+content-length:
 """.split()
 
 POLICY = """

@@ -64,11 +64,11 @@ def split_path(head: RequestHead) -> tuple[str, str]:
     if not raw_path.startswith("/"):
         raise S3Error("InvalidURI")
     raw_bucket, _, raw_key = raw_path[1:].partition("/")
-    if head.host_bucket:
-        raw_bucket, raw_key = percents.encode(head.host_bucket), raw_path[1:]
-    if not raw_bucket and not raw_key:
-        return "", ""
     try:
+        if head.host_bucket:
+            raw_bucket, raw_key = percents.encode(head.host_bucket), raw_path[1:]
+        if not raw_bucket and not raw_key:
+            return "", ""
         bucket, key = percents.decode(raw_bucket), percents.decode(raw_key)
     except percents.PercentError:
         raise S3Error("InvalidURI") from None

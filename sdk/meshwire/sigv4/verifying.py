@@ -42,8 +42,8 @@ def verify(claim: Claim, head: RequestHead, secret_key: str, now: int) -> Verifi
     _check_time(claim, now)
     _check_signed_headers(claim, head)
     scope = str(claim.scope)
-    key = signing_key(secret_key, claim.scope.date, claim.scope.region, claim.scope.service)
     try:
+        key = signing_key(secret_key, claim.scope.date, claim.scope.region, claim.scope.service)
         signature = _matching(claim, head, key, scope)
     except percents.PercentError:
         raise S3Error("InvalidURI") from None
