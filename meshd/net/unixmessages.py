@@ -45,7 +45,11 @@ class StreamClosedError(MeshdError, ConnectionError):
 
 
 class Assembly:
-    """Bytes and descriptors in, whole messages out. No I/O."""
+    """Bytes and descriptors in, whole messages out. No I/O.
+
+    Law: take all messages before more is fed. Invariant: then no peer can make it hold more than one message,
+    `limit` bytes and the descriptors it announces, and what one read brings.
+    """
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
@@ -59,21 +63,28 @@ class Assembly:
     def next(self) -> tuple[Any, list[int]] | None:
         """The next whole message, or None while bytes are missing. Raises MessageError."""
         if len(self._buffer) < _HEADER.size:
+            self._refuse_more_than(_MAX_FDS if self._buffer else 0)
             return None
         length, count = _HEADER.unpack_from(self._buffer)
         if length > self._limit or count > _MAX_FDS:
             raise MessageError(f"message of {length} bytes and {count} descriptors exceeds the limit")
         end = _HEADER.size + length
         if len(self._buffer) < end:
+            self._refuse_more_than(count)
             return None
         if len(self._fds) < count:
             raise MessageError(f"message announces {count} descriptors, {len(self._fds)} came")
         return self._take(end, count)
 
+    def _refuse_more_than(self, count: int) -> None:
+        """What rides on a later byte than a message's first was not sent by us, and would pile up."""
+        if len(self._fds) > count:
+            raise MessageError(f"{len(self._fds)} descriptors came where a message may have {count}")
+
     def _take(self, end: int, count: int) -> tuple[Any, list[int]]:
         try:
             body = decode(bytes(memoryview(self._buffer)[_HEADER.size : end]))
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise MessageError(f"message is not JSON: {error}") from None
         del self._buffer[:end]
         return body, [self._fds.popleft() for _ in range(count)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
 import gc
 import os
@@ -271,8 +272,14 @@ def test_a_blocking_receive_ends_when_the_peer_does() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [struct.pack("!IH", 1 << 31, 0), struct.pack("!IH", 2, 999) + b"{}", struct.pack("!IH", 3, 0) + b"{x}"],
-    ids=["too long", "too many descriptors", "no JSON"],
+    [
+        struct.pack("!IH", 1 << 31, 0),
+        struct.pack("!IH", 2, 999) + b"{}",
+        struct.pack("!IH", 3, 0) + b"{x}",
+        struct.pack("!IH", 3, 0) + b'"\xff"',
+        struct.pack("!IH", 200_000, 0) + b"[" * 100_000 + b"]" * 100_000,
+    ],
+    ids=["too long", "too many descriptors", "no JSON", "no UTF-8", "too deep"],
 )
 def test_broken_framing_is_refused(data: bytes) -> None:
     assembly = Assembly()
@@ -286,6 +293,61 @@ def test_promised_descriptors_must_come() -> None:
     assembly.feed(struct.pack("!IH", 2, 1) + b"{}", [])
     with pytest.raises(MessageError, match="1 descriptors, 0 came"):
         assembly.next()
+
+
+def _open_files() -> int:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [b"", struct.pack("!IH", 1000, 1)[:3], struct.pack("!IH", 1000, 1), struct.pack("!IH", 1000, 0)],
+    ids=["nothing", "half a header", "a header", "a header without descriptors"],
+)
+def test_descriptors_do_not_pile_up(begun: bytes) -> None:
+    """A peer that sends some with every byte is refused before it has us out of open files."""
+    mine, theirs = socket.socketpair()
+    before = _open_files()
+    stream = BlockingMessageStream(mine)
+    fd = memfd(b"")
+    if begun:
+        theirs.sendmsg([begun])
+    for _ in range(12):
+        rights = array.array("i", [fd] * 100)
+        theirs.sendmsg([b" " if begun else b"\0"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+    theirs.shutdown(socket.SHUT_WR)
+    with pytest.raises(MessageError, match="descriptors"):
+        stream.receive()
+    assert _open_files() - before <= 2 * 253 + 1
+    stream.close()
+    os.close(fd)
+    theirs.close()
+    assert _open_files() < before
+
+
+@pytest.mark.parametrize("size", [2, 400_000])
+def test_descriptors_of_messages_that_come_at_once(size: int) -> None:
+    """What is sent as it should be is taken, however it lies in the socket."""
+    mine, theirs = socket.socketpair()
+    sender, stream = BlockingMessageStream(theirs), BlockingMessageStream(mine)
+    fd = memfd(b"x")
+
+    def send() -> None:
+        for number in range(9):
+            sender.send("x" * size, [fd] * (number % 3 * 126))
+
+    helper = threading.Thread(target=send)
+    helper.start()
+    for number in range(9):
+        body, fds = stream.receive()
+        assert (len(body), len(fds)) == (size, number % 3 * 126)
+        for each in fds:
+            os.close(each)
+    await_end(helper)
+    os.close(fd)
+    sender.close()
+    stream.close()
 
 
 BODIES = st.lists(st.dictionaries(st.text(), st.integers(-(2**63), 2**63 - 1) | st.text()), max_size=5)
