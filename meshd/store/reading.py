@@ -145,7 +145,7 @@ class Reader:
         extent = record.extents[0]
         handle = self._acquire(extent)
         self._release(handle)  # nobody closes a cached one before the caller's turn is over
-        return Span(handle.fd, extent.offset + offset, length) if handle.cached else None
+        return Span(handle.fd, extent.offset + offset, length, extent) if handle.cached else None
 
     def read_extent(self, extent: Extent) -> bytes:
         """All bytes of one extent, checked. Raises like `read`."""

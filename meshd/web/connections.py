@@ -17,6 +17,7 @@ from aiohttp.web_protocol import RequestHandler
 from meshd.telemetry import metrics
 from meshd.web.encrypting import is_encrypted
 from meshd.web.hot import Boundary
+from meshd.web.mending import Mending
 from meshd.web.passing import PassedOn
 from meshd.web.replies import Reply, head_bytes, new_request_id
 from meshd.web.sending import AtOnce
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
     from meshd.store.records import Span
     from meshd.web.guarding import Guard
     from meshd.web.hot import HotPath
+    from meshd.web.mending import Holding
     from meshd.web.settling import Trace
+    from meshd.web.tearing import Rest
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +86,7 @@ class Connection(RequestHandler):
         self._half_closed = False
         self.truncated_body: StreamReader | None = None
         self._latest_body: StreamReader | None = None
-        self._passed: PassedOn | None = None
+        self._passed: Holding | None = None
         self.when_lost: Callable[[], None] | None = None
         """Called when the client is gone, by whoever waits for another node on its behalf."""
 
@@ -133,18 +136,22 @@ class Connection(RequestHandler):
         self._wrote_in = self._guard.turn
         self._guard.wrote(self, size)
 
-    def send_at_once(self, head: bytes, span: Span) -> bool:
+    def send_at_once(self, head: bytes, span: Span, rest: Rest) -> bool:
         """Send a head and a range of a file past the transport, in this moment; False if nothing was sent.
-        What the kernel did not take after all is queued."""
+        What the kernel did not take after all is queued; what cannot be read comes from `rest`, later."""
         transport, at_once = self.transport, self.past_the_queue()
         if transport is None or at_once is None:
             return False
-        left = at_once.send(head, span)
-        if left is None:
+        sent = at_once.send(head, span)
+        if sent is None:
             return False
+        left, torn = sent
         if left:
             transport.write(left)
             self.wrote(len(left))
+        if torn is not None:
+            self._passed = mending = Mending(self, rest, torn, self._came_back)
+            self.when_lost = mending.cancel
         return True
 
     def past_the_queue(self) -> AtOnce | None:
@@ -260,18 +267,18 @@ class Connection(RequestHandler):
     def pass_on(self, wire: Wire, data: bytes, sent: bytes, trace: Trace, *, head_only: bool) -> None:
         """Ask another node with `sent`, and hand its answer on. If none comes, `data` takes the ordinary way,
         as it came from the client."""
-        self._passed = PassedOn(self, wire, data, trace, self._came_back)
-        self.when_lost = self._passed.relay.cancel
-        self._passed.start(sent, head_only=head_only)
+        self._passed = passed = PassedOn(self, wire, data, trace, self._came_back)
+        self.when_lost = passed.relay.cancel
+        passed.start(sent, head_only=head_only)
 
-    def _came_back(self, passed: PassedOn) -> None:
+    def _came_back(self, passed: Holding) -> None:
         self._passed = self.when_lost = None
         transport = self.transport
         if transport is None or transport.is_closing():
             return
         if not passed.answered:
             self._parse(passed.data)
-        elif passed.relay.closing or (passed.last and not passed.held):
+        elif passed.closing or (passed.last and not passed.held):
             self.force_close()
             return
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout

@@ -17,7 +17,7 @@ from meshd.web.cors import cors_headers
 from meshd.web.hosts import Hosts
 from meshd.web.misdirecting import map_headers
 from meshd.web.replies import head_bytes
-from meshd.web.s3 import SMALL_BYTES, object_answer
+from meshd.web.s3 import SMALL_BYTES, object_answer, rest_of
 from meshd.web.settling import Trace
 from meshwire.archives.kinds import MARK
 from meshwire.s3.errors import S3Error
@@ -173,7 +173,8 @@ class HotPath:
             return None
         status, headers = object_answer(operation, found, trace)
         head = head_bytes(status, headers, self._deps.clock.now_ms() // 1000)
-        if not connection.send_at_once(head, span):
+        rest = rest_of(self._deps, operation, found, [span])
+        if not connection.send_at_once(head, span, rest):
             return None
         self.answered += 1
         trace.sent = found.length

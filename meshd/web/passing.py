@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from meshd.telemetry import metrics
+from meshd.web.mending import Holding
 from meshd.web.misdirecting import asks_elsewhere
 from meshd.web.relaying import Relay
 from meshd.web.settling import CLIENT_GONE
@@ -24,20 +25,17 @@ if TYPE_CHECKING:
     from meshd.web.settling import Trace
 
 _FIRST_BYTE: Final = 2.0  # seconds of silence until the request takes the ordinary way
-_HELD: Final = 64 << 10  # bytes of further requests that are taken meanwhile
 
 
-class PassedOn:
+class PassedOn(Holding):
     """`data` is the client's only request, as it came on `protocol`. `ended` is called once, on a turn of the
     loop of its own, when the answer is out, none came, or the client is gone."""
 
     def __init__(
         self, protocol: Any, wire: Wire, data: bytes, trace: Trace, ended: Callable[[PassedOn], None]
     ) -> None:
-        self._protocol, self._wire, self._trace, self._ended = protocol, wire, trace, ended
-        self.data, self.held = data, b""
-        self.last = False
-        """Whether the client's connection is to end after this answer."""
+        super().__init__(protocol, data)
+        self._wire, self._trace, self._ended = wire, trace, ended
         self.relay = Relay(protocol, wire, self._word, asks_elsewhere)
 
     def __repr__(self) -> str:
@@ -45,19 +43,16 @@ class PassedOn:
 
     @property
     def answered(self) -> bool:
-        """Whether an answer went out; otherwise nothing did."""
         return self.relay.head is not None
+
+    @property
+    def closing(self) -> bool:
+        return self.relay.closing
 
     def start(self, sent: bytes, *, head_only: bool) -> None:
         """Ask with `sent`."""
         self.relay.outcome.add_done_callback(self._done)
         self._wire.start(self.relay, sent, patience=_FIRST_BYTE, head_only=head_only)
-
-    def hold(self, data: bytes) -> None:
-        """Keep what came behind the request."""
-        before, self.held = len(self.held), self.held + data
-        if before <= _HELD < len(self.held):
-            self._protocol.transport.pause_reading()
 
     def _word(self) -> str:
         return "close" if self.last and not self.held else ""
@@ -72,6 +67,6 @@ class PassedOn:
             trace.finish(CLIENT_GONE if gone or head is None else head.status, later=True)
         if head is not None:
             metrics.forwarded.labels("broken" if self.relay.broken else "answered").inc()
-        if not gone and len(self.held) > _HELD:
-            transport.resume_reading()
+        if not gone:
+            self._read_on()
         self._ended(self)

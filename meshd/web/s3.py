@@ -342,7 +342,7 @@ class S3Endpoint:
             with objects.reading(operation, found) as spans:
                 if found.length > SMALL_BYTES or request.pressed:
                     await self._fetch(first_of(spans))  # a device that gives errors is known before the head
-                    rest = self._rest(operation, found, spans)
+                    rest = rest_of(self._deps, operation, found, spans)
                     keep_alive = await send_spans(request, status, headers, spans, self._now(), rest)
                 else:
                     await self._fetch(spans)
@@ -357,18 +357,6 @@ class S3Endpoint:
             raise translate(error) from error
         trace.sent += found.length
         return SentReply(status, keep_alive=keep_alive)
-
-    def _rest(self, operation: ops.GetObject, found: Found, spans: Sequence[Span]) -> Rest:
-        """What an answer goes on with whose bytes cannot be read to their end: those of another owner. They
-        are noticed here."""
-
-        def rest(torn: TornError) -> AsyncGenerator[bytes, None]:
-            _notice_at(spans, torn.sent)
-            if self._deps.rest is None or self._deps.mesh.alone:
-                raise torn
-            return self._deps.rest(operation.bucket, operation.key, found, torn.sent)
-
-        return rest
 
     @staticmethod
     async def _fetch(spans: Sequence[Span]) -> None:
@@ -401,6 +389,19 @@ class S3Endpoint:
 
     def _now(self) -> int:
         return self._deps.clock.now_ms() // 1000
+
+
+def rest_of(deps: WebDeps, operation: ops.GetObject, found: Found, spans: Sequence[Span]) -> Rest:
+    """What an answer goes on with whose bytes cannot be read to their end: those of another owner. They are
+    noticed here."""
+
+    def rest(torn: TornError) -> AsyncGenerator[bytes, None]:
+        _notice_at(spans, torn.sent)
+        if deps.rest is None or deps.mesh.alone:
+            raise torn
+        return deps.rest(operation.bucket, operation.key, found, torn.sent)
+
+    return rest
 
 
 def _notice_at(spans: Sequence[Span], sent: int) -> None:

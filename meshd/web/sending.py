@@ -212,9 +212,10 @@ class AtOnce:
     def __repr__(self) -> str:
         return f"<AtOnce fd={self.sock.fileno()}>"
 
-    def send(self, head: bytes, span: Span) -> bytes | None:
+    def send(self, head: bytes, span: Span) -> tuple[bytes, TornError | None] | None:
         """Send a head and a range that is in memory, if the connection's buffer has room for both. Gives the
-        bytes that were not taken in spite of it, None when nothing was sent.
+        bytes that were not taken in spite of it, and what went out of a range that cannot be read to its end;
+        None when nothing was sent.
 
         Nothing may be queued on the transport, nor be under way past it.
         """
@@ -240,8 +241,10 @@ def _room(sock: socket.socket) -> int:
     return sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - int(waiting)
 
 
-def _finish_at_once(transport: asyncio.Transport, sock: socket.socket, head: bytes, span: Span) -> bytes:
-    """The rest of an answer that has begun: what was not taken. A failing disk cuts the connection."""
+def _finish_at_once(
+    transport: asyncio.Transport, sock: socket.socket, head: bytes, span: Span
+) -> tuple[bytes, TornError | None]:
+    """The rest of an answer that has begun: what was not taken, and where a failing disk ended it."""
     moved = 0
     try:
         with suppress(BlockingIOError):
@@ -251,13 +254,14 @@ def _finish_at_once(transport: asyncio.Transport, sock: socket.socket, head: byt
                     break
                 moved += sent
         rest = os.pread(span.fd, span.length - moved, span.offset + moved) if moved < span.length else b""
-    except OSError:
+    except ConnectionError:
         transport.abort()
-        return b""
+        return b"", None
+    except OSError as error:
+        return head, TornError(moved, error)
     if moved + len(rest) != span.length:
-        transport.abort()
-        return b""
-    return head + rest
+        return head, TornError(moved, OSError("a data file ends before its extent does"))
+    return head + rest, None
 
 
 def first_of(spans: Sequence[Span]) -> Sequence[Span]:

@@ -137,6 +137,23 @@ def test_a_device_that_gives_errors(beside: NodesBeside) -> None:
     assert _read(third, "errors", Range="bytes=-3000000") == DATA[-3_000_000:]
 
 
+def test_what_is_sent_in_one_turn(beside: NodesBeside) -> None:
+    """An object that seems to be in memory, of which only the beginning can be read: the connection stays."""
+    first, _, third = _owners(beside, "turn")
+    data, at = DATA[: 700 << 10], 300_000
+    third.client().put_object(Bucket="bench", Key="turn", Body=data)
+    third.client().put_object(Bucket="bench", Key="turn-whole", Body=data[::-1])
+    client = first.client()
+    assert client.get_object(Bucket="bench", Key="turn")["Body"].read() == data
+    torn = _tear(first, "turn", at=at)
+    for _ in range(3):
+        assert client.get_object(Bucket="bench", Key="turn")["Body"].read() == data
+        assert take_noticed(lambda extent: True) == [torn]
+        assert client.get_object(Bucket="bench", Key="turn-whole")["Body"].read() == data[::-1]
+    ranged = client.get_object(Bucket="bench", Key="turn", Range="bytes=1000-650000")["Body"].read()
+    assert ranged == data[1000:650_001]
+
+
 def test_what_nobody_has_is_cut(beside: NodesBeside) -> None:
     first, second, third = _owners(beside, "nobody")
     third.client().put_object(Bucket="bench", Key="nobody", Body=DATA)
