@@ -51,6 +51,11 @@ def mark(namespace: str, name: str) -> str:
     return hashlib.sha256(f"{namespace}/{name}".encode()).hexdigest()[:8]
 
 
+def origins_secret(cluster: str) -> str:
+    """The Secret of a MeshCluster with the keys of the sources of its datasets."""
+    return f"{cluster}-origins"
+
+
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """A MeshCluster. `places`: nodes that are known; None where nodes may not be read (namespaced)."""
@@ -98,7 +103,7 @@ class Cluster:
     @property
     def origins_secret(self) -> str:
         """The Secret with the keys of the sources of its datasets; daemons see changes without a restart."""
-        return f"{self.name}-origins"
+        return origins_secret(self.name)
 
     @property
     def endpoint(self) -> str:

@@ -45,6 +45,10 @@ class UnreachableError(Exception):
     """No daemon answers."""
 
 
+class NoMeshError(UnreachableError):
+    """There is no such MeshCluster, so that no daemon of it is to be waited for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
     """How a mesh is reached. `authority`: PEM of who vouches for its certificate; empty: the system's."""
@@ -81,10 +85,11 @@ class Daemons:
             self._session = None
 
     async def of(self, namespace: str, name: str) -> tuple[Cluster, Access]:
-        """A MeshCluster and the way to it. Raises UnreachableError while there is none."""
+        """A MeshCluster and the way to it. Raises NoMeshError while there is none, UnreachableError while its
+        keys are not there."""
         document = await self._kube.get("MeshCluster", name, namespace)
         if document is None:
-            raise UnreachableError(f"there is no MeshCluster {name!r} in {namespace}")
+            raise NoMeshError(f"there is no MeshCluster {name!r} in {namespace}")
         spec = parse(MeshClusterSpec, document["spec"])
         cluster = Cluster(name, namespace, document["metadata"]["uid"], spec)
         keys = await self._secret(cluster.root_secret, namespace)

@@ -1,7 +1,8 @@
 """What the loops of datasets, loads and views have in common: look, do, say; and a finalizer that waits for
 the daemons, only so long.
 
-Law: each pass begins from what is there. A daemon that is not there is waited for, and told in a condition.
+Law: each pass begins from what is there. A daemon that is not there is waited for, and told in a condition;
+nothing that is deleted waits for a mesh that is no more.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
-from meshoperator.daemons import DaemonError, UnreachableError
+from meshoperator.daemons import DaemonError, NoMeshError, UnreachableError
 from meshoperator.loadsteps import stamp
 from meshoperator.resources import GROUP
 from meshoperator.statuses import conditions
@@ -76,6 +77,9 @@ class DataLoop:
             return None
         try:
             await self.clean(document)
+        except NoMeshError as error:  # as when a whole namespace is deleted: the mesh may go first
+            stays = "what a store of that name keeps of it stays"
+            await self._recorder.say(document, "Deleted", f"{error}; {stays}")
         except (DaemonError, UnreachableError) as error:
             since = datetime.fromisoformat(document["metadata"]["deletionTimestamp"])
             if self._now() - since.astimezone(UTC).timestamp() < PATIENCE:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote
 
 from meshoperator.admission import label
+from meshoperator.children import origins_secret
 from meshoperator.daemons import DaemonError, UnreachableError
 from meshoperator.dataloops import LATER, SOON, DataLoop
 from meshoperator.datasources import changes, mark, origin, place
@@ -66,7 +67,10 @@ class DatasetLoop(DataLoop):
         self._board.forget(metadata["namespace"], metadata["name"])
         if spec.source.uri.startswith("mesh://"):
             return
-        cluster, access = await self._daemons.of(metadata["namespace"], spec.cluster_ref)
+        if spec.source.secret_ref is not None:  # first: keys stay nowhere, whatever is there of the mesh
+            name, gone = origins_secret(spec.cluster_ref), {"data": {metadata["name"]: None}}
+            await self._kube.patch("Secret", name, metadata["namespace"], gone)
+        _, access = await self._daemons.of(metadata["namespace"], spec.cluster_ref)
         bucket, _ = place(spec, metadata["name"])
         present = await self._present(access, bucket)
         if present is not None and present["origin"]["url"] == spec.source.uri:
@@ -77,9 +81,6 @@ class DatasetLoop(DataLoop):
                 for each in await self._daemons.nodes(access):
                     await self._daemons.ask(each, "DELETE", residence(bucket, ""))
                 await self._daemons.ask(access, "DELETE", f"/{quote(bucket, safe='')}")
-        if spec.source.secret_ref is not None:
-            name, gone = cluster.origins_secret, {"data": {metadata["name"]: None}}
-            await self._kube.patch("Secret", name, metadata["namespace"], gone)
 
     # --- one pass -----------------------------------------------------------------------------------------
 

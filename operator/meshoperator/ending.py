@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from meshoperator import gauges, hosting
-from meshoperator.children import CLUSTER_LABEL
+from meshoperator.children import CLUSTER_LABEL, origins_secret
 from meshoperator.resources import GROUP
 from meshoperator.statuses import conditions
 
@@ -81,6 +81,7 @@ class Ending:
             await self._kube.delete_all(kind, namespace, {_STORE: name})
         if not (document["spec"].get("auth") or {}).get("rootSecretRef"):
             await self._kube.delete("Secret", f"{name}-root", namespace)
+        await self._kube.delete("Secret", origins_secret(name), namespace)
 
     async def _tell(self, document: Manifest, message: str) -> None:
         found: list[tuple[str, bool | None, str, str]] = [("Progressing", True, "Deleting", message)]

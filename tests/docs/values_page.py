@@ -38,7 +38,7 @@ named, never given as values.
 ## Upgrades and removal
 
 1. Helm neither changes nor deletes what lies in `crds/`. Before `helm upgrade`:
-   `kubectl apply --server-side -f crds/`. Fields are only added within `v1alpha1`.
+   `kubectl apply --server-side --force-conflicts -f crds/`. Fields are only added within `v1alpha1`.
 2. `helm upgrade` replaces the operator's pod (`Recreate`: seconds without one, which daemons do not notice).
    Then the operator rolls a new daemon image out, one pod of a settled mesh at a time; `update.paused` in the
    MeshCluster holds that back. `kubectl wait meshcluster/mesh --for=condition=Settled` says when it is over.

@@ -127,8 +127,7 @@ def operator(
     kubeconfig: Path, kube: Client, namespace: str, daemon: Daemon, tmp_path: Path
 ) -> Iterator[Operator]:
     mesh(kube, namespace)
-    root = {"AWS_ACCESS_KEY_ID": daemon.access_key, "AWS_SECRET_ACCESS_KEY": daemon.secret_key}
-    kube.create(Secret(metadata=ObjectMeta(name="mesh-root", namespace=namespace), stringData=root))
+    keys(kube, namespace, daemon)
     source = tmp_path / "source"
     for part in ("train", "val"):
         (source / part).mkdir(parents=True)
@@ -143,6 +142,12 @@ def operator(
         finally:
             loop.run(daemons.aclose())
             loop.run(api.close())
+
+
+def keys(kube: Client, namespace: str, daemon: Daemon) -> None:
+    """Root's, as the operator makes them."""
+    root = {"AWS_ACCESS_KEY_ID": daemon.access_key, "AWS_SECRET_ACCESS_KEY": daemon.secret_key}
+    kube.create(Secret(metadata=ObjectMeta(name="mesh-root", namespace=namespace), stringData=root))
 
 
 def bucket_of(operator: Operator) -> str:
@@ -222,12 +227,46 @@ def test_what_is_wrong_with_a_source_is_told(operator: Operator) -> None:
     status = operator.status("MeshDataset", "orphan")
     assert (status["phase"], condition(status, "SourceReachable")[:2]) == ("Pending", ("Unknown", "NoMesh"))
     operator.delete("MeshDataset", "orphan")
-    assert operator.look("MeshDataset", "orphan") == 5.0  # waits for the mesh, and says so
-    assert "there is no MeshCluster" in condition(operator.status("MeshDataset", "orphan"), "Deleted")[2]
-    operator.now = lambda: time.time() + 3600
     operator.look("MeshDataset", "orphan")
-    assert operator.ear.heard[-1][0] == "DeletionForced"
+    assert operator.ear.heard[-1][0] == "Deleted"
+    assert "there is no MeshCluster 'other'" in operator.ear.heard[-1][1]
     assert operator.gone("MeshDataset", "orphan")
+
+
+def test_what_is_deleted_waits_for_daemons_that_do_not_answer_and_for_no_mesh_that_is_gone(
+    operator: Operator,
+) -> None:
+    kube, namespace, bucket = operator.kube, operator.namespace, bucket_of(operator)
+    kube.create(Secret(metadata=ObjectMeta(name="cloud", namespace=namespace), stringData={"region": "x"}))
+    source = {"uri": "s3://somewhere/train", "secretRef": {"name": "cloud"}}
+    operator.make("MeshDataset", "cloudy", {"clusterRef": "mesh", "source": source})
+    operator.look("MeshDataset", "cloudy")
+    backed(operator)
+    operator.until("MeshDataset", "photos", lambda status: status.get("bucket"))
+    operator.make("MeshLoad", "all", {"datasetRef": "photos"})
+    operator.make("MeshView", "small", view(bucket, 8))
+    operator.until("MeshView", "small", lambda status: status.get("ready"))
+    operator.until("MeshLoad", "all", lambda status: status.get("phase") == "Running")
+    datasets = (("MeshDataset", "photos"), ("MeshDataset", "cloudy"))
+    every = (("MeshLoad", "all"), ("MeshView", "small"), *datasets)
+    kube.delete(Secret, "mesh-root", namespace=namespace)
+    for kind, name in every:
+        operator.delete(kind, name)
+        assert operator.look(kind, name) == 5.0
+        assert "root's keys is not there yet" in condition(operator.status(kind, name), "Deleted")[2]
+    assert not kube.get(Secret, "mesh-origins", namespace=namespace).data
+    kube.delete(resource(BY_NAME["MeshCluster"]), "mesh", namespace=namespace)
+    for kind, name in every:
+        operator.look(kind, name)
+        assert operator.gone(kind, name)
+    # what the store kept of it is found again, and goes with a dataset that has it
+    mesh(kube, namespace)
+    keys(kube, namespace, operator.daemon)
+    backed(operator)
+    operator.until("MeshDataset", "photos", lambda status: status.get("bucket"))
+    operator.delete("MeshDataset", "photos")
+    operator.look("MeshDataset", "photos")
+    assert operator.ask("GET", f"/-/buckets/{bucket}") == 404
 
 
 def test_keys_of_a_source_are_handed_to_the_daemons(operator: Operator) -> None:

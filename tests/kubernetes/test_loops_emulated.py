@@ -332,9 +332,15 @@ def test_what_goes_with_a_mesh_is_what_its_policy_says() -> None:
         change(world, deletionPolicy=policy)
         secret = {"name": "mesh.users", "namespace": NAMESPACE, "labels": {"shardmesh.io/store": NAME}}
         api.put("secrets", {"kind": "Secret", "metadata": secret})
+        keys = {"name": "mesh-origins", "namespace": NAMESPACE, "labels": {"shardmesh.io/cluster": NAME}}
+        api.put("secrets", {"kind": "Secret", "metadata": keys})
         asyncio.run(play(world, [SCENES[-1]]))
         kept = [each["metadata"]["name"] for kind in ("configmaps", "secrets") for each in api.of(kind)]
-        wanted = ["map", "moves-mesh-s-0", "moves-mesh-s-1", "mesh-root", "mesh.users"] if left else []
+        wanted = (
+            ["map", "moves-mesh-s-0", "moves-mesh-s-1", "mesh-origins", "mesh-root", "mesh.users"]
+            if left
+            else []
+        )
         assert kept == wanted
 
 
