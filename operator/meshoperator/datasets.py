@@ -98,7 +98,9 @@ class DatasetLoop(DataLoop):
         else:
             anew, homes = await self._ensure(document, spec, cluster, access, bucket)
             jobs = prefetches(await self._jobs(access), bucket)
-            jobs = await self._warm(document, spec, access, jobs, anew=anew)
+            placed = homes or not self._board.plans or self._board.why(namespace, name)
+            if placed:  # what is loaded before would have to move
+                jobs = await self._warm(document, spec, access, jobs, anew=anew)
             holdings = await self._holdings(nodes, bucket, prefix)
             figures = Figures.of(spec, holdings, jobs[0] if jobs else None, homes)
             if self._is_idle(spec, figures, holdings):

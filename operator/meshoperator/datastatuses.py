@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from meshoperator.resources import MeshDatasetSpec
 
 _RUNS: Final = ("queued", "running", "cancelling")
+PLANNING: Final = "Planning"
+"""Reason of Placed: homes are about to be chosen; what is loaded before would have to move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,7 @@ def _placed(
     if unplaced:
         return "Placed", False, "NoRoom", unplaced
     if not homing.homes:
-        return "Placed", None, "NotPlanned", "no plan has been made yet"
+        return "Placed", None, PLANNING, "no plan has been made yet"
     if homing.moving:
         there = {spot.node: spot.bytes for spot in spots}
         come = ", ".join(f"{node} has {there.get(node, 0)} bytes" for node in homing.behind)

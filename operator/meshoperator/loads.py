@@ -11,6 +11,7 @@ from urllib.parse import quote
 from meshoperator.daemons import DaemonError, UnreachableError
 from meshoperator.dataloops import LATER, SOON, DataLoop
 from meshoperator.datasources import place
+from meshoperator.datastatuses import PLANNING
 from meshoperator.loadsteps import ENDED, Step, decide, hurried, outcome, sources, stamp, summed, told
 from meshoperator.resources import MeshDatasetSpec, MeshLoadSpec, ResourceError, parse
 
@@ -100,9 +101,9 @@ class LoadLoop(DataLoop):
         found = await self._kube.get("MeshDataset", spec["datasetRef"], metadata["namespace"])
         if found is None:
             return None
-        return _Dataset(
-            parse(MeshDatasetSpec, found["spec"]), bool((found.get("status") or {}).get("bucket"))
-        )
+        status = found.get("status") or {}
+        planning = any(each["reason"] == PLANNING for each in status.get("conditions") or ())
+        return _Dataset(parse(MeshDatasetSpec, found["spec"]), bool(status.get("bucket")), planning=planning)
 
     async def _waiting(self, namespace: str, spec: MeshLoadSpec, dataset: _Dataset | None) -> str:
         """For what it waits before it begins."""
@@ -110,6 +111,8 @@ class LoadLoop(DataLoop):
             return f"there is no MeshDataset {spec.dataset_ref!r}"
         if not dataset.there:
             return f"MeshDataset {spec.dataset_ref!r} has no bucket yet"
+        if dataset.planning:
+            return f"no plan says yet where MeshDataset {spec.dataset_ref!r} is kept"
         for name in spec.run_after:
             other = await self._kube.get("MeshLoad", name, namespace)
             phase = ((other or {}).get("status") or {}).get("phase")
@@ -196,10 +199,10 @@ class LoadLoop(DataLoop):
 
 
 class _Dataset:
-    """`there`: whether its bucket is."""
+    """`there`: whether its bucket is. `planning`: whether its homes are about to be chosen."""
 
-    def __init__(self, spec: MeshDatasetSpec, there: bool) -> None:
-        self.spec, self.there = spec, there
+    def __init__(self, spec: MeshDatasetSpec, there: bool, *, planning: bool) -> None:
+        self.spec, self.there, self.planning = spec, there, planning
 
 
 def _path(name: str) -> str:

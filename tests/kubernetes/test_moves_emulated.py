@@ -182,6 +182,31 @@ def founded() -> Scene:
     return scene
 
 
+def test_what_is_made_with_its_load_is_loaded_where_it_is_to_stay() -> None:
+    """A load that began before the first plan failed at the daemons that were not chosen."""
+    scene = founded()
+    operator = Operator(scene, Calls())
+    asyncio.run(operator.placement.run())  # there is somebody who plans
+    scene.put("MeshDataset", "photos", clusterRef=NAME, source={"uri": "s3://a/b"}, placement={"pin": True})
+    scene.put("MeshLoad", "all", datasetRef="photos")
+
+    async def pass_over(*kinds: str) -> None:
+        for loop in operator.loops:
+            if loop.kind in kinds:
+                await loop.run(NAMESPACE, "photos" if loop.kind == "MeshDataset" else "all")
+
+    asyncio.run(pass_over("MeshDataset", "MeshLoad"))
+    assert scene.daemons.state.jobs == {}
+    assert scene.status("MeshLoad", "all")["phase"] == "Waiting"
+    assert "no plan says yet" in scene.status("MeshLoad", "all")["conditions"][0]["message"]
+    asyncio.run(operator.placement.run())
+    for _ in range(3):
+        asyncio.run(pass_over("MeshDataset", "MeshLoad"))
+    assert scene.daemons.homes("photos")
+    assert scene.daemons.state.jobs
+    assert scene.status("MeshLoad", "all")["phase"] in ("Running", "Succeeded")
+
+
 def killed_after_every_change(
     scene: Scene,
     begin: Callable[[Scene], None],
