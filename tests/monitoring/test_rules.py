@@ -22,6 +22,7 @@ needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool: apt install prometheus"
 )
 AT = 'instance="n1:9000"'
+MESH = 'namespace="mesh", cluster="mesh"'
 Series = dict[str, str]
 _GROWS = "0+{}x240"  # by so much a minute, for four hours
 
@@ -116,6 +117,63 @@ CASES: dict[str, tuple[Series, Series]] = {
             f'meshd_origin_bytes_total{{direction="written", {AT}}}': grows(1000),
             'meshd_origin_dirty_objects{instance="n2:9000"}': "0x240",
             'meshd_origin_bytes_total{direction="written", instance="n2:9000"}': "5x240",
+        },
+    ),
+    "ShardmeshClusterUnavailable": (
+        {f'mesh_operator_cluster_condition{{condition="Available", {MESH}}}': "1x100 0x140"},
+        {
+            f'mesh_operator_cluster_condition{{condition="Available", {MESH}}}': "1x100 0x3 1x140",
+            f'mesh_operator_cluster_condition{{condition="Degraded", {MESH}}}': "0x240",
+        },
+    ),
+    "ShardmeshClusterDegraded": (
+        {f'mesh_operator_cluster_condition{{condition="Degraded", {MESH}}}': "0x100 1x140"},
+        {
+            f'mesh_operator_cluster_condition{{condition="Degraded", {MESH}}}': "0x100 1x20 0x120",
+            f'mesh_operator_cluster_condition{{condition="Available", {MESH}}}': "1x240",
+        },
+    ),
+    "ShardmeshClusterUnsettled": (
+        {f'mesh_operator_cluster_condition{{condition="Settled", {MESH}}}': "1x10 0x230"},
+        {f'mesh_operator_cluster_condition{{condition="Settled", {MESH}}}': "1x10 0x150 1x80"},
+    ),
+    "ShardmeshDaemonsMissing": (
+        {
+            f'mesh_operator_cluster_nodes{{what="ready", pool="s", {MESH}}}': "3x100 2x140",
+            f'mesh_operator_cluster_nodes{{what="desired", pool="s", {MESH}}}': "3x240",
+        },
+        {
+            f'mesh_operator_cluster_nodes{{what="ready", pool="s", {MESH}}}': "3x100 2x20 3x120",
+            f'mesh_operator_cluster_nodes{{what="desired", pool="s", {MESH}}}': "3x240",
+            f'mesh_operator_cluster_nodes{{what="updated", pool="s", {MESH}}}': "0x240",
+        },
+    ),
+    "ShardmeshOperatorGone": (
+        {
+            'mesh_operator_leading{pod="o-1"}': "1x100 _x140",
+            f'meshd_cluster_nodes{{state="up", {AT}}}': "3x240",
+        },
+        {
+            'mesh_operator_leading{pod="o-1"}': "1x100 0x140",
+            'mesh_operator_leading{pod="o-2"}': "0x100 1x140",
+            f'meshd_cluster_nodes{{state="up", {AT}}}': "3x240",
+        },
+    ),
+    "ShardmeshOperatorFails": (
+        {
+            'mesh_operator_passes_total{kind="MeshCluster", outcome="failed"}': grows(8),
+            'mesh_operator_passes_total{kind="MeshCluster", outcome="done"}': grows(2),
+        },
+        {
+            'mesh_operator_passes_total{kind="MeshCluster", outcome="failed"}': grows(2),
+            'mesh_operator_passes_total{kind="MeshCluster", outcome="done"}': grows(8),
+        },
+    ),
+    "ShardmeshPodsNotAdmitted": (
+        {'mesh_operator_admissions_total{result="failed"}': grows(1)},
+        {
+            'mesh_operator_admissions_total{result="failed"}': "3x240",
+            'mesh_operator_admissions_total{result="patched"}': grows(5),
         },
     ),
     "ShardmeshProcessesMissing": (

@@ -14,6 +14,7 @@ Severity = Literal["critical", "warning"]
 SCRAPES: Final = 'job="shardmesh"'
 RUNBOOKS: Final = "docs/runbooks.md"
 """What the links to runbooks begin with; the chart has a value for where your copy of the docs is."""
+_CONDITION: Final = "mesh_operator_cluster_condition"
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +319,65 @@ ALERTS: Final = (
         "warning",
         "Ops that users brought keep ending their processes on {{ $labels.instance }}",
         "By crash, by taking too much time or memory, or by answers that make no sense.",
+    ),
+    Alert(
+        "ShardmeshClusterUnavailable",
+        f'max by (namespace, cluster) ({_CONDITION}{{condition="Available"}}) < 1',
+        "5m",
+        "critical",
+        "No daemon of MeshCluster {{ $labels.namespace }}/{{ $labels.cluster }} is ready",
+        "Its condition Available says of each daemon why it is not.",
+    ),
+    Alert(
+        "ShardmeshClusterDegraded",
+        f'max by (namespace, cluster) ({_CONDITION}{{condition="Degraded"}}) == 1',
+        "30m",
+        "warning",
+        "Daemons of MeshCluster {{ $labels.namespace }}/{{ $labels.cluster }} are away, returning or down",
+        "What they have has a copy less. Its condition Degraded names them, and what becomes of them.",
+    ),
+    Alert(
+        "ShardmeshClusterUnsettled",
+        f'max by (namespace, cluster) ({_CONDITION}{{condition="Settled"}}) < 1',
+        "3h",
+        "warning",
+        "MeshCluster {{ $labels.namespace }}/{{ $labels.cluster }} has not settled for three hours",
+        "Data moves, or cannot: no machine of it can be drained meanwhile, and no roll-out goes on.",
+    ),
+    Alert(
+        "ShardmeshDaemonsMissing",
+        'max by (namespace, cluster, pool) (mesh_operator_cluster_nodes{what="ready"})'
+        ' < max by (namespace, cluster, pool) (mesh_operator_cluster_nodes{what="desired"})',
+        "30m",
+        "warning",
+        "Pool {{ $labels.pool }} of {{ $labels.namespace }}/{{ $labels.cluster }} lacks daemons",
+        "No place, no volume, no image, or they end again and again: the condition Available says which.",
+    ),
+    Alert(
+        "ShardmeshOperatorGone",
+        "(max(mesh_operator_leading) or vector(0)) == 0 and on () max(meshd_cluster_nodes) > 0"
+        " and on () count(max_over_time(mesh_operator_leading[1d])) > 0",
+        "10m",
+        "warning",
+        "No operator acts",
+        "Daemons go on. Nobody replaces, expands or drains them, and new training pods get no keys.",
+    ),
+    Alert(
+        "ShardmeshOperatorFails",
+        'sum by (kind) (rate(mesh_operator_passes_total{outcome="failed"}[15m]))'
+        " > 0.5 * sum by (kind) (rate(mesh_operator_passes_total[15m]))",
+        "15m",
+        "warning",
+        "The operator fails at most of its looks at {{ $labels.kind }}s",
+        "What they ask for is not done; their statuses are old.",
+    ),
+    Alert(
+        "ShardmeshPodsNotAdmitted",
+        'sum(increase(mesh_operator_admissions_total{result="failed"}[15m])) > 0',
+        "0m",
+        "warning",
+        "{{ $value | humanize }} training pods were admitted without a look at their datasets",
+        "They run far from their data, without endpoint and keys.",
     ),
     Alert(
         "ShardmeshJobsFail",
