@@ -137,7 +137,7 @@ def _refuse_orphaned(settings: StoreSettings, failing: _Failing) -> None:
     for root in settings.disks:
         if (marker := failing.marker(root)) is None:
             continue
-        if next(Disks({marker.disk: root}).files(), None) is not None:
+        if _holds_files(root, marker):
             if settings.evictable:
                 failing[root] = "it was not emptied"
                 continue
@@ -146,49 +146,84 @@ def _refuse_orphaned(settings: StoreSettings, failing: _Failing) -> None:
             )
 
 
-def _enrol(
-    index: Index, txn: Any, settings: StoreSettings, store: str, spare: Spare, failing: _Failing
-) -> tuple[dict[int, Path], dict[int, Path]]:
-    """Disks in service, new ones numbered and marked, and those that are gone."""
-    paths: dict[int, str] = index.get_meta("disks", txn) or {}
-    known = {number: Path(path) for number, path in paths.items()}
-    gone = {number: known[number] for number in index.get_meta(LOST, txn) or [] if number in known}
-    was_mounted = {known[number] for number in index.get_meta(MOUNTED, txn) or [] if number in known}
-    found: dict[int, Path] = {}
-    fresh, refused = list[Path](), list[Path]()
-    for root in settings.disks:
-        marker = failing.marker(root)
-        if root in failing:
-            if root not in known.values():
-                refused.append(root)
-        elif marker is None:
-            if root not in known.values() or is_blank(root, mounted=root in was_mounted):
-                fresh.append(root)
-        elif marker.store == store and marker.disk in gone:
-            continue  # it failed: to be used again it has to be empty
-        elif marker.store == store and marker.disk not in found:
-            found[marker.disk] = root
-        elif next(Disks({marker.disk: root}).files(), None) is not None:
-            if settings.evictable and root in gone.values():
-                continue
+class _Enrolment:
+    """The directories that were named, sorted by what their markers say beside what the index knows."""
+
+    def __init__(
+        self, index: Index, txn: Any, settings: StoreSettings, store: str, failing: _Failing
+    ) -> None:
+        paths: dict[int, str] = index.get_meta("disks", txn) or {}
+        self.known = {number: Path(path) for number, path in paths.items()}
+        self.gone = self._of_known(index.get_meta(LOST, txn))
+        self.found: dict[int, Path] = {}
+        """In service, under their numbers."""
+        self.fresh: list[Path] = []
+        """To be put into service: they get a number and a marker."""
+        self.refused: list[Path] = []
+        """Not known, and they cannot be used."""
+        self._store, self._failing, self._evictable = store, failing, settings.evictable
+        self._known_roots = set(self.known.values())
+        self._was_mounted = set(self._of_known(index.get_meta(MOUNTED, txn)).values())
+        for root in settings.disks:
+            self._sort(root)
+
+    def _of_known(self, numbers: Iterable[int] | None) -> dict[int, Path]:
+        return {number: self.known[number] for number in numbers or [] if number in self.known}
+
+    def _sort(self, root: Path) -> None:
+        marker = self._failing.marker(root)
+        if root in self._failing:
+            if root not in self._known_roots:
+                self.refused.append(root)
+        elif marker is not None:
+            self._sort_marked(root, marker)
+        elif root not in self._known_roots or is_blank(root, mounted=root in self._was_mounted):
+            self.fresh.append(root)
+
+    def _sort_marked(self, root: Path, marker: DiskMarker) -> None:
+        ours = marker.store == self._store
+        if ours and marker.disk in self.gone:
+            return  # it failed: to be used again it has to be empty
+        if ours and marker.disk not in self.found:
+            self.found[marker.disk] = root
+        elif not _holds_files(root, marker):
+            self.fresh.append(root)
+        elif not (self._evictable and root in self.gone.values()):
             raise FormatError(
                 f"{root} belongs to another store; remove it from --disk, or move its data away"
             )
-        else:
-            fresh.append(root)
-    missing = {number: path for number, path in known.items() if number not in found and number not in gone}
+
+    def missing(self) -> dict[int, Path]:
+        """Disks that are known, were not given up, and are not there."""
+        return {
+            number: path
+            for number, path in self.known.items()
+            if number not in self.found and number not in self.gone
+        }
+
+
+def _holds_files(root: Path, marker: DiskMarker) -> bool:
+    return next(Disks({marker.disk: root}).files(), None) is not None
+
+
+def _enrol(
+    index: Index, txn: Any, settings: StoreSettings, store: str, spare: Spare, failing: _Failing
+) -> tuple[dict[int, Path], dict[int, Path]]:
+    """Disks in service, new ones numbered and marked, and those that are gone. Raises FormatError."""
+    enrolment = _Enrolment(index, txn, settings, store, failing)
+    missing = enrolment.missing()
     for path in missing.values():
         spare(path, failing.how(path))
-    gone |= missing
-    last = max(known, default=settings.first_disk - 1)
-    found.update(enumerate(fresh, start=last + 1))
-    gone |= _refused(settings, refused, spare, failing, last + len(fresh) + 1)
+    first_free = max(enrolment.known, default=settings.first_disk - 1) + 1
+    found = enrolment.found | dict(enumerate(enrolment.fresh, start=first_free))
+    refused = _refused(settings, enrolment.refused, spare, failing, first_free + len(enrolment.fresh))
+    gone = enrolment.gone | missing | refused
     if not found:
         raise FormatError(
             "every disk of this node has failed: give it an empty data directory on a sound one; in a mesh "
             "say `mesh cluster replace` first"
         )
-    if fresh or missing:
+    if enrolment.fresh or missing:
         for number, root in found.items():
             _mark(root, DiskMarker(FORMAT, store, number, len(found), tuple(sorted(gone))))
     return found, gone
