@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from meshd.service.access import ANYONE
 from meshd.web.authentication import VERSION_2, VERSION_4
-from meshd.web.forwarding import AnsweredError, Begun, Name
+from meshd.web.forwarding import AnsweredError, Name
+from meshd.web.outgoing import Begun
 from meshd.web.streaming import in_blocks
 from meshwire.checksums import BodyVerifier
 from meshwire.multipart import FormError, FormReader, FormTooLargeError, read_boundary

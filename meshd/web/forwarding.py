@@ -14,18 +14,15 @@ from meshd.cluster.doubting import Doubt
 from meshd.net.peers import MAP_HEADER, PeerAnswer
 from meshd.net.wires import PeerUnreachableError
 from meshd.telemetry import metrics
-from meshd.web.authentication import ANONYMOUS
 from meshd.web.hops import HOP_HEADER, Hop
 from meshd.web.misdirecting import asks_elsewhere, is_damaged, is_skewed, is_stale
+from meshd.web.outgoing import Sending, outgoing_head
 from meshd.web.relaying import Relay
-from meshd.web.replies import SentReply, connection_word
-from meshd.web.settling import must_close
-from meshd.web.streaming import RequestBody
 from meshwire.s3 import operations as ops
 from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
     from meshd.cluster.mesh import Mesh
     from meshd.kit.clock import Clock
@@ -34,6 +31,7 @@ if TYPE_CHECKING:
     from meshd.web.connections import Connection
     from meshd.web.hops import Hops
     from meshd.web.incoming import MeshRequest
+    from meshd.web.outgoing import Begun
     from meshd.web.replies import Reply
     from meshd.web.settling import Trace
     from meshwire.cluster import Node
@@ -45,6 +43,7 @@ _SILENCE: Final = 60.0
 _PART_SILENCE: Final = 20.0
 _DOUBT: Final = 2.0  # seconds without an answer until it is asked whether the node is there at all
 _SKEWED: Final = "The clocks of two nodes of this mesh differ by minutes: set them. Nothing was stored."
+_CHANGED: Final = "The nodes that hold this name changed; nothing was stored. Try again."
 _ALL_DAMAGED: Final = "The object is damaged on every node that holds it; put it again."
 _PAUSE: Final = 0.05
 _READS: Final = (
@@ -68,9 +67,6 @@ _WRITES: Final = (
     ops.AbortMultipartUpload,
     ops.ListParts,
 )
-_NOT_SENT: Final = frozenset(
-    (b"connection", b"keep-alive", b"proxy-connection", b"te", b"transfer-encoding", b"upgrade", b"expect")
-)
 
 
 class Name(NamedTuple):
@@ -90,13 +86,6 @@ def name_of(operation: ops.Operation) -> Name | None:
     return None
 
 
-class Begun(NamedTuple):
-    """A body that was begun to be read: what was read, and what is left."""
-
-    read: Sequence[bytes]
-    rest: AsyncIterator[bytes]
-
-
 class AnsweredError(Exception):
     """Another node has answered, and the answer is sent."""
 
@@ -111,6 +100,28 @@ class MisdirectedError(Exception):
     def __init__(self, version: int) -> None:
         super().__init__(f"another node answers by version {version} of the map")
         self.version = version
+
+
+class _Errand:
+    """A client's request, and what was heard of it from the nodes that were asked."""
+
+    def __init__(self, request: MeshRequest, name: Name, trace: Trace, aim: str, sending: Sending) -> None:
+        self.request, self.name, self.trace, self.aim, self.sending = request, name, trace, aim, sending
+        self.avoided: set[str] = set()
+        """Nodes that gave no answer: they are asked again once all were."""
+        self.broken: set[str] = set()
+        """Nodes on which the object is damaged: they are not asked again."""
+
+    def may_be_done(self, error: PeerUnreachableError) -> bool:
+        """Whether a node that cannot be reached any more may have carried it out, or has what would have to
+        be sent again."""
+        sending = self.sending
+        return sending.gone or (error.begun and not self.name.reading and not sending.streams)
+
+    def require_whole(self, refusal: str) -> None:
+        """Raises S3Error SlowDown with that text when it cannot be sent again."""
+        if self.sending.gone:
+            raise S3Error("SlowDown", refusal)
 
 
 class Forwarder:
@@ -249,60 +260,66 @@ class Forwarder:
         """The answer of the node that answers for a name, sent already; None when it turns out to be this
         one, or when those that hold it have it `damaged`, as this one has. Raises S3Error SlowDown when none
         answers, ConnectionError when the client is gone. `begun`: a body of which a part was read."""
-        sending = _Sending(request, head, self._body_timeout, begun)
+        sending = Sending(request, head, self._body_timeout, begun)
         await sending.hold(_HOLD)
+        errand = _Errand(request, name, trace, aim, sending)
         deadline = self._clock.monotonic() + _PATIENCE
-        avoided: set[str] = set()
-        broken: set[str] = {self._mesh.node_id} if damaged else set()
+        if damaged:
+            errand.broken.add(self._mesh.node_id)
         while True:
             version = self._mesh.map().version
-            nodes = [node for node in self._candidates(name) if node.node_id not in broken]
-            if broken and not nodes:
+            nodes = [node for node in self._candidates(name) if node.node_id not in errand.broken]
+            if errand.broken and not nodes:
                 if damaged:
                     return None
                 raise S3Error("InternalError", _ALL_DAMAGED)
             if not aim and any(node.node_id == self._mesh.node_id for node in nodes):
                 return None
-            target = next((node for node in nodes if node.node_id not in avoided), None)
             left = deadline - self._clock.monotonic()
             if left <= 0:
                 raise _nobody(name, nodes)
+            target = next((node for node in nodes if node.node_id not in errand.avoided), None)
             if target is None:
-                avoided.clear()
+                errand.avoided.clear()
                 await self._mesh.newer_than(version, min(left, 0.5 if nodes else 2.0))
-                continue
-            try:
-                kept_back = await self._try(request, target, sending, trace, aim)
-            except PeerUnreachableError as error:
-                metrics.forwarded.labels("unreachable").inc()
-                if sending.gone or (error.begun and not name.reading and not sending.streams):
-                    raise _unknown(target) from error
-                avoided.add(target.node_id)
-                await self._mesh.suspect(target.node_id, version)
-                continue
-            if kept_back is None:
-                metrics.forwarded.labels("answered").inc()
+            elif await self._ask(target, errand, version, left):
                 return sending.reply()
-            if is_damaged(kept_back):
-                metrics.forwarded.labels("damaged").inc()
-                broken.add(target.node_id)
-                continue
-            if is_skewed(kept_back):
-                metrics.forwarded.labels("skewed").inc()
-                if sending.gone:
-                    raise S3Error("SlowDown", _SKEWED)
-                avoided.add(target.node_id)
-                continue
+
+    async def _ask(self, node: Node, errand: _Errand, version: int, left: float) -> bool:
+        """Whether a node has answered the client. If not, what it said is noted, so that the next is asked.
+        `version`: of the map by which it was chosen; `left`: seconds. Raises S3Error SlowDown when none may
+        be asked any more."""
+        try:
+            kept_back = await self._try(node, errand)
+        except PeerUnreachableError as error:
+            metrics.forwarded.labels("unreachable").inc()
+            if errand.may_be_done(error):
+                raise _unknown(node) from error
+            errand.avoided.add(node.node_id)
+            await self._mesh.suspect(node.node_id, version)
+            return False
+        if kept_back is None:
+            metrics.forwarded.labels("answered").inc()
+            return True
+        if is_damaged(kept_back):
+            metrics.forwarded.labels("damaged").inc()
+            errand.broken.add(node.node_id)
+        elif is_skewed(kept_back):
+            metrics.forwarded.labels("skewed").inc()
+            errand.require_whole(_SKEWED)
+            errand.avoided.add(node.node_id)
+        else:
             metrics.forwarded.labels("misdirected").inc()
-            if sending.gone:
-                raise S3Error(
-                    "SlowDown", "The nodes that hold this name changed; nothing was stored. Try again."
-                )
-            theirs = int(kept_back.headers[MAP_HEADER])
-            if theirs > version:
-                await self._mesh.newer_than(theirs - 1, min(left, 2.0))
-            else:
-                await asyncio.sleep(_PAUSE)
+            errand.require_whole(_CHANGED)
+            await self._agree(int(kept_back.headers[MAP_HEADER]), version, left)
+        return False
+
+    async def _agree(self, theirs: int, version: int, left: float) -> None:
+        """A node goes by another map than the one it was chosen by: wait for the newer of the two."""
+        if theirs > version:
+            await self._mesh.newer_than(theirs - 1, min(left, 2.0))
+        else:
+            await asyncio.sleep(_PAUSE)
 
     def _candidates(self, name: Name) -> Sequence[Node]:
         """Who may answer, the nearest first."""
@@ -314,17 +331,16 @@ class Forwarder:
             return route.readers
         return sorted(route.readers, key=lambda node: (node.rack != me.rack, node.zone != me.zone))
 
-    async def _try(
-        self, request: MeshRequest, node: Node, sending: _Sending, trace: Trace, aim: str
-    ) -> AnswerHead | None:
-        """Ask one node. The head of an answer that says it is not the one; None when it has answered. Raises
-        PeerUnreachableError while nothing of an answer went out."""
+    async def _try(self, node: Node, errand: _Errand) -> AnswerHead | None:
+        """Send it to one node. The head of an answer that says it is not the one; None when it has answered.
+        Raises PeerUnreachableError while nothing of an answer went out."""
+        request, sending = errand.request, errand.sending
         wire = await self._peers.wire(node)
         relay = Relay(request.protocol, wire, sending.connection, asks_elsewhere)
         protocol = cast("Connection", request.protocol)
         protocol.when_lost = relay.cancel
         try:
-            head = sending.head(self.stamp(request, aim))
+            head = sending.head(self.stamp(request, errand.aim))
             head_only = request.method == "HEAD"
             wire.start(relay, head, patience=_SILENCE, head_only=head_only, more=sending.streams)
             return await self._follow(node, wire, relay, sending)
@@ -343,11 +359,11 @@ class Forwarder:
         finally:
             protocol.when_lost = None
             sending.relay = relay
-            trace.sent += relay.sent
-            trace.received += sending.received
+            errand.trace.sent += relay.sent
+            errand.trace.received += sending.received
             sending.received = 0
 
-    async def _follow(self, node: Node, wire: Wire, relay: Relay, sending: _Sending) -> AnswerHead | None:
+    async def _follow(self, node: Node, wire: Wire, relay: Relay, sending: Sending) -> AnswerHead | None:
         """Until the answer is sent, or none comes."""
         body = asyncio.ensure_future(sending.run(relay, wire)) if sending.streams else None
         waiting: set[asyncio.Future[Any]] = {relay.outcome}
@@ -408,107 +424,3 @@ def _unknown(node: Node) -> S3Error:
         f"Node {node.node_id} went away before it answered; the request may have taken place or not. "
         "Try again.",
     )
-
-
-class _Sending:
-    """A client's request on its way to another node: its head as it came, its body held or as it comes."""
-
-    def __init__(
-        self, request: MeshRequest, head: RequestHead, body_timeout: float, begun: Begun | None
-    ) -> None:
-        self._request, self._begun = request, begun
-        announced = request.body_exists or "Expect" in request.headers
-        self._body = RequestBody(request, head, ANONYMOUS, body_timeout) if announced else None
-        self.streams = False
-        """Whether the body goes out as it comes."""
-        self.gone = False
-        """Whether a part of it has: then the request cannot be begun again."""
-        self.received = 0
-        self.relay: Relay | None = None
-
-    async def hold(self, most: int) -> None:
-        """Read the body now if it is small, and whoever sends it does not wait to be asked."""
-        length = self._request.content_length
-        self.streams = self._begun is not None
-        if self.streams or self._body is None or self._request.held_body is not None:
-            return
-        if length is None or length > most or (length and "Expect" in self._request.headers):
-            self.streams = True
-            return
-        self._request.held_body = b"".join([data async for data in self._body.raw()])
-        self.received = len(self._request.held_body)
-
-    def head(self, hop: str) -> bytes:
-        """The request as it goes out, a body that is held included."""
-        return outgoing_head(self._request, hop, streams=self.streams)
-
-    async def _pieces(self) -> AsyncIterator[bytes]:
-        assert self._body is not None
-        if self._begun is None:
-            async for data in self._body.raw():
-                yield data
-            return
-        for data in self._begun.read:
-            yield data
-        async for data in self._begun.rest:
-            yield data
-
-    async def run(self, relay: Relay, wire: Wire) -> None:
-        """Send the body when it is asked for. Raises S3Error for one that does not come as it should,
-        ConnectionError when the client is gone."""
-        assert self._body is not None
-        if not await relay.wanted:
-            return
-        left = self._request.content_length
-        wire.sending = self.gone = True
-        try:
-            async for data in self._pieces():
-                self.received += len(data)
-                if left is None:
-                    wire.send(b"%x\r\n%b\r\n" % (len(data), data))
-                else:
-                    wire.send(data)
-                    left -= len(data)
-                    if not left:
-                        wire.sent_all()
-                await wire.drained()
-                if relay.outcome.done() or relay.head is not None:
-                    return
-            if left is None:
-                wire.send(b"0\r\n\r\n")
-                wire.sent_all()
-        except PeerUnreachableError:
-            return  # the relay hears of it, too
-        finally:
-            wire.sending = False
-
-    def connection(self) -> str:
-        """What the answer says of the client's connection; asked when its head is here."""
-        request = self._request
-        return connection_word(request, bool(request.keep_alive) and not must_close(request))
-
-    def reply(self) -> SentReply:
-        """What was sent."""
-        relay = self.relay
-        assert relay is not None
-        assert relay.head is not None
-        keep_alive = bool(self._request.keep_alive) and not relay.closing
-        return SentReply(relay.head.status, keep_alive=keep_alive)
-
-
-def outgoing_head(request: MeshRequest, hop: str, *, streams: bool = False) -> bytes:
-    """A client's request as it goes to another node: a body that is held included, one that `streams`
-    announced."""
-    lines = [f"{request.method} {request.raw_path} HTTP/1.1".encode("utf-8", "surrogateescape")]
-    lines += [b"%b: %b" % pair for pair in request.raw_headers if pair[0].lower() not in _NOT_SENT]
-    held = None if streams else request.held_body
-    if "Host" not in request.headers:
-        lines.append(b"host: ")
-    if streams:
-        lines.append(b"expect: 100-continue")
-        if request.content_length is None:
-            lines.append(b"transfer-encoding: chunked")
-    elif held is not None and "Content-Length" not in request.headers:
-        lines.append(b"content-length: %d" % len(held))
-    lines.append(f"{HOP_HEADER}: {hop}".encode("utf-8", "surrogateescape"))
-    return b"\r\n".join(lines) + b"\r\n\r\n" + (held or b"")
