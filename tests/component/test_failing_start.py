@@ -135,6 +135,23 @@ def test_a_cache_begins_without_it_and_takes_an_empty_one(tmp_path: Path) -> Non
     asyncio.run(look([True, True]))
 
 
+def test_a_cache_lets_a_disk_lie_that_was_not_emptied(tmp_path: Path) -> None:
+    """It can be read again, with the marker of an index that is gone: what lies on it is in nobody's way."""
+    _fill(tmp_path)
+    settings = _settings(tmp_path, family=1)
+    shutil.rmtree(settings.index_dir)
+    _fail(tmp_path / "two" / "extents")
+    (settings.data_dir / "boot").write_text("another")
+    recover_cache(settings)
+    (tmp_path / "two" / "extents").unlink()
+    (tmp_path / "two" / "extents-before").rename(tmp_path / "two" / "extents")
+    held = sorted((tmp_path / "two" / "extents").rglob("*"))
+    recover_cache(settings)
+    with closing(Store.open(settings, writer="s", clock=ManualClock())) as cache:
+        assert [state.serves for state in cache.disks.states()] == [True, False]
+    assert sorted((tmp_path / "two" / "extents").rglob("*")) == held
+
+
 def test_the_directories_of_a_node(tmp_path: Path) -> None:
     """A disk that cannot even be looked at is left to recovery, the data directory is not."""
     store = _settings(tmp_path / "n")
