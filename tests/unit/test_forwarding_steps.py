@@ -1,0 +1,149 @@
+"""Whom a request is passed to, and what becomes of it by what the nodes that were asked say."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from meshd.kit.clock import ManualClock
+from meshd.net.peers import MAP_HEADER
+from meshd.net.wires import AnswerHead, PeerUnreachableError
+from meshd.web.forwarding import Forwarder, Name
+from meshd.web.misdirecting import DAMAGED_HEADER, SKEWED_HEADER
+from meshwire.cluster import Node
+from meshwire.cluster.routes import Route
+from meshwire.s3.errors import S3Error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+READ, WRITE = Name("b", "k", reading=True), Name("b", "k", reading=False)
+ME, OTHERS = "n0", ("n1", "n2")
+
+
+class _Map:
+    """A mesh whose map moves a version whenever it is waited for, and the clock by a second."""
+
+    def __init__(self, clock: ManualClock, owners: Sequence[str]) -> None:
+        self.node_id, self.me = ME, None
+        self.owners, self.clock, self.version = owners, clock, 7
+        self.suspected: list[str] = []
+        self.waited: list[int] = []
+
+    def map(self) -> Any:
+        return SimpleNamespace(version=self.version)
+
+    def route(self, bucket: str, key: str) -> Route:
+        nodes = tuple(Node(name, f"http://{name}") for name in self.owners)
+        return Route(nodes[0] if nodes else None, nodes, nodes)
+
+    async def suspect(self, node_id: str, version: int) -> None:
+        self.suspected.append(node_id)
+
+    async def newer_than(self, version: int, patience: float) -> None:
+        self.waited.append(version)
+        self.version = max(self.version, version + 1)
+        self.clock.advance(1.0)
+
+
+class _Scripted(Forwarder):
+    """Nodes answer by the script, one line an attempt; an answer is sent when there is none left."""
+
+    def __init__(self, mesh: _Map, script: Sequence[AnswerHead | Exception | None], *, gone: bool) -> None:
+        super().__init__(mesh, None, None, mesh.clock, lambda: 0, 1.0)  # type: ignore[arg-type]
+        self._script, self._gone, self.asked = list(script), gone, list[str]()
+
+    async def _try(self, node: Node, errand: Any) -> AnswerHead | None:
+        self.asked.append(node.node_id)
+        errand.sending.gone = self._gone
+        said = self._script.pop(0) if self._script else None
+        if isinstance(said, Exception):
+            raise said
+        if said is None:
+            errand.sending.relay = SimpleNamespace(head=AnswerHead(200, {}, 0, b""), closing=False)
+        return said
+
+
+def _says(status: int, header: str, value: str = "1") -> AnswerHead:
+    return AnswerHead(status, {header: value}, 0, b"")
+
+
+DAMAGED, SKEWED = _says(503, DAMAGED_HEADER), _says(503, SKEWED_HEADER)
+AWAY = PeerUnreachableError("refused")
+BEGUN = PeerUnreachableError("reset", begun=True)
+
+
+def _forward(
+    *script: AnswerHead | Exception | None,
+    name: Name = READ,
+    owners: Sequence[str] = OTHERS,
+    gone: bool = False,
+    **how: Any,
+) -> tuple[int | None, list[str], _Map]:
+    """(status, or None when it is this node's after all; who was asked; the mesh)."""
+    request: Any = SimpleNamespace(
+        method="GET", body_exists=False, headers={}, content_length=None, held_body=None, keep_alive=True
+    )
+    mesh = _Map(ManualClock(), owners)
+    forwarder = _Scripted(mesh, script, gone=gone)
+    trace: Any = SimpleNamespace(sent=0, received=0)
+    try:
+        reply = asyncio.run(forwarder.forward(request, SimpleNamespace(), name, trace, **how))  # type: ignore[arg-type]
+    except S3Error as error:
+        error.add_note(" ".join(forwarder.asked))
+        raise
+    return None if reply is None else reply.status, forwarder.asked, mesh
+
+
+def test_who_does_not_answer_is_suspected_and_the_next_is_asked() -> None:
+    status, asked, mesh = _forward(AWAY)
+    assert (status, asked, mesh.suspected) == (200, ["n1", "n2"], ["n1"])
+    assert _forward(AWAY, AWAY)[1] == ["n1", "n2", "n1"]  # all once: then all again
+
+
+def test_what_may_have_been_done_is_not_sent_twice() -> None:
+    assert _forward(BEGUN, name=READ)[:2] == (200, ["n1", "n2"])
+    assert _forward(AWAY, name=WRITE)[:2] == (200, ["n1", "n1"])
+    with pytest.raises(S3Error, match=r"n1 went away .* may have taken place or not"):
+        _forward(BEGUN, name=WRITE)
+    with pytest.raises(S3Error, match="n1 went away"):
+        _forward(AWAY, gone=True)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"), [(SKEWED, "clocks of two nodes"), (_says(421, MAP_HEADER, "9"), "nodes .* changed")]
+)
+def test_a_body_that_has_gone_is_not_sent_again(said: AnswerHead, why: str) -> None:
+    assert _forward(said, name=WRITE)[0] == 200
+    with pytest.raises(S3Error, match=why) as caught:
+        _forward(said, name=WRITE, gone=True)
+    assert caught.value.code == "SlowDown"
+
+
+def test_a_newer_map_is_waited_for() -> None:
+    assert _forward(_says(421, MAP_HEADER, "9"))[2].waited == [8]
+    assert _forward(_says(421, MAP_HEADER, "5"))[2].waited == []
+
+
+def test_damaged_copies_are_not_asked_for_again() -> None:
+    assert _forward(DAMAGED, AWAY)[1] == ["n1", "n2", "n2"]
+    with pytest.raises(S3Error, match="damaged on every node") as caught:
+        _forward(DAMAGED, DAMAGED)
+    assert caught.value.__notes__ == ["n1 n2"]
+    assert _forward(DAMAGED, DAMAGED, damaged=True)[0] is None
+    assert _forward(owners=[ME, "n1"], damaged=True)[1] == ["n1"]
+
+
+def test_it_ends_here_when_this_node_answers() -> None:
+    assert _forward(owners=[ME, "n1"])[:2] == (None, [])
+    assert _forward(owners=["n1", ME], aim="part")[:2] == (200, ["n1"])
+
+
+def test_nobody_is_waited_for_without_end() -> None:
+    with pytest.raises(S3Error, match=r"\(n1, n2\) do not answer"):
+        _forward(*[AWAY] * 99)
+    with pytest.raises(S3Error, match="No node that has all"):
+        _forward(owners=[])
