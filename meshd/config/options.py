@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from meshd.config.values import (
     at_least,
@@ -32,6 +32,9 @@ from meshd.config.values import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+"""From the one that tells most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,6 @@ OPTIONS: Mapping[str, Option] = {
         Option("node-id", parse_name, lambda: parse_name(socket.gethostname())),
         Option("region", parse_name, lambda: "us-east-1"),
         Option("log-format", choice("text", "json"), lambda: "text"),
-        Option("log-level", choice("debug", "info", "warning", "error"), lambda: "info"),
+        Option("log-level", choice(*LOG_LEVELS), lambda: "info"),
     )
 }

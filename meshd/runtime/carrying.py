@@ -28,7 +28,7 @@ from meshd.origin.heap import keep_freed_pages
 from meshd.runtime.chores import process_chores, start_chores
 from meshd.runtime.moving import movement_doors, offers
 from meshd.runtime.node import CARRIER, open_node
-from meshd.telemetry import logs, metrics
+from meshd.telemetry import logs, metrics, verbosity
 from meshd.web.guests import Guest, GuestServer
 from meshd.web.peers import PeerGate
 
@@ -55,6 +55,7 @@ def mover_door(settings: NodeSettings) -> MoverDoor | None:
 def run_mover(settings: NodeSettings, doors: Doors, reporter: Reporter) -> None:
     """From start to end."""
     logs.configure(settings.log_format, settings.log_level, "mover")
+    verbosity.follow(settings.log_level)
     keep_freed_pages()
     with (
         open_node(settings, CARRIER) as node,

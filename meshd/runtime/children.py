@@ -117,7 +117,8 @@ def _become(spec: ChildSpec, pipe: int, parent: int, close: Iterable[int]) -> No
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
-        for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends these to all; the supervisor decides
+        # a terminal sends these to all, and the supervisor decides; SIGUSR1 is heeded once there are logs
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
         die_with(parent)
         _libc.prctl(_PR_SET_NAME, spec.name[:15].encode(), 0, 0, 0)

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import resource
+import signal
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -32,6 +33,7 @@ from meshd.runtime.children import ChildSpec, ended, fork
 from meshd.runtime.credentials import given_credentials, root_credentials
 from meshd.runtime.indexloss import remember_loss
 from meshd.runtime.listening import endpoint, open_doors
+from meshd.runtime.loglevels import LevelWatch
 from meshd.runtime.meeting import MADE, meet
 from meshd.runtime.sparing import spare_disk
 from meshd.runtime.steward import run_steward
@@ -41,7 +43,7 @@ from meshd.runtime.users import read_users
 from meshd.runtime.worker import run_worker
 from meshd.store.preparing import recover
 from meshd.store.unreadable import advice, check_readable
-from meshd.telemetry import logs
+from meshd.telemetry import logs, verbosity
 from meshd.telemetry.audit import open_audit
 
 if TYPE_CHECKING:
@@ -65,6 +67,8 @@ def launch(settings: NodeSettings, env: Mapping[str, str], say: Callable[[str], 
     Raises ConfigError and StartupError.
     """
     logs.configure(settings.log_format, settings.log_level, "supervisor")
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # ask for another log level once it runs
+        signal.signal(number, signal.SIG_IGN)
     _set_limits()
     _warn_if_open(settings.store.data_dir)
     check_readable(settings.store)
@@ -108,11 +112,13 @@ def _supervise(settings: NodeSettings, doors: Doors, people: _People, say: Calla
     ready = f"meshd ready endpoint={endpoint(doors)} node={settings.node_id} data={settings.store.data_dir}"
     on_demand = [MOVER] if settings.cluster.control is not None else []
     board = Board(_names(settings), on_demand)
+    clock = SystemClock()
     supervisor = Supervisor(
         [_spec(settings, doors, board, name) for name in (*_names(settings), *on_demand)],
         _stages(settings),
         board=board,
-        clock=SystemClock(),
+        clock=clock,
+        level=LevelWatch(settings.log_level, verbosity.shared, clock),
         hooks=Hooks(ready=lambda: say(ready), draining=doors.close_http, hangup=people.reload),
         held=doors.fds,
         hang_timeout=settings.hang_timeout,

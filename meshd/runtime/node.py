@@ -26,6 +26,7 @@ from meshd.net.peers import Peers
 from meshd.runtime.cluster import open_mesh
 from meshd.runtime.data import view_kinds, view_makers
 from meshd.runtime.jobs import job_desk, output_routes
+from meshd.runtime.loglevels import tell_supervisor
 from meshd.runtime.meshing import Meshing
 from meshd.service.access import Access
 from meshd.service.acls import AclService
@@ -48,6 +49,7 @@ from meshd.service.holdings import Holdings
 from meshd.service.identities import IdentityAdmin
 from meshd.service.keptdocuments import KeptDocuments
 from meshd.service.listings import ListingService
+from meshd.service.loudness import Loudness
 from meshd.service.nearreading import NearReader
 from meshd.service.objectacls import ObjectAclService
 from meshd.service.objects import ObjectService
@@ -65,6 +67,7 @@ from meshd.service.views.dispatch import ViewReader
 from meshd.service.views.making import ViewMaker
 from meshd.service.views.uses import UseFile
 from meshd.store.store import Store
+from meshd.telemetry import verbosity
 from meshd.transform.userops.modules import MODULES
 from meshd.web.admin import AdminEndpoint
 from meshd.web.cluster import ClusterEndpoint
@@ -263,7 +266,10 @@ def admin_routes(node: Node, sessions: Sessions) -> list[NativeRoute]:
     """The admin API, temporary credentials, whoami."""
     identities = IdentityAdmin(node.identities, node.use, node.buckets, node.clock)
     revoking = Revoking(node.identities, node.clock)
-    admin = AdminEndpoint(identities, PolicyAdmin(node.identities, node.clock), revoking, node.clock)
+    own = node.settings
+    loudness = Loudness(own.node_id, own.log_level, verbosity.shared, node.clock, tell_supervisor)
+    policies = PolicyAdmin(node.identities, node.clock)
+    admin = AdminEndpoint(identities, policies, revoking, loudness, node.clock)
     maps, census = ClusterMaps(node.control), node_census(node)
     cluster = ClusterAdmin(node.mesh, maps, node.control, node.buckets, node.peers, census)
     return [

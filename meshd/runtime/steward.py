@@ -28,7 +28,7 @@ from meshd.runtime.jobs import job_runner
 from meshd.runtime.node import node_access, open_node, view_reader
 from meshd.runtime.scrubbing import scrubber
 from meshd.service.backed.planning import PlanHints
-from meshd.telemetry import logs
+from meshd.telemetry import logs, verbosity
 from meshd.transform.pool import TransformPool
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ _log = logging.getLogger("meshd.steward")
 def run_steward(settings: NodeSettings, doors: Doors, reporter: Reporter) -> None:
     """The steward as a process of its own, from start to end."""
     logs.configure(settings.log_format, settings.log_level, "steward")
+    verbosity.follow(settings.log_level)
     with (
         open_node(settings, "s", mover_door(settings)) as node,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,

@@ -28,8 +28,16 @@ if TYPE_CHECKING:
     from meshd.kit.clock import Clock
     from meshd.runtime.board import Board
     from meshd.runtime.children import ChildSpec
+    from meshd.runtime.loglevels import LevelWatch
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+_SIGNALS = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGCHLD,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
 _log = logging.getLogger("meshd.supervisor")
 _INDEXED = frozenset({"worker", "steward"})  # roles that have the index in memory
 _UNREADABLE = 3  # deaths of it, in
@@ -67,6 +75,7 @@ class Supervisor:
         *,
         board: Board,
         clock: Clock,
+        level: LevelWatch,
         hooks: Hooks,
         held: Callable[[], Iterable[int]],
         hang_timeout: float = 60.0,
@@ -74,7 +83,7 @@ class Supervisor:
         self._children = [Child(spec) for spec in specs]
         self._stages = list(stages)
         self._board, self._clock, self._hooks, self._held = board, clock, hooks, held
-        self._hang_timeout = hang_timeout
+        self._hang_timeout, self._level = hang_timeout, level
         self._selector = selectors.DefaultSelector()
         self._deadline = 0.0
         self._draining = False
@@ -115,6 +124,7 @@ class Supervisor:
         self._end_hung()
         for number in self._signals():
             self._on_signal(number)
+        self._tell_level()
         return False
 
     def _running(self) -> list[Child]:
@@ -126,6 +136,7 @@ class Supervisor:
         if self._draining:
             return max(self._deadline - now, 0.0)
         due = [child.due for child in self._children if not child.pid and child.due < math.inf]
+        due += [over] if (over := self._level.due()) is not None else []
         due += [child.heard + self._hang_timeout for child in self._running() if child.heard]
         return max(min(due) - now, 0.0) if due else None
 
@@ -249,12 +260,20 @@ class Supervisor:
             self._hooks.hangup()
             for child in self._running():
                 os.kill(child.pid, signal.SIGHUP)  # ignored by those that have nothing to do
+        elif number == signal.SIGUSR2:
+            self._level.toggle()
         elif number in (signal.SIGTERM, signal.SIGINT) and not self._draining:
             _log.info("stopping", extra={"signal": signal.Signals(number).name})
             self._drain()
         elif number in (signal.SIGTERM, signal.SIGINT):
             _log.warning("asked twice to stop: not waiting any longer")
             self._deadline = 0.0
+
+    def _tell_level(self) -> None:
+        """Have all children look at the log level, if it is another."""
+        if self._level.look():
+            for child in self._running():
+                os.kill(child.pid, signal.SIGUSR1)
 
     def _drain(self) -> None:
         if self._draining:
@@ -306,7 +325,7 @@ def _wakeups() -> Iterator[socket.socket]:
         yield mine
     finally:
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         mine.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from meshd.telemetry import logs
+from meshd.telemetry import logs, verbosity
 from meshd.transform import process
 from meshd.transform.limiting import Limits
 from meshd.transform.userops.calling import Confinement
@@ -36,6 +36,7 @@ def confinement(settings: NodeSettings) -> Confinement | None:
 def run_transform(settings: NodeSettings, index: int, listener: socket.socket, reporter: Reporter) -> None:
     """Transform process `index`, until SIGTERM."""
     logs.configure(settings.log_format, settings.log_level, f"transform-{index}")
+    verbosity.follow(settings.log_level)
     granted = confinement(settings)
     if granted is not None:
         MODULES.processes = ConfinedProcesses(granted)

@@ -24,7 +24,7 @@ from meshd.runtime.data import data_services
 from meshd.runtime.handing import handing
 from meshd.runtime.node import admin_routes, meshing, native_routes, node_access, open_node, web_deps
 from meshd.runtime.steward import steward
-from meshd.telemetry import logs
+from meshd.telemetry import logs, verbosity
 from meshd.telemetry.audit import AuditLog
 from meshd.web.accepting import Porter
 from meshd.web.draining import drain
@@ -53,6 +53,7 @@ def run_worker(
 ) -> None:
     """Worker `index` from start to end. A lone worker is the steward too."""
     logs.configure(settings.log_format, settings.log_level, f"worker-{index}")
+    verbosity.follow(settings.log_level)
     with (
         open_node(settings, f"w{index}", mover_door(settings)) as node,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,

@@ -127,11 +127,16 @@ def configure(style: str, level: str, process: str, *, stream: TextIO | None = N
     """Send every log record and warning of this process to stderr in `style` (text or json)."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter(process) if style == "json" else TextFormatter(process))
+    logging.getLogger().handlers[:] = [handler]
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)  # bad files are told of by name, by who reads them
+    logging.captureWarnings(capture=True)
+    set_level(level)
+
+
+def set_level(level: str) -> None:
+    """Log what is at least as grave as `level`, from now on."""
     root = logging.getLogger()
-    root.handlers[:] = [handler]
     root.setLevel(level.upper())
     for noisy in ("asyncio", "aiohttp.access"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
-    logging.getLogger("PIL").setLevel(logging.CRITICAL)  # bad files are told of by name, by who reads them
-    logging.captureWarnings(capture=True)
     warnings.simplefilter("default" if level == "debug" else "ignore", DeprecationWarning)

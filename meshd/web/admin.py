@@ -1,4 +1,4 @@
-"""The admin API: users, keys and policies over signed JSON; for root alone.
+"""The admin API: users, keys, policies and the node's log level over signed JSON; for root alone.
 
 Law: parse, call the service, answer. Every refusal is `{"error": {code, message, request_id, detail, help}}`;
 an unknown query parameter or field is refused, for a typing error must not widen anybody's rights.
@@ -15,6 +15,7 @@ import msgspec
 from meshd.control.interface import ControlError
 from meshd.service.adminerrors import AdminError
 from meshd.service.identities import KeyChange, NewKey, NewUser, UserChange
+from meshd.service.loudness import LevelFor
 from meshd.service.paging import MAX_PAGE
 from meshd.web.replies import Reply
 from meshd.web.server import NativeRoute
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from meshd.service.adminerrors import Code
     from meshd.service.grants import PolicyAdmin
     from meshd.service.identities import IdentityAdmin
+    from meshd.service.loudness import Loudness
     from meshd.service.paging import Page
     from meshd.service.revoking import Revoking
     from meshd.web.incoming import MeshRequest
@@ -64,10 +66,15 @@ class AdminEndpoint:
     """One a worker; holds no state of its own."""
 
     def __init__(
-        self, identities: IdentityAdmin, policies: PolicyAdmin, revoking: Revoking, clock: Clock
+        self,
+        identities: IdentityAdmin,
+        policies: PolicyAdmin,
+        revoking: Revoking,
+        loudness: Loudness,
+        clock: Clock,
     ) -> None:
         self._identities, self._policies, self._clock = identities, policies, clock
-        self._revoking = revoking
+        self._revoking, self._loudness = revoking, loudness
         # (method, path where * is one name, query parameters)
         self._table: Mapping[tuple[str, str], tuple[Action, tuple[str, ...]]] = {
             ("GET", "users"): (self._list_users, ("after", "limit")),
@@ -90,6 +97,9 @@ class AdminEndpoint:
             ("GET", "policies/*"): (self._policy, ()),
             ("PUT", "policies/*"): (self._put_policy, ()),
             ("DELETE", "policies/*"): (self._remove_policy, ("force",)),
+            ("GET", "log-level"): (self._level, ()),
+            ("PUT", "log-level/*"): (self._change_level, ()),
+            ("DELETE", "log-level"): (self._reset_level, ()),
         }
 
     def __repr__(self) -> str:
@@ -201,6 +211,17 @@ class AdminEndpoint:
     async def _remove_policy(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> Answer:
         await self._policies.remove(names[0], force=_flag(query, "force"))
         return 200, {"removed": names[0]}
+
+    # --- this node ----------------------------------------------------------------------------------
+
+    async def _level(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> Answer:
+        return 200, self._loudness.shown()
+
+    async def _change_level(self, request: MeshRequest, names: tuple[str, ...], query: Query) -> Answer:
+        return 200, self._loudness.change(names[0], await _read(request, LevelFor))
+
+    async def _reset_level(self, _: MeshRequest, names: tuple[str, ...], query: Query) -> Answer:
+        return 200, self._loudness.reset()
 
     def _now(self) -> int:
         return self._clock.now_ms() // 1000

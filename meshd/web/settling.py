@@ -7,9 +7,12 @@ waits for many. Invariant: every request is counted once.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from functools import lru_cache
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from meshd.kit import pulse
 from meshd.service.access import ANYONE
@@ -36,6 +39,7 @@ _DRAINABLE = 64 << 10
 _LATER = 0.01  # seconds
 _BACKGROUND = ("/-/peer/moves/", "/-/healthy", "/-/ready", "/-/map", "/metrics")  # nobody waits for these
 
+_log = logging.getLogger("meshd.requests")
 _received = metrics.http_bytes.labels("in")
 _sent = metrics.http_bytes.labels("out")
 
@@ -158,7 +162,14 @@ class Trace:
             _received.inc(self.received)
         if self._audit is not None:
             self._audit.write(self._entry(status, seconds))
+        if _log.isEnabledFor(logging.DEBUG):
+            self._log(self._entry(status, seconds))
         logs.request_id.set("")
+
+    def _log(self, entry: AuditEntry) -> None:
+        told = msgspec.to_builtins(entry)
+        del told["time"]  # the line has one
+        _log.debug("answered", extra=told)
 
     def _entry(self, status: int, seconds: float) -> AuditEntry:
         entry = AuditEntry(

@@ -1,4 +1,4 @@
-"""`meshd admin`: users, keys, policies and temporary credentials of a running node.
+"""`meshd admin`: users, keys, policies, temporary credentials and the log level of a running node.
 
 Law: speaks to the node over its admin API and nothing else, so it works from anywhere; imports nothing heavy.
 A secret is printed once, when it is made, and never taken from the command line.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import click
 
 from meshd.cli.admin.keys import key
+from meshd.cli.admin.loglevel import log_level
 from meshd.cli.admin.policies import policy
 from meshd.cli.admin.sts import sts, whoami
 from meshd.cli.admin.users import user
@@ -32,8 +33,8 @@ Where the node is: --endpoint, MESHD_ENDPOINT, AWS_ENDPOINT_URL, else http://127
 
 @click.group(epilog=_EXAMPLES)
 def admin() -> None:
-    """Manage users, keys and policies of a running node, and get temporary credentials."""
+    """Manage users, keys, policies and the log level of a running node; get temporary credentials."""
 
 
-for command in (user, key, policy, sts, whoami):
+for command in (user, key, policy, sts, whoami, log_level):
     admin.add_command(command)
