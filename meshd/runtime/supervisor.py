@@ -210,7 +210,7 @@ class Supervisor:
         now, name = self._clock.monotonic(), child.spec.name
         self._selector.unregister(child.pipe)
         os.close(child.pipe)
-        metrics.forget_process(child.pid)
+        metrics.forget_dead()
         pid, child.pid, child.pipe = child.pid, 0, -1
         self._board[name] = Phase.DOWN
         self._count(child.spec.role)

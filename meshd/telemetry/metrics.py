@@ -7,12 +7,17 @@ this module is imported; the processes then share their values through that dire
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from meshd.telemetry import metricfiles
+from meshd.telemetry.folding import fold, reading
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+metricfiles.install()
 _registry = CollectorRegistry()
 _LATENCY = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -324,10 +329,15 @@ def render() -> bytes:
         return bytes(generate_latest(_registry))
     merged = CollectorRegistry()
     MultiProcessCollector(merged)
-    return bytes(generate_latest(merged))
+    with reading(_directory()):
+        return bytes(generate_latest(merged))
 
 
-def forget_process(pid: int) -> None:
-    """Drop the live gauges of a process that died; its counters stay in the sums."""
+def forget_dead() -> None:
+    """Drop the live gauges of processes that are gone; their counters stay in the sums. The supervisor's."""
     if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-        mark_process_dead(pid)
+        fold(_directory())
+
+
+def _directory() -> Path:
+    return Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])

@@ -24,7 +24,7 @@ if child == 0:
 os.waitpid(child, 0)
 print(metrics.render().decode())
 print("=====")
-metrics.forget_process(child)
+metrics.forget_dead()
 print(metrics.render().decode())
 """
 
