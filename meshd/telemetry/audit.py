@@ -1,16 +1,19 @@
 """The audit log: one JSON line a request, of who did what to which object and how it went.
 
 Law: holds no secret, no signature, no query string. Writing never makes a request wait: lines go to a thread
-of their own, and when it cannot keep up they are dropped and counted. Invariant: a line is written whole,
-after those that came before it in the same process; after `reopen`, to the file that then has the name.
+of their own, and when it cannot keep up they are dropped and counted. Invariant: a line is written whole or
+not at all, also on a disk that becomes full, after those that came before it in the same process; and to the
+file that has the name then: who rotates renames it, and need not say so.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import queue
+import stat
 import threading
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -135,29 +138,73 @@ class _File:
         self._path = path
         self._fd = -1
         self._failing = False
+        self._renamed = False
+        self._why = 0
 
     def append(self, batch: bytes) -> None:
         """Write the lines; what cannot be written is counted as dropped."""
-        left = memoryview(batch)
+        whole = 0
         try:
+            if self._fd >= 0 and self._is_left():
+                self.close()
             if self._fd < 0:
                 self._fd = open_audit(self._path)
+            whole = self._write(batch)
+        except OSError as error:
+            self._why = error.errno or 0
+        if whole == len(batch):
+            self._failing = False
+            return
+        metrics.audit_dropped.inc(batch.count(b"\n", whole))
+        if not self._failing:
+            told = {"path": self._path, "why": os.strerror(self._why)}
+            _log.error("the audit log cannot be written", extra=told)
+        self._failing = True
+        self.close()
+
+    def _is_left(self) -> bool:
+        """Whether the file lost its name before the last lines, which were still for it."""
+        left, self._renamed = self._renamed, self._is_renamed()
+        return left and self._renamed
+
+    def _is_renamed(self) -> bool:
+        """Whether another file has the name by now, or none."""
+        if self._path == STDOUT:
+            return False
+        try:
+            return not os.path.samestat(os.stat(self._path), os.fstat(self._fd))
+        except FileNotFoundError:
+            return True
+
+    def _write(self, batch: bytes) -> int:
+        """How many of the bytes are in the file: whole lines. Raises OSError when it cannot be asked."""
+        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            return self._append(batch)  # a pipe takes nothing back
+        fcntl.flock(self._fd, fcntl.LOCK_EX)  # the other workers write to it, too
+        try:
+            start = os.fstat(self._fd).st_size
+            written = self._append(batch)
+            whole = written if written == len(batch) else batch.rfind(b"\n", 0, written) + 1
+            if whole < written and os.fstat(self._fd).st_size == start + written:
+                os.ftruncate(self._fd, start + whole)
+            return whole
+        finally:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def _append(self, batch: bytes) -> int:
+        """How many bytes were taken; `_why` says what came in the way."""
+        left = memoryview(batch)
+        try:
             while left:
                 left = left[os.write(self._fd, left) :]
         except OSError as error:
-            metrics.audit_dropped.inc(bytes(left).count(b"\n"))
-            if not self._failing:
-                told = {"path": self._path, "why": error.strerror}
-                _log.error("the audit log cannot be written", extra=told)
-            self._failing = True
-            self.close()
-        else:
-            self._failing = False
+            self._why = error.errno or 0
+        return len(batch) - len(left)
 
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
-            self._fd = -1
+            self._fd, self._renamed = -1, False
 
 
 def open_audit(path: Path) -> int:

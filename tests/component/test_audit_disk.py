@@ -1,0 +1,89 @@
+"""The audit log's file: on a disk that becomes full, and under a name that is given to another."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from meshd.telemetry import metrics
+from meshd.telemetry.audit import AuditEntry, AuditLog
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def entry(number: int) -> AuditEntry:
+    return AuditEntry("2026-01-01T00:00:00.000Z", f"{number:016X}", "127.0.0.1", "GetObject", 200, 1.0)
+
+
+def ids(path: Path) -> list[int]:
+    return [int(json.loads(line)["request_id"], 16) for line in path.read_text().splitlines()]
+
+
+async def written(log: AuditLog, *numbers: int) -> None:
+    for number in numbers:
+        log.write(entry(number))
+    async with asyncio.timeout(30):
+        while log.pending:  # noqa: ASYNC110 - a thread writes them
+            await asyncio.sleep(0.01)
+
+
+def dropped() -> float:
+    (metric,) = metrics.audit_dropped.collect()
+    return float(next(sample.value for sample in metric.samples if sample.name.endswith("_total")))
+
+
+def test_lines_are_whole_on_a_disk_that_becomes_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, write = tmp_path / "audit.jsonl", os.write
+    room = 5 * len(msgspec.json.encode(entry(2)) + b"\n") // 2  # two lines, and some of the third
+
+    def full(fd: int, data: Any) -> int:
+        nonlocal room
+        if not room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken = write(fd, bytes(data)[:room])
+        room -= taken
+        return taken
+
+    async def scenario() -> None:
+        log = AuditLog(path)
+        await written(log, 1)
+        before = dropped()
+        with monkeypatch.context() as disk:
+            disk.setattr(os, "write", full)
+            await written(log, 2, 3, 4, 5)
+            await written(log, 6)
+        assert dropped() - before == 3
+        await written(log, 7)
+        log.close(5)
+
+    asyncio.run(scenario())
+    assert ids(path) == [1, 2, 3, 7]
+
+
+def test_a_renamed_file_is_left_without_a_signal(tmp_path: Path) -> None:
+    path, old = tmp_path / "audit.jsonl", tmp_path / "audit.jsonl.1"
+
+    async def scenario() -> None:
+        log = AuditLog(path)
+        await written(log, 1)
+        path.rename(old)
+        await written(log, 2)
+        await written(log, 3)
+        path.rename(tmp_path / "audit.jsonl.2")
+        path.write_bytes(b"")  # as logrotate does with `create`
+        await written(log, 4)
+        await written(log, 5)
+        os.truncate(path, 0)  # and with `copytruncate`
+        await written(log, 6)
+        log.close(5)
+
+    asyncio.run(scenario())
+    assert (ids(old), ids(tmp_path / "audit.jsonl.2"), ids(path)) == ([1, 2], [3, 4], [6])
