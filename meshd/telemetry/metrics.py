@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -22,8 +23,28 @@ _registry = CollectorRegistry()
 _LATENCY = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
+OTHER: Final = "other"
+_MAX_NAMES: Final = 200
+_names: dict[str, set[str]] = {
+    "op": set(),
+    "loader": set(),
+    "view": set(),
+}  # labels that are users' to choose
+
+
+class _Bounded(Counter):  # type: ignore[misc]  # the library has no types here
+    """A counter some of whose labels users choose: bounded here, whoever counts."""
+
+    def labels(self, *values: str) -> _Bounded:
+        given = zip(self._labelnames, values, strict=True)
+        bounded = (_bounded(name, value) if name in _names else value for name, value in given)
+        child: _Bounded = super().labels(*bounded)
+        return child
+
+
 def _counter(name: str, documentation: str, *labels: str) -> Counter:
-    return Counter(name, documentation, labels, registry=_registry)
+    kind = Counter if _names.keys().isdisjoint(labels) else _Bounded
+    return kind(name, documentation, labels, registry=_registry)
 
 
 def _histogram(name: str, documentation: str, *labels: str) -> Histogram:
@@ -292,11 +313,6 @@ lifecycle_expired = _counter("meshd_lifecycle_expired_total", "What lifecycle ru
 # processes; role is worker, steward or transform
 process_restarts = _counter("meshd_process_restarts_total", "Children that died and were replaced.", "role")
 processes_up = _gauge("meshd_processes_up", "Children that are ready.", "role", mode="mostrecent")
-
-
-OTHER = "other"
-_MAX_NAMES = 200
-_names: dict[str, set[str]] = {"op": set(), "loader": set(), "view": set()}
 
 
 def op_label(op: str) -> str:

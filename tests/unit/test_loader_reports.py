@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -73,3 +74,15 @@ def test_labels_are_bounded() -> None:
     names = {metrics.loader_label(f"loader-{number}") for number in range(300)}
     assert len(names) == 201
     assert metrics.OTHER in names
+
+
+@pytest.mark.parametrize("metric", [metrics.transform_failures, metrics.loader_seconds])
+def test_no_counter_takes_more_names_than_there_may_be(metric: Any) -> None:
+    """Whoever counts forgot to bound them: `labels` does."""
+    for number in range(300):
+        metric.labels(f"a name of a user's, {number}").inc()
+    (told,) = metric.collect()
+    label = metric._labelnames[0]
+    names = {sample.labels[label] for sample in told.samples}
+    assert len(names) <= 201
+    assert "other" in names
