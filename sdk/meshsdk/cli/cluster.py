@@ -218,7 +218,8 @@ def _change(session: Session, node: str, action: str, **rest: Any) -> None:
 
 def _lines(found: dict[str, Any]) -> Iterator[str]:
     nodes, copies = _count(len(found["nodes"]), "node"), _count(found["copies"], "copy", "copies")
-    yield f"map {found['version']}, {nodes}, {copies}: {_moving(found)}"
+    yield f"map {found['version']}, {nodes}, {copies}: {_standing(found)}"
+    yield from _away(found)
     if found.get("debt"):
         yield f"{_count(found['debt'], 'object')} with fewer copies than asked"
     kept = found.get("documents") or {}
@@ -238,9 +239,38 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
+def _standing(found: dict[str, Any]) -> str:
+    """The one thing to know."""
+    away = [node["id"] for node in found["nodes"] if node["state"] == "away"]
+    silent = f"{', '.join(away)} {'does' if len(away) == 1 else 'do'} not answer"
+    if not away:
+        return _moving(found)
+    return f"{silent}; {_moving(found)}" if _moves(found) else silent
+
+
+def _away(found: dict[str, Any]) -> Iterator[str]:
+    """What nodes that do not answer mean, and what to do."""
+    away = [node for node in found["nodes"] if node["state"] == "away"]
+    needed = [node["id"] for node in away if node["only_copies"]]
+    if needed:
+        yield (
+            f"some data cannot be read or written: bring back {', '.join(needed)}, the newest first; "
+            "`mesh cluster lost NODE --anyway` gives up for good what only it had"
+        )
+    elif away:
+        yield (
+            "all data can be read and written; start what is away again; "
+            f"lost for good: mesh cluster lost {away[0]['id']}"
+        )
+
+
+def _moves(found: dict[str, Any]) -> bool:
+    return bool(found["moving"] or found["movement"]["takers"])
+
+
 def _moving(found: dict[str, Any]) -> str:
     moved = found["movement"]
-    if not found["moving"] and not moved["takers"]:
+    if not _moves(found):
         return "all data is where it belongs"
     words = ["data is on the move"]
     words += [

@@ -1,0 +1,58 @@
+"""The first lines of `mesh cluster status`: what is wrong with the mesh, and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshsdk.cli.cluster import _lines
+
+
+def node(name: str, state: str = "up", *, only_copies: bool = False) -> dict[str, Any]:
+    return {
+        "id": name,
+        "state": state,
+        "zone": "",
+        "roles": ["store"],
+        "slots": 10,
+        "slots_wanted": 10,
+        "endpoint": f"http://{name}:9000",
+        "leaving": False,
+        "empty": False,
+        "drain": None,
+        "only_copies": only_copies,
+        "lease": state == "up",
+        "work": None,
+        "scrub": None,
+    }
+
+
+def said(*nodes: dict[str, Any], moving: bool = False) -> list[str]:
+    movement = {"takers": 0, "bytes_total": 0, "bytes_moved": 0, "eta_seconds": 0}
+    found = {
+        "version": 9,
+        "copies": 2,
+        "nodes": list(nodes),
+        "moving": moving,
+        "movement": movement,
+        "control": "reached",
+    }
+    return list(_lines(found))
+
+
+def test_a_mesh_that_is_well_says_so() -> None:
+    assert said(node("n1"), node("n2"))[0] == "map 9, 2 nodes, 2 copies: all data is where it belongs"
+
+
+def test_a_node_that_is_away_comes_first() -> None:
+    first, second, *_ = said(node("n1", only_copies=True), node("n2", "away"), moving=True)
+    assert first == "map 9, 2 nodes, 2 copies: n2 does not answer; data is on the move"
+    assert second.startswith("all data can be read and written; start what is away again")
+    assert "mesh cluster lost n2" in second
+
+
+def test_data_that_cannot_be_had_is_never_where_it_belongs() -> None:
+    away = [node(name, "away", only_copies=True) for name in ("n2", "n3")]
+    first, second, *_ = said(node("n1", only_copies=True), *away)
+    assert first.endswith(": n2, n3 do not answer")
+    assert second.startswith("some data cannot be read or written: bring back n2, n3, the newest first")
+    assert "gives up for good" in second
