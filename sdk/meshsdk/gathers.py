@@ -19,12 +19,12 @@ from operator import index
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from awscrt.checksums import crc32c
 
 from meshsdk.errors import ConfigurationError, ConnectError, CorruptFrameError, MeshError, server_error
 from meshsdk.routing import holder, near_caches
 from meshsdk.spreading import spread
 from meshsdk.transport import Request
+from meshwire.crcs import crc32c
 from meshwire.frames import FrameError, Status
 from meshwire.names import check_key
 from meshwire.sampleframes import SampleFrame

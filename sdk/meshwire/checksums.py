@@ -16,8 +16,7 @@ from hmac import compare_digest
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-from awscrt import checksums as crt
-
+from meshwire import crcs
 from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ class _Xxh:
     __slots__ = ("_hash",)
 
     def __init__(self, maker: str) -> None:
-        self._hash = getattr(crt.XXHash, maker)()
+        self._hash = getattr(crcs.library().XXHash, maker)()
 
     def update(self, data: Buffer, /) -> None:
         self._hash.update(data)
@@ -104,7 +103,7 @@ class _Xxh:
 
 # zlib's crc32 is at least as fast as awscrt's, and lets other threads run meanwhile.
 _CRCS: Mapping[str, Callable[[Buffer, int], int]] = MappingProxyType(
-    {"crc32": zlib.crc32, "crc32c": crt.crc32c, "crc64nvme": crt.crc64nvme}
+    {"crc32": zlib.crc32, "crc32c": crcs.crc32c, "crc64nvme": crcs.crc64nvme}
 )
 # By name, because an awscrt older than 0.38 lacks them: the SDK alone, which needs none, works with it.
 _XXHS = MappingProxyType(

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from awscrt.checksums import crc32c
 
+from meshwire.crcs import crc32c
 from meshwire.frames import PAD, FrameError, header_size, layout, parse_header
 
 if TYPE_CHECKING:

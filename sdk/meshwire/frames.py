@@ -14,7 +14,8 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from awscrt.checksums import crc32c
+
+from meshwire.crcs import crc32c
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from awscrt.checksums import crc32c
 
+from meshwire.crcs import crc32c
 from meshwire.frames import MAX_BODY_BYTES, FrameError, Status, layout, parse_header, views
 
 if TYPE_CHECKING:

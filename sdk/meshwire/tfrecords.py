@@ -16,8 +16,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from awscrt.checksums import crc32c
-
+from meshwire.crcs import crc32c
 from meshwire.documents import shown
 from meshwire.fields import sample_key
 from meshwire.shardforms import Piece, Shard, SourceObject, made, member_name, taken

@@ -13,9 +13,9 @@ from array import array
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from awscrt.checksums import crc32c
 
 from meshwire.archives.kinds import unpacked_name
+from meshwire.crcs import crc32c
 from meshwire.documents import shown
 from meshwire.examples import ExampleError, Feature, features
 from meshwire.recordindexes import RecordIndex

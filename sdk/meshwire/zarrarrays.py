@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from awscrt.checksums import crc32c
 
+from meshwire.crcs import crc32c
 from meshwire.documents import canonical_json
 from meshwire.numbered import Level, Numbered
 

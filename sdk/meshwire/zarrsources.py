@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from awscrt.checksums import crc32c
 
+from meshwire.crcs import crc32c
 from meshwire.documents import PlanError, read_json, shown
 
 if TYPE_CHECKING:
