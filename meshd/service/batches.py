@@ -145,6 +145,8 @@ class BatchService:
 
         All of them, or of a large snapshot an even sample: each frame checks its own again.
         """
+        if self._datasets.is_as_listed(snapshot):
+            return
         pinned = self._pinned(snapshot)
         count = len(snapshot.objects)
         stride = max(1, count // _CHECKED_OBJECTS)

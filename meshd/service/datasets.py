@@ -86,6 +86,7 @@ class DatasetService:
         self._zarrs = ZarrSources(objects)
         self.parquets = Parquets(store, catalog, archives, objects)
         self._long: LongWork[None] = LongWork("datasets")
+        self._listed: tuple[str, object] = "", None
         self.tfrecords, self._mds = (
             Tfrecords(store, catalog, archives, objects),
             MdsSources(store, catalog, archives, objects),
@@ -101,11 +102,13 @@ class DatasetService:
         Raises BatchError: BadRequest, InvalidPlan, NoSuchBucket, AccessDenied, NoSuchSnapshot, NoSuchKey
         (nothing there), BadSample (an archive that lies), Busy.
         """
+        began: object = None
         try:
             document = read_json(body)
             if isinstance(document, dict) and "from" in document:
                 built = await self._structures.derive(caller, parse_derivation(document))
             else:
+                began = self._objects.revision(())
                 built = await self._made(caller, document)
         except EmptySnapshotError as error:
             raise BatchError(
@@ -114,13 +117,20 @@ class DatasetService:
         except PlanError as error:
             raise invalid(error) from error
         await self._readers.require(caller, built.snapshot)
+        still = began == self._objects.revision(built.snapshot.objects.buckets)
         await self._catalog.add_snapshot(built.snapshot)
+        if still:
+            self._listed = built.snapshot.hash, self._objects.revision(())
         return {
             **built.snapshot.summary(),
             "kind": built.snapshot.kind,
             "skipped": built.skipped,
             "examples": list(built.examples),
         }
+
+    def is_as_listed(self, snapshot: Snapshot) -> bool:
+        """Whether this snapshot was made here just now, and nothing was written since."""
+        return self._listed == (snapshot.hash, self._objects.revision(snapshot.objects.buckets))
 
     async def document(self, caller: Caller, digest: str) -> bytes:
         """A snapshot's document. Raises BatchError NoSuchSnapshot, AccessDenied."""
