@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from meshd.transform.reading import Piece
 
 Placed = tuple[tuple[tuple[int, ...], ...], ...]
-SLICE_ROWS = 16
+SLICE_ROWS = 32
 IN_FLIGHT = 2  # slices a process has at a time: one it works on, one so that it never waits
 QUICK = 0.25  # seconds; a slice expected to take longer has its process alone
 DRAGGING = 5.0  # seconds; a job with a row that took longer leaves processes to other accounts
