@@ -1,9 +1,9 @@
 """Compressed images to pixels: JPEG by libjpeg-turbo, PNG, WebP and the rest by Pillow.
 
-Law: the whole image or BadSampleError; a truncated or damaged file is never half an image. At most
-MAX_PIXELS. EXIF orientation is ignored, as Pillow and torchvision ignore it. Alpha is dropped; CMYK becomes
-RGB. Fused with the window op behind it, a JPEG is decoded at 1/2, 1/4 or 1/8 when the window still covers its
-target.
+Law: what is asked for of the image, or BadSampleError; a truncated or damaged file is never half an image. At
+most MAX_PIXELS. EXIF orientation is ignored, as Pillow and torchvision ignore it. Alpha is dropped; CMYK
+becomes RGB. Fused with the window op behind it, a JPEG is decoded at 1/2, 1/4 or 1/8 when the window still
+covers its target, and from version 2 on no further down than the window reaches.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
+from meshd.transform.builtin.jpegrows import MARGIN, of_rest, shortened
 from meshd.transform.builtin.resampling import cut
 from meshd.transform.builtin.resizing import CenterCrop, Windowing
 from meshd.transform.errors import BadSampleError
@@ -26,6 +27,8 @@ from meshd.transform.parameters import Parameter, choice
 from meshd.transform.registry import operation
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
 
     from meshd.transform.builtin.resampling import Window
@@ -40,6 +43,7 @@ MAX_PIXELS = 1 << 26  # 67 megapixels, 200 MB as RGB: what one sample may cost a
 MAX_SCANS = 200  # of a progressive JPEG: each is a pass over the whole image, however few bytes it has
 _MANY_PIXELS = 1 << 20
 _MOST_WORK = 1 << 28  # pixels times scans of a smaller one
+_WORTHWHILE = 16  # rows of a JPEG below which nothing is spared
 _FORMATS = ("PNG", "WEBP", "JPEG", "GIF", "BMP", "TIFF")
 _JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -93,6 +97,29 @@ def decode_jpeg(data: bytes, head: JpegHead, mode: Mode, shrink: int = 1) -> Pix
     return decoded
 
 
+def decode_jpeg_rows(data: bytes, head: JpegHead, mode: Mode, rows: int, shrink: int = 1) -> Pixels:
+    """`decode_jpeg`, of which only the first `rows` rows are looked at: damage below them may go unnoticed,
+    truncation does not. [`rows` or more, w, channels]. Raises BadSampleError."""
+    height = (rows + MARGIN) * shrink
+    short = shortened(data, height) if height + _WORTHWHILE <= head.height else None
+    if short is None or head.colorspace in ("CMYK", "YCCK"):
+        return decode_jpeg(data, head, mode, shrink)
+    made: Pixels = np.empty((rows + MARGIN, -(-head.width // shrink), 3 if mode == "rgb" else 1), np.uint8)
+    try:
+        simplejpeg.decode_jpeg(
+            short,
+            "RGB" if mode == "rgb" else "GRAY",
+            min_height=made.shape[0],
+            min_width=made.shape[1],
+            min_factor=shrink,
+            buffer=made,
+        )
+    except ValueError as error:
+        if not of_rest(str(error)):
+            return decode_jpeg(data, head, mode, shrink)  # which says what is wrong, or finds that nothing is
+    return made
+
+
 def decode_other(data: bytes, mode: Mode) -> Pixels:
     """[h, w, channels] of any other format. Raises BadSampleError."""
     if data[: len(_PNG)] == _PNG:
@@ -135,12 +162,18 @@ def decode(data: bytes, mode: Mode) -> Pixels:
     return decode_other(data, mode)
 
 
+_TAKES = "bytes of a JPEG, PNG, WebP, GIF, BMP or TIFF file"
+_GIVES = 'uint8 [h, w, 3]; [h, w, 1] with `mode` "gray"'
+_MODE = Parameter("mode", choice("rgb", "gray"), "rgb")
+_MORE = "over 67 megapixels; more scans or text than an image needs"
+
+
 @operation(
     "decode",
-    Parameter("mode", choice("rgb", "gray"), "rgb"),
-    takes="bytes of a JPEG, PNG, WebP, GIF, BMP or TIFF file",
-    gives='uint8 [h, w, 3]; [h, w, 1] with `mode` "gray"',
-    refuses="no such file, truncated or damaged; over 67 megapixels; more scans or text than an image needs",
+    _MODE,
+    takes=_TAKES,
+    gives=_GIVES,
+    refuses=f"no such file, truncated or damaged; {_MORE}",
 )
 @dataclass(frozen=True, slots=True)
 class Decode:
@@ -158,22 +191,50 @@ class Decode:
 
     def fuse(self, following: Operation) -> Operation | None:
         if isinstance(following, Windowing) and not isinstance(following, CenterCrop):
-            return _WindowedDecode(self, following)
+            return _WindowedDecode(self.mode, following, _whole)
         return None
+
+
+@operation(
+    "decode",
+    _MODE,
+    version="2",
+    takes=_TAKES,
+    gives=_GIVES,
+    refuses=f"no such file, truncated, or damaged where the window op behind it still looks; {_MORE}",
+)
+class DecodeRows(Decode):
+    """An image file to uint8 [height, width, channels]: 3 channels, or 1 with mode "gray".
+
+    Of a JPEG nothing is decoded below the window that the op behind it keeps.
+    """
+
+    __slots__ = ()
+
+    def fuse(self, following: Operation) -> Operation | None:
+        if isinstance(following, Windowing) and not isinstance(following, CenterCrop):
+            return _WindowedDecode(self.mode, following, decode_jpeg_rows)
+        return None
+
+
+def _whole(data: bytes, head: JpegHead, mode: Mode, rows: int, shrink: int) -> Pixels:
+    return decode_jpeg(data, head, mode, shrink)
 
 
 @dataclass(frozen=True, slots=True)
 class _WindowedDecode:
-    """decode and the window op behind it: shrink-on-load where the window allows."""
+    """decode and the window op behind it: shrink-on-load where the window allows. `decode_rows`: JPEG,
+    header, mode, rows that are kept of the shrunk image, shrink to pixels."""
 
-    decode: Decode
+    mode: Mode
     windowing: Windowing
+    decode_rows: Callable[[bytes, JpegHead, Mode, int, int], Pixels]
 
     def infer(self, field: FieldType) -> FieldType:
         raise NotImplementedError("types are inferred op by op, before fusing")
 
     def apply(self, value: bytes, random: KeyedRandom) -> npt.NDArray[Any]:
-        mode = self.decode.mode
+        mode = self.mode
         if value[:3] != _JPEG:
             return self._cut(decode_other(value, mode), random)
         head = read_jpeg_head(value)
@@ -181,7 +242,7 @@ class _WindowedDecode:
             return self._cut(decode_other(value, mode), random)
         window: Window = self.windowing.window(head.height, head.width, random)
         shrink = window.shrink()
-        return cut(decode_jpeg(value, head, mode, shrink), window, shrink)
+        return cut(self.decode_rows(value, head, mode, window.rows(shrink), shrink), window, shrink)
 
     def _cut(self, decoded: Pixels, random: KeyedRandom) -> npt.NDArray[Any]:
         return cut(decoded, self.windowing.window(decoded.shape[0], decoded.shape[1], random))

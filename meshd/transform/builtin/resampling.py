@@ -48,6 +48,10 @@ class Window:
                 return factor
         return 1
 
+    def rows(self, shrink: int) -> int:
+        """How many rows of the image, shrunk by `shrink`, reach to the lower edge."""
+        return (self.top + self.height + shrink // 2) // shrink
+
 
 def pixels(image: Image) -> Image:
     """OpenCV's result with the channel axis it drops from grey images put back."""
@@ -58,9 +62,8 @@ def cut(image: Image, window: Window, shrink: int = 1) -> Image:
     """The window of `image`, which was shrunk by `shrink` from the size the window is measured in."""
     half = shrink // 2  # edges go to the nearest pixel of the shrunk image
     top, left = (window.top + half) // shrink, (window.left + half) // shrink
-    bottom = (window.top + window.height + half) // shrink
     right = (window.left + window.width + half) // shrink
-    kept = image[top:bottom, left:right]
+    kept = image[top : window.rows(shrink), left:right]
     if window.nearest:
         return _picked(kept, window.out_height, window.out_width)
     return resample(kept, window.out_height, window.out_width)
