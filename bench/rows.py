@@ -24,6 +24,7 @@ class Scale:
     photographs: int = 4_096
     batch: int = 256
     loader_rounds: int = 1
+    warmed: bool = True
     accelerated: bool = True
     memory_bytes: int = 1 << 30
     memory_seconds: int = 20
@@ -48,6 +49,7 @@ QUICK = Scale(
     photographs=128,
     batch=32,
     loader_rounds=1,
+    warmed=False,
     accelerated=False,
     memory_bytes=8 * MIB,
     memory_seconds=1,
