@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 
 from meshd.kit.tasks import Tasks
 from meshd.runtime.node import node_shelf
-from meshd.service.backed.fetching import Fetcher
-from meshd.service.backed.keeping import RemoteKeeper
-from meshd.service.backed.lending import Borrower
 from meshd.service.backed.listing import BackedListings
-from meshd.service.backed.marks import Marker
-from meshd.service.backed.origins import Origins
 from meshd.service.backed.reading import BackedReader
 from meshd.service.backed.samples import OriginSamples
 from meshd.service.backed.service import BackedService
 from meshd.service.backed.sharing import Crew, OwnDoer, serve_fetches
 from meshd.service.backed.writing import OriginWriter
-from meshd.service.merged import LocalLister, MergedListings
-from meshd.service.nearby import Nearby
+from meshd.service.caching.fetching import Fetcher
+from meshd.service.caching.keeping import RemoteKeeper
+from meshd.service.caching.lending import Borrower
+from meshd.service.caching.marks import Marker
+from meshd.service.caching.nearby import Nearby
+from meshd.service.caching.origins import Origins
+from meshd.service.remote.merged import LocalLister, MergedListings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from meshd.origin.errors import OriginError
 from meshd.runtime.chores import Chore
 from meshd.runtime.node import node_shelf
-from meshd.service.backed.keeping import CacheKeeper
+from meshd.service.caching.keeping import CacheKeeper
 from meshd.store.errors import FormatError, StoreError
 from meshd.store.preparing import recover
 from meshd.telemetry import metrics

@@ -18,9 +18,9 @@ from meshd.runtime.data import node_catalog
 from meshd.runtime.node import naming, node_census
 from meshd.runtime.scrubbing import examine, replace_disks, watch_disks
 from meshd.service.archives.ingesting import Indexer
-from meshd.service.documents import DocumentKeeper, leads
-from meshd.service.indexkeeping import IndexKeeper
-from meshd.service.lifecycle import Lifecycle
+from meshd.service.buckets.lifecycle import Lifecycle
+from meshd.service.documents.collecting import DocumentKeeper, leads
+from meshd.service.documents.indexes import IndexKeeper
 from meshd.service.views.keeping import ResultKeeper
 from meshd.store.errors import StoreError
 from meshd.telemetry import metrics

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 from meshd.assembly.catalog import Catalog
 from meshd.control.modules import ModuleTable
 from meshd.runtime.transforming import confinement
-from meshd.service.assets import AssetService
-from meshd.service.batches import BatchService
-from meshd.service.datasets import DatasetService
-from meshd.service.readers import Readers
-from meshd.service.userops import UserOps
+from meshd.service.authorization.readers import Readers
+from meshd.service.batches.assets import AssetService
+from meshd.service.batches.service import BatchService
+from meshd.service.batches.userops import UserOps
+from meshd.service.datasets.service import DatasetService
 from meshd.service.views.batches import BatchReader, complete_batches
 from meshd.service.views.definitions import complete_transform
-from meshd.service.views.shards import ShardReader
+from meshd.service.views.shards.reading import ShardReader
 from meshd.service.views.transforms import TransformReader
-from meshd.service.views.zarr import ZarrReader
-from meshd.service.views.zarrlaying import ZarrLayouts, ZarrMaker
+from meshd.service.views.zarr.laying import ZarrLayouts, ZarrMaker
+from meshd.service.views.zarr.reading import ZarrReader
 from meshwire.batchviews import BatchesView
 from meshwire.shardviews import ShardsView
 from meshwire.transformviews import TransformView
@@ -31,7 +31,7 @@ from meshwire.zarrviews import ZarrView
 if TYPE_CHECKING:
     from meshd.assembly.addressing import FrameSource
     from meshd.runtime.node import Node
-    from meshd.service.access import Access
+    from meshd.service.authorization.access import Access
     from meshd.service.views.kinds import Maker, ViewKind
 
 

@@ -10,21 +10,21 @@ from meshd.service.archives.ingesting import Ingest
 from meshd.service.backed.prefetching import Prefetching
 from meshd.service.backed.spreading import Spreading
 from meshd.service.backed.warming import Warmer
+from meshd.service.jobs.archives.extracting import Extracting
+from meshd.service.jobs.archives.sharding import Sharding
 from meshd.service.jobs.desk import JobDesk
-from meshd.service.jobs.extracting import Extracting
 from meshd.service.jobs.inventories import Inventories
 from meshd.service.jobs.kinds import Tools
 from meshd.service.jobs.materializing import Materializing
 from meshd.service.jobs.outputs import MeshOutputs, OwnOutputs
 from meshd.service.jobs.plans import PlanShelf
 from meshd.service.jobs.running import JobRunner
-from meshd.service.jobs.sharding import Sharding
-from meshd.service.versions import Versions
+from meshd.service.semantics.versions import Versions
 from meshd.web.outputs import OutputDoors
 
 if TYPE_CHECKING:
     from meshd.runtime.node import Node
-    from meshd.service.access import Access
+    from meshd.service.authorization.access import Access
     from meshd.service.backed.service import BackedService
     from meshd.service.jobs.kinds import JobKind
     from meshd.service.views.dispatch import ViewReader

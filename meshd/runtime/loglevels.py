@@ -11,7 +11,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from meshd.service.loudness import DEFAULT_SECONDS
+from meshd.service.cluster.loudness import DEFAULT_SECONDS
 from meshd.telemetry import logs
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from meshd.control.nodesecret import NodeSecret
 from meshd.runtime.moving import movement_routes
-from meshd.service.backed.lending import Lender
 from meshd.service.backed.warming import Warmer
-from meshd.service.buckets import BucketService, Everywhere
-from meshd.service.continuing import Rests
-from meshd.service.merged import LocalLister, MergedListings
-from meshd.service.news import News
-from meshd.service.sources import FarSources, LocalSources
+from meshd.service.buckets.news import News
+from meshd.service.buckets.service import BucketService, Everywhere
+from meshd.service.caching.lending import Lender
+from meshd.service.objects.sources import FarSources, LocalSources
+from meshd.service.remote.continuing import Rests
+from meshd.service.remote.merged import LocalLister, MergedListings
 from meshd.web.bucketdoors import bucket_routes
 from meshd.web.continuing import rest_routes
 from meshd.web.forwarding import Forwarder
@@ -29,9 +29,9 @@ from meshd.web.warming import WarmingDoors
 
 if TYPE_CHECKING:
     from meshd.runtime.node import Node
-    from meshd.service.archives.members import MemberService
     from meshd.service.backed.service import BackedService
-    from meshd.service.versions import Versions
+    from meshd.service.objects.members import MemberService
+    from meshd.service.semantics.versions import Versions
     from meshd.web.server import NativeRoute
 
 

@@ -13,10 +13,10 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 
 from meshd.control.interface import ControlError
-from meshd.service.adminerrors import AdminError
-from meshd.service.identities import KeyChange, NewKey, NewUser, UserChange
-from meshd.service.loudness import LevelFor
-from meshd.service.paging import MAX_PAGE
+from meshd.service.cluster.loudness import LevelFor
+from meshd.service.identities.errors import AdminError
+from meshd.service.identities.paging import MAX_PAGE
+from meshd.service.identities.users import KeyChange, NewKey, NewUser, UserChange
 from meshd.web.replies import Reply
 from meshd.web.server import NativeRoute
 from meshwire.sigv4.claims import STREAMING_PAYLOADS, UNSIGNED_PAYLOAD, Claim
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from meshd.kit.clock import Clock
-    from meshd.service.access import Identity
-    from meshd.service.adminerrors import Code
-    from meshd.service.grants import PolicyAdmin
-    from meshd.service.identities import IdentityAdmin
-    from meshd.service.loudness import Loudness
-    from meshd.service.paging import Page
-    from meshd.service.revoking import Revoking
+    from meshd.service.authorization.access import Identity
+    from meshd.service.cluster.loudness import Loudness
+    from meshd.service.identities.errors import Code
+    from meshd.service.identities.grants import PolicyAdmin
+    from meshd.service.identities.paging import Page
+    from meshd.service.identities.revoking import Revoking
+    from meshd.service.identities.users import IdentityAdmin
     from meshd.web.incoming import MeshRequest
     from meshd.web.replies import Header
 

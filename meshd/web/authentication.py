@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from meshd.service.access import ANYONE, RequestContext
+from meshd.service.authorization.access import ANYONE, RequestContext
 from meshd.web.hops import Hop
 from meshd.web.hosts import Hosts
 from meshwire.s3.errors import S3Error
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from meshd.kit.clock import Clock
-    from meshd.service.access import Identity
-    from meshd.service.temporary import Sessions
+    from meshd.service.authorization.access import Identity
+    from meshd.service.identities.temporary import Sessions
     from meshd.web.connections import Connection
     from meshd.web.settling import Trace
     from meshwire.s3.forms import FormClaim

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from meshd.service.buckets import DROP
-from meshd.service.news import HEARD
+from meshd.service.buckets.news import HEARD
+from meshd.service.buckets.service import DROP
 from meshd.web.peers import peer_reply, peer_route
 from meshwire.s3.errors import S3Error
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from meshd.kit.clock import Clock
-    from meshd.service.buckets import BucketService
-    from meshd.service.news import News
+    from meshd.service.buckets.news import News
+    from meshd.service.buckets.service import BucketService
     from meshd.web.incoming import MeshRequest
     from meshd.web.peers import PeerCall
     from meshd.web.server import NativeRoute

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from meshd.control.interface import ControlError
-from meshd.service.adminerrors import AdminError
-from meshd.service.clusters import NodeChange
+from meshd.service.cluster.administering import NodeChange
+from meshd.service.identities.errors import AdminError
 from meshd.web.admin import check_root, check_signed_whole, json_reply, read_document, refusal
 from meshd.web.server import NativeRoute
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from meshd.cluster.mesh import Mesh
     from meshd.kit.clock import Clock
-    from meshd.service.access import Identity
-    from meshd.service.clusters import ClusterAdmin
+    from meshd.service.authorization.access import Identity
+    from meshd.service.cluster.administering import ClusterAdmin
     from meshd.web.incoming import MeshRequest
 
 _NODES = "/-/cluster/nodes/"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from meshd.service.remotewire import REST
+from meshd.service.remote.wire import REST
 from meshd.web.peers import peer_route, stream_reply
 from meshwire.s3.errors import S3Error
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from meshd.kit.clock import Clock
-    from meshd.service.continuing import Rests
+    from meshd.service.remote.continuing import Rests
     from meshd.web.incoming import MeshRequest
     from meshd.web.peers import PeerCall
     from meshd.web.server import NativeRoute

@@ -12,7 +12,7 @@ from meshwire.percents import PercentError, decode
 from meshwire.s3.cors import answer_headers
 
 if TYPE_CHECKING:
-    from meshd.service.buckets import BucketService
+    from meshd.service.buckets.service import BucketService
     from meshd.web.replies import Header
     from meshwire.s3.parsing import RequestHead
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from meshd.service.attributes import attributes, attributes_of
+from meshd.service.objects.attributes import attributes, attributes_of
 from meshd.web.forms import FormUploads
 from meshd.web.scattering import KEYS
 from meshwire import percents
@@ -23,8 +23,8 @@ from meshwire.s3.tagging import parse_tagging
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from meshd.service.access import Identity, RequestContext
-    from meshd.service.sources import FarSources
+    from meshd.service.authorization.access import Identity, RequestContext
+    from meshd.service.objects.sources import FarSources
     from meshd.store.records import Record
     from meshd.web.authentication import Authenticator
     from meshd.web.incoming import MeshRequest

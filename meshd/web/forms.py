@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from meshd.service.access import ANYONE
+from meshd.service.authorization.access import ANYONE
 from meshd.web.authentication import VERSION_2, VERSION_4
 from meshd.web.forwarding import AnsweredError, Name
 from meshd.web.outgoing import Begun
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
     from typing import Any
 
-    from meshd.service.access import Identity
+    from meshd.service.authorization.access import Identity
     from meshd.web.authentication import Authenticator
     from meshd.web.executing import Call
     from meshd.web.server import WebDeps
@@ -121,7 +121,7 @@ def _signature(claim: FormClaim | None) -> str:
 
 
 class _Form:
-    """The file of a form, as the body of a PUT (`meshd.service.bodies.Body`)."""
+    """The file of a form, as the body of a PUT (`meshd.service.semantics.bodies.Body`)."""
 
     def __init__(self, call: Call, content_type: str) -> None:
         self.policy = _EVERYTHING

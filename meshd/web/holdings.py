@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from meshd.assembly.errors import BatchError
-from meshd.service import remotewire as wire
-from meshd.service.holdings import NotHereError
+from meshd.service.cluster.holdings import NotHereError
+from meshd.service.remote import wire
 from meshd.store.errors import StoreError
 from meshd.web.native import STATUS, send_frame, send_stream, store_refusal
 from meshd.web.peers import peer_reply, peer_route
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from meshd.assembly.addressing import FrameSource
     from meshd.kit.clock import Clock
-    from meshd.service.holdings import Holdings
+    from meshd.service.cluster.holdings import Holdings
     from meshd.web.incoming import MeshRequest
     from meshd.web.peers import PeerCall, PeerHandler
     from meshd.web.server import NativeRoute

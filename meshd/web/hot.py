@@ -27,7 +27,7 @@ from meshwire.s3.parsing import RequestHead, parse_request
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from meshd.service.found import Found
+    from meshd.service.semantics.found import Found
     from meshd.web.authentication import Authenticator
     from meshd.web.connections import Connection
     from meshd.web.hops import Hop

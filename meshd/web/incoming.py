@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from aiohttp.streams import StreamReader
     from aiohttp.web_protocol import RequestHandler
 
-    from meshd.service.access import RequestContext
+    from meshd.service.authorization.access import RequestContext
     from meshd.web.authentication import Authenticated
     from meshd.web.hops import Hop
     from meshd.web.peers import PeerGate

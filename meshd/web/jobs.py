@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from meshd.service.access import Identity
+    from meshd.service.authorization.access import Identity
     from meshd.service.jobs.desk import JobDesk
     from meshd.web.incoming import MeshRequest
     from meshd.web.native import NativeEndpoint

@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 from meshd.assembly.errors import BatchError
-from meshd.service.keptdocuments import KINDS, MAX_PAGE
+from meshd.service.documents.kept import KINDS, MAX_PAGE
 from meshd.web.native import caller_of, query_of
 from meshd.web.server import NativeRoute
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from meshd.service.access import Identity
-    from meshd.service.keptdocuments import KeptDocuments, Kind
+    from meshd.service.authorization.access import Identity
+    from meshd.service.documents.kept import KeptDocuments, Kind
     from meshd.web.incoming import MeshRequest
     from meshd.web.native import NativeEndpoint
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from meshd.kit.clock import Clock
-    from meshd.service.access import Identity
-    from meshd.service.userops import UserOps
+    from meshd.service.authorization.access import Identity
+    from meshd.service.batches.userops import UserOps
     from meshd.web.incoming import MeshRequest
     from meshd.web.native import NativeEndpoint
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from meshd.service.merged import LISTING, Listing
-from meshd.service.translation import store_errors
+from meshd.service.remote.merged import LISTING, Listing
+from meshd.service.semantics.translation import store_errors
 from meshd.web.peers import peer_reply, peer_route
 from meshwire.s3.errors import S3Error
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from meshd.cluster.mesh import Mesh
     from meshd.kit.clock import Clock
-    from meshd.service.merged import LocalLister
+    from meshd.service.remote.merged import LocalLister
     from meshd.web.incoming import MeshRequest
     from meshd.web.peers import PeerCall
     from meshd.web.server import NativeRoute

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from meshd.service.backed.marks import MARK
+from meshd.service.caching.marks import MARK
 from meshd.web.peers import peer_reply, peer_route
 
 if TYPE_CHECKING:
     from aiohttp import web
 
     from meshd.kit.clock import Clock
-    from meshd.service.backed.marks import Marker
+    from meshd.service.caching.marks import Marker
     from meshd.web.incoming import MeshRequest
     from meshd.web.peers import PeerCall
     from meshd.web.server import NativeRoute

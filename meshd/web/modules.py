@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from meshd.service.access import Identity
-    from meshd.service.optests import OpTests
-    from meshd.service.userops import UserOps
+    from meshd.service.authorization.access import Identity
+    from meshd.service.batches.optests import OpTests
+    from meshd.service.batches.userops import UserOps
     from meshd.web.incoming import MeshRequest
     from meshd.web.native import NativeEndpoint
 

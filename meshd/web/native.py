@@ -18,8 +18,8 @@ from urllib.parse import parse_qsl
 from meshd.assembly.addressing import FrameAddress
 from meshd.assembly.errors import BatchError, busy
 from meshd.kit.admission import Admission, FullError
-from meshd.service.access import NO_CONTEXT, Caller
-from meshd.service.blobs import UnreadableError
+from meshd.service.authorization.access import NO_CONTEXT, Caller
+from meshd.service.batches.blobs import UnreadableError
 from meshd.store.errors import CorruptExtentError, DiskFullError, StoreError
 from meshd.store.records import Span
 from meshd.telemetry import metrics
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from meshd.assembly.errors import Code
     from meshd.cluster.mesh import Mesh
     from meshd.kit.clock import Clock
-    from meshd.service.access import Identity
-    from meshd.service.batches import BatchService
-    from meshd.service.blobs import Outgoing
-    from meshd.service.datasets import DatasetService
-    from meshd.service.gathers import GatherService
+    from meshd.service.authorization.access import Identity
+    from meshd.service.batches.blobs import Outgoing
+    from meshd.service.batches.gathers import GatherService
+    from meshd.service.batches.service import BatchService
+    from meshd.service.datasets.service import DatasetService
     from meshd.service.views.definitions import ViewDefinitions
     from meshd.web.handing import Desk
     from meshd.web.incoming import MeshRequest

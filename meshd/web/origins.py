@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from meshd.service.access import Identity
+    from meshd.service.authorization.access import Identity
     from meshd.service.backed.administering import BackedAdmin
-    from meshd.service.copycounts import CopyCounts
+    from meshd.service.buckets.copycounts import CopyCounts
     from meshd.web.incoming import MeshRequest
     from meshd.web.native import NativeEndpoint
 

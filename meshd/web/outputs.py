@@ -15,7 +15,7 @@ import msgspec
 from meshd.assembly.errors import BatchError
 from meshd.net.peers import StaleMapError
 from meshd.service.jobs.outputs import OUTPUT, REMOVAL, Parted, Removal, Target
-from meshd.service.translation import translate
+from meshd.service.semantics.translation import translate
 from meshd.store.errors import StoreError
 from meshd.web.peers import peer_reply, peer_route
 from meshwire.s3.errors import S3Error

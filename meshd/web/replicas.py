@@ -14,7 +14,7 @@ import msgspec
 
 from meshd.cluster.delivering import BYTES, CHANGE
 from meshd.net.peers import StaleMapError
-from meshd.service.translation import translate
+from meshd.service.semantics.translation import translate
 from meshd.store.changes import Facts, Taken, Told
 from meshd.store.epochs import decided_by
 from meshd.store.errors import NoSuchUploadError, ReplicaLacksError, StaleEpochError, StoreError

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from meshd.service.access import Identity
-    from meshd.service.residence import Residence
+    from meshd.service.authorization.access import Identity
+    from meshd.service.cluster.residence import Residence
     from meshd.web.incoming import MeshRequest
     from meshd.web.native import NativeEndpoint
 

@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from meshd.kit.accounts import charge
-from meshd.service.access import ANYONE
-from meshd.service.continuing import CutShortError
-from meshd.service.facts import FAR
-from meshd.service.objects import ReplacedError
-from meshd.service.translation import translate
+from meshd.service.authorization.access import ANYONE
+from meshd.service.authorization.facts import FAR
+from meshd.service.objects.service import ReplacedError
+from meshd.service.remote.continuing import CutShortError
+from meshd.service.semantics.translation import translate
 from meshd.service.views.dispatch import Assembled
 from meshd.store.errors import CorruptExtentError, DiskFailedError, StoreError
 from meshd.store.noticing import notice
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from meshd.service.access import Identity, RequestContext
-    from meshd.service.found import Found
+    from meshd.service.authorization.access import Identity, RequestContext
+    from meshd.service.semantics.found import Found
     from meshd.store.records import Record, Span
     from meshd.web.authentication import Authenticator
     from meshd.web.forwarding import Forwarder, Name

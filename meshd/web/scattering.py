@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from meshd.cluster.mesh import Mesh
     from meshd.kit.clock import Clock
-    from meshd.service.merged import MergedListings
-    from meshd.service.sources import FarSources
+    from meshd.service.objects.sources import FarSources
+    from meshd.service.remote.merged import MergedListings
     from meshd.web.forwarding import Forwarder
     from meshd.web.hops import Hop
     from meshd.web.incoming import MeshRequest

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from meshd.config import HttpSettings
 from meshd.kit.accounts import charge
-from meshd.service.access import Identity
+from meshd.service.authorization.access import Identity
 from meshd.web.authentication import Authenticator, request_context, request_head
 from meshd.web.connections import MeshServer
 from meshd.web.guarding import Guard
@@ -40,24 +40,24 @@ if TYPE_CHECKING:
 
     from meshd.cluster.mesh import Mesh
     from meshd.kit.clock import Clock
-    from meshd.service.access import Access
-    from meshd.service.acls import AclService
-    from meshd.service.archives.members import MemberService
+    from meshd.service.authorization.access import Access
+    from meshd.service.authorization.acls import AclService
     from meshd.service.backed.service import BackedService
-    from meshd.service.buckets import BucketService
-    from meshd.service.continuing import Rest
-    from meshd.service.deleting import Deleter
-    from meshd.service.listings import ListingService
-    from meshd.service.nearreading import NearReader
-    from meshd.service.news import News
-    from meshd.service.objectacls import ObjectAclService
-    from meshd.service.objects import ObjectService
-    from meshd.service.settings import SettingService
-    from meshd.service.sources import FarSources
-    from meshd.service.tagging import TaggingService
-    from meshd.service.temporary import Sessions
-    from meshd.service.uploads import UploadService
-    from meshd.service.versions import Versions
+    from meshd.service.buckets.news import News
+    from meshd.service.buckets.service import BucketService
+    from meshd.service.buckets.settings import SettingService
+    from meshd.service.identities.temporary import Sessions
+    from meshd.service.objects.acls import ObjectAclService
+    from meshd.service.objects.deleting import Deleter
+    from meshd.service.objects.listings import ListingService
+    from meshd.service.objects.members import MemberService
+    from meshd.service.objects.nearreading import NearReader
+    from meshd.service.objects.service import ObjectService
+    from meshd.service.objects.sources import FarSources
+    from meshd.service.objects.tagging import TaggingService
+    from meshd.service.objects.uploads import UploadService
+    from meshd.service.remote.continuing import Rest
+    from meshd.service.semantics.versions import Versions
     from meshd.service.views.dispatch import ViewReader
     from meshd.telemetry.audit import AuditLog
     from meshd.web.forwarding import Forwarder

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from meshd.service.adminerrors import AdminError
-from meshd.service.paging import iso_time
-from meshd.service.temporary import SessionRequest
+from meshd.service.identities.errors import AdminError
+from meshd.service.identities.paging import iso_time
+from meshd.service.identities.temporary import SessionRequest
 from meshd.web.admin import check_signed_whole, json_reply, read_document, refusal
 from meshd.web.server import NativeRoute
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from meshd.kit.clock import Clock
-    from meshd.service.access import Identity
-    from meshd.service.temporary import Sessions
+    from meshd.service.authorization.access import Identity
+    from meshd.service.identities.temporary import Sessions
     from meshd.web.incoming import MeshRequest
 
 

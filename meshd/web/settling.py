@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from meshd.kit import pulse
-from meshd.service.access import ANYONE
+from meshd.service.authorization.access import ANYONE
 from meshd.telemetry import logs, metrics
 from meshd.telemetry.audit import AuditEntry, audit_time
 from meshd.web.replies import new_request_id

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from meshd.net.peers import StaleMapError
-from meshd.service.sources import FIND, READ, STAT, SourceAsk
-from meshd.service.translation import store_errors
+from meshd.service.objects.sources import FIND, READ, STAT, SourceAsk
+from meshd.service.semantics.translation import store_errors
 from meshd.web.peers import peer_reply, peer_route, stream_reply
 from meshwire.s3.errors import S3Error
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from meshd.cluster.mesh import Mesh
     from meshd.kit.clock import Clock
-    from meshd.service.sources import LocalSources
+    from meshd.service.objects.sources import LocalSources
     from meshd.web.incoming import MeshRequest
     from meshd.web.peers import PeerCall
     from meshd.web.server import NativeRoute

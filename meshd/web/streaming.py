@@ -34,7 +34,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class RequestBody:
-    """`meshd.service.bodies.Body` over an HTTP request."""
+    """`meshd.service.semantics.bodies.Body` over an HTTP request."""
 
     def __init__(
         self, request: MeshRequest, head: RequestHead, signer: Authenticated, idle_seconds: float

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from meshd.assembly.errors import BatchError
-from meshd.service import remotewire as wire
+from meshd.service.remote import wire
 from meshd.store.errors import StoreError
 from meshd.web.native import STATUS, store_refusal
 from meshd.web.peers import peer_reply, peer_route

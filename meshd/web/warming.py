@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from meshd.service.backed import lending
-from meshd.service.backed.lending import LEND
 from meshd.service.backed.warmwire import MAX_ASK_BYTES, WARM, decode_ask, framed
+from meshd.service.caching import lending
+from meshd.service.caching.lending import LEND
 from meshd.web.peers import peer_route, stream_reply
 from meshwire.s3.errors import S3Error
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from meshd.cluster.mesh import Mesh
     from meshd.kit.clock import Clock
-    from meshd.service.backed.lending import Lender
     from meshd.service.backed.warming import Warmer
     from meshd.service.backed.warmwire import Outcome
+    from meshd.service.caching.lending import Lender
     from meshd.web.incoming import MeshRequest
     from meshd.web.peers import PeerCall
     from meshd.web.server import NativeRoute

@@ -31,8 +31,8 @@ from meshd.net.peers import Peers
 from meshd.runtime.data import data_services, node_catalog
 from meshd.runtime.node import Node, admin_routes, meshing, native_routes, node_access, web_deps
 from meshd.service.archives.reading import Archives
-from meshd.service.remote import RemoteObjects
-from meshd.service.views.uses import UseFile
+from meshd.service.documents.uses import UseFile
+from meshd.service.remote.objects import RemoteObjects
 from meshd.store.records import Meta
 from meshd.store.store import Store
 from meshd.testing.waiting import await_end

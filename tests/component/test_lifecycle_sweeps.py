@@ -14,8 +14,8 @@ from meshd.config import StoreSettings
 from meshd.control.buckets import Bucket, BucketTable
 from meshd.control.memory import MemoryControl
 from meshd.kit.clock import ManualClock
-from meshd.service import lifecycle
-from meshd.service.lifecycle import Lifecycle
+from meshd.service.buckets import lifecycle
+from meshd.service.buckets.lifecycle import Lifecycle
 from meshd.store.errors import DiskFullError
 from meshd.store.memory import MemoryStore
 from meshd.store.records import Meta

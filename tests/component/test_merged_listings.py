@@ -125,7 +125,7 @@ def test_versions_and_uploads() -> None:
 
 
 def test_a_node_that_does_not_answer_makes_no_list_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshd.service.merged._PATIENCE", 1.0)
+    monkeypatch.setattr("meshd.service.remote.merged._PATIENCE", 1.0)
 
     def test(clients: list[Any], nodes: list[Running]) -> None:
         for number in range(20):

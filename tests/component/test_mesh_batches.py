@@ -20,8 +20,8 @@ from msgspec.structs import replace
 from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.kit.clock import ManualClock
 from meshd.runtime.chores import document_keeper
-from meshd.service.lifecycle import Lifecycle
-from meshd.service.views.uses import UseFile
+from meshd.service.buckets.lifecycle import Lifecycle
+from meshd.service.documents.uses import UseFile
 from meshd.testing.examples import BytesList, example, record
 from meshd.testing.mds import mds_files
 from meshwire.s3.settings import LifecycleRule

@@ -12,9 +12,9 @@ from meshd.config import StoreSettings
 from meshd.kit.clock import SystemClock
 from meshd.origin.errors import OriginDownError
 from meshd.origin.interface import Facts, Reply
-from meshd.service.backed import drafts
-from meshd.service.backed.drafts import Draft
-from meshd.service.backed.flights import Flight
+from meshd.service.caching import drafts
+from meshd.service.caching.drafts import Draft
+from meshd.service.caching.flights import Flight
 from meshd.store.records import Meta
 from meshd.store.store import Store
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from pathlib import Path
 
-    from meshd.service.backed.shelf import Shelf
+    from meshd.service.caching.shelf import Shelf
     from meshd.store.writing import StoredWriter
 
 SIZE, PIECE = 5 << 20, 300_000

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer
 
 import meshsdk as mesh
-from meshd.service.packs import PART
+from meshd.service.batches.packs import PART
 from meshd.testing.daemons import Daemon
 from meshd.testing.waiting import await_end
 from meshsdk import ops

@@ -8,7 +8,7 @@ from awscrt.checksums import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.service.blobreading import stored_crc32c
+from meshd.service.batches.blobreading import stored_crc32c
 from meshd.store.records import Extent
 
 

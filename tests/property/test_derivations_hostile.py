@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.service.structures import WAYS, parse_derivation
+from meshd.service.datasets.structures import WAYS, parse_derivation
 from meshwire.documents import PlanError
 from meshwire.packing import parse_pack
 from meshwire.structures import parse_names, parse_relabels, parse_renames

@@ -18,9 +18,9 @@ from meshd.config import StoreSettings
 from meshd.control.buckets import Bucket, BucketTable
 from meshd.control.memory import MemoryControl
 from meshd.kit.clock import ManualClock
-from meshd.service import lifecycle
-from meshd.service.expiry import DAY_MS, Version
-from meshd.service.lifecycle import Lifecycle
+from meshd.service.buckets import lifecycle
+from meshd.service.buckets.lifecycle import Lifecycle
+from meshd.service.semantics.expiry import DAY_MS, Version
 from meshd.store.memory import MemoryStore
 from meshd.store.records import NULL, Meta
 from meshd.store.store import Store

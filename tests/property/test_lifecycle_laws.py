@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.service import expiry
-from meshd.service.expiry import DAY_MS, Planner, Version
+from meshd.service.semantics import expiry
+from meshd.service.semantics.expiry import DAY_MS, Planner, Version
 from meshwire.s3.settings import LifecycleRule
 
 if TYPE_CHECKING:
-    from meshd.service.expiry import Doomed
+    from meshd.service.semantics.expiry import Doomed
 
 NOW = 400 * DAY_MS
 days = st.none() | st.integers(1, 6)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshd.service.views.shards import _page
+from meshd.service.views.shards.reading import _page
 from meshwire.documents import PlanError
 from meshwire.fields import sample_key
 from meshwire.names import check_key

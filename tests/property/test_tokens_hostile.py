@@ -15,13 +15,13 @@ from meshd.control.keyuse import KeyUse
 from meshd.control.memory import MemoryControl
 from meshd.control.nodesecret import NodeSecret
 from meshd.kit.clock import ManualClock
-from meshd.service.access import Identity
-from meshd.service.temporary import SessionRequest, Sessions
-from meshd.service.tokens import MAX_TOKEN, Claims, TokenError, TokenSeal
+from meshd.service.authorization.access import Identity
+from meshd.service.identities.temporary import SessionRequest, Sessions
+from meshd.service.identities.tokens import MAX_TOKEN, Claims, TokenError, TokenSeal
 from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
-    from meshd.service.temporary import SessionDocument
+    from meshd.service.identities.temporary import SessionDocument
 
 NAMES = st.text(max_size=40)
 CLAIMS = st.builds(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from meshd.control.buckets import Bucket, BucketTable
 from meshd.control.memory import MemoryControl
 from meshd.kit.clock import ManualClock
-from meshd.service.access import Access, Identity, RequestContext
+from meshd.service.authorization.access import Access, Identity, RequestContext
 from meshd.store.records import Record
 from meshwire.policies import parse_policy
 from meshwire.s3 import operations as ops

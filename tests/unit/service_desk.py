@@ -9,14 +9,14 @@ from meshd.control.buckets import Bucket, BucketTable
 from meshd.control.identities import IdentityTable
 from meshd.control.memory import MemoryControl
 from meshd.kit.clock import ManualClock
-from meshd.service.access import Identity
 from meshd.service.archives.ingesting import Ingest
-from meshd.service.deleting import Deleter
-from meshd.service.listings import ListingService
-from meshd.service.objects import ObjectService
-from meshd.service.tagging import TaggingService
-from meshd.service.uploads import UploadService
-from meshd.service.versions import Versions
+from meshd.service.authorization.access import Identity
+from meshd.service.objects.deleting import Deleter
+from meshd.service.objects.listings import ListingService
+from meshd.service.objects.service import ObjectService
+from meshd.service.objects.tagging import TaggingService
+from meshd.service.objects.uploads import UploadService
+from meshd.service.semantics.versions import Versions
 from meshd.store.memory import MemoryStore
 from meshwire.checksums import BodyDigest, BodyVerifier
 from meshwire.s3 import operations as ops

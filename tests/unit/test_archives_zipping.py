@@ -9,8 +9,8 @@ import zlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.service.jobs import zipping
-from meshd.service.jobs.zipping import ZipPacking
+from meshd.service.jobs.archives import zipping
+from meshd.service.jobs.archives.zipping import ZipPacking
 from meshwire.archives.zipheaders import central_directory, descriptor, local_header
 from meshwire.archives.zips import scan_zip
 from meshwire.jobplans import SourceFile

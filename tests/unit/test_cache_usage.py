@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshd.service.backed.usage import Usage, Uses
+from meshd.service.caching.usage import Usage, Uses
 
 
 def test_the_last_ten_minutes_count_and_the_last_read_is_remembered() -> None:

@@ -15,8 +15,8 @@ from meshd.assembly.errors import BatchError
 from meshd.kit.clock import ManualClock
 from meshd.kit.patience import LongWork
 from meshd.service.archives.reading import Archives
-from meshd.service.datasets import DatasetService
-from meshd.service.remote import local_objects
+from meshd.service.datasets.service import DatasetService
+from meshd.service.remote.objects import local_objects
 from meshd.store.memory import MemoryStore
 from meshd.store.records import Meta
 from meshd.testing.examples import Int64List, example, record

@@ -13,17 +13,17 @@ from meshd.assembly.errors import BatchError
 from meshd.control.memory import MemoryControl
 from meshd.control.removals import RemovalTable
 from meshd.kit.clock import ManualClock
-from meshd.service.census import Census
-from meshd.service.documents import DocumentKeeper
-from meshd.service.retention import DAYS, Held, merged, unused
-from meshd.service.views.uses import MINUTE_MS, UseFile
+from meshd.service.documents.census import Census
+from meshd.service.documents.collecting import DocumentKeeper
+from meshd.service.documents.retention import DAYS, Held, merged, unused
+from meshd.service.documents.uses import MINUTE_MS, UseFile
 from meshd.store.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from meshd.service.census import FarTables
+    from meshd.service.documents.census import FarTables
 
 DAY = 86_400.0
 

@@ -9,8 +9,8 @@ import pytest
 
 from meshd.assembly.catalog import RESERVED_BUCKET, Catalog
 from meshd.kit.clock import ManualClock
-from meshd.service.indexkeeping import SAFE_DAYS, IndexKeeper, etag_of
-from meshd.service.views.uses import UseFile
+from meshd.service.documents.indexes import SAFE_DAYS, IndexKeeper, etag_of
+from meshd.service.documents.uses import UseFile
 from meshd.store.memory import MemoryStore
 from meshd.telemetry import metrics
 from meshwire.fields import parse_fields

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from meshd.service import expiry
-from meshd.service.expiry import Planner, Version
+from meshd.service.semantics import expiry
+from meshd.service.semantics.expiry import Planner, Version
 from meshwire.s3.settings import LifecycleRule
 
 

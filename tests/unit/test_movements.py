@@ -13,7 +13,7 @@ from meshd.cluster.scrubbing import Told
 from meshd.control.memory import MemoryControl
 from meshd.kit import pulse
 from meshd.kit.clock import ManualClock
-from meshd.service.movements import drains, load, movement, read_works
+from meshd.service.cluster.movements import drains, load, movement, read_works
 from meshwire.cluster import Node, transitions
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from meshd.kit.clock import ManualClock
-from meshd.service.backed.freshness import FreshTable
+from meshd.service.caching.freshness import FreshTable
 
 if TYPE_CHECKING:
     from pathlib import Path

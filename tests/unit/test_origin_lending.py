@@ -14,8 +14,8 @@ import pytest
 from meshd.net.peers import PeerUnreachableError
 from meshd.origin.errors import OriginDownError
 from meshd.origin.interface import Facts
-from meshd.service.backed.lending import Borrower, LendAsk, decode_ask
-from meshd.service.backed.shelf import CHUNK
+from meshd.service.caching.lending import Borrower, LendAsk, decode_ask
+from meshd.service.caching.shelf import CHUNK
 from meshwire.cluster import Node
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from meshd.service.backed.slots import Slots
+from meshd.service.caching.slots import Slots
 
 
 def test_a_bucket_waits_for_itself_alone() -> None:

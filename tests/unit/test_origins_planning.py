@@ -6,7 +6,7 @@ import numpy as np
 
 from meshd.assembly.plans import Plan
 from meshd.service.backed.planning import epoch_samples, pieces_read
-from meshd.service.backed.shelf import CHUNK, Piece
+from meshd.service.caching.shelf import CHUNK, Piece
 from meshwire.fields import parse_fields, parse_source
 from meshwire.plans import parse_spec
 from meshwire.snapshots import build_from_objects

@@ -10,7 +10,7 @@ from meshd.control.buckets import Bucket, BucketTable
 from meshd.control.identities import Key, Signer, User
 from meshd.control.memory import MemoryControl
 from meshd.kit.clock import ManualClock
-from meshd.service.access import ANYONE, Access, Identity
+from meshd.service.authorization.access import ANYONE, Access, Identity
 from meshwire.s3 import operations as ops
 from meshwire.s3.errors import S3Error
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from meshd.control.buckets import Bucket
-from meshd.service.access import ANYONE, RequestContext, Session
+from meshd.service.authorization.access import ANYONE, RequestContext, Session
 from meshwire.policies.keys import KNOWN
 from meshwire.s3 import operations as ops
 from meshwire.s3.errors import S3Error
@@ -35,7 +35,7 @@ from tests.unit.access_world import (
 from tests.unit.test_s3_permissions import PLAIN
 
 if TYPE_CHECKING:
-    from meshd.service.access import Identity
+    from meshd.service.authorization.access import Identity
 
 # --- the default ------------------------------------------------------------------------------------------
 

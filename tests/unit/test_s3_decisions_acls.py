@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.service.access import ANYONE, RequestContext
+from meshd.service.authorization.access import ANYONE, RequestContext
 from meshwire.s3 import operations as ops
 from meshwire.s3.documents import DeleteKey
 from meshwire.s3.errors import S3Error
@@ -31,7 +31,7 @@ from tests.unit.access_world import (
 )
 
 if TYPE_CHECKING:
-    from meshd.service.access import Identity
+    from meshd.service.authorization.access import Identity
 
 # --- ACLs -------------------------------------------------------------------------------------------------
 

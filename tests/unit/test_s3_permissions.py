@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from meshd.service.permissions import Need, needs
+from meshd.service.authorization.permissions import Need, needs
 from meshwire.conditions import Conditions
 from meshwire.policies.actions import ACTIONS
 from meshwire.s3 import operations as ops

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.service.translation import translate
+from meshd.service.semantics.translation import translate
 from meshd.store import errors
 from meshd.web.replies import head_bytes
 from meshwire.s3.errors import CODES, S3Error

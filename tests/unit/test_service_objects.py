@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshd.service.attributes import attributes
+from meshd.service.objects.attributes import attributes
 from meshwire.s3 import operations as ops
 from tests.unit.service_desk import MIB, NEVER, Desk, refusal, run
 

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from meshd.config import ConfigError, load_settings
-from meshd.service import settings
+from meshd.service.buckets import settings
 from meshwire.s3.errors import S3Error
 from meshwire.s3.parsing import RequestHead, parse_request
 from meshwire.s3.settings import BucketSetting

@@ -16,15 +16,15 @@ from meshd.control.keyuse import KeyUse
 from meshd.control.memory import MemoryControl
 from meshd.control.nodesecret import NodeSecret
 from meshd.kit.clock import ManualClock
-from meshd.service.adminerrors import AdminError
-from meshd.service.paging import iso_time
-from meshd.service.revoking import Revoking
-from meshd.service.temporary import SessionRequest, Sessions
+from meshd.service.identities.errors import AdminError
+from meshd.service.identities.paging import iso_time
+from meshd.service.identities.revoking import Revoking
+from meshd.service.identities.temporary import SessionRequest, Sessions
 from meshwire.policies import Question, decide
 from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
-    from meshd.service.temporary import SessionDocument
+    from meshd.service.identities.temporary import SessionDocument
 
 
 def document(action: str, resource: str) -> str:

@@ -13,9 +13,9 @@ from meshd.assembly.errors import BatchError
 from meshd.control.memory import MemoryControl
 from meshd.control.modules import Build, ModuleTable, PushedModule
 from meshd.kit.clock import ManualClock
-from meshd.service.access import Access, Identity
-from meshd.service.permissions import Need
-from meshd.service.userops import MAX_BUILDS, MAX_DRAFTS, _with
+from meshd.service.authorization.access import Access, Identity
+from meshd.service.authorization.permissions import Need
+from meshd.service.batches.userops import MAX_BUILDS, MAX_DRAFTS, _with
 from meshd.transform.assets import Asset
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
 from meshd.transform.fieldtypes import BYTES as BYTES_FIELD

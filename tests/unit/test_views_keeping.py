@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.kit.clock import ManualClock
+from meshd.service.documents.uses import UseFile
 from meshd.service.views.keeping import ResultKeeper, cutoff
-from meshd.service.views.uses import UseFile
 from meshd.store.memory import MemoryStore
 from meshd.store.records import Meta
 

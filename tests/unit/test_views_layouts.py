@@ -10,7 +10,7 @@ import pytest
 
 from meshd.kit.clock import ManualClock
 from meshd.service.archives.reading import Archives
-from meshd.service.views.shards import ShardReader
+from meshd.service.views.shards.reading import ShardReader
 from meshd.store.memory import MemoryStore
 from meshd.store.records import Meta
 from meshwire.s3.errors import S3Error

@@ -32,8 +32,8 @@ from meshd.service.archives.walking import (
     member_pieces,
     zip_files,
 )
-from meshd.service.remote import local_objects
-from meshd.service.remotewire import FarRecord
+from meshd.service.remote.objects import local_objects
+from meshd.service.remote.wire import FarRecord
 from meshd.store.errors import ConditionFailedError
 from meshd.store.proving import naming, prove
 from meshd.store.records import Meta
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 
     from meshd.service.archives.streaming import Streamed
-    from meshd.service.remote import RemoteObjects
+    from meshd.service.remote.objects import RemoteObjects
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record, Span
     from meshwire.archives.kinds import ArchiveKind, CopyKind

@@ -19,8 +19,8 @@ from meshwire.names import BucketNameError, check_bucket_name
 if TYPE_CHECKING:
     from meshd.control.buckets import BucketTable
     from meshd.kit.clock import Clock
-    from meshd.service.access import Identity
-    from meshd.service.backed.origins import Origins
+    from meshd.service.authorization.access import Identity
+    from meshd.service.caching.origins import Origins
 
 _FIXED = ("url", "endpoint", "region")
 

@@ -14,17 +14,17 @@ from meshd.kit.singleflight import SingleFlight
 from meshd.origin.errors import OriginError
 from meshd.origin.interface import Entry, Listing
 from meshd.service.backed.reading import told
-from meshd.service.backed.shelf import shelf_name
+from meshd.service.caching.shelf import shelf_name
 from meshwire.s3.results import ObjectEntry, ObjectListing, Owner
 
 if TYPE_CHECKING:
     from meshd.cluster.mesh import Mesh
     from meshd.control.buckets import Bucket
     from meshd.kit.clock import Clock
-    from meshd.service.backed.marks import Marker, Marks
-    from meshd.service.backed.origins import Origins
-    from meshd.service.backed.shelf import Shelf
-    from meshd.service.merged import MergedListings
+    from meshd.service.caching.marks import Marker, Marks
+    from meshd.service.caching.origins import Origins
+    from meshd.service.caching.shelf import Shelf
+    from meshd.service.remote.merged import MergedListings
     from meshd.store.records import EntryPage
     from meshd.store.store import Store
     from meshwire.s3.operations import ListObjects

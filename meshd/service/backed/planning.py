@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from meshd.kit.tasks import Tasks
-from meshd.service.backed.shelf import CHUNK, Piece, shelf_name
+from meshd.service.caching.shelf import CHUNK, Piece, shelf_name
 from meshwire.epochs import snapshot_order
 from meshwire.snapshots import BytesColumn
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from meshd.assembly.addressing import FrameAddress
     from meshd.assembly.plans import Plan
     from meshd.control.buckets import BucketTable
-    from meshd.service.backed.keeping import CacheKeeper
+    from meshd.service.caching.keeping import CacheKeeper
     from meshwire.snapshots import Snapshot
 
 _log = logging.getLogger("meshd.cache")

@@ -15,8 +15,8 @@ from meshd.origin.errors import OriginError
 from meshd.service.backed.budgets import Budget
 from meshd.service.backed.planning import epoch_samples, pieces_read, shelves_of
 from meshd.service.backed.reading import told
-from meshd.service.backed.shelf import shelf_name
 from meshd.service.backed.warmwire import Wanted
+from meshd.service.caching.shelf import shelf_name
 from meshd.service.jobs.principals import Grant
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
     from meshd.assembly.catalog import Catalog
     from meshd.control.buckets import Bucket, BucketTable
-    from meshd.service.access import Access
+    from meshd.service.authorization.access import Access
     from meshd.service.backed.service import BackedService
     from meshd.service.backed.spreading import Spreading
     from meshd.service.backed.warmwire import Outcome
     from meshd.service.jobs.kinds import Running
-    from meshd.service.remote import RemoteObjects
+    from meshd.service.remote.objects import RemoteObjects
 
 _PAGE: Final = 1000
 _MANIFEST: Final = 64 << 20

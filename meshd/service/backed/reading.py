@@ -20,8 +20,8 @@ from meshd.origin.errors import (
     OriginRangeError,
     OriginRefusedError,
 )
-from meshd.service.backed.shelf import CHUNK, Piece, record_of, shelf_name
-from meshd.service.found import found_of
+from meshd.service.caching.shelf import CHUNK, Piece, record_of, shelf_name
+from meshd.service.semantics.found import found_of
 from meshd.service.views.dispatch import Assembled
 from meshd.store.errors import ExtentGoneError
 from meshd.store.records import Span
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
     from meshd.control.buckets import Bucket
     from meshd.origin.interface import Facts
-    from meshd.service.backed.fetching import Keeper
-    from meshd.service.backed.flights import Flight
     from meshd.service.backed.sharing import Crew
-    from meshd.service.backed.shelf import Shelf
-    from meshd.service.found import Found
+    from meshd.service.caching.fetching import Keeper
+    from meshd.service.caching.flights import Flight
+    from meshd.service.caching.shelf import Shelf
+    from meshd.service.semantics.found import Found
     from meshd.store.records import Record
     from meshd.store.store import Store
     from meshwire.s3.operations import GetObject

@@ -20,8 +20,8 @@ from meshd.origin.errors import (
     OriginMissingError,
     OriginRangeError,
 )
-from meshd.service.backed.shelf import CHUNK, Piece, record_of, shelf_name
-from meshd.service.remotewire import far
+from meshd.service.caching.shelf import CHUNK, Piece, record_of, shelf_name
+from meshd.service.remote.wire import far
 from meshd.store.records import Page
 from meshwire.s3.errors import S3Error
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from meshd.control.buckets import Bucket
     from meshd.origin.interface import Facts
     from meshd.service.archives.reading import Archives
-    from meshd.service.backed.flights import Flight
     from meshd.service.backed.service import BackedService
-    from meshd.service.remotewire import FarRecord
+    from meshd.service.caching.flights import Flight
+    from meshd.service.remote.wire import FarRecord
     from meshd.store.records import Record
     from meshd.store.store import Store
 

@@ -13,10 +13,10 @@ from meshd.origin.errors import OriginError
 from meshd.origin.interface import Facts
 from meshd.origin.remote import checked
 from meshd.service.backed.reading import told
-from meshd.service.backed.shelf import record_of
-from meshd.service.bodies import MAX_PUT_BYTES
-from meshd.service.copying import checked_source, judge_source, part_range
-from meshd.service.translation import store_errors
+from meshd.service.caching.shelf import record_of
+from meshd.service.semantics.bodies import MAX_PUT_BYTES
+from meshd.service.semantics.copying import checked_source, judge_source, part_range
+from meshd.service.semantics.translation import store_errors
 from meshd.service.views.copies import MadeBody, as_part, as_upload
 from meshd.service.views.kinds import Made
 from meshd.store.errors import StoreError
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
     from meshd.cluster.mesh import Mesh
     from meshd.control.buckets import Bucket
-    from meshd.service.backed.fetching import Keeper
     from meshd.service.backed.listing import BackedListings
     from meshd.service.backed.reading import BackedReader
     from meshd.service.backed.sharing import Crew
-    from meshd.service.backed.shelf import Shelf
+    from meshd.service.caching.fetching import Keeper
+    from meshd.service.caching.shelf import Shelf
     from meshd.service.views.dispatch import Assembled
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record

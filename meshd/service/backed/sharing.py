@@ -19,7 +19,6 @@ import msgspec
 from meshd.kit.tasks import Tasks
 from meshd.net.unixmessages import StreamClosedError, accept_streams, connect, listen
 from meshd.origin.errors import OriginDownError, OriginMissingError
-from meshd.service.backed.flights import Flight
 from meshd.service.backed.messages import (
     Answer,
     Ask,
@@ -30,6 +29,7 @@ from meshd.service.backed.messages import (
     failure,
     raised,
 )
+from meshd.service.caching.flights import Flight
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from meshd.control.buckets import Bucket
     from meshd.net.unixmessages import MessageStream
     from meshd.origin.interface import Facts
-    from meshd.service.backed.fetching import Fetcher
-    from meshd.service.backed.shelf import Shelf
     from meshd.service.backed.writing import OriginWriter
+    from meshd.service.caching.fetching import Fetcher
+    from meshd.service.caching.shelf import Shelf
 
 _log = logging.getLogger("meshd.origins")
 _TRIES: Final = 20

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 from meshd.kit.tasks import Tasks
 from meshd.origin.errors import OriginDownError, OriginError
 from meshd.service.backed.budgets import Budget
-from meshd.service.backed.shelf import CHUNK
 from meshd.service.backed.warmwire import Outcome
+from meshd.service.caching.shelf import CHUNK
 from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from meshd.origin.interface import Facts
-from meshd.service.copying import read_pieces
+from meshd.service.semantics.copying import read_pieces
 from meshd.store.errors import ExtentGoneError, NotReplicatedError
 from meshd.store.records import NULL
 from meshwire.conditions import Conditions
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from meshd.cluster.mesh import Mesh
     from meshd.control.buckets import Bucket
-    from meshd.service.backed.fetching import Fetcher
-    from meshd.service.backed.origins import Origins
+    from meshd.service.caching.fetching import Fetcher
+    from meshd.service.caching.origins import Origins
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
     from meshd.store.store import Store

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 from meshd.assembly.elsewhere import Part
 from meshd.assembly.errors import BatchError
-from meshd.service.waiting import Waiting
+from meshd.service.remote.waiting import Waiting
 
 if TYPE_CHECKING:
-    from meshd.service.remote import RemoteObjects
+    from meshd.service.remote.objects import RemoteObjects
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
     from meshwire.shardforms import SourceObject

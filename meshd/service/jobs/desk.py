@@ -16,8 +16,8 @@ import msgspec
 
 from meshd.assembly.errors import BatchError, busy
 from meshd.control.jobs import TOPIC, Job
+from meshd.service.authorization.permissions import Need
 from meshd.service.jobs.principals import principal_of
-from meshd.service.permissions import Need
 from meshwire.documents import PlanError, suggestion
 from meshwire.jobspecs import parse_job
 from meshwire.s3.errors import S3Error
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from meshd.control.interface import ControlStore
     from meshd.control.jobs import JobTable
     from meshd.kit.clock import Clock
-    from meshd.service.access import Access, Caller
+    from meshd.service.authorization.access import Access, Caller
     from meshwire.jobspecs import JobSpec
 
 MAX_WAITING: Final = 64

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from meshd.service.archives.reading import Archives
     from meshd.service.jobs.kinds import Running
     from meshd.service.jobs.principals import Grant
-    from meshd.service.remote import RemoteObjects
+    from meshd.service.remote.objects import RemoteObjects
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
     from meshwire.archives.index import ArchiveIndex

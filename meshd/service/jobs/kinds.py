@@ -15,11 +15,11 @@ from meshd.telemetry import metrics
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from meshd.service.access import Access, Caller
     from meshd.service.archives.reading import Archives
+    from meshd.service.authorization.access import Access, Caller
     from meshd.service.jobs.outputs import Outputs
-    from meshd.service.remote import RemoteObjects
-    from meshd.service.versions import Versions
+    from meshd.service.remote.objects import RemoteObjects
+    from meshd.service.semantics.versions import Versions
     from meshd.store.interface import ObjectStore
     from meshwire.jobspecs import JobSpec
 

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from meshd.cluster.mesh import Mesh
     from meshd.net.peers import Peers
-    from meshd.service.found import Stored
-    from meshd.service.remote import RemoteObjects
-    from meshd.service.versions import Versions
+    from meshd.service.remote.objects import RemoteObjects
+    from meshd.service.semantics.found import Stored
+    from meshd.service.semantics.versions import Versions
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Page, Record
     from meshwire.cluster import Node

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from meshd.assembly.errors import BatchError
 from meshd.control.jobs import Principal
-from meshd.service.access import Caller, Identity, RequestContext, Session
+from meshd.service.authorization.access import Caller, Identity, RequestContext, Session
 from meshwire.policies import parse_policy
 
 if TYPE_CHECKING:
     from meshd.control.identities import IdentityTable
-    from meshd.service.access import Access
-    from meshd.service.rights import Rights
+    from meshd.service.authorization.access import Access
+    from meshd.service.authorization.rights import Rights
 
 
 def principal_of(caller: Caller) -> Principal:

@@ -20,7 +20,7 @@ from meshd.assembly.errors import BatchError
 from meshd.assembly.memory import Memory
 from meshd.service.jobs.plans import scratch
 from meshd.service.jobs.unpacking import unpacked_name
-from meshd.service.remoteasking import lost_error
+from meshd.service.remote.asking import lost_error
 from meshd.store.errors import CorruptExtentError, ExtentGoneError
 from meshd.store.proving import Passing
 from meshd.telemetry import metrics
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from meshd.service.jobs.kinds import Running, Tools
-    from meshd.service.remotefetching import Gathered
+    from meshd.service.remote.fetching import Gathered
     from meshd.store.proving import Proofs
     from meshd.store.records import Location, Record, Span
     from meshwire.jobplans import JobPlan

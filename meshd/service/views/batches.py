@@ -16,7 +16,7 @@ from meshd.assembly.assembler import count_rows, metadata_of
 from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.assembly.errors import BatchError
 from meshd.assembly.sizing import planned_size
-from meshd.service.remote import local_objects
+from meshd.service.remote.objects import local_objects
 from meshd.service.views.failing import pinned_refusal
 from meshd.service.views.frames import frame_groups, frame_of
 from meshd.service.views.kinds import Made
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from meshd.assembly.addressing import FrameSource
     from meshd.assembly.catalog import Catalog
     from meshd.assembly.plans import Plan
-    from meshd.service.access import Caller
-    from meshd.service.batches import BatchService
-    from meshd.service.remote import RemoteObjects
-    from meshd.service.views.uses import Uses
+    from meshd.service.authorization.access import Caller
+    from meshd.service.batches.service import BatchService
+    from meshd.service.documents.uses import Uses
+    from meshd.service.remote.objects import RemoteObjects
     from meshd.store.interface import ObjectStore
     from meshwire.batchviews import BatchesView
     from meshwire.numbered import Numbered

@@ -32,7 +32,7 @@ _PIECE: Final = 1 << 20
 
 
 class MadeBody:
-    """`meshd.service.bodies.Body` over the groups of (a range of) an object that is made."""
+    """`meshd.service.semantics.bodies.Body` over the groups of (a range of) an object that is made."""
 
     def __init__(self, made: Made, offset: int = 0, length: int | None = None) -> None:
         self._size = made.record.size - offset if length is None else length

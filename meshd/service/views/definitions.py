@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from meshd.assembly.errors import BatchError
 from meshd.control.buckets import Bucket, BucketExistsError
-from meshd.service.datasets import invalid
-from meshd.service.permissions import Need
+from meshd.service.authorization.permissions import Need
+from meshd.service.datasets.service import invalid
 from meshd.transform import registry
 from meshd.transform.programs import compile_program, completed
 from meshwire.documents import PlanError, checked_object, checked_text, read_json, required, suggestion
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from meshd.control.buckets import BucketTable
     from meshd.kit.clock import Clock
-    from meshd.service.access import Access, Caller, Identity
-    from meshd.service.assets import AssetService
+    from meshd.service.authorization.access import Access, Caller, Identity
+    from meshd.service.batches.assets import AssetService
     from meshd.service.views.kinds import Maker
     from meshwire.transformviews import TransformView
     from meshwire.views import View

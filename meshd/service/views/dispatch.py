@@ -10,10 +10,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from meshd.service.bodies import MAX_PUT_BYTES
-from meshd.service.copying import checked_source, judge_source, part_range
-from meshd.service.found import found_of
-from meshd.service.translation import store_errors
+from meshd.service.semantics.bodies import MAX_PUT_BYTES
+from meshd.service.semantics.copying import checked_source, judge_source, part_range
+from meshd.service.semantics.found import found_of
+from meshd.service.semantics.translation import store_errors
 from meshd.service.views import counting
 from meshd.service.views.copies import MadeBody, as_part, as_upload
 from meshd.service.views.kinds import Kept, Made
@@ -23,7 +23,7 @@ from meshwire.s3.errors import S3Error
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
-    from meshd.service.found import Found
+    from meshd.service.semantics.found import Found
     from meshd.service.views.definitions import ViewDefinitions
     from meshd.service.views.kinds import ViewKind
     from meshd.store.interface import ObjectStore

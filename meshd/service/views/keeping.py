@@ -11,15 +11,15 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from meshd.assembly.catalog import RESERVED_BUCKET
-from meshd.service.translation import store_errors
+from meshd.service.documents.uses import MINUTE_MS
+from meshd.service.semantics.translation import store_errors
 from meshd.service.views.making import RESULTS
-from meshd.service.views.uses import MINUTE_MS
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from meshd.service.views.uses import LastUses, Uses
+    from meshd.service.documents.uses import LastUses, Uses
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
 

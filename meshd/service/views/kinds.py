@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from meshd.service.access import Caller
+    from meshd.service.authorization.access import Caller
     from meshd.store.proving import Proofs
     from meshd.store.records import Record, Span
     from meshwire.s3.operations import ListObjects

@@ -19,7 +19,7 @@ from meshd.assembly.addressing import DerivedAddress
 from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.assembly.errors import busy
 from meshd.kit.singleflight import SingleFlight
-from meshd.service.remotewire import MadeAsk
+from meshd.service.remote.wire import MadeAsk
 from meshd.service.views.definitions import draws
 from meshd.store.errors import ConditionFailedError
 from meshd.store.records import Meta
@@ -33,7 +33,7 @@ from meshwire.views import parse_view
 
 if TYPE_CHECKING:
     from meshd.assembly.addressing import Frame, FrameSource
-    from meshd.service.remote import RemoteObjects
+    from meshd.service.remote.objects import RemoteObjects
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.assembly.errors import BatchError
-from meshd.service.remote import local_objects
-from meshd.service.translation import store_errors
+from meshd.service.remote.objects import local_objects
+from meshd.service.semantics.translation import store_errors
 from meshd.service.views import counting
 from meshd.service.views.failing import refusal, unreachable
 from meshd.service.views.kinds import Kept
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from meshd.assembly.addressing import FrameSource
-    from meshd.service.remote import RemoteObjects
-    from meshd.service.views.uses import Uses
-    from meshd.service.waiting import Names
+    from meshd.service.documents.uses import Uses
+    from meshd.service.remote.objects import RemoteObjects
+    from meshd.service.remote.waiting import Names
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
     from meshwire.s3.operations import ListObjects

@@ -1,0 +1,312 @@
+"""Modules of users' ops: pushed, named, pinned, removed.
+
+Law: who changes what ops a node has must be allowed to (mesh:PushOp, mesh:DeleteOp); whoever may read data
+may use them. A module's declarations are read by running it confined, never in this process. Invariant: what
+is run was pushed under the name it is asked for by; a name means its latest build only until a plan or view
+is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from meshd.assembly.assets import asset_key
+from meshd.assembly.catalog import RESERVED_BUCKET
+from meshd.assembly.errors import BatchError
+from meshd.control.modules import Build, PushedModule
+from meshd.service.authorization.permissions import Need
+from meshd.transform.errors import UnknownOpError
+from meshd.transform.userops.calling import DiedError, UnusableModuleError, declarations
+from meshd.transform.userops.modules import MODULES, document, gone
+from meshwire.declarations import (
+    MAX_SOURCE,
+    VERSION_PREFIX,
+    checked_module,
+    is_user_op,
+    split_name,
+)
+from meshwire.documents import PlanError, join, shown, suggestion
+from meshwire.s3.errors import S3Error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from meshd.assembly.catalog import Catalog
+    from meshd.control.modules import ModuleTable
+    from meshd.kit.clock import Clock
+    from meshd.service.authorization.access import Access, Caller
+    from meshd.store.interface import ObjectStore
+    from meshd.transform.definitions import OpDefinition
+    from meshd.transform.userops.calling import Confinement
+    from meshwire.declarations import Declaration
+    from meshwire.plans import OpSpec, PlanSpec
+
+MAX_BUILDS: Final = 100
+MAX_DRAFTS: Final = 8
+"""Of one module; the oldest draft goes when another comes."""
+_AT_A_TIME = 2  # modules whose declarations one worker reads
+
+
+class UserOps:
+    """One a worker. `confinement` None: this node runs none."""
+
+    def __init__(
+        self,
+        table: ModuleTable,
+        store: ObjectStore,
+        catalog: Catalog,
+        access: Access,
+        clock: Clock,
+        confinement: Confinement | None,
+    ) -> None:
+        self._table, self._store, self._catalog = table, store, catalog
+        self._access, self._clock = access, clock
+        self._confinement = confinement
+        self._reading = asyncio.Semaphore(_AT_A_TIME)
+
+    def __repr__(self) -> str:
+        return f"<UserOps {len(self._table.list_all())} modules>"
+
+    # --- names to versions -----------------------------------------------------------------------------
+
+    def pinned(self, spec: PlanSpec) -> PlanSpec:
+        """The spec with the version of every user's op, each of them here.
+
+        Raises UnknownOpError, UnknownBuildError, BatchError NotImplemented.
+        """
+        if not any(is_user_op(op.op) for op in spec.ops):
+            return spec
+        ops = [self._pinned(op, f"ops[{index}]") for index, op in enumerate(spec.ops)]
+        return replace(spec, ops=tuple(ops))
+
+    def _pinned(self, op: OpSpec, path: str) -> OpSpec:
+        if not is_user_op(op.op):
+            return op
+        version = op.version or self.latest(op.op, path)
+        self.require(op.op, version, path)
+        return replace(op, version=version)
+
+    def latest(self, name: str, path: str = "") -> str:
+        """The version that a name stands for now. Raises UnknownOpError, BatchError NotImplemented."""
+        self._require_on()
+        module, function = split_name(name)
+        found = self._table.get(module)
+        build = None if found is None else found.latest
+        if build is None or function not in build.ops:
+            raise UnknownOpError(
+                join(path, "op"), f"there is no op {shown(name)}{suggestion(name, self._names())}"
+            )
+        return build.version
+
+    def _names(self) -> list[str]:
+        found = [(module.name, module.latest) for module in self._table.list_all().values()]
+        return [f"{name}/{op}" for name, build in found if build is not None for op in build.ops]
+
+    def require(self, name: str, version: str, path: str = "") -> None:
+        """Raises UnknownBuildError unless the build was pushed under the name and is there still, BatchError
+        NotImplemented. Content alone is not enough: anybody's asset could be a module."""
+        self._require_on()
+        module = self._table.get(split_name(name)[0])
+        if module is None or version not in {build.version for build in module.builds}:
+            raise gone(name, version, path)
+
+    def definitions(self) -> list[OpDefinition]:
+        """Every op that a name stands for now, by name."""
+        found = []
+        for name in sorted(self._names()) if self._confinement is not None else ():
+            try:
+                found.append(MODULES.find(name, self.latest(name), ""))
+            except PlanError:  # removed in this moment
+                continue
+        return found
+
+    # --- modules ---------------------------------------------------------------------------------------
+
+    async def push(self, caller: Caller, name: str, source: bytes, *, draft: bool = False) -> dict[str, Any]:
+        """Take a module; what `POST /-/modules` answers. The same file again changes nothing.
+
+        Raises BatchError AccessDenied, InvalidPlan (with the module's own traceback), TooLarge, Busy.
+        """
+        self._require_on()
+        try:
+            checked_module(name)
+        except PlanError as error:
+            raise BatchError("BadRequest", str(error)) from error
+        self._require(caller, "mesh:PushOp", name)
+        text = _text(source)
+        ops, held = await self._declared(name, source)
+        self._check_limits(ops)
+        data = document(text, ops)
+        digest = hashlib.sha256(data).hexdigest()
+        version = VERSION_PREFIX + digest
+        await self._catalog.share(asset_key(digest), data)
+        build = Build(
+            version,
+            hashlib.sha256(source).hexdigest(),
+            self._clock.now_ms(),
+            caller.identity.user_id,
+            tuple(sorted(ops)),
+            draft,
+        )
+        before: list[PushedModule] = []
+
+        def add(present: PushedModule) -> PushedModule:
+            before[:] = [present]
+            return _with(present, build)
+
+        after = await self._table.change(name, add)
+        await self._drop(_versions([before[0]]) - _versions([after]))
+        return {
+            "module": name,
+            "version": version,
+            "draft": draft,
+            "new": before[0] != after,
+            "held": list(held),
+            "ops": [_told(name, declared) for _, declared in sorted(ops.items())],
+        }
+
+    async def _declared(self, name: str, source: bytes) -> tuple[dict[str, Declaration], tuple[str, ...]]:
+        assert self._confinement is not None
+        async with self._reading:
+            try:
+                return await asyncio.to_thread(declarations, name, source, self._confinement)
+            except (UnusableModuleError, DiedError) as error:
+                raise BatchError(
+                    "InvalidPlan",
+                    f"{name}.py cannot be used: {error}",
+                    help="a node runs it with the libraries it has itself, without files or network; what it "
+                    "needs beside its own text must be imported by name",
+                ) from error
+
+    def _check_limits(self, ops: Mapping[str, Declaration]) -> None:
+        assert self._confinement is not None
+        for declared in ops.values():
+            if declared.seconds > self._confinement.seconds or declared.memory > self._confinement.memory:
+                raise BatchError(
+                    "InvalidPlan",
+                    f"{declared.name} declares {declared.seconds:g} s and {declared.memory} bytes; this node "
+                    f"grants {self._confinement.seconds:g} s a sample and {self._confinement.memory} bytes",
+                    help="declare less in @op(…), or have the node started with --user-op-seconds or "
+                    "--user-op-memory",
+                )
+
+    def list_all(self) -> list[dict[str, Any]]:
+        """Every module with its builds, the latest first."""
+        return [_described(module) for _, module in sorted(self._table.list_all().items())]
+
+    async def remove(self, caller: Caller, name: str, version: str = "") -> dict[str, Any]:
+        """Remove a module, or one build of it: plans that name it are refused from now on.
+
+        Raises BatchError AccessDenied, NoSuchKey.
+        """
+        self._require(caller, "mesh:DeleteOp", name)
+        removed: list[Build] = []
+
+        def take(present: PushedModule) -> PushedModule:
+            removed[:] = [build for build in present.builds if version in ("", build.version)]
+            return PushedModule(name, tuple(build for build in present.builds if build not in removed))
+
+        await self._table.change(name, take)
+        if not removed:
+            what = f"build {shown(version)} of {name!r}" if version else f"module {shown(name)}"
+            raise BatchError(
+                "NoSuchKey",
+                f"there is no {what}{suggestion(name, self._table.list_all())}",
+                help="see them with: mesh op modules",
+            )
+        await self._drop({build.version for build in removed})
+        return {"module": name, "removed": [build.version for build in removed]}
+
+    async def _drop(self, versions: set[str]) -> None:
+        """Forget builds that no name has any more."""
+        for version in versions - _versions(self._table.list_all().values()):
+            MODULES.forget(version)
+            await self._store.delete(RESERVED_BUCKET, asset_key(version.removeprefix(VERSION_PREFIX)))
+
+    # --- who may -----------------------------------------------------------------------------------------
+
+    def _require(self, caller: Caller, action: str, name: str) -> None:
+        need = Need(action, arn=f"arn:aws:mesh:::op/{name}")
+        try:
+            self._access.require(caller.identity, need, caller.context)
+        except S3Error as error:
+            raise BatchError(
+                "AccessDenied",
+                error.message,
+                help=f"root may, and who has a policy that allows {action} on {need.arn}",
+            ) from error
+
+    def _require_on(self) -> None:
+        if self._confinement is None:
+            raise BatchError(
+                "NotImplemented",
+                "this node runs no ops of users",
+                help="it was started with --user-ops off",
+            )
+
+
+def _text(source: bytes) -> str:
+    if len(source) > MAX_SOURCE:
+        raise BatchError("TooLarge", f"a module has at most {MAX_SOURCE} bytes, this one {len(source)}")
+    try:
+        return source.decode()
+    except UnicodeDecodeError as error:
+        raise BatchError("InvalidPlan", f"the file is not UTF-8 (byte {error.start})") from error
+
+
+def _with(present: PushedModule, build: Build) -> PushedModule:
+    """The module with a build as its latest (or a draft of it); unchanged if it is that already. Raises
+    BatchError TooLarge."""
+    latest = present.latest
+    known = {item.version: item for item in present.builds}
+    if build.version in known and (build.draft or (latest is not None and latest.version == build.version)):
+        return present
+    builds = [item for item in present.builds if item.version != build.version]
+    drafts = [item for item in builds if item.draft]
+    if build.draft and len(drafts) >= MAX_DRAFTS:
+        builds.remove(drafts[0])
+    if not build.draft and len(builds) - len(drafts) >= MAX_BUILDS:
+        raise BatchError(
+            "TooLarge",
+            f"{present.name} has {MAX_BUILDS} builds",
+            help=f"remove one that no plan needs any more: mesh op rm {present.name} --version "
+            f"{builds[0].version}",
+        )
+    return PushedModule(present.name, (*builds, build))
+
+
+def _versions(modules: Any) -> set[str]:
+    return {build.version for module in modules for build in module.builds}
+
+
+def _told(module: str, declared: Declaration) -> dict[str, Any]:
+    return {
+        "op": f"{module}/{declared.name}",
+        "summary": declared.summary,
+        "takes": declared.takes,
+        "gives": declared.gives,
+        "random": declared.random,
+        "arguments": [argument.document() for argument in declared.arguments],
+    }
+
+
+def _described(module: PushedModule) -> dict[str, Any]:
+    latest = module.latest
+    return {
+        "module": module.name,
+        "version": "" if latest is None else latest.version,
+        "builds": [
+            {
+                "version": build.version,
+                "source": build.source,
+                "pushed_ms": build.pushed_ms,
+                "pushed_by": build.pushed_by,
+                "ops": [f"{module.name}/{op}" for op in build.ops],
+                "draft": build.draft,
+            }
+            for build in reversed(module.builds)
+        ],
+    }

@@ -1,0 +1,276 @@
+"""The carrying out of lifecycle rules: what is due is found in listings and removed, a few at a time.
+
+Law: rests as long as it works, decides by `semantics.expiry` alone, and looks once more before it removes.
+Invariant: a bucket is gone through once a day and once after its rules changed; a sweep that was broken off
+goes on where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from collections import Counter
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from meshd.assembly.catalog import RESERVED_BUCKET
+from meshd.control.documents import Documents
+from meshd.service.semantics import expiry
+from meshd.store.errors import (
+    ConditionFailedError,
+    ConditionMissingError,
+    NoSuchUploadError,
+    StoreError,
+)
+from meshd.store.records import NULL
+from meshd.telemetry import metrics
+from meshwire.conditions import Conditions
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from meshd.cluster.mesh import Mesh
+    from meshd.control.buckets import Bucket, BucketTable
+    from meshd.control.interface import ControlStore
+    from meshd.kit.clock import Clock
+    from meshd.service.semantics.expiry import Doomed, Planner, Version
+    from meshd.store.interface import ObjectStore
+    from meshd.store.records import Record, Upload, VersionPage
+
+T = TypeVar("T")
+
+log = logging.getLogger("meshd.service.lifecycle")
+
+PAGE = 500
+_BATCH = 100  # removals at a time: they share a commit
+_NOTE_SECONDS = 30.0  # how much of a sweep may be done again after a crash
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a bucket was gone through; `mark` says on which day and for which rules."""
+
+    mark: str
+    after: str = ""
+    done: bool = False
+
+
+class Lifecycle:
+    """Carries out the rules of all buckets. One a node."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        buckets: BucketTable,
+        control: ControlStore,
+        clock: Clock,
+        stale_upload_days: int,
+        mesh: Mesh | None = None,
+    ) -> None:
+        self._store, self._buckets, self._clock = store, buckets, clock
+        self._mesh = mesh
+        self._stale_upload_days = stale_upload_days
+        self._progress = Documents(control, "lifecycle", Progress)
+        self._swept: dict[str, str] = {}  # bucket → mark: what needs no look into the control store
+
+    def __repr__(self) -> str:
+        return f"<Lifecycle {len(self._swept)} buckets swept>"
+
+    async def sweep(self) -> Counter[str]:
+        """Go through every bucket that is due; how much was removed, by action. A bucket that cannot be read
+        is logged and tried again the next time."""
+        removed: Counter[str] = Counter()
+        names = set()
+        for bucket in self._buckets.list_all():
+            names.add(bucket.name)
+            if bucket.name == RESERVED_BUCKET:
+                continue
+            try:
+                await self._sweep_bucket(bucket, removed)
+            except StoreError as error:
+                log.warning(
+                    "the lifecycle of a bucket is put off", extra={"bucket": bucket.name, "why": str(error)}
+                )
+        await self._forget(names)
+        if removed:
+            log.info("lifecycle", extra=dict(removed))
+        return removed
+
+    async def _forget(self, present: set[str]) -> None:
+        """What is kept about buckets that are gone."""
+        for name in self._swept.keys() - present:
+            del self._swept[name]
+        for name in self._progress.current():
+            if name.partition("/")[0] not in present:
+                await self._progress.delete(name)
+
+    # --- one bucket -----------------------------------------------------------------------------------
+
+    async def _sweep_bucket(self, bucket: Bucket, removed: Counter[str]) -> None:
+        now = self._clock.now_ms()
+        mark = self._mark(bucket, now)
+        if self._swept.get(bucket.name) == mark:
+            return
+        progress = self._progress.current().get(self._noted(bucket)) if bucket.lifecycle else None
+        if progress is None or progress.mark != mark:
+            progress = Progress(mark)
+        if not progress.done:
+            await self._sweep_uploads(bucket, now, removed)
+            await self._sweep_versions(bucket, now, progress, removed)
+            if not self._rules_hold(bucket):
+                return
+            if bucket.lifecycle:
+                await self._progress.put(self._noted(bucket), Progress(mark, done=True))
+        self._swept[bucket.name] = mark
+
+    def _mark(self, bucket: Bucket, now: int) -> str:
+        """Days end at midnight: a second look on one day would find only what came with new rules."""
+        rules = msgspec.json.encode((bucket.created_ms, bucket.lifecycle, self._stale_upload_days))
+        mark = f"{now // expiry.DAY_MS}-{zlib.crc32(rules):08x}"
+        # What this node decides about changes with the map.
+        return mark if self._mesh is None or self._mesh.alone else f"{mark}-{self._mesh.map().version}"
+
+    def _noted(self, bucket: Bucket) -> str:
+        """The name of this node's progress: each sweeps what it decides about."""
+        if self._mesh is None or self._mesh.alone:
+            return bucket.name
+        return f"{bucket.name}/{self._mesh.node_id}"
+
+    def _decides(self, bucket: str, key: str) -> bool:
+        return self._mesh is None or self._mesh.is_decider(bucket, key)
+
+    async def _sweep_uploads(self, bucket: Bucket, now: int, removed: Counter[str]) -> None:
+        key = upload_id = ""
+        while True:
+            began = self._clock.monotonic()
+            page = self._store.list_uploads(bucket.name, key_marker=key, id_marker=upload_id, limit=PAGE)
+            stale = [
+                upload
+                for upload in page.uploads
+                if expiry.upload_is_due(
+                    bucket.lifecycle, upload.key, upload.initiated, self._stale_upload_days, now
+                )
+            ]
+            await self._carry_out(stale, self._abort, removed)
+            await self._rest(began)
+            if not page.truncated:
+                return
+            key, upload_id = page.next_key, page.next_id
+
+    async def _sweep_versions(
+        self, bucket: Bucket, now: int, progress: Progress, removed: Counter[str]
+    ) -> None:
+        planner, noted = expiry.Planner(bucket.lifecycle, now), self._clock.monotonic()
+        for prefix in expiry.prefixes(bucket.lifecycle):
+            if progress.after > prefix and not progress.after.startswith(prefix):
+                continue
+            key, version = progress.after, ""
+            while True:
+                began = self._clock.monotonic()
+                page = self._store.list_versions(
+                    bucket.name, prefix=prefix, key_marker=key, version_marker=version, limit=PAGE
+                )
+                doomed = _doomed(planner, page)
+                await self._carry_out(doomed, lambda entry: self._remove(bucket, entry), removed)
+                await self._rest(began)
+                if not page.truncated:
+                    break
+                if not self._rules_hold(bucket):
+                    return
+                key, version = page.next_key, page.next_version
+                if self._clock.monotonic() - noted > _NOTE_SECONDS:
+                    noted = self._clock.monotonic()
+                    after = planner.behind or progress.after
+                    await self._progress.put(self._noted(bucket), Progress(progress.mark, after))
+
+    async def _rest(self, began: float) -> None:
+        """As long as was worked: the clients keep at least half of the disk and of this process."""
+        await asyncio.sleep(self._clock.monotonic() - began)
+
+    # --- removing -------------------------------------------------------------------------------------
+
+    async def _carry_out(
+        self, what: Iterable[T], remove: Callable[[T], Awaitable[str]], removed: Counter[str]
+    ) -> None:
+        """A few at a time. Raises the first StoreError, after all of its batch were tried."""
+        waiting = list(what)
+        for start in range(0, len(waiting), _BATCH):
+            batch = [remove(entry) for entry in waiting[start : start + _BATCH]]
+            outcomes = await asyncio.gather(*batch, return_exceptions=True)
+            for outcome in outcomes:
+                if isinstance(outcome, str) and outcome:
+                    removed[outcome] += 1
+                    metrics.lifecycle_expired.labels(outcome).inc()
+            for outcome in outcomes:
+                if isinstance(outcome, BaseException):
+                    raise outcome
+
+    async def _abort(self, upload: Upload) -> str:
+        if not self._decides(upload.bucket, upload.key):
+            return ""
+        try:
+            await self._store.abort_upload(upload)
+        except NoSuchUploadError:  # completed or aborted meanwhile
+            return ""
+        return "upload"
+
+    async def _remove(self, bucket: Bucket, doomed: Doomed) -> str:
+        """The action, or nothing when the world has changed since it was listed: new rules, a new version on
+        top, other tags."""
+        name, version = bucket.name, doomed.version
+        if not self._decides(name, version.key):
+            return ""
+        if not self._rules_hold(bucket) or not self._is_still(name, version):
+            return ""
+        unchanged = version.modified // 1000
+        try:
+            if doomed.action == "expire":
+                same = Conditions((version.etag,), if_unmodified_since=unchanged)
+                present = self._buckets.get(name) or bucket
+                result = await self._store.delete(
+                    name, version.key, conditions=same, versioning=present.versioning
+                )
+            else:
+                same = Conditions(if_unmodified_since=unchanged)
+                result = await self._store.delete_version(name, version.key, version.version, conditions=same)
+        except (ConditionFailedError, ConditionMissingError):
+            return ""
+        return doomed.action if result.record or result.marker else ""
+
+    def _rules_hold(self, bucket: Bucket) -> bool:
+        """Whether the bucket is there with the rules it had: who takes them away wants it to stop."""
+        present = self._buckets.get(bucket.name)
+        return present is not None and present.lifecycle == bucket.lifecycle
+
+    def _is_still(self, bucket: str, version: Version) -> bool:
+        newest = self._store.newest(bucket, version.key)
+        if version.latest:
+            return newest is not None and _version(version.key, newest, latest=True) == version
+        found = self._store.get_version(bucket, version.key, version.version)
+        uncovered = newest is not None and (newest.version or NULL) == version.version
+        return not uncovered and found is not None and _version(version.key, found, latest=False) == version
+
+
+def _doomed(planner: Planner, page: VersionPage) -> list[Doomed]:
+    """What of one page goes; after the last one, also what the planner still held back."""
+    doomed = [
+        entry
+        for (key, record), latest in zip(page.entries, page.latest, strict=True)
+        for entry in planner.feed(_version(key, record, latest=latest))
+    ]
+    return doomed if page.truncated else [*doomed, *planner.finish()]
+
+
+def _version(key: str, record: Record, *, latest: bool) -> Version:
+    return expiry.Version(
+        key,
+        record.modified,
+        record.stamp,
+        record.size,
+        record.tags,
+        record.version or NULL,
+        record.etag,
+        record.marker,
+        latest,
+    )

@@ -1,0 +1,332 @@
+"""Datasets: from a source and its fields to a pinned snapshot, of plain objects or of archives.
+
+Law: who may not read every object of a snapshot learns nothing of it. An archive that lies about itself is a
+clear error, never a partial dataset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from meshd.assembly.errors import BatchError, working
+from meshd.kit.patience import LongWork, Progress, StillRunningError
+from meshd.service.datasets.lines import Lines
+from meshd.service.datasets.mds import MdsSources
+from meshd.service.datasets.parquets import Parquets, parquet_files
+from meshd.service.datasets.structures import Structures, parse_derivation
+from meshd.service.datasets.tfrecords import Tfrecords
+from meshd.service.datasets.zarrs import ZarrSources
+from meshd.transform.assets import MissingAssetError
+from meshd.transform.errors import UnknownBuildError, UnknownOpError
+from meshwire.archives.kinds import archive_kind, plain_first
+from meshwire.documents import PlanError, checked_choice, checked_object, read_json, required
+from meshwire.fields import fields_document, parse_fields, parse_source
+from meshwire.lines import build_from_lines, is_lines
+from meshwire.recordindexes import build_from_records
+from meshwire.snapshots import EmptySnapshotError, build_from_objects, build_from_tars
+from meshwire.tfrecordsources import is_tfrecord
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from meshd.assembly.catalog import Catalog
+    from meshd.assembly.errors import Code
+    from meshd.service.archives.reading import Archives
+    from meshd.service.authorization.access import Caller
+    from meshd.service.authorization.readers import Readers
+    from meshd.service.remote.objects import RemoteObjects
+    from meshd.store.interface import ObjectStore
+    from meshd.store.records import Record
+    from meshwire.fields import FieldSpec, Source
+    from meshwire.lines import LineIndex
+    from meshwire.recordindexes import IndexedFile
+    from meshwire.shardindex import ShardIndex
+    from meshwire.snapshots import Built, Snapshot
+
+Kind = Literal["auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet"]
+KINDS: tuple[Kind, ...] = ("auto", "objects", "tar", "lines", "zarr", "tfrecord", "mds", "parquet")
+_PARTS = {"zarr": "array", "tfrecord": "feature", "mds": "column", "parquet": "column"}  # what fields name
+_READ_THROUGH = ("auto", "tar", "lines", "tfrecord", "mds", "parquet")  # files are read once, before all else
+_PAGE = 1000
+_EMPTY = {
+    "source": "check the source's prefix and the fields' extensions",
+    "filter": "look at what there is with: mesh head; names and content are compared as they are stored",
+    "join": 'say with `on` what the two have in common, as part(name, "/", 0)',
+}
+_CODES: tuple[tuple[type[PlanError], Code], ...] = (
+    (UnknownOpError, "UnknownOp"),
+    (UnknownBuildError, "UnknownOpBuild"),
+    (MissingAssetError, "NoSuchAsset"),
+)
+
+
+def invalid(error: PlanError) -> BatchError:
+    """A PlanError in the protocol's words."""
+    code: Code = next((code for kind, code in _CODES if isinstance(error, kind)), "InvalidPlan")
+    return BatchError(code, str(error), detail={"path": error.path})
+
+
+class DatasetService:
+    """Snapshots. One a worker."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        catalog: Catalog,
+        readers: Readers,
+        archives: Archives,
+        objects: RemoteObjects,
+    ) -> None:
+        self._store, self._catalog, self._readers, self._archives = store, catalog, readers, archives
+        self._objects = objects
+        self._structures = Structures(store, catalog, readers, archives, objects)
+        self.lines = Lines(store, catalog, archives, objects)
+        self._zarrs = ZarrSources(objects)
+        self.parquets = Parquets(store, catalog, archives, objects)
+        self._long: LongWork[None] = LongWork("datasets")
+        self._listed: tuple[str, object] = "", None
+        self.tfrecords, self._mds = (
+            Tfrecords(store, catalog, archives, objects),
+            MdsSources(store, catalog, archives, objects),
+        )
+
+    def __repr__(self) -> str:
+        return f"<DatasetService over {self._archives!r}>"
+
+    async def create(self, caller: Caller, body: bytes) -> dict[str, Any]:
+        """Make (or find) the snapshot of a source, or one derived of another; what `POST /-/snapshots`
+        answers.
+
+        Raises BatchError: BadRequest, InvalidPlan, NoSuchBucket, AccessDenied, NoSuchSnapshot, NoSuchKey
+        (nothing there), BadSample (an archive that lies), Busy.
+        """
+        began: object = None
+        try:
+            document = read_json(body)
+            if isinstance(document, dict) and "from" in document:
+                built = await self._structures.derive(caller, parse_derivation(document))
+            else:
+                began = self._objects.revision(())
+                built = await self._made(caller, document)
+        except EmptySnapshotError as error:
+            raise BatchError(
+                "NoSuchKey", str(error), help=_EMPTY.get(error.path, _EMPTY["source"])
+            ) from error
+        except PlanError as error:
+            raise invalid(error) from error
+        await self._readers.require(caller, built.snapshot)
+        still = began == self._objects.revision(built.snapshot.objects.buckets)
+        await self._catalog.add_snapshot(built.snapshot)
+        if still:
+            self._listed = built.snapshot.hash, self._objects.revision(())
+        return {
+            **built.snapshot.summary(),
+            "kind": built.snapshot.kind,
+            "skipped": built.skipped,
+            "examples": list(built.examples),
+        }
+
+    def is_as_listed(self, snapshot: Snapshot) -> bool:
+        """Whether this snapshot was made here just now, and nothing was written since."""
+        return self._listed == (snapshot.hash, self._objects.revision(snapshot.objects.buckets))
+
+    async def document(self, caller: Caller, digest: str) -> bytes:
+        """A snapshot's document. Raises BatchError NoSuchSnapshot, AccessDenied."""
+        await self.snapshot(caller, digest)
+        return await self._catalog.snapshot_bytes(digest)
+
+    async def snapshot(self, caller: Caller, digest: str) -> Snapshot:
+        """A snapshot its caller may read. Raises BatchError NoSuchSnapshot, AccessDenied."""
+        snapshot = await self._catalog.snapshot(digest)
+        await self._readers.require(caller, snapshot)
+        return snapshot
+
+    async def scanned(self, source: Source, kind: Kind, fields: Mapping[str, FieldSpec]) -> tuple[Built, int]:
+        """The snapshot of a source as it is now, and when its newest object was written (ms since 1970): for
+        views, whose readers were admitted elsewhere. Nothing is kept. Raises as `create` does, PlanError."""
+        listing = (
+            await asyncio.to_thread(lambda: list(self._entries(source)))
+            if self._objects.alone
+            else await self._objects.entries(source.bucket, source.prefix)
+        )
+        newest = max((record.modified for _, record in listing), default=0)
+        return await self._built(listing, source, kind, fields), newest
+
+    async def _made(self, caller: Caller, document: Any) -> Built:
+        source, kind, fields = _parse(document)
+        self._readers.require_listing(caller, source)
+        return await self._build(caller, source, kind, fields)
+
+    async def _build(
+        self, caller: Caller, source: Source, kind: Kind, fields: Mapping[str, FieldSpec]
+    ) -> Built:
+        listing = await self._list(source)
+        scanned = _scanned(listing, kind, fields)
+        await self._readers.require_keys(caller, source.bucket, [key for key, _ in scanned])
+        if kind in _READ_THROUGH and scanned:
+            await self._patiently(listing, source, kind, fields)
+        if not fields:
+            fields = parse_fields(await self.parquets.guess(scanned, source))
+        return await self._built(listing, source, kind, fields)
+
+    async def _patiently(
+        self,
+        listing: Sequence[tuple[str, Record]],
+        source: Source,
+        kind: Kind,
+        fields: Mapping[str, FieldSpec],
+    ) -> None:
+        """Has all files indexed. Raises BatchError Busy (not done yet: ask again), and as `_files`."""
+        named = repr((str(source), kind, fields_document(fields), [(key, r.etag) for key, r in listing]))
+
+        async def index(progress: Progress) -> None:
+            if kind == "lines":
+                await self._lines(_scanned(listing, kind, fields), source, progress)
+            elif kind in ("auto", "tar"):
+                await self._archived(_scanned(listing, kind, fields), source, progress)
+            else:
+                await self._files(listing, source, kind, fields, progress)
+
+        try:
+            await self._long.run(hashlib.sha256(named.encode()).hexdigest(), index)
+        except StillRunningError as error:
+            message = f"the files of {source} are being indexed: {error}"
+            raise working(message, error.progress) from None
+
+    async def _built(
+        self,
+        listing: Sequence[tuple[str, Record]],
+        source: Source,
+        kind: Kind,
+        fields: Mapping[str, FieldSpec],
+    ) -> Built:
+        if kind == "zarr":
+            return await self._zarrs.build(listing, source, fields)
+        if kind == "tfrecord" or kind == "mds" or kind == "parquet":
+            files = await self._files(listing, source, kind, fields, Progress())
+            return await asyncio.to_thread(build_from_records, files, kind=kind, source=source, fields=fields)
+        scanned = _scanned(listing, kind, fields)
+        if kind == "lines":
+            lines = await self._lines(scanned, source, Progress())
+            return await asyncio.to_thread(build_from_lines, lines, source=source, fields=fields)
+        if kind == "tar" or scanned:
+            indexed = await self._archived(scanned, source, Progress())
+            return await asyncio.to_thread(build_from_tars, indexed, source=source, fields=fields)
+        objects = [(key, record.etag, record.size) for key, record in listing]
+        return await asyncio.to_thread(build_from_objects, objects, source=source, fields=fields)
+
+    async def _archived(
+        self, scanned: Sequence[tuple[str, Record]], source: Source, progress: Progress
+    ) -> list[tuple[str, str, int, ShardIndex]]:
+        """The indexes of archives, made or found."""
+        indexed = []
+        for number, (key, record) in enumerate(scanned):
+            index = await self._archives.index(source.bucket, key, record)
+            indexed.append((key, record.etag, index.size, index.files))
+            progress.done = (number + 1) / len(scanned)
+        return indexed
+
+    async def _lines(
+        self, scanned: Sequence[tuple[str, Record]], source: Source, progress: Progress
+    ) -> list[tuple[str, str, int, LineIndex]]:
+        """The indexes of files of lines, made or found."""
+        files = []
+        for number, (key, record) in enumerate(scanned):
+            index = await self.lines.index(source.bucket, key, record)
+            files.append((key, record.etag, index.size or record.size, index))
+            progress.done = (number + 1) / len(scanned)
+        return files
+
+    async def _files(
+        self,
+        listing: Sequence[tuple[str, Record]],
+        source: Source,
+        kind: Kind,
+        fields: Mapping[str, FieldSpec],
+        progress: Progress,
+    ) -> list[IndexedFile]:
+        """The indexes of files of records, made or found."""
+        if kind == "mds":
+            return await self._mds.files(listing, source, fields, progress)
+        if kind == "parquet":
+            return await self.parquets.files(parquet_files(listing), source, fields, progress)
+        scanned = _scanned(listing, kind, fields)
+        if not scanned:
+            raise EmptySnapshotError(
+                "source",
+                f"no file of records is in {source}: names have .tfrecord, or end in -00000-of-00008",
+            )
+        wanted = [spec.feature for spec in fields.values() if spec.feature is not None]
+        files = []
+        for number, (key, record) in enumerate(scanned):
+            index = await self.tfrecords.index(source.bucket, key, record, wanted)
+            files.append((key, record.etag, index.size or record.size, index))
+            progress.done = (number + 1) / len(scanned)
+        return files
+
+    def _entries(self, source: Source) -> Iterator[tuple[str, Record]]:
+        after, more = "", True
+        while more:
+            page = self._store.list(source.bucket, prefix=source.prefix, after=after, limit=_PAGE)
+            yield from page.entries
+            after, more = page.next_after, page.truncated
+
+    async def _list(self, source: Source) -> list[tuple[str, Record]]:
+        if not self._objects.alone:
+            return await self._objects.entries(source.bucket, source.prefix)
+        found: list[tuple[str, Record]] = []
+        after = ""
+        while True:
+            page = self._store.list(source.bucket, prefix=source.prefix, after=after, limit=_PAGE)
+            found += page.entries
+            if not page.truncated:
+                return found
+            after = page.next_after
+            await asyncio.sleep(0)  # other requests get their turn between pages
+
+
+def _scanned(
+    listing: Sequence[tuple[str, Record]], kind: Kind, fields: Mapping[str, FieldSpec]
+) -> list[tuple[str, Record]]:
+    """The objects whose content tells what samples there are: archives, files of lines, arrays; else none."""
+    if kind == "objects":
+        return []
+    if kind in ("zarr", "mds"):
+        return list(listing)
+    if kind == "parquet":
+        return parquet_files(listing)
+    if kind == "tfrecord":
+        return _once([entry for entry in listing if entry[1].size and is_tfrecord(entry[0])])
+    if kind == "lines":
+        wanted = {ext for spec in fields.values() for ext in spec.ext}
+        return _once([entry for entry in listing if is_lines(entry[0], wanted)])
+    return [entry for entry in listing if archive_kind(entry[0]) is not None]
+
+
+def _once(files: list[tuple[str, Record]]) -> list[tuple[str, Record]]:
+    """Without the packed forms of those that lie there plain."""
+    read = set(plain_first(key for key, _ in files).values())
+    return [entry for entry in files if entry[0] in read]
+
+
+def _parse(value: Any) -> tuple[Source, Kind, Mapping[str, FieldSpec]]:
+    document = checked_object(value, "", ("source", "kind", "fields"))
+    source = parse_source(required(document, "source", ""))
+    kind = cast("Kind", checked_choice(document.get("kind", "auto"), "kind", KINDS))
+    if kind == "parquet" and "fields" not in document:
+        return source, kind, {}  # all columns
+    fields = required(document, "fields", "")
+    if not isinstance(fields, dict):
+        raise PlanError("fields", 'expected an object, as {"image": {"ext": ["jpg"]}}')
+    parsed = parse_fields(fields)
+    for name, spec in parsed.items():
+        held = next((part for part in _PARTS.values() if getattr(spec, part) is not None), "ext")
+        wanted = _PARTS.get(kind, "ext")
+        if held != wanted and (spec.kind == "bytes" or kind == "zarr"):
+            whose = kind if wanted != "ext" else " or ".join(k for k, part in _PARTS.items() if part == held)
+            part = held if wanted == "ext" else wanted
+            message = f'fields of the kind {whose}, and of no other, are {{"{part}": "name"}}'
+            raise PlanError(f"fields.{name}", message)
+    return source, kind, parsed

@@ -1,0 +1,260 @@
+"""Multipart uploads: begun, filled part by part, completed or aborted.
+
+Law: completing copies nothing; the store makes the object of the parts' extents.
+Invariant: an ETag or checksum of the whole is derived from its parts' alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from meshd.service.semantics.assembling import check_parts, completed_meta, has_become
+from meshd.service.semantics.bodies import MAX_PUT_BYTES, check_size
+from meshd.service.semantics.copying import again_if_gone, judge_source, part_range, read_pieces
+from meshd.service.semantics.translation import store_errors
+from meshd.store.errors import NoSuchUploadError
+from meshd.store.records import Meta
+from meshwire import checksums as sums
+from meshwire.s3.errors import S3Error
+from meshwire.s3.operations import BodyDigests
+from meshwire.s3.results import (
+    CompleteResult,
+    CopyResult,
+    Owner,
+    PartEntry,
+    PartList,
+    PartStored,
+    UploadAborted,
+    UploadCreated,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from meshd.service.authorization.access import Identity
+    from meshd.service.objects.service import ObjectService
+    from meshd.service.semantics.bodies import Body
+    from meshd.service.semantics.versions import Versions
+    from meshd.store.interface import ObjectStore, ObjectWriter
+    from meshd.store.records import Record, Upload
+    from meshwire.s3.documents import CompletedPart
+    from meshwire.s3.operations import (
+        AbortMultipartUpload,
+        CompleteMultipartUpload,
+        CreateMultipartUpload,
+        ListParts,
+        UploadPart,
+        UploadPartCopy,
+    )
+
+PAGE_LIMIT = 1000
+# Whole-object checksums can be computed from the parts' for these; the SHA family only as a checksum of
+# checksums.
+_COMBINABLE = ("crc32", "crc32c", "crc64nvme")
+
+
+class UploadService:
+    """The use cases of multipart uploads. One per process. `owner` gives a user id its display name."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        objects: ObjectService,
+        versions: Versions,
+        owner: Callable[[str], Owner] = Owner,
+    ) -> None:
+        self._owner = owner
+        self._store, self._objects, self._versions = store, objects, versions
+
+    async def create(self, operation: CreateMultipartUpload, identity: Identity) -> UploadCreated:
+        """Raises S3Error InvalidRequest when the algorithm cannot give the type of checksum asked for."""
+        algorithm, kind = _checksum_plan(operation.checksum_algorithm, operation.checksum_type)
+        with store_errors():
+            upload = await self._store.create_upload(
+                operation.bucket,
+                operation.key,
+                headers=dict(operation.headers.system),
+                metadata=dict(operation.headers.metadata),
+                checksum_algorithm=algorithm,
+                checksum_type=kind,
+                owner=self._versions.owner(operation.bucket, identity.user_id, operation.acl),
+                tags=dict(operation.tags),
+                acl=operation.acl,
+            )
+            if not self._versions.has_bucket(operation.bucket):  # deleted meanwhile
+                await self._store.abort_upload(upload)
+                raise S3Error("NoSuchBucket", extra={"BucketName": operation.bucket})
+        told = algorithm if operation.checksum_algorithm else ""
+        return UploadCreated(upload.bucket, upload.key, upload.upload_id, told, kind if told else "")
+
+    async def put_part(self, operation: UploadPart, body: Body) -> PartStored:
+        """Store one part; sent again, it replaces the earlier one."""
+        check_size(body.size)
+        upload = self.existing(operation.bucket, operation.key, operation.upload_id)
+        _check_algorithm(upload, operation.digests)
+        with store_errors():
+            writer = self._store.part_writer(upload, operation.part_number, body.size)
+            try:
+                await _receive_part(writer, body, operation.digests, upload.checksum_algorithm)
+                digest = body.digest()
+                meta = Meta(digest.md5_hex, checksums=dict(digest.checksums))
+                record = await writer.commit(meta)
+            except BaseException:
+                await writer.abort()
+                raise
+        return PartStored(record.etag, record.checksums)
+
+    async def copy_part(self, operation: UploadPartCopy) -> CopyResult:
+        """A part made of (a range of) a stored object. Raises S3Error NoSuchKey, InvalidArgument."""
+        upload = self.existing(operation.bucket, operation.key, operation.upload_id)
+        source, record = await again_if_gone(lambda: self._copy_part(operation, upload), operation.source)
+        version = self._versions.name(operation.source.bucket, source)
+        return CopyResult(record.etag, record.modified, record.checksums, "", "", version)
+
+    async def _copy_part(self, operation: UploadPartCopy, upload: Upload) -> tuple[Record, Record]:
+        source = self._versions.source(operation.source)
+        judge_source(operation.source_conditions, source)
+        offset, length = part_range(operation.range, source.size)
+        check_size(length)
+        writer = self._store.part_writer(upload, operation.part_number, length)
+        try:
+            record = await self._fill(writer, upload, source, offset, length)
+        except BaseException:
+            await writer.abort()
+            raise
+        return source, record
+
+    async def _fill(
+        self, writer: ObjectWriter, upload: Upload, source: Record, offset: int, length: int
+    ) -> Record:
+        algorithm = upload.checksum_algorithm or sums.DEFAULT_ALGORITHM
+        verifier = sums.BodyVerifier(BodyDigests(), extra=(algorithm,))
+        async with aclosing(read_pieces(self._store, source, offset, length)) as pieces:
+            async for piece in pieces:
+                await asyncio.to_thread(verifier.update, piece)
+                await writer.write(piece)
+        digest = verifier.finish()
+        return await writer.commit(Meta(digest.md5_hex, checksums=dict(digest.checksums)))
+
+    async def complete(
+        self, operation: CompleteMultipartUpload, parts: Sequence[CompletedPart]
+    ) -> CompleteResult:
+        """Make the object. Completing again what is already complete is a success, as clients retry.
+
+        Raises S3Error NoSuchUpload, InvalidPart, InvalidPartOrder, EntityTooSmall, BadDigest, InvalidRequest,
+        PreconditionFailed.
+        """
+        with store_errors():
+            upload = self._store.get_upload(operation.bucket, operation.key, operation.upload_id)
+            if upload is None:
+                record = self._become(operation, parts)
+                await self._store.settled(operation.bucket, operation.key)
+                return self._completed(operation, record)
+            stored = check_parts(self._all_parts(upload), parts)
+            meta = completed_meta(upload, stored, operation)
+            try:
+                record = await self._store.complete_upload(
+                    upload,
+                    [part.number for part in stored],
+                    meta,
+                    operation.conditions,
+                    etags=[part.etag for part in stored],
+                    versioning=self._versions.setting(operation.bucket),
+                )
+            except NoSuchUploadError:  # completed by somebody else meanwhile, or aborted
+                return self._completed(operation, self._become(operation, parts))
+        await self._objects.settle(operation.bucket, operation.key, record)
+        return self._completed(operation, record)
+
+    def _become(self, operation: CompleteMultipartUpload, parts: Sequence[CompletedPart]) -> Record:
+        """The object that the upload became: the newest of its key's versions with that ETag."""
+        bucket, key = operation.bucket, operation.key
+        if not self._versions.setting(bucket):
+            return has_become([self._store.get(bucket, key)], operation.upload_id, parts)
+        page = self._store.list_versions(bucket, prefix=key, limit=PAGE_LIMIT)
+        versions = [record for name, record in page.entries if name == key]
+        return has_become(versions, operation.upload_id, parts)
+
+    def _completed(self, operation: CompleteMultipartUpload, record: Record) -> CompleteResult:
+        bucket, key = operation.bucket, operation.key
+        sums, kind = record.checksums, record.checksum_type
+        extra = self._versions.expiration(bucket, key, record)
+        return CompleteResult(bucket, key, record.etag, "", sums, kind, record.version, extra)
+
+    async def abort(self, operation: AbortMultipartUpload) -> UploadAborted:
+        upload = self.existing(operation.bucket, operation.key, operation.upload_id)
+        with store_errors():
+            await self._store.abort_upload(upload)
+        return UploadAborted()
+
+    def list_parts(self, operation: ListParts) -> PartList:
+        """A page of the parts that arrived so far."""
+        upload = self.existing(operation.bucket, operation.key, operation.upload_id)
+        limit = min(operation.max_parts, PAGE_LIMIT)
+        if limit <= 0:
+            return PartList(owner=self._owner(upload.owner))
+        with store_errors():
+            page = self._store.list_parts(upload, operation.part_number_marker, limit)
+        parts = tuple(PartEntry(p.number, p.size, p.etag, p.modified, p.checksums) for p in page.parts)
+        return PartList(
+            parts, page.truncated, self._owner(upload.owner), upload.checksum_algorithm, upload.checksum_type
+        )
+
+    def existing(self, bucket: str, key: str, upload_id: str) -> Upload:
+        """The upload in progress. Raises S3Error NoSuchUpload."""
+        with store_errors():
+            upload = self._store.get_upload(bucket, key, upload_id)
+        if upload is None:
+            raise S3Error("NoSuchUpload", extra={"UploadId": upload_id})
+        return upload
+
+    def _all_parts(self, upload: Upload) -> dict[int, PartEntry]:
+        found: dict[int, PartEntry] = {}
+        after, more = 0, True
+        while more:
+            page = self._store.list_parts(upload, after, PAGE_LIMIT)
+            for part in page.parts:
+                found[part.number] = PartEntry(
+                    part.number, part.size, part.etag, part.modified, part.checksums
+                )
+            after, more = page.next_after, page.truncated
+        return found
+
+
+async def _receive_part(writer: ObjectWriter, body: Body, digests: BodyDigests, algorithm: str) -> None:
+    total = 0
+    async for piece in body.pieces(digests, (algorithm,) if algorithm else ()):
+        total += len(piece)
+        if total > MAX_PUT_BYTES:
+            check_size(total)
+        await writer.write(piece)
+
+
+def _checksum_plan(algorithm: str | None, kind: str | None) -> tuple[str, str]:
+    """(algorithm, type) an upload's object will have; S3's defaults where the client says nothing."""
+    if algorithm is None:
+        if kind == "COMPOSITE":
+            raise S3Error("InvalidRequest", "The COMPOSITE checksum type needs x-amz-checksum-algorithm.")
+        return sums.DEFAULT_ALGORITHM, "FULL_OBJECT"
+    if kind is None:
+        kind = "FULL_OBJECT" if algorithm == "crc64nvme" else "COMPOSITE"
+    fits = algorithm in _COMBINABLE if kind == "FULL_OBJECT" else algorithm != "crc64nvme"
+    if not fits:
+        name = algorithm.upper()
+        raise S3Error(
+            "InvalidRequest", f"The {kind} checksum type cannot be used with the {name} checksum algorithm."
+        )
+    return algorithm, kind
+
+
+def _check_algorithm(upload: Upload, digests: BodyDigests) -> None:
+    """A composite of one algorithm cannot be made of parts checked with another."""
+    given = set(digests.checksums) | set(digests.trailer)
+    if upload.checksum_type == "COMPOSITE" and given and upload.checksum_algorithm not in given:
+        raise S3Error(
+            "InvalidRequest",
+            f"Checksum Type mismatch occurred, expected checksum Type: {upload.checksum_algorithm}, "
+            f"actual checksum Type: {sorted(given)[0]}",
+        )

@@ -1,0 +1,135 @@
+"""An answer under way whose bytes end here: the rest, from another node that holds the same version.
+
+Law: version, ETag and size are those of the answer that has begun, or nothing comes. Who breaks off after it
+gave bytes ends it: nobody knows whether it could vouch for them. Invariant: exactly the bytes that lack, or
+an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Final
+
+from meshd.errors import MeshdError
+from meshd.service.remote import wire
+from meshd.store.errors import DiskFailedError
+from meshd.store.proving import Passing
+from meshd.store.records import NULL
+from meshd.telemetry import metrics
+from meshwire.s3.errors import S3Error
+
+if TYPE_CHECKING:
+    from meshd.service.remote.asking import Asking
+    from meshd.service.semantics.found import Found
+    from meshd.store.interface import ObjectStore
+    from meshd.store.records import Record, Span
+    from meshwire.cluster import Node
+
+_log = logging.getLogger("meshd.disks")
+_PIECE: Final = 1 << 20
+Rest = Callable[[str, str, "Found", int], AsyncGenerator[bytes, None]]
+"""See `Continuing.rest`."""
+
+
+class CutShortError(MeshdError):
+    """The rest of an answer cannot be had; its connection must be cut."""
+
+
+class Continuing:
+    """One a process."""
+
+    def __init__(self, asking: Asking) -> None:
+        self._asking = asking
+
+    def __repr__(self) -> str:
+        return f"<Continuing {self._asking!r}>"
+
+    async def rest(self, bucket: str, key: str, found: Found, sent: int) -> AsyncGenerator[bytes, None]:
+        """What is left of an answer of which `sent` bytes are out. Raises CutShortError."""
+        record, offset = found.record, found.base + found.offset + sent
+        ask = wire.RestAsk(bucket, key, record.version, record.etag, record.size, offset, found.length - sent)
+        why = "no other node holds it"
+        for node in self._holders(bucket, key):
+            given = 0
+            try:
+                async with aclosing(self._from(node, ask)) as pieces:
+                    async for piece in pieces:
+                        given += len(piece)
+                        yield piece
+            except MeshdError as error:
+                metrics.remote_failures.labels(type(error).__name__).inc()
+                self._asking.note(node, error)
+                why = f"{node.node_id}: {error}"
+                if given:
+                    break
+                continue
+            if given == ask.length:
+                metrics.reads_continued.labels("whole").inc()
+                told = {"bucket": bucket, "key": key, "at": offset, "from": node.node_id}
+                _log.warning("an answer under way goes on from another node", extra=told)
+                return
+            why = f"{node.node_id} gave {given} bytes of {ask.length}"
+            if given:
+                break
+        metrics.reads_continued.labels("cut").inc()
+        raise CutShortError(f"s3://{bucket}/{key} from byte {offset} on: {why}")
+
+    def _holders(self, bucket: str, key: str) -> list[Node]:
+        """The other nodes that may be read."""
+        readers = self._asking.mesh.route(bucket, key).readers
+        return [node for node in readers if node.node_id != self._asking.mesh.node_id]
+
+    async def _from(self, node: Node, ask: wire.RestAsk) -> AsyncGenerator[bytes, None]:
+        async with self._asking.peers.call(node, "POST", wire.REST, body=wire.encode(ask)) as answer:
+            left = ask.length
+            async for piece in answer.pieces():
+                left -= len(piece)
+                if left < 0:
+                    raise CutShortError(f"{node.node_id} gave more than it was asked for")
+                yield piece
+
+
+class Rests:
+    """The answering side: reads this node's own store."""
+
+    def __init__(self, store: ObjectStore, node_id: str) -> None:
+        self._store, self._node_id = store, node_id
+
+    def __repr__(self) -> str:
+        return f"<Rests of {self._node_id}>"
+
+    def rest(self, body: bytes) -> AsyncGenerator[bytes, None]:
+        """The bytes of `wire.RestAsk`. Raises S3Error NoSuchVersion, msgspec.MsgspecError; while they come,
+        StoreError."""
+        asked = wire.decode_rest(body)
+        record = self._store.get_version(asked.bucket, asked.key, asked.version or NULL)
+        same = record is not None and (record.etag, record.size) == (asked.etag, asked.size)
+        if record is None or not same or asked.offset + asked.length > record.size:
+            raise S3Error("NoSuchVersion", f"{self._node_id} does not hold this version.")
+        if record.broken:
+            raise S3Error("NoSuchVersion", f"What {self._node_id} has of it is damaged.")
+        return self._pieces(record, asked.offset, asked.length)
+
+    async def _pieces(self, record: Record, offset: int, length: int) -> AsyncGenerator[bytes, None]:
+        """Extents that pass as a whole are compared with their checksums."""
+        passing = Passing()
+        with self._store.reading(record, offset, length) as spans:
+            for span in spans:
+                for start in range(0, span.length, _PIECE):
+                    part = span.part(start, min(_PIECE, span.length - start))
+                    yield await asyncio.shield(asyncio.to_thread(_read, part, passing))
+
+
+def _read(span: Span, passing: Passing) -> bytes:
+    try:
+        data = os.pread(span.fd, span.length, span.offset)
+    except OSError as error:
+        raise DiskFailedError(f"the disk failed: {error.strerror}") from error
+    if len(data) != span.length:
+        raise DiskFailedError(f"a data file ends {span.length - len(data)} bytes before its extent does")
+    passing.take(span, data)
+    return data

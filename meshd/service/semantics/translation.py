@@ -1,0 +1,74 @@
+"""The border between the store's errors and S3's words.
+
+Law: every error of the store that reaches a client passes here; the cause stays chained for the log.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from meshd.store import errors
+from meshwire.s3.errors import S3Error
+
+log = logging.getLogger("meshd.service.translation")
+
+_CODES: dict[type[errors.StoreError], str] = {
+    errors.ConditionFailedError: "PreconditionFailed",
+    errors.ConditionMissingError: "NoSuchKey",
+    errors.DiskFullError: "InsufficientStorage",
+    errors.DiskFailedError: "InternalError",
+    errors.NoSuchUploadError: "NoSuchUpload",
+    errors.NoSuchVersionError: "NoSuchKey",
+    errors.InvalidPartError: "InvalidPart",
+    errors.SizeMismatchError: "IncompleteBody",
+    errors.MetadataTooLargeError: "MetadataTooLarge",
+    errors.ExtentGoneError: "NoSuchKey",
+    errors.StoreClosedError: "ServiceUnavailable",
+    errors.NotReplicatedError: "SlowDown",
+    errors.StaleEpochError: "SlowDown",
+    errors.CorruptExtentError: "InternalError",
+}
+
+_NOT_REPLICATED = (
+    "Not every node that must have this write could take it, or another one decides about its name now. "
+    "It may or may not have taken place: try again."
+)
+_NOT_CACHED = (
+    "The bucket has an origin, and what this needs is not in the cache: read the objects once, or "
+    "`mesh prefetch` them."
+)
+
+
+def translate(error: errors.StoreError) -> S3Error:
+    """S3's word for an error of the store; what an operator must look at is logged under its own line."""
+    if isinstance(error, errors.CorruptExtentError):
+        log.error("corrupt extent, not served: %s %s", error.name, error)
+    elif isinstance(error, errors.DiskFailedError | errors.DiskFullError):
+        log.error("disk trouble: %s", error)
+    if isinstance(error, errors.NotCachedError):
+        return S3Error("ServiceUnavailable", _NOT_CACHED)
+    if isinstance(error, errors.NotReplicatedError | errors.StaleEpochError):
+        log.warning("not acknowledged: %s", error)
+        return S3Error("SlowDown", _NOT_REPLICATED)
+    if isinstance(error, errors.CorruptExtentError) and error.name:
+        return S3Error("InternalError", f"{error.name} is damaged on the disk; put the same bytes again.")
+    return S3Error(_CODES.get(type(error), "InternalError"))
+
+
+class _StoreErrors:
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, errors.StoreError):
+            raise translate(error) from error
+
+
+_store_errors = _StoreErrors()
+
+
+def store_errors() -> _StoreErrors:
+    """Within it, an error of the store leaves as an `S3Error`."""
+    return _store_errors

@@ -1,0 +1,339 @@
+"""Pieces of shards as open files: what is made goes through shared memory, large members lie where they are.
+
+Law: a member is read only if the object it is in is still the one that was laid out. Small members' checksums
+are compared on the way; the sum of a record is put together of the extents' sums where those are known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from awscrt.checksums import combine_crc32c, crc32c
+
+from meshd.assembly.elsewhere import Lost, Part
+from meshd.assembly.errors import BatchError
+from meshd.assembly.memory import Memory
+from meshd.service.remote.objects import local_objects
+from meshd.service.remote.waiting import Waiting
+from meshd.service.remote.wire import FarRecord
+from meshd.service.semantics.translation import store_errors
+from meshd.service.views.failing import refusal, unreachable
+from meshd.store.errors import CorruptExtentError, ExtentGoneError
+from meshd.store.proving import Passing
+from meshd.store.records import Span
+from meshd.telemetry import metrics
+from meshwire.s3.errors import S3Error
+from meshwire.tfrecords import MAX_NUMBER, NumberError, converted, masked
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+
+    from meshd.service.remote.objects import RemoteObjects
+    from meshd.store.interface import ObjectStore
+    from meshd.store.proving import Proofs
+    from meshd.store.records import Extent, Record
+    from meshwire.shardforms import Piece, Shard, SourceObject
+
+_COPIED: Final = 64 << 10
+"""Members up to here are copied beside their headers: one send for many instead of two for each."""
+_GROUP: Final = 1 << 20
+_GROUP_PIECES: Final = 600
+_READ: Final = 1 << 20
+
+
+class Plain(Protocol):
+    """The object whose bytes the offsets of an archive's members are of: itself, or its inflated copy. Raises
+    BatchError."""
+
+    async def plain(self, bucket: str, key: str, record: Record) -> Record: ...
+
+
+class Source:
+    """The objects of a bucket, as they were when a layout was made of them. Of those that other nodes hold
+    `record` knows what was looked up before."""
+
+    def __init__(
+        self, store: ObjectStore, archives: Plain, bucket: str, objects: RemoteObjects | None = None
+    ) -> None:
+        self.store, self._archives, self.bucket = store, archives, bucket
+        self.objects = objects or local_objects(store)
+        self._looked_up: dict[str, Record | None] = {}
+        self._waiting = None if self.objects.alone else Waiting(self.objects)
+
+    def __repr__(self) -> str:
+        return f"<Source {self.bucket}>"
+
+    async def look_up(self, keys: Collection[str]) -> None:
+        """Ask other nodes for the objects of these keys. Raises S3Error SlowDown."""
+        if self.objects.alone:
+            return
+        wanted = [key for key in keys if key not in self._looked_up]
+        with unreachable():
+            found = await self.objects.many([(self.bucket, key) for key in wanted])
+        self._looked_up.update(zip(wanted, found, strict=True))
+
+    def read(self, item: SourceObject, record: Record) -> bytes:
+        """A member's bytes, of the object that holds them (blocking). Raises StoreError."""
+        if isinstance(record, FarRecord) and self._waiting is not None:
+            return self._waiting.read(self.bucket, item.key, record, item.offset, item.size)
+        return self.store.read(record, item.offset, item.size)
+
+    def part(self, item: SourceObject, record: Record, offset: int, length: int) -> Part:
+        """How other nodes are asked for bytes of the object that holds a member."""
+        return Part(self.bucket, item.key, record.etag, record.size, offset, length)
+
+    def record(self, key: str) -> Record | None:
+        """What a key names now."""
+        if key in self._looked_up:
+            return self._looked_up[key]
+        with store_errors():
+            return self.store.get(self.bucket, key)
+
+    def present(self, member: SourceObject) -> Record | None:
+        """The object a member is in; None when it is gone or another one now."""
+        record = self.record(member.key)
+        return record if record is not None and record.etag == member.etag else None
+
+    async def holder(self, member: SourceObject) -> Record:
+        """The object with a member's bytes. Raises S3Error SlowDown, UnprocessableSource."""
+        await self.look_up({member.key})
+        record = self.present(member)
+        if record is None:
+            raise S3Error("SlowDown", f"{member.key} was replaced meanwhile; ask again.")
+        if not member.name:
+            return record
+        with unprocessable():
+            return await self._archives.plain(self.bucket, member.key, record)
+
+
+@contextmanager
+def unprocessable() -> Iterator[None]:
+    """An archive that cannot be read, in S3's words."""
+    try:
+        yield
+    except BatchError as error:
+        if error.code == "Busy":
+            raise refusal(error) from error
+        raise S3Error("UnprocessableSource", error.message) from error
+
+
+async def shard_groups(
+    source: Source, shard: Shard, offset: int, length: int, proofs: Proofs | None = None
+) -> AsyncGenerator[Sequence[Span], None]:
+    """Open files and ranges of a part of a shard, about a megabyte at a time, each group valid until the next
+    is asked for. `proofs`: a copy's, of members that are parts of extents (files in archives). Raises S3Error
+    SlowDown when a member was replaced meanwhile, StoreError."""
+    group: list[Piece] = []
+    size = 0
+    for piece in shard.pieces(offset, length):
+        group.append(piece)
+        size += piece.length
+        if size >= _GROUP or len(group) >= _GROUP_PIECES:
+            with ExitStack() as stack:
+                yield await _Opening(source, stack, proofs).spans(group)
+            group, size = [], 0
+    if group:
+        with ExitStack() as stack:
+            yield await _Opening(source, stack, proofs).spans(group)
+
+
+class _Opening:
+    """One group's files, open while `stack` is."""
+
+    def __init__(self, source: Source, stack: ExitStack, proofs: Proofs | None) -> None:
+        self._source, self._stack, self._proofs = source, stack, proofs
+        self._fetched: dict[Part, Span] = {}
+        self._parts: dict[int, _Part] = {}  # by the identity of pieces that the group holds
+
+    async def spans(self, group: Sequence[Piece]) -> Sequence[Span]:
+        """Large members as they lie, all that is between them copied together by a thread."""
+        await self._fetch(group)
+        parts = [await self._part(piece) for piece in group]
+        scratch = self._stack.enter_context(_Scratch())
+        return await asyncio.to_thread(scratch.assemble, parts)
+
+    async def _fetch(self, group: Sequence[Piece]) -> None:
+        """What other nodes hold of a group's pieces, all at once. Raises S3Error SlowDown."""
+        source = self._source
+        if source.objects.alone:
+            return
+        pieces = [piece for piece in _all_of(group) if piece.object is not None and not piece.told]
+        await source.look_up({piece.object.key for piece in pieces if piece.object is not None})
+        parts: dict[Part, None] = {}
+        for piece in pieces:
+            assert piece.object is not None
+            record = await source.holder(piece.object)
+            if isinstance(record, FarRecord):
+                parts[source.part(piece.object, record, piece.offset, piece.length)] = None
+        if not parts:
+            return
+        with unreachable():
+            fetched = await source.objects.fetch(list(parts), Memory())
+        self._stack.callback(fetched.close)
+        for part, place in zip(parts, fetched.places, strict=True):
+            if isinstance(place, Lost):
+                raise S3Error("SlowDown", f"{part.key} cannot be read now: {place.message or place.code}")
+            self._fetched[part] = Span(fetched.fd, place.offset, place.length)
+
+    async def _part(self, piece: Piece) -> _Part:
+        """A piece that is sent and summed is opened once."""
+        found = self._parts.get(id(piece))
+        if found is None:
+            found = self._parts[id(piece)] = await self._opened(piece)
+        return found
+
+    async def _opened(self, piece: Piece) -> _Part:
+        if piece.summed:
+            parts = tuple([await self._part(each) for each in piece.summed])
+            return _Part(length=piece.length, summed=parts, skip=piece.offset)
+        if piece.object is None:
+            return _Part(data=piece.data, length=piece.length)
+        if piece.told:
+            return await self._number(piece, piece.object)
+        try:
+            part = self._open(piece, piece.object, await self._source.holder(piece.object))
+        except ExtentGoneError:  # moved by compaction
+            part = self._open(piece, piece.object, await self._source.holder(piece.object))
+        if self._proofs is not None:
+            await self._proofs.require(part.spans)
+        return part
+
+    async def _number(self, piece: Piece, item: SourceObject) -> _Part:
+        """What a file spells. Raises S3Error UnprocessableSource."""
+        name = f"{item.key}/-/{item.name}" if item.name else item.key
+        if item.size > MAX_NUMBER:
+            raise S3Error("UnprocessableSource", f"{name} has {item.size} bytes: that is no {piece.told}")
+        try:
+            data = converted(piece.told, await self._text(item))[piece.offset :][: piece.length]
+        except NumberError as error:
+            raise S3Error("UnprocessableSource", f"{name}: {error}") from error
+        return _Part(data=data, length=piece.length)
+
+    async def _text(self, item: SourceObject) -> bytes:
+        record, store = await self._source.holder(item), self._source.store
+        if isinstance(record, FarRecord):
+            with unreachable():
+                part = self._source.part(item, record, item.offset, item.size)
+                return (await self._source.objects.read_many([part]))[0]
+        if self._proofs is not None:
+            with store.reading(record, item.offset, item.size) as spans:
+                await self._proofs.require(self._named(spans, item))
+        text = store.read_now(record, item.offset, item.size)
+        return await asyncio.to_thread(store.read, record, item.offset, item.size) if text is None else text
+
+    def _open(self, piece: Piece, item: SourceObject, record: Record) -> _Part:
+        if isinstance(record, FarRecord):
+            span = self._fetched[self._source.part(item, record, piece.offset, piece.length)]
+            return _Part(self._named([span], item), piece.length)
+        opened = self._stack.enter_context(self._source.store.reading(record, piece.offset, piece.length))
+        spans, whole = self._named(opened, item), piece.length == record.size
+        return _Part(spans, piece.length, extents=record.extents if whole else ())
+
+    def _named(self, spans: Sequence[Span], item: SourceObject) -> Sequence[Span]:
+        name = f"s3://{self._source.bucket}/{item.key}"
+        return [span.named(name) for span in spans]
+
+
+def _all_of(group: Sequence[Piece]) -> Iterator[Piece]:
+    for piece in group:
+        yield piece
+        yield from _all_of(piece.summed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Bytes made here, ranges of open files (`extents`: what they are, where it is all of an object), or the
+    bytes from `skip` of the masked sum of others."""
+
+    spans: Sequence[Span] = ()
+    length: int = 0
+    data: bytes = b""
+    extents: Sequence[Extent] = ()
+    summed: Sequence[_Part] = ()
+    skip: int = 0
+
+    @property
+    def lies(self) -> bool:
+        """Whether it is sent from where it lies."""
+        return self.length > _COPIED and bool(self.spans)
+
+    def read(self) -> bytes:
+        """All of it (blocking). Raises CorruptExtentError."""
+        if self.data:
+            return self.data
+        if self.summed:
+            return masked(self._sum())[self.skip : self.skip + self.length]
+        read, passing = [os.pread(span.fd, span.length, span.offset) for span in self.spans], Passing()
+        for span, data in zip(self.spans, read, strict=True):
+            if len(data) != span.length:
+                raise _damaged(span)
+            passing.take(span, data)
+        return read[0] if len(read) == 1 else b"".join(read)
+
+    def _sum(self) -> int:
+        whole = 0
+        for part in self.summed:
+            whole = combine_crc32c(whole, part.crc(), part.length)
+        return whole
+
+    def crc(self) -> int:
+        """CRC-32C (blocking where it is not known)."""
+        whole = 0
+        if self.extents:
+            for extent in self.extents:
+                whole = combine_crc32c(whole, extent.crc32c, extent.length)
+            return whole
+        if self.data:
+            return int(crc32c(self.data))
+        for span in self.spans:
+            at, end = span.offset, span.offset + span.length
+            while at < end:
+                data = os.pread(span.fd, min(_READ, end - at), at)
+                if not data:
+                    raise _damaged(span)
+                whole, at = crc32c(data, whole), at + len(data)
+        return whole
+
+
+def _damaged(span: Span) -> CorruptExtentError:
+    metrics.store_corrupt_reads.inc()
+    return CorruptExtentError("bytes of a member are missing; run meshd fsck", span.name)
+
+
+class _Scratch:
+    """Bytes made here, in shared memory, so that they are sent like a file's; neighbours become one span."""
+
+    def __init__(self) -> None:
+        self._fd, self._size = -1, 0
+
+    def __enter__(self) -> _Scratch:
+        self._fd = os.memfd_create("mesh-shard", os.MFD_CLOEXEC)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def assemble(self, parts: Sequence[_Part]) -> Sequence[Span]:
+        """The parts in order, small ones copied together (blocking)."""
+        spans: list[Span] = []
+        held: list[bytes] = []
+        for part in parts:
+            if part.lies:
+                self._flush(spans, held)
+                spans += part.spans
+            else:
+                held.append(part.read())
+        self._flush(spans, held)
+        return spans
+
+    def _flush(self, spans: list[Span], held: list[bytes]) -> None:
+        data = b"".join(held)
+        held.clear()
+        if data:
+            os.pwrite(self._fd, data, self._size)
+            spans.append(Span(self._fd, self._size, len(data)))
+            self._size += len(data)

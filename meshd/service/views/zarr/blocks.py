@@ -1,0 +1,103 @@
+"""Blocks of a zarr view: rendered once, kept in the reserved bucket as frames, read by range.
+
+Law: a block is named by its content; it is made by the steward, however many ask, and written down by whoever
+asked. What is evicted between two reads is made again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from meshd.assembly.assembler import block_metadata
+from meshd.assembly.catalog import RESERVED_BUCKET
+from meshd.assembly.drafting import STATUS, fixed_specs
+from meshd.assembly.errors import BatchError
+from meshd.kit.singleflight import SingleFlight
+from meshd.service.semantics.translation import store_errors
+from meshd.service.views import counting
+from meshd.service.views.failing import refusal
+from meshd.service.views.making import RESULTS
+from meshd.service.views.zarr.layouts import BLOCK_NAME
+from meshd.store.errors import ConditionFailedError
+from meshd.store.records import Meta
+from meshd.telemetry import metrics
+from meshwire.conditions import Conditions
+from meshwire.frames import layout
+
+if TYPE_CHECKING:
+    from meshd.assembly.addressing import BlockAddress, Frame, FrameSource
+    from meshd.service.documents.uses import Uses
+    from meshd.service.remote.objects import RemoteObjects
+    from meshd.service.views.zarr.layouts import FieldWork, ZarrLayout
+    from meshd.store.interface import ObjectStore
+    from meshd.store.records import Record
+    from meshwire.zarrarrays import ZarrArray
+
+_PIECE = 1 << 20
+
+
+class BlockKeeper:
+    """One a worker."""
+
+    def __init__(self, store: ObjectStore, frames: FrameSource, uses: Uses, objects: RemoteObjects) -> None:
+        self._store, self._frames, self._uses, self._objects = store, frames, uses, objects
+        self._making: SingleFlight[str, Record] = SingleFlight()
+
+    def __repr__(self) -> str:
+        return f"<BlockKeeper, {len(self._making)} being made>"
+
+    async def record(self, laid: ZarrLayout, array: ZarrArray, chunk: int) -> Record:
+        """The stored frame of the block behind a chunk; made if need be. Raises S3Error UnprocessableSource,
+        SlowDown."""
+        work, rows = laid.works[array.name], array.rows(chunk)
+        place = f"{RESULTS}blocks/{work.block(laid.snapshot, rows)}"
+        with store_errors():
+            record = self._store.get(RESERVED_BUCKET, place)
+        counting.count(kept=record is not None)
+        if record is None:
+            record, _ = await self._making.run(place, lambda: self._make(laid, work, rows, place))
+        else:
+            for op in work.plan.spec.ops:
+                metrics.op_cache_hits.labels(metrics.op_label(op.op)).inc(len(rows))
+        self._uses.note(place)
+        return record
+
+    async def _make(self, laid: ZarrLayout, work: FieldWork, rows: range, place: str) -> Record:
+        address = await asyncio.to_thread(work.address, laid.snapshot, rows)
+        try:
+            frames = self._objects.frames_of(laid.snapshot.objects.buckets, self._frames)
+            frame = await frames.frame(address)
+        except BatchError as error:
+            raise refusal(error) from error
+        try:
+            return await self._keep(frame, place, address)
+        finally:
+            frame.close()
+
+    async def _keep(self, frame: Frame, place: str, address: BlockAddress) -> Record:
+        """Write the block down. Another worker may have been quicker: then its is as good."""
+        with store_errors():
+            writer = self._store.writer(RESERVED_BUCKET, place, size=frame.size)
+            try:
+                for at in range(0, frame.size, _PIECE):
+                    piece = await asyncio.to_thread(os.pread, frame.fd, min(_PIECE, frame.size - at), at)
+                    await writer.write(piece)
+                with suppress(ConditionFailedError):
+                    meta = Meta(address.block)  # its name says what is in it
+                    return await writer.commit(meta, conditions=Conditions(if_none_match=("*",)))
+            finally:
+                await writer.abort()
+            found = self._store.get(RESERVED_BUCKET, place)
+        if found is None:
+            raise refusal(BatchError("Busy", "a block was evicted while it was made", retry_after=1))
+        return found
+
+
+def place_in_block(work: FieldWork, array: ZarrArray, rows: range) -> int:
+    """Where the rows of an array begin in the frame of a block, in bytes."""
+    tensor = work.name if array.name == work.name else STATUS
+    metadata = block_metadata("0" * BLOCK_NAME)
+    return layout(fixed_specs(work.plan, (), len(rows)), metadata).tensors[tensor].offset

@@ -1,0 +1,150 @@
+"""Layouts of zarr views: of a pinned snapshot, or of what the source is now.
+
+Law: a pinned layout never changes; what it is made of may be gone, and then its chunks say so. A layout that
+follows is made anew when something is found to differ, so that no chunk mixes two states of the source.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from meshd.assembly.catalog import RESERVED_BUCKET
+from meshd.assembly.errors import BatchError
+from meshd.service.semantics.translation import store_errors
+from meshd.service.views.failing import pinned_refusal, unreachable
+from meshd.service.views.scanning import Scans
+from meshd.service.views.zarr.layouts import lay_out_zarr
+from meshwire.documents import PlanError
+from meshwire.fields import parse_source
+from meshwire.s3.errors import S3Error
+from meshwire.snapshots import EmptySnapshotError
+from meshwire.views import sources_of
+
+if TYPE_CHECKING:
+    from meshd.assembly.catalog import Catalog
+    from meshd.kit.clock import Clock
+    from meshd.service.authorization.access import Caller
+    from meshd.service.batches.service import BatchService
+    from meshd.service.datasets.service import DatasetService
+    from meshd.service.remote.objects import RemoteObjects
+    from meshd.service.views.zarr.layouts import ZarrLayout
+    from meshd.store.interface import ObjectStore
+    from meshwire.snapshots import Snapshot
+    from meshwire.zarrarrays import ZarrArray
+    from meshwire.zarrviews import ZarrView
+
+_PINNED: Final = 8
+
+
+class ZarrLayouts:
+    """One a worker."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        clock: Clock,
+        catalog: Catalog,
+        datasets: DatasetService,
+        batches: BatchService,
+        objects: RemoteObjects,
+    ) -> None:
+        self._store, self._catalog, self._datasets, self._batches = store, catalog, datasets, batches
+        self._objects = objects
+        self._scans: Scans[ZarrView, ZarrLayout] = Scans(
+            lambda view: objects.revision(sources_of(view)), clock, self._scan
+        )
+        self._pinned: OrderedDict[ZarrView, ZarrLayout] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<ZarrLayouts, {len(self._pinned)} pinned, {self._scans!r}>"
+
+    async def current(self, view: ZarrView) -> ZarrLayout | None:
+        """The view's layout; None when its source has no sample. Raises S3Error ViewOutdated,
+        UnprocessableSource, SlowDown."""
+        try:
+            return await (self._scans.current(view) if view.follow else self._of_snapshot(view))
+        except EmptySnapshotError:
+            return None
+        except PlanError as error:
+            raise S3Error("UnprocessableSource", str(error)) from error
+        except BatchError as error:
+            raise pinned_refusal(error) from error
+
+    async def fresh(self, view: ZarrView) -> ZarrLayout | None:
+        """The same, but not from before the last write to the store."""
+        if view.follow:
+            self._scans.forget(view)
+        return await self.current(view)
+
+    async def changed(self, laid: ZarrLayout, array: ZarrArray, number: int) -> str:
+        """The first of the objects behind a stored one that is not what was laid out any more, or nothing."""
+        revision, name = self._objects.revision(laid.snapshot.objects.buckets), (array.name, number)
+        if laid.verified.get(name) == revision:
+            return ""
+        found = await self._first_changed(laid, array, number)
+        if not found:
+            laid.verified[name] = revision
+        return found
+
+    async def _first_changed(self, laid: ZarrLayout, array: ZarrArray, number: int) -> str:
+        objects, items = laid.snapshot.objects, list(laid.objects(array, number))
+        names = [(objects.bucket_of(item), objects.keys[item]) for item in items]
+        with store_errors(), unreachable():
+            if self._objects.alone:
+                records = await asyncio.to_thread(self._objects.own, names)
+            else:
+                records = await self._objects.many(names)
+        for item, (bucket, key), record in zip(items, names, records, strict=True):
+            if record is None or record.etag != objects.etags[item]:
+                return f"s3://{bucket}/{key}"
+        return ""
+
+    async def _of_snapshot(self, view: ZarrView) -> ZarrLayout:
+        laid = self._pinned.get(view)
+        if laid is None:
+            snapshot = await self._catalog.snapshot(view.snapshot)
+            record = self._store.get(RESERVED_BUCKET, f"snapshots/{view.snapshot}")
+            laid = await self._laid(view, snapshot, 0 if record is None else record.modified)
+            self._pinned[view] = laid
+            if len(self._pinned) > _PINNED:
+                self._pinned.popitem(last=False)
+        self._pinned.move_to_end(view)
+        return laid
+
+    async def _scan(self, view: ZarrView) -> ZarrLayout:
+        built, newest = await self._datasets.scanned(parse_source(view.url), view.samples, view.specs)
+        return await self._laid(view, built.snapshot, newest)
+
+    async def _laid(self, view: ZarrView, snapshot: Snapshot, modified: int) -> ZarrLayout:
+        plan = await self._batches.compiled(snapshot, view.plan)
+        return await asyncio.to_thread(lay_out_zarr, view, snapshot, plan, modified)
+
+
+class ZarrMaker:
+    """Completes zarr views: pins their samples, writes down the op builds. One a worker."""
+
+    def __init__(self, catalog: Catalog, datasets: DatasetService, batches: BatchService) -> None:
+        self._catalog, self._datasets, self._batches = catalog, datasets, batches
+
+    def __repr__(self) -> str:
+        return "<ZarrMaker>"
+
+    async def __call__(self, caller: Caller, view: ZarrView) -> ZarrView:
+        """Checked that what is there makes arrays. Raises PlanError, BatchError."""
+        if view.snapshot:
+            snapshot = await self._datasets.snapshot(caller, view.snapshot)
+            if view.source not in snapshot.objects.buckets:
+                raise PlanError("snapshot", f"its samples lie in {', '.join(snapshot.objects.buckets)}")
+        else:
+            built, _ = await self._datasets.scanned(parse_source(view.url), view.samples, view.specs)
+            snapshot = built.snapshot
+        plan = await self._batches.drafted(caller, snapshot, view.plan)
+        lay_out_zarr(view, snapshot, plan, 0)
+        if not view.follow:
+            await self._catalog.add_snapshot(snapshot)
+            also = tuple(sorted({*snapshot.objects.buckets} - {view.source}))
+            view = replace(view, snapshot=snapshot.hash, also=also)
+        return replace(view, ops=plan.spec.ops)
