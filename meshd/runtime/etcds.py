@@ -10,9 +10,10 @@ import importlib.util
 import os
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -20,7 +21,6 @@ from typing import Protocol
 from meshd.control.etcd.gateway import Gateway, Member
 from meshd.errors import StartupError
 from meshd.kit.clock import SystemClock
-from meshd.kit.ports import hold_port, port_of
 from meshd.runtime.children import die_with
 
 
@@ -45,6 +45,14 @@ def binary() -> str:
     return on_path
 
 
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
 class EtcdCluster:
     """`size` members; `tls`: their certificate, and who vouches for it; `apart`: a terminal's Ctrl-C is not
     for them, and they die with this process; `host`: where clients reach them. Use as a context manager."""
@@ -65,10 +73,9 @@ class EtcdCluster:
             pair, authority = tls
             self._scheme, self._tls = "https", ssl.create_default_context(cafile=str(authority))
             self._flags += (f"--cert-file={pair.cert}", f"--key-file={pair.key}")
-        clients, peers = ([hold_port(where) for _ in range(size)] for where in (host, "127.0.0.1"))
-        self._held = [*clients, *peers]  # while a member is down, too: it comes back where it was
-        self.members = tuple(Member(host, port_of(each)) for each in clients)
-        self._peers = [port_of(each) for each in peers]
+        ports = free_ports(2 * size)
+        self.members = tuple(Member(host, port) for port in ports[:size])
+        self._peers = ports[size:]
         self._running: dict[int, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> EtcdCluster:
@@ -78,8 +85,6 @@ class EtcdCluster:
     def __exit__(self, *_: object) -> None:
         for number in list(self._running):
             self.kill(number)
-        for held in self._held:
-            held.close()
 
     @property
     def pids(self) -> set[int]:

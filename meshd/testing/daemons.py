@@ -18,7 +18,6 @@ import ssl
 import subprocess
 import sys
 import tempfile
-import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -26,19 +25,16 @@ from urllib.parse import urlsplit
 from weakref import WeakSet
 
 from meshd.kit.clock import SystemClock
-from meshd.kit.ports import hold_port, port_of
 from meshwire.s3.parsing import RequestHead
 from meshwire.sigv4 import Credential, sign
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
     from meshd.testing.certificates import Authority
 
 _READY = re.compile(r"^meshd ready endpoint=(\S+)", re.MULTILINE)
-_LAST_CHILD = 20.0
-"""Seconds that the children of a supervisor that was killed have to end: until then the port is theirs."""
 _clock = SystemClock()
 _all: WeakSet[Daemon] = WeakSet()
 
@@ -91,7 +87,6 @@ class Daemon:
         self.host, self.prefix = "127.0.0.1", tuple[str, ...]()
         self._stdout = ""
         self._process: subprocess.Popen[bytes] | None = None
-        self._let_go: Callable[[], object] | None = None
 
     def __repr__(self) -> str:
         return f"<Daemon {self.endpoint or 'down'} pid={self.pid} {self.data_dir}>"
@@ -118,18 +113,9 @@ class Daemon:
 
     # its life
 
-    def _place(self) -> str:
-        """An address for `--listen`, its own from now on: nobody gets the port while it is down."""
-        try:
-            held = hold_port(self.host)
-        except OSError:  # an address of another network namespace, say
-            return f"{self.host}:0"
-        self._let_go = weakref.finalize(self, held.close)
-        return f"{self.host}:{port_of(held)}"
-
     def up(self, timeout: float = 60.0) -> None:
         """Start the process (again); a restart keeps the port."""
-        listen = urlsplit(self.endpoint).netloc or self._place()
+        listen = urlsplit(self.endpoint).netloc or f"{self.host}:0"
         command = [*self.prefix, sys.executable, "-m", "meshd", "serve", "--data-dir", str(self.data_dir)]
         command += ["--listen", listen, "--workers", str(self.workers), "--transforms", "1"]
         if self.pair is not None:
@@ -189,8 +175,6 @@ class Daemon:
         try:
             self.stop()
         finally:
-            if self._let_go is not None:
-                self._let_go()
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def __enter__(self) -> Self:
@@ -331,7 +315,7 @@ class Daemon:
 
     def _forget(self) -> None:
         if self._process is not None and self._process.stdout is not None:
-            while self._read(_LAST_CHILD):
+            while self._read(1.0):
                 pass
             self._process.stdout.close()
         self._process = None

@@ -7,6 +7,7 @@ import json
 import re
 import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -19,7 +20,6 @@ import boto3
 from botocore.config import Config
 
 from meshd.kit.clock import SystemClock
-from meshd.kit.ports import hold_port, port_of
 from meshd.testing.daemons import Daemon
 
 if TYPE_CHECKING:
@@ -240,8 +240,7 @@ def place(scratch: Path) -> Iterator[Place]:
     data = scratch / "weed"
     data.mkdir()
     parts = [f"{part}.port{grpc}" for part in ("master", "volume", "filer", "s3") for grpc in ("", ".grpc")]
-    held = {part: hold_port() for part in parts}
-    ports = {part: port_of(each) for part, each in held.items()}
+    ports = dict(zip(parts, _free_ports(len(parts)), strict=True))
     flags = [f"-{part}={port}" for part, port in ports.items()]
     argv = [program, "server", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", *flags]
     argv += [f"-s3.config={identities}", "-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=50"]
@@ -253,8 +252,6 @@ def place(scratch: Path) -> Iterator[Place]:
     finally:
         process.kill()
         process.wait(60)
-        for each in held.values():
-            each.close()
 
 
 @contextmanager
@@ -281,3 +278,14 @@ def _until_ready(client: Any) -> None:
             threading.Event().wait(0.2)
         else:
             return
+
+
+def _free_ports(count: int) -> list[int]:
+    socks = [socket.socket() for _ in range(count)]
+    try:
+        for sock in socks:
+            sock.bind(("127.0.0.1", 0))
+        return [int(sock.getsockname()[1]) for sock in socks]
+    finally:
+        for sock in socks:
+            sock.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import threading
 import urllib.error
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from meshd.kit.clock import SystemClock
-from meshd.kit.ports import hold_port, port_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -69,12 +69,12 @@ def prometheus(place: Path, targets: Sequence[str], rules: Path) -> Iterator[Pro
             }
         )
     )
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={place / 'tsdb'}"]
-    with hold_port() as held:
-        command += [f"--web.listen-address=127.0.0.1:{port_of(held)}", "--log.level=error"]
-        process = subprocess.Popen(command)
+    command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
+    with subprocess.Popen(command) as process:
         try:
-            yield Prometheus(port_of(held))
+            yield Prometheus(port)
         finally:
             process.terminate()
-            process.wait(60)
