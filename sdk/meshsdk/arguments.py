@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from meshsdk.native import FieldSchema
+    from meshsdk.normalizing import Normalize
 
 DEFAULT_PREFETCH = 256 << 20
 _FRAME_OVERHEAD = 16 << 10
@@ -82,6 +83,12 @@ def takes_parts(rows_from: str) -> bool:
     if rows_from not in ("owners", "one"):
         raise ConfigurationError(f"rows_from={rows_from!r}: 'owners' or 'one'")
     return rows_from == "owners"
+
+
+def checked_normalize(normalize: Normalize | None, fields: Mapping[str, FieldSchema]) -> None:
+    """`normalize`: of a field that batches have."""
+    if normalize is not None and normalize.field not in fields:
+        raise ConfigurationError(f"normalize: no field {normalize.field!r}; a batch has {', '.join(fields)}")
 
 
 def frame_bytes(fields: Mapping[str, FieldSchema], rows: int) -> int:

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 _DATA, _OFFSETS, _SHAPES = ".data", ".offsets", ".shapes"
 
 
+_UNEQUAL = (
+    "its rows are of unequal length. Make them equal on the nodes (ops.resize, ops.center_crop, ops.pad_to), "
+    "or take ragged[row], ragged.data and ragged.offsets"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Ragged:
     """Rows of unequal length: `ragged[i]` is `data[offsets[i]:offsets[i+1]]`, a view.
@@ -46,6 +52,11 @@ class Ragged:
 
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))
+
+    def __getattr__(self, name: str) -> Any:
+        """Only what is not there: it is no tensor."""
+        hint = "" if name.startswith("_") else f": {_UNEQUAL}"
+        raise AttributeError(f"a Ragged has no attribute {name!r}{hint}", name=name, obj=self)
 
 
 class Batch(Mapping[str, Any]):

@@ -29,6 +29,12 @@ if TYPE_CHECKING:
     from meshwire.snapshotdocuments import Snapshot
     from meshwire.snapshotstats import SnapshotStats
 
+_LOADERS = {
+    "shuffle": "a loader shuffles, mesh.Loader(ds, global_batch=…, shuffle=True)",
+    "batch": "a loader makes batches, mesh.Loader(ds, global_batch=…)",
+    "repeat": "iterate a loader again: each `for` is the next epoch",
+    "prefetch": "a loader asks ahead by itself, mesh.Loader(ds, global_batch=…)",
+}
 _PATIENCE = 600.0  # seconds that measuring for packing may take before a dataset gives up
 
 
@@ -135,6 +141,11 @@ class Dataset:
         (below the source), `stem`, `size` in bytes, FIELD_size, `index`, a label's class, and a field's
         content, as text or by a path into its JSON. Raises NotFoundError when nothing is left.
         """
+        if not isinstance(expression, str):
+            raise ConfigurationError(
+                f"filter takes an expression, as ds.filter('size > 10000'); got {type(expression).__name__}. "
+                "It is evaluated on the node, where Python functions do not run"
+            )
         return self._derived({"filter": expression}, self.ops, deadline)
 
     def split(
@@ -296,6 +307,11 @@ class Dataset:
         """Samples in the order asked for, in one request (torch's DataLoader calls this once a batch)."""
         wanted = [self._index(index) for index in indices]
         return fetch_rows(self.client.transport, self.plan().hash, self.epoch, wanted)
+
+    def __getattr__(self, name: str) -> Any:
+        """Only what is not there: what other libraries do with a dataset a loader does here."""
+        hint = f": {_LOADERS[name]}" if name in _LOADERS else ""
+        raise AttributeError(f"a Dataset has no attribute {name!r}{hint}", name=name, obj=self)
 
     def _index(self, index: SupportsIndex) -> int:
         value = operator.index(index)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import operator
 import os
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from meshsdk.addressing import Addresses
 from meshsdk.arenas import Arena
@@ -20,6 +20,7 @@ from meshsdk.arguments import (
     checked_connections,
     checked_dataset,
     checked_deadline,
+    checked_normalize,
     checked_share,
     frame_bytes,
     takes_parts,
@@ -145,6 +146,7 @@ class Loader:
         self._options["device"] = device
         self._stage = make_stage(device, output, normalize)
         self.plan = register_plan(self._transport, dataset.snapshot.hash, spec, global_batch, deadline)
+        checked_normalize(normalize, self.plan.fields)
         self._verify = verify
         self._expected = frame_bytes(self.plan.fields, -(-self.global_batch // self.world))
         self._budget = arena_bytes(prefetch_bytes, self._stage.memory.capacity(self._expected))
@@ -350,6 +352,13 @@ class Loader:
             request, lambda response: read_frame(response, step, verify=self._verify), self._deadline
         )
         return self._stage.finish(self._stage.begin(frame, epoch))
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """A loader is no sequence: raises TypeError."""
+        raise TypeError(
+            "a Loader is iterated; loader.at(step) gives one batch, and loader.as_iterable() is what torch's "
+            "DataLoader takes"
+        )
 
     # --- the rest ---------------------------------------------------------------------------------
 

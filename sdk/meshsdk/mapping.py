@@ -27,12 +27,20 @@ def checked(ops: Sequence[object], fields: Mapping[str, FieldInfo]) -> tuple[OpS
 def _checked(op: object, fields: Mapping[str, FieldInfo]) -> OpSpec:
     if not isinstance(op, OpSpec):
         raise ConfigurationError(
-            f"map takes ops, as ds.map(ops.decode('image')); got {type(op).__name__}. "
-            "Python functions do not run on storage nodes: apply them to the batch"
+            f"map takes ops, as ds.map(ops.decode('image')); got {type(op).__name__}. {_advice(op)}"
         )
     for name in op.every:
         _check_field(op.op, name, fields)
     return op
+
+
+def _advice(given: object) -> str:
+    """What to write in place of what is no op."""
+    if isinstance(given, (list, tuple)):
+        return "Give them one by one: ds.map(*those)"
+    if getattr(given, "__module__", "") == "meshsdk.ops":
+        return f"Call it with its field: ops.{getattr(given, '__name__', 'decode')}('image')"
+    return "Python functions do not run on storage nodes: apply them to the batch"
 
 
 def _check_field(op: str, name: str, fields: Mapping[str, FieldInfo]) -> None:

@@ -69,6 +69,10 @@ def part_fields(fields: Mapping[str, Any], part: str) -> dict[str, Any]:
 def _expand(value: Any) -> Any:
     if isinstance(value, ClassOfPrefix) or value == CLASS:
         return {"class": "prefix"}
+    if isinstance(value, str) and value.startswith("@"):
+        raise ConfigurationError(
+            f'there is no {value!r}: "@class" is the folder\'s name; others are extensions'
+        )
     if isinstance(value, str):
         return {"ext": [item.strip() for item in value.split(";") if item.strip()]}
     if isinstance(value, (list, tuple)):

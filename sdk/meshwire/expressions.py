@@ -228,7 +228,9 @@ class _Parser:
     def _name(self, token: Token) -> Node:
         name = token.text
         if self._known and name not in self._known:
-            raise _PlaceError(token.at, f"there is no {shown(name)}{suggestion(name, self._known)}")
+            raise _PlaceError(
+                token.at, f"there is no {shown(name)} (a text has quotes){suggestion(name, self._known)}"
+            )
         self.names.add(name)
         steps: list[str | int] = []
         while sign := self._take(".", "["):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import pytest
 
 import meshsdk as mesh
 from meshsdk import ops
-from meshsdk.errors import AccessError, ConfigurationError, NotFoundError, server_error
+from meshsdk.errors import AccessError, ConfigurationError, InvalidPlanError, NotFoundError, server_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -164,3 +165,50 @@ def test_names_that_are_nearly_right() -> None:
     with pytest.raises(AttributeError, match="DataLoader") as raised:
         mesh.DataLoader  # noqa: B018
     assert (raised.value.name, raised.value.obj) == ("DataLoader", mesh)  # of which Python says what is near
+
+
+def test_what_is_no_op_says_what_to_write(ds: mesh.Dataset) -> None:
+    given: Any = ops.frombuffer
+    with pytest.raises(ConfigurationError, match=r"ops\.frombuffer\('image'\)"):
+        ds.map(given)
+    with pytest.raises(ConfigurationError, match=r"one by one: ds\.map\(\*those\)"):
+        ds.map([ops.raw("x")])  # type: ignore[arg-type]
+
+
+def test_functions_and_texts_without_quotes_are_no_filters(ds: mesh.Dataset) -> None:
+    with pytest.raises(ConfigurationError, match=r"'size > 10000'.*got function"):
+        ds.filter(lambda sample: True)  # type: ignore[arg-type]
+    with pytest.raises(InvalidPlanError, match=r"there is no 'red' \(a text has quotes\)"):
+        ds.filter("name == red")
+
+
+def test_a_shorthand_that_is_none(client: mesh.Client) -> None:
+    with pytest.raises(ConfigurationError, match=r"no '@klass': \"@class\" is the folder"):
+        mesh.open(f"s3://{BUCKET}/", fields={"x": "bin", "label": "@klass"}, client=client)
+
+
+@pytest.mark.parametrize("name", ["shuffle", "batch", "repeat", "prefetch"])
+def test_what_other_datasets_do_a_loader_does(ds: mesh.Dataset, name: str) -> None:
+    with pytest.raises(AttributeError, match=r"loader"):
+        getattr(ds, name)
+    assert not hasattr(ds, "collate")
+
+
+def test_a_loader_is_no_sequence(ds: mesh.Dataset) -> None:
+    with mesh.Loader(ds, 4) as loader, pytest.raises(TypeError, match=r"loader\.as_iterable\(\)"):
+        loader[0]
+
+
+def test_a_field_to_normalize_that_is_not_there(ds: mesh.Dataset) -> None:
+    with pytest.raises(ConfigurationError, match="no field 'image'; a batch has x"):
+        mesh.Loader(ds, 4, output="torch", normalize=mesh.Normalize())
+
+
+def test_rows_of_unequal_length_are_no_tensor(client: mesh.Client) -> None:
+    found = mesh.open(f"s3://{BUCKET}/", fields={"x": "bin"}, client=client)
+    with mesh.Loader(found, 4) as loader:
+        ragged = loader.at(0)["x"]
+    with pytest.raises(AttributeError, match=r"no attribute 'float': .*ops\.pad_to"):
+        ragged.float()
+    assert pickle.loads(pickle.dumps(ragged)).offsets.tolist() == ragged.offsets.tolist()
+    assert not hasattr(ragged, "__array__")
