@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +16,9 @@ from meshsdk.settings import Endpoint
 from meshsdk.transport import Request
 from meshwire.plans import LoaderState
 from meshwire.sigv4 import Credential
+
+if TYPE_CHECKING:
+    from meshwire.slices import Tail
 
 START = Place(LoaderState("a" * 64, "b" * 64, 7), positions=100, batch=10, tail="pad")
 
@@ -40,6 +44,18 @@ def test_where_no_batch_is(epoch: int, step: int) -> None:
         START.sought(epoch, step)
     with pytest.raises(IndexError, match="to go back, seek"):
         START.skipped(-1)
+
+
+@pytest.mark.parametrize("tail", ["pad", "drop", "ragged"])
+def test_skipping_at_once_is_skipping_one_by_one(tail: Tail) -> None:
+    """Where it leads to, and what it counts, over several epochs, from a place with an origin of its own."""
+    begin = replace(START, positions=103, tail=tail, state=replace(START.state, position=37))
+    place = begin
+    for count in range(40):
+        assert begin.skipped(count) == place
+        place = place.skipped(1)
+    assert place.state.epoch == 4
+    assert place.state.skips == 4 * 103 + place.state.position - 37
 
 
 class Crew:
