@@ -341,3 +341,16 @@ def test_maps_are_checked_here(server: ScriptedMesh) -> None:
         ds.map(lambda row: row)  # type: ignore[arg-type]  # on purpose
     assert ds.classes == ("cat", "dog")
     assert str(ds.schema()["image"]) == "uint8 [3, 8, 8]"
+
+
+def test_where_no_whole_batch_is_left_comes_the_next_epoch(server: ScriptedMesh) -> None:
+    """Saved in small batches behind what the last large one would begin with, and the tail is dropped."""
+    with loader(server, 3, tail="drop") as small:
+        small.seek(0, 33)
+        state = small.state_dict()
+    with loader(server, 10, tail="drop") as large:
+        large.load_state_dict(state)
+        assert (large.epoch, large.remaining) == (0, 0)
+        assert list(large) == []
+        assert (large.epoch, large.step, large.remaining) == (1, 0, 10)
+        assert len(labels(large)) == 100
