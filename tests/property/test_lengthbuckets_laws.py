@@ -53,6 +53,15 @@ def test_runs_and_rows_stand_in_random_order() -> None:
     assert (np.ptp(found, axis=1) == 9).all()
 
 
+def test_runs_stand_in_another_order_in_each_epoch_and_with_each_seed() -> None:
+    inner, buckets = GlobalOrder(1000, 1, 0), Buckets("text", 10, 100)
+    places = ((1, 0), (1, 1), (2, 0))
+    orders = [BucketOrder(inner, np.arange(1000), buckets, *place).many(np.arange(1000)) for place in places]
+    for one, other in itertools.combinations(orders, 2):
+        assert abs(np.corrcoef(one[::10] // 10, other[::10] // 10)[0, 1]) < 0.3
+        assert sorted(one.tolist()) == sorted(other.tolist())
+
+
 @pytest.mark.parametrize(
     ("change", "path"),
     [

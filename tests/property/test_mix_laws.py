@@ -107,6 +107,14 @@ def test_by_size_a_mix_gives_every_sample_once(kind: Shuffle) -> None:
     assert (np.bincount(order.many(np.arange(order.n))) == 1).all()
 
 
+@pytest.mark.parametrize("place", [1, 7, 8, 18, 19])
+def test_weights_change_at_the_very_position_that_a_stage_names(place: int) -> None:
+    mix = Mix((6, 14), (Stage((1, 0)), Stage((0, 1), 1, place)), 20, 8)
+    for epoch, first in ((0, 20), (1, place), (2, 0)):
+        order = MixOrder(mix, mix_bounds(mix), starts_of(mix.parts, 3), SHUFFLES[0], 1, epoch)
+        assert (order.many(np.arange(20)) < 6).tolist() == [position < first for position in range(20)]
+
+
 def test_a_small_part_drawn_often_costs_no_more_than_its_draws() -> None:
     mix = Mix((10, 1_000_000), (Stage((1, 1)),))
     starts = starts_of(mix.parts, 5)
