@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import random
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from botocore.exceptions import ClientError
 
 from meshd.testing.daemons import Daemon
+from meshd.testing.waiting import await_true
 from tests.archive_making import archive_of
 from tests.component.jobs_working import done, ended, objects, start
 from tests.component.native_working import Mesh
@@ -63,22 +65,25 @@ def corrupt_reads(daemon: Daemon) -> float:
         return mesh.metric("meshd_store_corrupt_reads_total")
 
 
+def quarantined(daemon: Daemon) -> bool:
+    with closing(Mesh(daemon.endpoint, daemon.access_key, daemon.secret_key)) as mesh:
+        return mesh.metric("meshd_quarantined_total") > 0
+
+
 def refused(daemon: Daemon, call: Any, name: str) -> None:
-    before = corrupt_reads(daemon)
     with pytest.raises(ClientError) as caught:
         call()
     told = caught.value.response
     assert told["ResponseMetadata"]["HTTPStatusCode"] == 500
     assert f"s3://src/{name} is damaged" in told["Error"]["Message"]
-    assert corrupt_reads(daemon) > before
+    assert corrupt_reads(daemon) > 0
 
 
 def failed(daemon: Daemon, name: str, **document: Any) -> dict[str, Any]:
-    before = corrupt_reads(daemon)
     job = ended(daemon, start(daemon, **document))
     assert job["state"] == "failed", job
     assert f"s3://src/{name} is damaged" in job["error"]
-    assert corrupt_reads(daemon) > before
+    assert corrupt_reads(daemon) > 0
     return job
 
 
@@ -177,5 +182,6 @@ def test_members_and_shards_of_archives(daemon: Daemon, s3: Any) -> None:
         "src--v/" + s3.list_objects_v2(Bucket="src--v")["Contents"][0]["Key"],
     ):
         refused(daemon, lambda: s3.copy_object(Bucket="out", Key="c", CopySource=source), "b.tar")  # noqa: B023
+        await_true(partial(quarantined, daemon))  # what comes next is told of by the same name
     failed(daemon, "b.tar", kind="materialize", source="s3://src--v", target="s3://out/m")
     assert objects(s3, "out") == {}

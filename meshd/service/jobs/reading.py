@@ -22,7 +22,7 @@ from meshd.service.jobs.plans import scratch
 from meshd.service.jobs.unpacking import unpacked_name
 from meshd.service.remote.asking import lost_error
 from meshd.store.errors import CorruptExtentError, ExtentGoneError
-from meshd.store.proving import Passing
+from meshd.store.proving import Passing, naming
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -223,7 +223,8 @@ class SourceReader:
             return None
         context = self._store.reading(record, 0, record.size)
         name = f"s3://{self._bucket}/{self._plan.sources.keys[number]}"
-        return context, [span.named(name) for span in context.__enter__()]
+        with naming(name):
+            return context, [span.named(name) for span in context.__enter__()]
 
     def _record(self, number: int) -> Record | None:
         sources, objects = self._plan.sources, self._tools.objects

@@ -23,6 +23,7 @@ from meshd.service.semantics.translation import store_errors, translate
 from meshd.service.views.copies import MadeBody, as_part, as_upload
 from meshd.service.views.kinds import Made
 from meshd.store.errors import ExtentGoneError, StoreError
+from meshd.store.proving import naming
 from meshd.store.records import Record
 from meshwire import names
 from meshwire.archives.kinds import MARK, archive_kind, member_paths
@@ -206,7 +207,7 @@ class MemberService:
     ) -> AsyncGenerator[Sequence[Span], None]:
         for at in range(offset, offset + length, _GROUP):
             taken = min(_GROUP, offset + length - at)
-            with self._store.reading(place.record, place.offset + at, taken) as spans:
+            with naming(name), self._store.reading(place.record, place.offset + at, taken) as spans:
                 yield [span.named(name) for span in spans]
 
 

@@ -23,7 +23,7 @@ from meshd.service.remote.wire import FarRecord
 from meshd.service.semantics.translation import store_errors
 from meshd.service.views.failing import refusal, unreachable
 from meshd.store.errors import CorruptExtentError, ExtentGoneError
-from meshd.store.proving import Passing
+from meshd.store.proving import Passing, naming
 from meshd.store.records import Span
 from meshd.telemetry import metrics
 from meshwire.s3.errors import S3Error
@@ -220,7 +220,7 @@ class _Opening:
                 part = self._source.part(item, record, item.offset, item.size)
                 return (await self._source.objects.read_many([part]))[0]
         if self._proofs is not None:
-            with store.reading(record, item.offset, item.size) as spans:
+            with naming(self._url(item)), store.reading(record, item.offset, item.size) as spans:
                 await self._proofs.require(self._named(spans, item))
         text = store.read_now(record, item.offset, item.size)
         return await asyncio.to_thread(store.read, record, item.offset, item.size) if text is None else text
@@ -229,13 +229,17 @@ class _Opening:
         if isinstance(record, FarRecord):
             span = self._fetched[self._source.part(item, record, piece.offset, piece.length)]
             return _Part(self._named([span], item), piece.length)
-        opened = self._stack.enter_context(self._source.store.reading(record, piece.offset, piece.length))
+        with naming(self._url(item)):
+            opened = self._stack.enter_context(self._source.store.reading(record, piece.offset, piece.length))
         spans, whole = self._named(opened, item), piece.length == record.size
         return _Part(spans, piece.length, extents=record.extents if whole else ())
 
     def _named(self, spans: Sequence[Span], item: SourceObject) -> Sequence[Span]:
-        name = f"s3://{self._source.bucket}/{item.key}"
+        name = self._url(item)
         return [span.named(name) for span in spans]
+
+    def _url(self, item: SourceObject) -> str:
+        return f"s3://{self._source.bucket}/{item.key}"
 
 
 def _all_of(group: Sequence[Piece]) -> Iterator[Piece]:
