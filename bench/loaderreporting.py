@@ -23,8 +23,8 @@ and resize, which saves them a copy): torchvision has no build beside the CPU-on
 the client process with its workers. The next epoch has new crops for every sample; *same plan again* is a
 second job that asks for the first epoch once more: an unchanged plan, as in a sweep or a restart. The loader
 is on the node's host and takes batches over as shared memory; *over TCP* it receives them, as on any other,
-and as all peers do. Grain reads single objects by boto3, having no S3 of its own. Everyone runs once uncounted
-before the rounds. The clock starts where a script that has imported torch makes its loader: a library's own
+and as all peers do. Grain reads single objects by boto3, having no S3 of its own. Everyone runs once
+uncounted before the rounds. The clock starts where a script that has imported torch makes its loader: a library's own
 import is in its first epoch (0.4 s for litdata, a tenth for ours). `decode` is our latest version, which does
 not decode rows of a JPEG below the crop; what it keeps is byte for byte the whole image's."""
 SHARING_TEXT = """Four processes of one loader at the same time; the rate is of all of them together, until

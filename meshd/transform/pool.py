@@ -43,7 +43,7 @@ IN_FLIGHT = 2  # slices a process has at a time: one it works on, one so that it
 QUICK = 0.25  # seconds; a slice expected to take longer has its process alone
 DRAGGING = 5.0  # seconds; a job with a row that took longer leaves processes to other accounts
 DISTRUST = 60.0  # seconds from a death until the job that caused it may use all processes again
-_LOST = 20
+_LOST = 2 * SLICE_ROWS  # deaths of processes that come to a slice behind one whose every row kills, twice
 _RECONNECT = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 

@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
 from meshd.testing.daemons import Daemon
+from meshd.testing.waiting import await_true
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -102,6 +104,10 @@ def counted(node: Daemon) -> float:
     return float(found[1]) if found else 0.0
 
 
+def has_counted(node: Daemon, requests: int) -> bool:
+    return counted(node) == requests
+
+
 def child(node: Daemon, name: str) -> int:
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -124,6 +130,7 @@ def test_a_node_whose_workers_die_keeps_its_counts_and_a_bounded_number_of_files
             for _ in range(5):
                 assert node.request("GET", "/-/whoami").status == 200
                 asked += 1
+            await_true(partial(has_counted, node, asked))  # after the answer, by one that is about to die
             victim = child(node, "worker-1")
             os.kill(victim, signal.SIGKILL)
             while not replaced(node, "worker-1", victim):

@@ -107,7 +107,7 @@ def test_answers_nobody_reads(impatient: Daemon, raw: Wire) -> None:
 
 
 def test_a_full_house_makes_room() -> None:
-    with Daemon.start(workers=2, args=("--max-connections", "30")) as daemon:
+    with Daemon.start(workers=1, args=("--max-connections", "30")) as daemon:
         client = daemon.client()
         client.create_bucket(Bucket="crowd")
         with closing(Wire(daemon.endpoint, daemon.access_key, daemon.secret_key)) as wire:
