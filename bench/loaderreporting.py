@@ -26,7 +26,7 @@ is on the node's host and takes batches over as shared memory; *over TCP* it rec
 and as all peers do. Grain reads single objects by boto3, having no S3 of its own. Everyone runs once
 uncounted before the rounds. The clock starts where a script that has imported torch makes its loader: a
 library's own import is in its first epoch (0.4 s for litdata, a tenth for ours). `decode` is our latest
-version, which does not decode rows of a JPEG below the crop; what it keeps is byte for byte the whole image's."""
+version, which does not decode rows of a JPEG below the crop; those it keeps are the whole image's."""
 SHARING_TEXT = """Four processes of one loader at the same time; the rate is of all of them together, until
 the last batch of the last. Ours say `share=`, and each photograph is decoded once; the batches are one memory
 for all four, or come over TCP to each. The peers' copies have one worker process each."""
