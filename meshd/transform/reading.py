@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
 from awscrt.checksums import crc32c
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 Piece = tuple[str, int, int] | tuple[str, int, int, int]
 """(path, offset, length): bytes of one file; a fourth number is their crc32c."""
 
 
+AHEAD: Final = 16 << 20  # bytes
 MEMORY = "/proc/"
 """Another process's memory: its number soon stands for other bytes, so that it is not kept open."""
 
@@ -46,6 +48,18 @@ class SourceFiles:
         if len(pieces) == 1:
             return self._read_one(*pieces[0])
         return b"".join([self._read_one(*piece) for piece in pieces])
+
+    def expect(self, pieces: Iterable[Piece]) -> None:
+        """Have the kernel begin to read these, AHEAD bytes at most, for they are asked for soon: a disk takes
+        what waits for it in the order that suits it. What cannot be opened is left to `read`."""
+        left = AHEAD
+        for path, offset, length, *_ in pieces:
+            left -= length
+            if left < 0:
+                return
+            if not path.startswith(MEMORY):
+                with suppress(OSError):
+                    os.posix_fadvise(self._descriptor(path), offset, length, os.POSIX_FADV_WILLNEED)
 
     def _read_one(self, path: str, offset: int, length: int, checksum: int | None = None) -> bytes:
         data = self._read_bytes(path, offset, length)

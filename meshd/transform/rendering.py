@@ -22,7 +22,7 @@ from meshd.transform.pairing import PairRenderer
 from meshd.transform.reading import SourceDamagedError, SourceGoneError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from meshd.transform.messages import FailureKind, RenderRequest, Row
     from meshd.transform.pairing import PairedRow
     from meshd.transform.programs import Program
-    from meshd.transform.reading import SourceFiles
+    from meshd.transform.reading import Piece, SourceFiles
 
 MAX_RAGGED_BYTES = 1 << 30  # of one sample's ragged fields: more makes it a bad sample
 SLICE_RAGGED_BYTES = 128 << 20  # held by a slice, which ends when there are more
@@ -143,6 +143,7 @@ class _Slice:
         self, before_row: Callable[[int], None], is_full: Callable[[], bool]
     ) -> tuple[RenderReply, int | None]:
         rendered: list[int] = []
+        self._files.expect(self._pieces())
         clock = self._tally.clock
         began = clock()
         for row in self._request.rows:
@@ -164,6 +165,12 @@ class _Slice:
             number, tuple(rendered), failures, columns, sums, seconds, uses, self._tally.reading
         )
         return reply, scratch
+
+    def _pieces(self) -> Iterator[Piece]:
+        """All that the rows are made of, in the order in which it is read."""
+        for row in self._request.rows:
+            for pieces in (*row.sources, *row.partner):
+                yield from self._request.places(pieces)
 
     def _row(self, row: Row) -> bool:
         draw = self._program.draw(self._request.epoch, row.position)
