@@ -273,7 +273,8 @@ def test_a_thousand_requests_of_one_key_do_not_starve_another(
                 assert got.failures == []
                 assert frame == b"".join(b"%04d" % number for number in range(32))
             # Half of the processes are the crowd's, and it has a slice under way each time; not 1,000 jobs.
-            assert handed["crowd"] < 8 * 5 * 32, handed
+            # What is left of a slice that took a tenth of a second is handed out again: of ben's, too.
+            assert handed["crowd"] < 8 * handed["ben"], handed
             for task in crowd:
                 task.cancel()
             await asyncio.gather(*crowd, return_exceptions=True)
