@@ -243,14 +243,13 @@ def test_results_that_fill_the_scratch_end_a_slice_not_the_rows(tmp_path: Path) 
 def test_a_thousand_requests_of_one_key_do_not_starve_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handed, take = Counter[str](), TransformPool.next_slice
+    done, take_in = Counter[str](), TransformPool.answered
 
-    async def counted(pool: TransformPool, *, brave: bool) -> Any:
-        item = await take(pool, brave=brave)
-        handed[item.call.order.account] += len(item.rows)
-        return item
+    def counted(pool: TransformPool, item: Any, reply: Any, fds: Any) -> None:
+        done[item.call.order.account] += len(reply.rendered)
+        take_in(pool, item, reply, fds)
 
-    monkeypatch.setattr(TransformPool, "next_slice", counted)
+    monkeypatch.setattr(TransformPool, "answered", counted)
 
     def work(value: bytes) -> Any:
         deadline = time.process_time() + 0.002
@@ -267,14 +266,13 @@ def test_a_thousand_requests_of_one_key_do_not_starve_another(
             ]
             await asyncio.sleep(0)
             assert pool.queued_rows == 32_000
-            handed.clear()
+            done.clear()
             for _ in range(5):
                 got, frame = await render(pool, text, rows, account="ben")
                 assert got.failures == []
                 assert frame == b"".join(b"%04d" % number for number in range(32))
             # Half of the processes are the crowd's, and it has a slice under way each time; not 1,000 jobs.
-            # What is left of a slice that took a tenth of a second is handed out again: of ben's, too.
-            assert handed["crowd"] < 8 * handed["ben"], handed
+            assert done["crowd"] < 8 * 5 * 32, done
             for task in crowd:
                 task.cancel()
             await asyncio.gather(*crowd, return_exceptions=True)
