@@ -1,8 +1,7 @@
 """Where data files lie: disks, their markers, paths, and in which order an object may go to them.
 
 Law: a data file's path follows from (disk, file) alone. A disk is known by the marker it carries, not by the
-order of
-`--disk`, so disks may be moved and reordered.
+order of `--disk`, so disks may be moved and reordered.
 """
 
 from __future__ import annotations
