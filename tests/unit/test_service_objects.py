@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import zlib
 from base64 import b64encode
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from meshwire.s3 import operations as ops
 from tests.unit.service_desk import MIB, NEVER, Desk, refusal, run
 
 if TYPE_CHECKING:
+    from meshd.store.interface import PartPage
     from meshwire.s3 import results as res
 
 PIECES = (b"a" * (5 * MIB), b"b" * (5 * MIB), b"c")
@@ -164,3 +166,27 @@ def test_only_what_an_upload_became_answers_for_it() -> None:
         assert refusal(desk.complete, "k", upload, part).code == "NoSuchUpload"
     desk.put("k", b"another")
     assert refusal(desk.complete, "k", first, part).code == "NoSuchUpload"
+
+
+def test_an_upload_that_another_process_completes_between_two_reads_is_complete() -> None:
+    """Its parts go with its end, so whoever reads them a moment later finds none: no InvalidPart for it."""
+    desk = Desk()
+    upload = desk.begin("k")
+    part = desk.part("k", upload, 1, b"whole")
+    read, rival = desk.store.list_parts, threading.Thread(target=desk.complete, args=("k", upload, part))
+
+    def overtaken(*arguments: Any) -> PartPage:
+        desk.store.list_parts = read  # type: ignore[method-assign]
+        rival.start()
+        rival.join()
+        return read(*arguments)
+
+    desk.store.list_parts = overtaken  # type: ignore[method-assign]
+    done = desk.complete("k", upload, part)
+    assert done.etag == desk.head("k").etag
+    assert desk.read("k") == b"whole"
+    listed = ops.ListParts("b", "k", later := desk.begin("k"))
+    abort = ops.AbortMultipartUpload("b", "k", later)
+    rival = threading.Thread(target=lambda: run(desk.uploads.abort(abort)))
+    desk.store.list_parts = overtaken  # type: ignore[method-assign]
+    assert refusal(desk.uploads.list_parts, listed).code == "NoSuchUpload"

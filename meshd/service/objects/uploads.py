@@ -147,12 +147,13 @@ class UploadService:
         PreconditionFailed.
         """
         with store_errors():
-            upload = self._store.get_upload(operation.bucket, operation.key, operation.upload_id)
-            if upload is None:
+            found = self._in_progress(operation.bucket, operation.key, operation.upload_id)
+            if found is None:
                 record = self._become(operation, parts)
                 await self._store.settled(operation.bucket, operation.key)
                 return self._completed(operation, record)
-            stored = check_parts(self._all_parts(upload), parts)
+            upload, arrived = found
+            stored = check_parts(arrived, parts)
             meta = completed_meta(upload, stored, operation)
             try:
                 record = await self._store.complete_upload(
@@ -197,6 +198,7 @@ class UploadService:
             return PartList(owner=self._owner(upload.owner))
         with store_errors():
             page = self._store.list_parts(upload, operation.part_number_marker, limit)
+        self.existing(operation.bucket, operation.key, operation.upload_id)  # or its end took the parts
         parts = tuple(PartEntry(p.number, p.size, p.etag, p.modified, p.checksums) for p in page.parts)
         return PartList(
             parts, page.truncated, self._owner(upload.owner), upload.checksum_algorithm, upload.checksum_type
@@ -209,6 +211,17 @@ class UploadService:
         if upload is None:
             raise S3Error("NoSuchUpload", extra={"UploadId": upload_id})
         return upload
+
+    def _in_progress(
+        self, bucket: str, key: str, upload_id: str
+    ) -> tuple[Upload, dict[int, PartEntry]] | None:
+        """An upload with its parts; None when it has ended. Its end takes the parts with it, perhaps in
+        another process between two reads of this one: so it must still be there after them."""
+        upload = self._store.get_upload(bucket, key, upload_id)
+        if upload is None:
+            return None
+        parts = self._all_parts(upload)
+        return None if self._store.get_upload(bucket, key, upload_id) is None else (upload, parts)
 
     def _all_parts(self, upload: Upload) -> dict[int, PartEntry]:
         found: dict[int, PartEntry] = {}
