@@ -11,6 +11,7 @@ import os
 import random
 import re
 import threading
+import time
 from contextlib import contextmanager
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Self
@@ -33,7 +34,7 @@ _PACE = 0.01  # seconds between two requests of a client: the nodes need the cor
 
 class Traffic:
     """`keys` under a prefix of a bucket. `asked`: the nodes that clients ask, which a test changes.
-    `refused`: how many requests got no answer, or 5xx."""
+    `refused`: of every request without an answer, or with 5xx, what it was and what came."""
 
     def __init__(self, mesh: Mesh, bucket: str, keys: int = 40, seed: int = 1) -> None:
         self._mesh, self._bucket, self._random = mesh, bucket, random.Random(seed)
@@ -47,7 +48,8 @@ class Traffic:
             threading.Thread(target=work) for work in (self._run_writer, self._run_reader, self._run_lister)
         ]
         self.errors: list[str] = []
-        self.refused = self.done = 0
+        self.refused: list[str] = []
+        self.done = 0
 
     def __enter__(self) -> Self:
         for key in self.keys:
@@ -66,9 +68,10 @@ class Traffic:
     @contextmanager
     def unrefused(self) -> Iterator[None]:
         """While nothing breaks, nobody is refused."""
-        refused = self.refused
+        before = len(self.refused)
         yield
-        assert self.refused == refused, self.errors
+        refused = self.refused[before:]
+        assert not refused, refused
         self.check_errors()
 
     def check_errors(self) -> None:
@@ -165,6 +168,7 @@ class Traffic:
             return None
 
     def _refuse(self, answer: Answer | None, key: str) -> None:
-        self.refused += 1
+        came = "no answer" if answer is None else f"{answer.status} {answer.body[:300]!r}"
+        self.refused.append(f"{time.strftime('%H:%M:%S')} {key}: {came}")
         if answer is not None and answer.status < 500:
             self.errors.append(f"{answer.status} for {key}: {answer.body[:300]!r}")
