@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from meshd.service.objects.attributes import attributes
+from meshd.store.memory import MemoryStore
 from meshwire.s3 import operations as ops
 from tests.unit.service_desk import MIB, NEVER, Desk, refusal, run
 
 if TYPE_CHECKING:
-    from meshd.store.interface import PartPage
+    from meshd.store.records import PartPage, Upload
     from meshwire.s3 import results as res
 
 PIECES = (b"a" * (5 * MIB), b"b" * (5 * MIB), b"c")
@@ -168,25 +169,30 @@ def test_only_what_an_upload_became_answers_for_it() -> None:
     assert refusal(desk.complete, "k", first, part).code == "NoSuchUpload"
 
 
-def test_an_upload_that_another_process_completes_between_two_reads_is_complete() -> None:
-    """Its parts go with its end, so whoever reads them a moment later finds none: no InvalidPart for it."""
-    desk = Desk()
+class _Overtaken(MemoryStore):
+    """Before parts are read, somebody else acts, to the end and once: `rival`."""
+
+    rival: threading.Thread | None = None
+
+    def list_parts(self, upload: Upload, after: int = 0, limit: int = 1000) -> PartPage:
+        rival, self.rival = self.rival, None
+        if rival is not None:
+            rival.start()
+            rival.join()
+        return super().list_parts(upload, after, limit)
+
+
+def test_an_upload_that_another_process_ends_between_two_reads_has_ended() -> None:
+    """Its parts go with its end, so whoever reads them a moment later finds none: that is no InvalidPart of
+    a completion, and no list without parts."""
+    desk = Desk(store=_Overtaken)
+    assert isinstance(desk.store, _Overtaken)
     upload = desk.begin("k")
     part = desk.part("k", upload, 1, b"whole")
-    read, rival = desk.store.list_parts, threading.Thread(target=desk.complete, args=("k", upload, part))
-
-    def overtaken(*arguments: Any) -> PartPage:
-        desk.store.list_parts = read  # type: ignore[method-assign]
-        rival.start()
-        rival.join()
-        return read(*arguments)
-
-    desk.store.list_parts = overtaken  # type: ignore[method-assign]
-    done = desk.complete("k", upload, part)
-    assert done.etag == desk.head("k").etag
+    desk.store.rival = threading.Thread(target=desk.complete, args=("k", upload, part))
+    assert desk.complete("k", upload, part).etag == desk.head("k").etag
     assert desk.read("k") == b"whole"
-    listed = ops.ListParts("b", "k", later := desk.begin("k"))
-    abort = ops.AbortMultipartUpload("b", "k", later)
-    rival = threading.Thread(target=lambda: run(desk.uploads.abort(abort)))
-    desk.store.list_parts = overtaken  # type: ignore[method-assign]
-    assert refusal(desk.uploads.list_parts, listed).code == "NoSuchUpload"
+    later = desk.begin("k")
+    abort = desk.uploads.abort(ops.AbortMultipartUpload("b", "k", later))
+    desk.store.rival = threading.Thread(target=run, args=(abort,))
+    assert refusal(desk.uploads.list_parts, ops.ListParts("b", "k", later)).code == "NoSuchUpload"
