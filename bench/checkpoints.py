@@ -1,8 +1,8 @@
 """The row of checkpoints: torch's distributed checkpoints saved to a store and loaded, by several writers.
 
-Law: one daemon is the S3 server of all; the same tensors, each contender in a process of its own, rounds
-interleaved; a checkpoint is saved once it is durable in the store, and loaded once every tensor equals what
-was saved. Invariant: what a round wrote is removed before the next.
+Law: one daemon is the S3 server of all; the same tensors, each contender in a process of its own, in
+turns (`bench.turns`); a checkpoint is saved once it is durable in the store, and loaded once every tensor
+equals what was saved. Invariant: what a round wrote is removed before the next.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from bench.rows import MIB
 from bench.standing import StandingContender
 from bench.tables import number, table
+from bench.turns import turns
 from meshsdk.connecting import connect
 
 if TYPE_CHECKING:
@@ -54,10 +55,8 @@ def measure(server: Server, scale: Scale, say: Callable[[str], None]) -> Iterato
         for name, contender in running.items():
             say(f"{NAME}: {name}, warming up")
             contender.wait()
-        for number in range(scale.rounds):
-            for name, contender in running.items():
-                say(f"{NAME}: {name}, round {number + 1} of {scale.rounds}")
-                yield contender.figure(number)
+        for number, name in turns(NAME, running, scale.rounds, say):
+            yield running[name].figure(number)
 
 
 def _contender(name: str, server: Server, scale: Scale) -> StandingContender:

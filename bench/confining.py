@@ -1,7 +1,7 @@
 """What a confined process costs a sample: a photograph's worth of pixels there and back, beside other ways.
 
 Law: one process on one core, wall-clock seconds (most of the cost is waiting for the other side); contenders
-take turns. The op does nothing, so that what is left is the way.
+take turns (`bench.turns`). The op does nothing, so that what is left is the way.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import socket
 import subprocess
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
+from bench.apart import apart
 from bench.results import Figure
+from bench.turns import order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import numpy as np
     import numpy.typing as npt
@@ -97,25 +97,22 @@ def _anew() -> None:
     subprocess.run([sys.executable, "-c", "import numpy"], check=True)
 
 
-def _measure(side: int, samples: int, rounds: int) -> list[Figure]:
+def _measure(side: int, samples: int, rounds: int) -> Iterator[Figure]:
     """In a process of its own."""
     import numpy as np
 
     pixels = np.random.default_rng(7).integers(0, 256, (side, side, 3), dtype=np.uint8)
-    found = []
     with ExitStack() as stack:
         ways = _ways(stack, pixels)
         for number in range(rounds):
-            for name, way in ways.items():
+            for name, way in order(ways.items(), number):
                 count = max(2, samples // _DEAR if name in (FORK, ANEW) else samples)
                 began = time.perf_counter()
                 for _ in range(count):
                     way()
-                found.append(Figure(name, number, {"rate": count / (time.perf_counter() - began)}))
-    return found
+                yield Figure(name, number, {"rate": count / (time.perf_counter() - began)})
 
 
-def measure(side: int, samples: int, rounds: int) -> list[Figure]:
+def measure(side: int, samples: int, rounds: int) -> Iterator[Figure]:
     """Samples a second, by contender and round."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(_measure, side, samples, rounds).result()
+    return apart(_measure, side, samples, rounds)

@@ -1,10 +1,10 @@
 """`python -m bench.delivering ENDPOINT BUCKET`: what the loader costs its process, and warm batches beside a
 bare `recv_into`.
 
-Law: one process, turn by turn: a pass over frames that the node has ready, then as many bytes by `recv_into`
-alone into slots of an arena of the same size, over as many connections of the same loopback, from a process
-that does nothing but sendfile. Frames come over TCP, as from another host. CPU seconds are getrusage's, of
-all threads.
+Law: one process, in turns (`bench.turns`): a pass over frames that the node has ready, and as many bytes by
+`recv_into` alone into slots of an arena of the same size, over as many connections of the same loopback, from
+a process that does nothing but sendfile. Frames come over TCP, as from another host. CPU seconds are
+getrusage's, of all threads.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from typing import TYPE_CHECKING, Final
@@ -25,6 +26,7 @@ import numpy as np
 from bench import albums
 from bench.clocking import cpu_seconds
 from bench.results import Figure
+from bench.turns import order
 from meshsdk.arenas import Arena
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ NAME: Final = "delivery"
 COLD, WARM, BARE = "loader, first epoch", "loader, warm", "bare recv_into"
 CPU_MOST, RATIO_LEAST = 0.15, 0.7
 _CONNECTIONS, _BUDGET = 4, 256 << 20
+_PATIENCE: Final = 600.0  # seconds
 
 
 def title(scale: Scale) -> str:
@@ -138,13 +141,16 @@ def main() -> None:
     count = max(1, -(-len(loader) // _CONNECTIONS))
     _loaded(loader)
     bare_rate(arena, frame, 1)  # both arenas have been touched, and all is imported
+    moved = frame * count * _CONNECTIONS
     for number in range(given.rounds):
-        began, cpu = time.perf_counter(), cpu_seconds()
-        samples, size = _loaded(loader)
-        _report(WARM, number, samples, size, time.perf_counter() - began, cpu_seconds() - cpu)
-        rate, used = bare_rate(arena, frame, count)
-        moved = frame * count * _CONNECTIONS
-        _report(BARE, number, samples * moved // size, moved, moved / rate, used)
+        for name in order((WARM, BARE), number):
+            if name == BARE:
+                rate, used = bare_rate(arena, frame, count)
+                _report(BARE, number, samples * moved // size, moved, moved / rate, used)
+                continue
+            began, cpu = time.perf_counter(), cpu_seconds()
+            samples, size = _loaded(loader)
+            _report(WARM, number, samples, size, time.perf_counter() - began, cpu_seconds() - cpu)
     loader.close()
 
 
@@ -156,21 +162,33 @@ def measure(server: Server, scale: Scale, say: Callable[[str], None]) -> Iterato
     say(f"{NAME}: batches and bare bytes, {scale.rounds} rounds")
     argv = [sys.executable, "-m", "bench.delivering", server.endpoint, albums.BUCKET]
     argv += ["--batch", str(scale.batch), "--rounds", str(scale.rounds)]
-    done = subprocess.run(
-        argv,
-        cwd=albums.ROOT,
-        env=albums.environment(server) | {"MESH_LOCAL": "off"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    if done.returncode:
-        last = [line for line in done.stderr.splitlines() if line.strip()][-1:] or ["no output"]
-        yield Figure(WARM, 0, {}, f"exit code {done.returncode}: {last[0][:300]}")
-    for line in done.stdout.splitlines():
-        if line.startswith("{"):
-            yield Figure(**json.loads(line))
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            argv,
+            cwd=albums.ROOT,
+            env=albums.environment(server) | {"MESH_LOCAL": "off"},
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        patience = threading.Timer(_PATIENCE, process.kill)
+        patience.start()
+        try:
+            for line in process.stdout:
+                if line.startswith("{"):
+                    yield Figure(**json.loads(line))
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            patience.cancel()
+        if process.wait():
+            errors.seek(0)
+            last = [line for line in errors.read().splitlines() if line.strip()][-1:] or ["no output"]
+            yield Figure(WARM, 0, {}, f"exit code {process.returncode}: {last[0][:300]}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The gather rows: many objects or members of a shard in one stream, beside a GET for each.
 
 Law: the same objects, in the same shuffled order, from one daemon; every contender hands over all bytes, and
-what the gather gives is compared with what was put before anything is timed. Invariant: rounds are
-interleaved.
+what the gather gives is compared with what was put before anything is timed. Invariant: contenders take turns
+(`bench.turns`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from botocore.config import Config
 from bench import shelving
 from bench.results import Figure
 from bench.rows import KIB, MIB
+from bench.turns import turns
 from meshsdk.connecting import connect
 from meshsdk.gathers import Item
 
@@ -102,10 +103,8 @@ def measure(row: GatherRow, server: Server, scale: Scale, say: Callable[[str], N
         contenders = _contenders(row, server, client, items)
         for work in contenders.values():
             work()
-        for number in range(scale.rounds):
-            for name, work in contenders.items():
-                say(f"{row.name}: {name}, round {number + 1} of {scale.rounds}")
-                yield _take(name, number, row, work, scale.seconds / _WORKLOADS)
+        for number, name in turns(row.name, contenders, scale.rounds, say):
+            yield _take(name, number, row, contenders[name], scale.seconds / _WORKLOADS)
 
 
 def _take(name: str, number: int, row: GatherRow, work: Callable[[], int], seconds: float) -> Figure:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from bench import albums
 from bench.clocking import Pass
 from bench.results import Figure
+from bench.turns import turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -116,18 +117,19 @@ def _problem(done: subprocess.CompletedProcess[str], passes: Sequence[Pass], sca
 
 
 def measure(
-    turns: Sequence[Turn], rounds: int, scale: Scale, root: Path, say: Callable[[str], None]
+    loaders: Sequence[Turn], rounds: int, scale: Scale, root: Path, say: Callable[[str], None]
 ) -> Iterator[Figure]:
-    """Interleaved rounds over the turns; a turn that fails three times is given up."""
+    """Each of them in its turn; one that fails three times is given up."""
+    named = {turn.name: turn for turn in loaders}
     if scale.warmed:
-        for turn in turns:
+        for turn in loaders:
             say(f"loaders: {turn.name}, once uncounted")
             read(turn, scale, root, rounds)
     failed: set[str] = set()
-    for number in range(rounds):
-        for turn in (turn for turn in turns if turn.name not in failed):
-            say(f"loaders: {turn.name}, round {number + 1} of {rounds}")
-            figure = read_repeatedly(turn, scale, root, number)
-            if figure.problem:
-                failed.add(turn.name)
-            yield figure
+    for number, name in turns("loaders", named, rounds, say):
+        if name in failed:
+            continue
+        figure = read_repeatedly(named[name], scale, root, number)
+        if figure.problem:
+            failed.add(name)
+        yield figure

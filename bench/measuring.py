@@ -40,6 +40,7 @@ from bench.results import Figure
 from bench.rows import FULL, store_rows
 from bench.servers import SERVERS, binary, new_account
 from bench.signing import Account
+from bench.turns import turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -214,13 +215,13 @@ class Bench:
         return albums.make_album(self.scratch, self.scale.photographs)
 
     def _limits(self) -> list[Figure]:
-        files = self._album().files()
-        found = []
-        for number in range(self.scale.rounds):
-            self.say(f"limits, round {number + 1} of {self.scale.rounds}")
-            rate = limits.socket_rate(self.scale.seconds)
-            found.append(Figure("socket", number, {"gigabytes": rate / 1e9}))
-            found.append(Figure("transform", number, {"rate": limits.transform_rate(files)}))
+        files, found = self._album().files(), list[Figure]()
+        for number, name in turns("limits", ("socket", "transform"), self.scale.rounds, self.say):
+            if name == "socket":
+                metrics = {"gigabytes": limits.socket_rate(self.scale.seconds) / 1e9}
+            else:
+                metrics = {"rate": limits.transform_rate(files)}
+            found.append(Figure(name, number, metrics))
         return found
 
     def _loaders(self, name: str) -> Outcome:

@@ -2,7 +2,8 @@
 
 Law: both sides ask the same proxy before the same SeaweedFS, 50 ms away with 100 MB/s a connection, by the
 same client; every key is read once, so every read through the node is cold. What came is compared with what
-was put. Memory that reads need is the machine's before the clock starts. Invariant: rounds are interleaved.
+was put. Memory that reads need is the machine's before the clock starts. Invariant: they
+take turns (`bench.turns`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from bench.results import Figure
 from bench.rows import KIB, MIB
 from bench.servers import new_account, start_meshd
 from bench.signing import Request, headers
+from bench.turns import order
 from meshsdk import buckets
 from meshsdk.connecting import connect
 
@@ -112,7 +114,7 @@ def _cold(site: Site, number: int) -> Iterator[Figure]:
     small, large = shelving.pattern(_SMALL), shelving.pattern(_LARGE)
     shelving.fill(site.direct, smalls, small)
     shelving.fill(site.direct, [f"cold/{number}/large"], large, 1)
-    for contender, server in ((ORIGIN, site.slow), (MESH, site.mesh)):
+    for contender, server in order(((ORIGIN, site.slow), (MESH, site.mesh)), number):
         have_memory(_LARGE)
         read(server, "cold/none", 0)  # connections are there on both sides
         firsts = sorted(read(server, key, _SMALL, small).first for key in smalls)
@@ -139,7 +141,7 @@ def _eight(site: Site, number: int) -> Figure:
 def _whole(site: Site, number: int, size: int) -> Iterator[Figure]:
     key, body = f"whole/{number}", shelving.pattern(size)
     shelving.fill(site.direct, [key], body, 1)
-    for contender, server in ((ORIGIN, site.slow), (MESH, site.mesh)):
+    for contender, server in order(((ORIGIN, site.slow), (MESH, site.mesh)), number):
         have_memory(size)
         spent = _spent(server)
         done = read(server, key, size, body)

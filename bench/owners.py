@@ -1,8 +1,8 @@
 """The row of a mesh that a loader reads: each node sends the rows whose bytes it has, or one node sends all.
 
 Law: one mesh of three nodes, two copies of every object; the same loader, the same epochs, which no node has
-prepared before; rounds interleaved. Frames come over TCP, as from another host. Invariant: both give the same
-bytes, or neither figure counts.
+prepared before; both in turn (`bench.turns`). Frames come over TCP, as from another host. Invariant: both
+give the same bytes, or neither figure counts.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from bench.limits import SIDE
 from bench.processes import cpu_seconds
 from bench.results import Figure
 from bench.tables import number, table
+from bench.turns import order
 from meshd.errors import MeshdError
 from meshd.runtime import etcds
 from meshd.testing.meshes import Mesh
@@ -105,14 +106,14 @@ def measure(album: Album, scale: Scale, say: Callable[[str], None]) -> Iterator[
             for way in WAYS.values():
                 _epoch(nodes, ds, scale.batch, way, 0)
         for count in range(scale.rounds):
-            for kind, ds in datasets.items():
+            for kind, ds in order(datasets.items(), count):
                 say(f"{NAME}: {kind}, round {count + 1} of {scale.rounds}")
                 yield from _round(nodes, kind, ds, scale.batch, count)
 
 
 def _round(nodes: Mesh, kind: str, ds: mesh.Dataset, batch: int, count: int) -> Iterator[Figure]:
-    """Both ways, the first of them first in every other round; the epoch is the same, and new."""
-    ways = list(WAYS.items())[:: 1 if count % 2 else -1]
+    """Both ways; the epoch is the same, and new."""
+    ways = order(WAYS.items(), count)
     found = {way: _epoch(nodes, ds, batch, how, count + 1) for way, how in ways}
     problem = "" if len({read.digest for read in found.values()}) == 1 else "batches differ between the ways"
     for way, read in found.items():

@@ -1,14 +1,14 @@
 """The row of the mesh: GET through a node that does not hold the object, beside the node that does.
 
 Law: one mesh of two nodes with one worker each, one copy of every object, all on the holder; the same load
-goes to either. Invariant: rounds are interleaved. Beside the rate stands what a request costs each node's
-processor: on one machine the two nodes and the client share what in a mesh each has for itself.
+goes to either. Invariant: they take turns (`bench.turns`). Beside the rate stands what a request costs each
+node's processor: on one machine the two nodes and the client share what in a mesh each has for itself.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from bench import shelving
 from bench.generating import Load, available, run
@@ -16,6 +16,7 @@ from bench.processes import cpu_seconds
 from bench.results import Figure
 from bench.rows import KIB, MIB
 from bench.signing import Account, Request
+from bench.turns import turns
 from meshd.errors import MeshdError
 from meshd.runtime import etcds
 from meshd.testing.meshes import Mesh
@@ -85,31 +86,28 @@ def measure(scale: Scale, scratch: Path, say: Callable[[str], None]) -> Iterator
     with Mesh.start(2, args=("--copies", "1")) as mesh:
         s3 = mesh["n1"].client()
         s3.create_bucket(Bucket=_BUCKET)
+        ways = dict[str, tuple[str, Load, Size]]()
         for size in sizes(scale):
-            keys = [
-                mesh.key_decided_by("n2", _BUCKET, f"{size.size}-{number}", copies=1)
-                for number in range(size.keys)
-            ]
-            body = shelving.pattern(size.size)
-            for key in keys:
-                s3.put_object(Bucket=_BUCKET, Key=key, Body=body)
-            yield from _turns(mesh, size, keys, scale, scratch, say)
+            load = _filled(mesh, s3, size, min(scale.seconds, _SECONDS))
+            ways |= {size.direct: ("n2", load, size), size.passed: ("n1", load, size)}
         s3.close()
-
-
-def _turns(
-    mesh: Mesh, size: Size, keys: list[str], scale: Scale, scratch: Path, say: Callable[[str], None]
-) -> Iterator[Figure]:
-    requests = tuple(Request("GET", f"/{_BUCKET}/{key}") for key in keys)
-    load = Load(requests, size.connections, min(scale.seconds, _SECONDS))
-    sides = {size.direct: "n2", size.passed: "n1"}
-    for node in sides.values():
-        _read(mesh, node, replace(load, seconds=_WARM), size, scratch)
-    for number in range(scale.rounds):
-        for contender, node in sides.items():
-            say(f"{NAME}: {contender}, round {number + 1} of {scale.rounds}")
-            metrics, problem = _read(mesh, node, load, size, scratch)
+        for node, load, size in ways.values():
+            _read(mesh, node, replace(load, seconds=_WARM), size, scratch)
+        for number, contender in turns(NAME, ways, scale.rounds, say):
+            metrics, problem = _read(mesh, *ways[contender], scratch)
             yield Figure(contender, number, metrics, problem)
+
+
+def _filled(mesh: Mesh, s3: Any, size: Size, seconds: int) -> Load:
+    """Puts objects of the size where only the holder has them; what asks for them."""
+    keys = [
+        mesh.key_decided_by("n2", _BUCKET, f"{size.size}-{number}", copies=1) for number in range(size.keys)
+    ]
+    body = shelving.pattern(size.size)
+    for key in keys:
+        s3.put_object(Bucket=_BUCKET, Key=key, Body=body)
+    requests = tuple(Request("GET", f"/{_BUCKET}/{key}") for key in keys)
+    return Load(requests, size.connections, seconds)
 
 
 def _read(mesh: Mesh, node: str, load: Load, size: Size, scratch: Path) -> tuple[dict[str, float], str]:

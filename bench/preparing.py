@@ -1,23 +1,23 @@
 """What preparing a photograph costs one core: the node's ops beside a bare decode of the same file.
 
-Law: one process on one core, CPU seconds; contenders take turns, a hundred photographs each, so that they
-meet the same machine. No server, no store.
+Law: one process on one core, CPU seconds; contenders take turns (`bench.turns`), a hundred
+photographs each, so that they meet the same machine. No server, no store.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
+from bench.apart import apart
 from bench.limits import SIDE
 from bench.results import Figure
+from bench.turns import order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     Prepare = Callable[[int, bytes], object]
@@ -74,24 +74,22 @@ def _by_pillow(number: int, data: bytes) -> object:
     return np.asarray(ImageOps.mirror(cut) if flip else cut)
 
 
-def _measure(files: Sequence[Path], rounds: int) -> list[Figure]:
+def _measure(files: Sequence[Path], rounds: int) -> Iterator[Figure]:
     """In a process of its own, on one core."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     data = [file.read_bytes() for file in files]
     contenders = _contenders()
     _spent(contenders, data[:_TURN])
-    found = []
-    for round_number in range(rounds):
+    for number in range(rounds):
         for name, seconds in _spent(contenders, data).items():
-            found.append(Figure(name, round_number, {"rate": len(data) / seconds}))
-    return found
+            yield Figure(name, number, {"rate": len(data) / seconds})
 
 
 def _spent(contenders: dict[str, Prepare], data: Sequence[bytes]) -> dict[str, float]:
     """CPU seconds of each."""
     spent = dict.fromkeys(contenders, 0.0)
     for start in range(0, len(data), _TURN):
-        for name, prepare in contenders.items():
+        for name, prepare in order(contenders.items(), start // _TURN):
             began = time.process_time()
             for number, body in enumerate(data[start : start + _TURN], start):
                 prepare(number, body)
@@ -99,7 +97,6 @@ def _spent(contenders: dict[str, Prepare], data: Sequence[bytes]) -> dict[str, f
     return spent
 
 
-def measure(files: Sequence[Path], rounds: int) -> list[Figure]:
+def measure(files: Sequence[Path], rounds: int) -> Iterator[Figure]:
     """Photographs a CPU second, by contender and round."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(_measure, list(files[:PHOTOGRAPHS]), rounds).result()
+    return apart(_measure, list(files[:PHOTOGRAPHS]), rounds)

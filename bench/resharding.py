@@ -2,7 +2,8 @@
 
 Law: the same shards lie as plain files for `cp` and in the daemon for the job; each contender's output is
 removed before the next begins, and nothing of it is left to be written out. A job's outputs are durable when
-it is done, as `cp, then sync` is and `cp` is not. Invariant: rounds are interleaved.
+it is done, as `cp, then sync` is and `cp` is not. Invariant: contenders take
+turns (`bench.turns`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 from bench import shelving
 from bench.results import Figure
 from bench.rows import KIB, MIB
+from bench.turns import turns
 from meshsdk import jobs
 from meshsdk.connecting import connect
 
@@ -58,15 +60,13 @@ def measure(server: Server, scale: Scale, scratch: Path, say: Callable[[str], No
             STORED: lambda _: _job(client),
             SHUFFLED: lambda number: _job(client, shuffle=number),
         }
-        for number in range(scale.rounds):
-            for name, work in contenders.items():
-                say(f"{NAME}: {name}, round {number + 1} of {scale.rounds}")
-                os.sync()
-                began = time.perf_counter()
-                done = work(number)
-                taken = time.perf_counter() - began
-                problem = _remove(client, plain, count)
-                yield Figure(name, number, {"gigabytes": size / taken / 1e9}, problem if done else "")
+        for number, name in turns(NAME, contenders, scale.rounds, say):
+            os.sync()
+            began = time.perf_counter()
+            done = contenders[name](number)
+            taken = time.perf_counter() - began
+            problem = _remove(client, plain, count)
+            yield Figure(name, number, {"gigabytes": size / taken / 1e9}, problem if done else "")
         shutil.rmtree(plain)
 
 

@@ -17,6 +17,7 @@ from bench import albums
 from bench.clocking import Pass
 from bench.loading import OURS, TIMEOUT_S, argv_of
 from bench.results import Figure
+from bench.turns import turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -99,10 +100,9 @@ def _pass_of(job: subprocess.Popen[str]) -> Pass:
 
 
 def measure(
-    turns: Sequence[Turn], rounds: int, scale: Scale, root: Path, say: Callable[[str], None]
+    jobs: Sequence[Turn], rounds: int, scale: Scale, root: Path, say: Callable[[str], None]
 ) -> Iterator[Figure]:
-    """Interleaved rounds."""
-    for number in range(rounds):
-        for turn in turns:
-            say(f"{NAME}: {turn.name}, round {number + 1} of {rounds}")
-            yield together(turn, scale, root, number)
+    """Each of them in its turn."""
+    named = {job.name: job for job in jobs}
+    for number, name in turns(NAME, named, rounds, say):
+        yield together(named[name], scale, root, number)

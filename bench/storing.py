@@ -1,7 +1,6 @@
 """The store side: fills the servers, then reads each in turn, round by round.
 
-Invariant: a row's rounds are interleaved (A B C A B C …), so that a slow minute of the machine meets all of
-them.
+Invariant: contenders take turns (`bench.turns`).
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from bench.generating import Load, run
 from bench.results import Figure
 from bench.signing import Request
 from bench.stocking import stock
+from bench.turns import turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -130,7 +130,7 @@ def measure(
     body = shelving.pattern(row.size)
     file = scratch / "body.bin"
     file.write_bytes(body)
-    ready = []
+    ready: dict[str, Server] = {}
     for name in (name for name in row.servers if name in servers):
         say(f"{row.title}: filling {name}")
         try:
@@ -138,11 +138,9 @@ def measure(
         except (OSError, shelving.AnswerError) as error:
             yield Figure(name, 0, {}, str(error))
         else:
-            ready.append(servers[name])
+            ready[name] = servers[name]
     load = Load(requests_of(row, body), row.connections, scale.seconds, file if row.verb == "PUT" else None)
-    for server in ready:
+    for server in ready.values():
         run(replace(load, seconds=1), server.host, server.account, scratch)
-    for number in range(scale.rounds):
-        for server in ready:
-            say(f"{row.title}: {server.name}, round {number + 1} of {scale.rounds}")
-            yield take(row, server, load, scratch, number)
+    for number, name in turns(row.title, ready, scale.rounds, say):
+        yield take(row, ready[name], load, scratch, number)

@@ -1,9 +1,9 @@
 """The row of series: windows of a Zarr array as torch batches, beside a Dataset that slices the array itself.
 
 Law: one daemon is the S3 server of all; the same array, windows of one size, batches of one size, two workers
-each; in shards, as small chunks are kept in buckets, and once more an object a chunk. Invariant: rounds are
-interleaved, loaders begin empty; the CPU time of clients with their workers and of the server stands beside
-the rate.
+each; in shards, as small chunks are kept in buckets, and once more an object a chunk. Invariant: contenders
+take turns (`bench.turns`), loaders begin empty; the CPU time of clients with their workers and of the
+server stands beside the rate.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 import zarr
 
 from bench.standing import StandingContender
+from bench.turns import turns
 from meshsdk.connecting import connect
 
 if TYPE_CHECKING:
@@ -56,10 +57,8 @@ def measure(server: Server, scale: Scale, say: Callable[[str], None]) -> Iterato
         for name, contender in running.items():
             say(f"{NAME}: {name}, warming up")
             contender.wait()
-        for number in range(scale.rounds):
-            for name, contender in running.items():
-                say(f"{NAME}: {name}, round {number + 1} of {scale.rounds}")
-                yield contender.figure(number)
+        for number, name in turns(NAME, running, scale.rounds, say):
+            yield running[name].figure(number)
 
 
 def _contender(name: str, server: Server, scale: Scale) -> StandingContender:

@@ -1,0 +1,153 @@
+"""Contenders take turns in rounds that balance each other, in every row that has any."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import bench
+from bench import checkpoints, loading, sharing, storing, windows
+from bench.apart import apart
+from bench.generating import Reading
+from bench.loading import Turn
+from bench.processes import ChildError
+from bench.results import Figure
+from bench.rows import QUICK, Scale, store_rows
+from bench.signing import Account
+from bench.turns import order, turns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from bench.servers import Server
+
+ROUNDS = 4
+SCALE = Scale(**{**{name: getattr(QUICK, name) for name in Scale.__slots__}, "rounds": ROUNDS})
+
+
+def names_in_turn(figures: Iterable[Figure]) -> list[list[str]]:
+    """The contenders of each round, in the order their figures came."""
+    found = list(figures)
+    return [[each.contender for each in found if each.round == number] for number in range(ROUNDS)]
+
+
+def balanced(names: list[str]) -> list[list[str]]:
+    return [names, names[::-1], names, names[::-1]]
+
+
+def server(name: str) -> Server:
+    return SimpleNamespace(name=name, endpoint="http://127.0.0.1:1", host="", account=Account("a", "b"))  # type: ignore[return-value]
+
+
+def quiet(_: str) -> None:
+    """Progress that nobody reads."""
+
+
+@given(st.integers(2, 6), st.integers(1, 4))
+def test_in_an_even_number_of_rounds_each_follows_each_neighbour_as_often(count: int, pairs: int) -> None:
+    names = [f"c{number}" for number in range(count)]
+    taken: list[tuple[int, str]] = list(turns("row", names, 2 * pairs, quiet))
+    assert [number for number, _ in taken] == [number for number in range(2 * pairs) for _ in names]
+    within = [[name for at, name in taken if at == number] for number in range(2 * pairs)]
+    follows = [pair for one in within for pair in itertools.pairwise(one)]
+    for left, right in itertools.pairwise(names):
+        assert follows.count((left, right)) == follows.count((right, left)) == pairs
+
+
+def test_a_line_is_said_before_each_turn() -> None:
+    said: list[str] = []
+    for number, name in turns("get-10k", ["a", "b"], 2, said.append):
+        assert said[-1] == f"get-10k: {name}, round {number + 1} of 2"
+    assert len(said) == 4
+
+
+def _loaders(rounds: int) -> Iterator[Figure]:
+    jobs = [Turn(name, server("meshd")) for name in ("one", "two", "three")]
+    return loading.measure(jobs, rounds, QUICK, Path(), quiet)
+
+
+def _jobs(rounds: int) -> Iterator[Figure]:
+    jobs = [Turn(name, server("meshd")) for name in ("one", "two", "three")]
+    return sharing.measure(jobs, rounds, QUICK, Path(), quiet)
+
+
+@pytest.mark.parametrize(("module", "measure"), [(loading, _loaders), (sharing, _jobs)])
+def test_loaders_take_turns(
+    module: Any, measure: Callable[[int], Iterator[Figure]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken(turn: Turn, _: Scale, __: Path, number: int) -> Figure:
+        return Figure(turn.name, number, {"rate": 1.0})
+
+    monkeypatch.setattr(module, "read_repeatedly" if module is loading else "together", taken)
+    names = [f"{name} from meshd" for name in ("one", "two", "three")]
+    assert names_in_turn(measure(ROUNDS)) == balanced(names)
+
+
+def test_a_loader_that_fails_is_given_up_in_whatever_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    def taken(turn: Turn, _: Scale, __: Path, number: int) -> Figure:
+        return Figure(turn.name, number, {}, "no" if turn.loader == "two" and number == 1 else "")
+
+    monkeypatch.setattr(loading, "read_repeatedly", taken)
+    rounds = [[name.split()[0] for name in each] for each in names_in_turn(_loaders(ROUNDS))]
+    assert rounds == [["one", "two", "three"], ["three", "two", "one"], ["one", "three"], ["three", "one"]]
+
+
+def test_servers_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = store_rows(SCALE)[0]
+    monkeypatch.setattr(storing, "prepare", lambda *_: None)
+    monkeypatch.setattr(storing, "run", lambda *_: Reading(1, 1.0, row.size, 0, 1.0, 1.0, 1.0))
+    running = {name: server(name) for name in row.servers}
+    assert names_in_turn(storing.measure(row, running, SCALE, tmp_path, quiet)) == balanced(list(row.servers))
+
+
+@pytest.mark.parametrize("module", [windows, checkpoints])
+def test_standing_contenders_take_turns(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def standing(name: str, *_: object) -> Any:
+        made = SimpleNamespace(wait=lambda: None, figure=lambda number: Figure(name, number, {}))
+        return nullcontext(made)
+
+    monkeypatch.setattr(module, "_contender", standing)
+    monkeypatch.setattr(module, "connect", lambda *_, **__: nullcontext(SimpleNamespace(create_bucket=str)))
+    monkeypatch.setattr(module, "_fill", lambda *_: None, raising=False)
+    figures = module.measure(server("meshd"), SCALE, quiet)
+    assert names_in_turn(figures) == balanced(list(module.CONTENDERS))
+
+
+def test_no_row_has_rounds_of_its_own_order() -> None:
+    """Whoever counts rounds asks `bench.turns` for their order."""
+    loop = re.compile(r"in range\((?:\w+\.)?rounds\)")
+    folder = Path(bench.__file__).parent
+    texts = {file.name: file.read_text() for file in folder.glob("*.py") if file.name != "turns.py"}
+    assert sorted(name for name, text in texts.items() if loop.search(text) and "order(" not in text) == []
+    assert len([name for name, text in texts.items() if "bench.turns import" in text]) >= 14
+
+
+def _counts(most: int) -> Iterator[Figure]:
+    for number in range(most):
+        yield Figure("it", number, {})
+    if most == 3:
+        raise ValueError("three")
+
+
+def test_figures_of_a_process_apart_come_one_by_one() -> None:
+    assert [figure.round for figure in apart(_counts, 2)] == [0, 1]
+    first = next(iter(apart(_counts, 1_000_000)))  # the rest is not waited for
+    assert first.round == 0
+    figures = apart(_counts, 3)
+    assert [next(figures).round for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ChildError, match="ended with 1"):
+        next(figures)
+
+
+def test_order_leaves_what_it_is_given() -> None:
+    names = ["a", "b"]
+    assert order(names, 1) == ["b", "a"]
+    assert order(names, 2) == names == ["a", "b"]
