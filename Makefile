@@ -55,9 +55,9 @@ LENGTH ?= 8
 faults: $(STAMP) ## nodes of a mesh killed, stopped, parted, filled … under clients: see docs/faults.md
 	@$(BIN)/python -m tests.faults --first $(FIRST) --seeds $(SEEDS) --length $(LENGTH) $(ARGS)
 
-bench: $(STAMP)  ## side by side with SeaweedFS, nginx and the peer loaders; writes docs/benchmarks.md
+bench: $(STAMP)  ## side by side with SeaweedFS, nginx and the peer loaders; keeps bench/figures, writes docs/benchmarks.md
 	@$(BIN)/python -m pip install --quiet --group bench
-	@$(BIN)/python -m bench
+	@$(BIN)/python -m bench $(ARGS)
 
 reference: $(STAMP) ## write what is generated: a part of docs/ops.md, the chart's CRDs, docs/resources.md, docs/api.md
 	@$(BIN)/python tests/docs/ops_page.py

@@ -1,42 +1,46 @@
-"""`python -m bench`: measure rows, show them, keep the raw figures, write docs/benchmarks.md."""
+"""`python -m bench`: measure rows, show them, keep their figures, write the report of all that is kept."""
 
 from __future__ import annotations
 
 import shutil
 import signal
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from bench import machine, reporting, results
 from bench.albums import peers_python
-from bench.measuring import SPECIAL, Bench
-from bench.rows import FULL, QUICK, Scale, store_rows
+from bench.catalogue import BY_NAME, ENTRIES, listing
+from bench.measuring import Bench
+from bench.progress import Progress
+from bench.rows import FULL, QUICK, Scale
 from bench.tables import number
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bench.catalogue import Entry
+
 ROOT = Path(__file__).resolve().parents[1]
+KEPT, REPORT = ROOT / "bench" / "figures", ROOT / "docs" / "benchmarks.md"
+WITHOUT_FIGURE, MISSED, INTERRUPTED = 1, 3, 130
+"""Exit codes beside 0 and click's 2 for wrong usage."""
 console = Console(highlight=False)
 
 
-def row_names(scale: Scale) -> list[str]:
-    """All rows in the order they run."""
-    return [*(row.name for row in store_rows(scale)), *SPECIAL]
-
-
-def chosen(only: str, scale: Scale) -> list[str]:
+def chosen(only: str) -> list[Entry]:
     """The rows asked for; raises a usage error naming an unknown one."""
-    names = row_names(scale)
-    wanted = [name.strip() for name in only.split(",") if name.strip()] or names
-    unknown = sorted(set(wanted) - set(names))
+    wanted = [name.strip() for name in only.split(",") if name.strip()] or list(BY_NAME)
+    unknown = sorted(set(wanted) - set(BY_NAME))
     if unknown:
-        raise click.UsageError(f"no row {', '.join(unknown)}; there are {', '.join(names)}")
-    return [name for name in names if name in wanted]
+        raise click.UsageError(f"no row {', '.join(unknown)}; there are {', '.join(BY_NAME)}")
+    return [entry for entry in ENTRIES if entry.name in wanted]
 
 
 def show(result: results.RowResult) -> None:
@@ -80,23 +84,68 @@ SHOWN = {
 }
 
 
-def measure(names: list[str], scale: Scale, scratch: Path, raw: Path) -> dict[str, results.RowResult]:
-    """Run the rows; every finished row is saved at once, so that Ctrl-C loses only the one at hand."""
-    rows = results.load(raw)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
-        task = bars.add_task("starting", total=None)
-        with Bench(scratch, scale, lambda text: bars.update(task, description=text)) as bench:
-            for name in names:
-                bars.update(task, description=f"{name}: looking how busy the machine is")
-                busy = machine.busy()
-                title, figures, skipped = bench.run(name)
-                taken = datetime.now(UTC).isoformat(timespec="seconds")
-                setup = {field: getattr(scale, field) for field in Scale.__slots__} | {"busy": busy}
-                rows[name] = results.RowResult(name, title, taken, machine.commit(), setup, figures, skipped)
-                results.save(raw, rows)
-                show(rows[name])
-    return rows
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run's sizes and folders: `scratch` for data, `kept` for figures."""
+
+    scale: Scale
+    scratch: Path
+    kept: Path
+
+    def measure(self, entries: Sequence[Entry]) -> dict[str, results.RowResult]:
+        """Take the rows. Each is kept as soon as it is finished; of one that is interrupted the rounds that
+        were finished are kept."""
+        rows = {}
+        with (
+            Progress(entries, toy=self.scale.photographs < FULL.photographs) as progress,
+            Bench(self.scratch, self.scale, progress.say) as bench,
+        ):
+            for entry in entries:
+                progress.begin(entry)
+                rows[entry.name] = self._take(entry, bench)
+        return rows
+
+    def _take(self, entry: Entry, bench: Bench) -> results.RowResult:
+        busy = machine.busy()
+        title, figures, skipped = entry.run(bench)
+        found: list[results.Figure] = []
+        try:
+            found.extend(figures)
+        except KeyboardInterrupt:
+            if whole := results.finished(found):
+                row = self._result(entry.name, title, whole, skipped, busy)
+                self._keep(row)
+                console.print(f"{entry.name}: {row.setup['rounds']} finished rounds are kept")
+            raise
+        row = self._result(entry.name, title, tuple(found), skipped, busy)
+        show(row)
+        self._keep(row)
+        return row
+
+    def _result(
+        self, name: str, title: str, figures: tuple[results.Figure, ...], skipped: dict[str, str], busy: float
+    ) -> results.RowResult:
+        taken = datetime.now(UTC).isoformat(timespec="seconds")
+        sizes = {field: getattr(self.scale, field) for field in Scale.__slots__ if field != "loader_rounds"}
+        rounds = len({figure.round for figure in figures})
+        return results.RowResult(
+            name,
+            title,
+            taken,
+            machine.commit(),
+            sizes | {"rounds": rounds, "busy": busy},
+            figures,
+            skipped,
+            machine.describe(),
+            machine.versions(peers_python(self.scratch)),
+        )
+
+    def _keep(self, row: results.RowResult) -> None:
+        """A row that nobody could take part in does not replace one that has figures."""
+        if row.figures or not (self.kept / f"{row.name}.json").exists():
+            results.keep(self.kept, row)
+        else:
+            console.print(f"{row.name}: no figure ({'; '.join(row.skipped.values())}); the kept row stays")
 
 
 def interrupt(_signal: int, _frame: object) -> None:
@@ -104,41 +153,100 @@ def interrupt(_signal: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
-@click.command()
-@click.option("--only", default="", help="rows, comma-separated (see --list)")
-@click.option("--rounds", type=click.IntRange(1), help="interleaved rounds a row; 5 by default, loaders 1")
-@click.option("--quick", is_flag=True, help="toy sizes: shows that it runs; figures mean nothing")
-@click.option("--list", "listing", is_flag=True, help="name the rows and end")
+def shown(path: Path) -> str:
+    """As a user would name it."""
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
+
+
+HELP = """Measure meshd and meshsdk beside SeaweedFS, nginx and five loaders, on two cores of this machine.
+
+A row is measured in rounds, in which its contenders take turns. Its figures are kept in the file
+bench/figures/ROW.json, in place of those it had, and docs/benchmarks.md is written from all that is kept:
+`--only loaders` renews one row, no `--only` all of them (about an hour). Both belong into a commit. With
+--quick or --figures neither is touched.
+
+A line on stderr says what is being done. Ctrl-C stops the servers; rows that are done are kept, and of the
+one at hand the rounds that are.
+
+\b
+Exit codes:
+  0    measured
+  1    a contender that took part has no figure, the table says why
+  2    wrong usage
+  3    with --strict: a row misses one of its bars
+  130  interrupted
+"""
+
+
+@click.command(help=HELP)
+@click.option("--only", default="", metavar="ROW,…", help="these rows alone; --list names them")
 @click.option(
-    "--scratch", type=click.Path(path_type=Path), default=ROOT / ".bench", help="data and raw figures"
+    "--rounds",
+    type=click.IntRange(1),
+    help="of each row: 5 by default, of loaders and sharing 1; an even number balances their order exactly",
+)
+@click.option("--quick", is_flag=True, help="toy sizes: shows that it runs; its figures mean nothing")
+@click.option("--list", "listed", is_flag=True, help="the rows: how long each takes, what it needs; then end")
+@click.option("--report", "anew", is_flag=True, help="write the report of what is kept, measure nothing")
+@click.option("--strict", is_flag=True, help="exit with 3 when a row that was measured misses a bar")
+@click.option(
+    "--figures",
+    type=click.Path(path_type=Path),
+    help="folder for figures, and a report beside them; bench/figures by default, SCRATCH/quick with --quick",
 )
 @click.option("--output", type=click.Path(path_type=Path), help="the report; docs/benchmarks.md by default")
+@click.option(
+    "--scratch",
+    type=click.Path(path_type=Path),
+    default=ROOT / ".bench",
+    show_default=".bench",
+    help="photographs, servers' data, the peers' environment",
+)
 def main(
-    only: str, rounds: int | None, quick: bool, listing: bool, scratch: Path, output: Path | None
+    only: str,
+    rounds: int | None,
+    quick: bool,
+    listed: bool,
+    anew: bool,
+    strict: bool,
+    figures: Path | None,
+    output: Path | None,
+    scratch: Path,
 ) -> None:
-    """Measure meshd and meshsdk beside SeaweedFS, nginx and five loaders, in one run on two cores."""
+    entries = chosen(only)
+    if listed:
+        click.echo(listing())
+        return
     scale = QUICK if quick else FULL
     if rounds:
         scale = replace(scale, rounds=rounds, loader_rounds=rounds)
-    names = chosen(only, scale)
-    if listing:
-        click.echo("\n".join(names))
-        return
-    signal.signal(signal.SIGTERM, interrupt)
-    machine.pin()
-    raw = scratch / ("quick.json" if quick else "results.json")
-    try:
-        rows = measure(names, scale, scratch, raw)
-    except KeyboardInterrupt:
-        console.print("stopped; servers are stopped too, finished rows are kept")
-        sys.exit(130)
-    finally:
-        shutil.rmtree(scratch / "run", ignore_errors=True)
-    target = output or (scratch / "quick.md" if quick else ROOT / "docs" / "benchmarks.md")
-    target.write_text(reporting.render(rows, scale, peers_python(scratch)))
-    console.print(f"wrote {target.name}; raw figures in {raw.name}")
+    kept = figures or (scratch / "quick" if quick else KEPT)
+    target = output or (REPORT if kept == KEPT else kept.with_name(f"{kept.name}.md"))
+    run, rows = Run(scale, scratch, kept), dict[str, results.RowResult]()
+    code = 0
+    if not anew:
+        signal.signal(signal.SIGTERM, interrupt)
+        machine.pin()
+        try:
+            rows = run.measure(entries)
+        except KeyboardInterrupt:
+            console.print("stopped; servers are stopped too")
+            code = INTERRUPTED
+        finally:
+            shutil.rmtree(scratch / "run", ignore_errors=True)
+    target.write_text(reporting.render(results.load(kept), QUICK if quick else FULL))
+    console.print(f"wrote {shown(target)}, of what is kept in {shown(kept)}")
+    sys.exit(code or judged(rows, scale, strict=strict))
+
+
+def judged(rows: dict[str, results.RowResult], scale: Scale, *, strict: bool) -> int:
+    """Say which bars the rows miss; the exit code."""
+    missed = reporting.missed(rows, scale) if rows else []
+    for line in missed:
+        console.print(f"bar: {line}", markup=False)
     if any(row.problem(name) for row in rows.values() for name in row.contenders()):
-        sys.exit(1)
+        return WITHOUT_FIGURE
+    return MISSED if strict and missed else 0
 
 
 if __name__ == "__main__":

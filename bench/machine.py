@@ -15,7 +15,7 @@ import psutil
 from bench.servers import binary
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 CORES = 2
 PACKAGES = (
@@ -53,10 +53,14 @@ def output(argv: Sequence[str]) -> str:
 
 
 def commit() -> str:
-    """The short id of the checkout's commit."""
-    return (
-        output(["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]).strip() or "unknown"
-    )
+    """The short id of the checkout's commit; with a plus sign where its code was changed since."""
+    root = str(Path(__file__).resolve().parents[1])
+    found = output(["git", "-C", root, "rev-parse", "--short", "HEAD"]).strip()
+    if not re.fullmatch("[0-9a-f]+", found):
+        return "unknown"
+    report = (":!bench/figures", ":!docs/benchmarks.md")
+    changed = output(["git", "-C", root, "status", "--porcelain", "-uno", "--", ".", *report])
+    return f"{found}+" if changed else found
 
 
 def cpu_model() -> str:
@@ -65,13 +69,35 @@ def cpu_model() -> str:
     return found[1] if found else platform.machine()
 
 
-def describe() -> str:
-    """One line about the machine."""
-    memory = psutil.virtual_memory().total / (1 << 30)
+def describe() -> dict[str, str | int]:
+    """What the machine is, fact by fact."""
     control = Path("/proc/sys/net/ipv4/tcp_congestion_control")
-    sending = control.read_text().strip() if control.exists() else "unknown"
-    system = f"Linux {platform.release().split('-')[0]} (TCP: {sending}), Python {platform.python_version()}"
-    return f"{cpu_model()}, {CORES} of {os.cpu_count()} cores, {memory:.0f} GiB of memory, {system}"
+    return {
+        "cpu": cpu_model(),
+        "cores_used": CORES,
+        "cores": os.cpu_count() or 0,
+        "memory_gib": round(psutil.virtual_memory().total / (1 << 30)),
+        "kernel": platform.release().split("-")[0],
+        "congestion_control": control.read_text().strip() if control.exists() else "unknown",
+        "python": platform.python_version(),
+    }
+
+
+def sentence(facts: Mapping[str, str | int]) -> str:
+    """One line about the machine that `describe` described."""
+    cores = f"{facts['cores_used']} of {facts['cores']} cores, {facts['memory_gib']} GiB of memory"
+    system = f"Linux {facts['kernel']} (TCP: {facts['congestion_control']}), Python {facts['python']}"
+    return f"{facts['cpu']}, {cores}, {system}"
+
+
+def versions(peers: Path) -> dict[str, dict[str, str]]:
+    """Of everything that takes part, in groups; `peers`: the interpreter of the peers' environment."""
+    groups = {
+        "Servers and generator": server_versions(),
+        "Ours": package_versions(PACKAGES),
+        "Peers": peer_versions(peers),
+    }
+    return {name: group for name, group in groups.items() if group}
 
 
 def package_versions(names: Sequence[str]) -> dict[str, str]:

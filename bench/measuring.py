@@ -1,5 +1,7 @@
-"""Runs a row by name: starts the servers it wants once, keeps them idle beside each other, ends them at
-the end.
+"""Runs rows: starts the servers they want once, keeps them idle beside each other, ends them at the end.
+
+A method here takes one row or a family of them: what is timed is in the row's own module, this brings its
+servers, photographs and folders. `bench.catalogue` says which method is of which row.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
@@ -37,30 +40,22 @@ from bench.gathering import gather_rows
 from bench.generating import available
 from bench.processes import ChildError, Children
 from bench.results import Figure
-from bench.rows import FULL, store_rows
+from bench.rows import store_rows
 from bench.servers import SERVERS, binary, new_account
 from bench.signing import Account
 from bench.turns import turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from bench.rows import Row, Scale
+    from bench.rows import Scale
     from bench.servers import Server
 
-GATHERS = tuple(row.name for row in gather_rows(FULL))
-SPECIAL = (
-    *("limits", "ops", "userops", *loading.ROWS, sharing.NAME, delivering.NAME),
-    *(*accelerators.NAMES, "memory"),
-    *(*GATHERS, resharding.NAME, restoring.NAME, passing.NAME, *origins.NAMES, epochs.NAME),
-    windows.NAME,
-    checkpoints.NAME,
-    owners.NAME,
-)
 DEBIAN = {"wrk": "wrk", "nginx": "nginx-light"}
 NO_WRK = "wrk is not installed: `apt-get install wrk`"
-Outcome = tuple[str, tuple[Figure, ...], dict[str, str]]
+Outcome = tuple[str, Iterable[Figure], dict[str, str]]
+"""A row's title, its figures as they are taken, and why contenders are absent."""
 
 
 @dataclass(slots=True)
@@ -114,132 +109,111 @@ class Bench:
             children, self.scratch / "kept" / name, Account("bench", "kept-secret-key")
         )
 
-    def run(self, name: str) -> Outcome:
-        """(title, figures, why contenders are absent) of the row."""
-        if name == "limits":
-            return "What the machine allows", tuple(self._limits()), {}
-        if name == "ops":
-            files = self._album().files()
-            self.say("ops beside a bare decode, on one core")
-            return "Photographs on one core", tuple(preparing.measure(files, self.scale.rounds)), {}
-        if name == "userops":
-            self.say("a confined process beside other ways")
-            side, samples = limits.SIDE, self.scale.confined
-            return "A sample there and back", tuple(confining.measure(side, samples, self.scale.rounds)), {}
-        if name in loading.ROWS:
-            return self._loaders(name)
-        if name == sharing.NAME:
-            return self._share()
-        if name == delivering.NAME:
-            return self._deliver()
-        if name in accelerators.NAMES:
-            return self._accelerate(name)
-        if name == "memory":
-            return self._memory()
-        if name == resharding.NAME:
-            return self._reshard()
-        if name in origins.NAMES:
-            return self._origins(name)
-        if name == epochs.NAME:
-            return epochs.TITLE, tuple(epochs.measure(self.scale, self.say)), {}
-        if name == restoring.NAME:
-            figures = restoring.measure(self.scale, self.scratch / "run", self.say)
-            return restoring.title(self.scale), tuple(figures), {}
-        if name == windows.NAME:
-            return self._windows()
-        if name == checkpoints.NAME:
-            return self._checkpoints()
-        if name == owners.NAME:
-            return self._owners()
-        if name == passing.NAME:
-            return self._pass_on()
-        if name in GATHERS:
-            return self._gather(next(row for row in gather_rows(self.scale) if row.name == name))
-        return self._store(next(row for row in store_rows(self.scale) if row.name == name))
+    def ops(self) -> Outcome:
+        files = self._album().files()
+        self.say("ops beside a bare decode, on one core")
+        return "Photographs on one core", preparing.measure(files, self.scale.rounds), {}
 
-    def _store(self, row: Row) -> Outcome:
+    def userops(self) -> Outcome:
+        self.say("a confined process beside other ways")
+        figures = confining.measure(limits.SIDE, self.scale.confined, self.scale.rounds)
+        return "A sample there and back", figures, {}
+
+    def epochs(self) -> Outcome:
+        return epochs.TITLE, epochs.measure(self.scale, self.say), {}
+
+    def restore(self) -> Outcome:
+        figures = restoring.measure(self.scale, self.scratch / "run", self.say)
+        return restoring.title(self.scale), figures, {}
+
+    def store(self, name: str) -> Outcome:
+        row = next(row for row in store_rows(self.scale) if row.name == name)
         if not available():
             return row.title, (), dict.fromkeys(row.servers, NO_WRK)
         running = {name: server for name in row.servers if (server := self.server(name, kept=row.kept))}
-        figures = tuple(storing.measure(row, running, self.scale, self.scratch / "run", self.say))
+        figures = storing.measure(row, running, self.scale, self.scratch / "run", self.say)
         return row.title, figures, {name: self.absent[name] for name in row.servers if name in self.absent}
 
-    def _gather(self, row: gathering.GatherRow) -> Outcome:
+    def gather(self, name: str) -> Outcome:
+        row = next(row for row in gather_rows(self.scale) if row.name == name)
         server = self.server("meshd")
         if server is None:
             return row.title, (), dict(self.absent)
-        return row.title, tuple(gathering.measure(row, server, self.scale, self.say)), {}
+        return row.title, gathering.measure(row, server, self.scale, self.say), {}
 
-    def _reshard(self) -> Outcome:
+    def reshard(self) -> Outcome:
         title, server = resharding.title(self.scale), self.server("meshd")
         if server is None:
             return title, (), dict(self.absent)
         folder = self.scratch / "run" / "resharding"
-        return title, tuple(resharding.measure(server, self.scale, folder, self.say)), {}
+        return title, resharding.measure(server, self.scale, folder, self.say), {}
 
-    def _windows(self) -> Outcome:
+    def windows(self) -> Outcome:
         server = self.server("meshd")
         if server is None:
             return windows.title(self.scale), (), dict(self.absent)
-        return windows.title(self.scale), tuple(windows.measure(server, self.scale, self.say)), {}
+        return windows.title(self.scale), windows.measure(server, self.scale, self.say), {}
 
-    def _checkpoints(self) -> Outcome:
+    def checkpoints(self) -> Outcome:
         title, server = checkpoints.title(self.scale), self.server("meshd")
         if server is None:
             return title, (), dict(self.absent)
-        return title, tuple(checkpoints.measure(server, self.scale, self.say)), {}
+        return title, checkpoints.measure(server, self.scale, self.say), {}
 
-    def _pass_on(self) -> Outcome:
+    def pass_on(self) -> Outcome:
         reason = passing.missing()
         if reason:
             return passing.TITLE, (), {passing.NAME: reason}
-        return passing.TITLE, tuple(passing.measure(self.scale, self.scratch / "run", self.say)), {}
+        return passing.TITLE, passing.measure(self.scale, self.scratch / "run", self.say), {}
 
-    def _owners(self) -> Outcome:
+    def owners(self) -> Outcome:
         title, reason = owners.title(self.scale), owners.missing()
         if reason:
             return title, (), {owners.NAME: reason}
-        return title, tuple(owners.measure(self._album(), self.scale, self.say)), {}
+        return title, owners.measure(self._album(), self.scale, self.say), {}
 
-    def _origins(self, name: str) -> Outcome:
+    def origins(self, name: str) -> Outcome:
         title, weed = origins.title(name, self.scale), self.server("seaweedfs")
         if weed is None or self._children is None:
             return title, (), dict(self.absent)
         if self._site is None:
             self.say("starting a node before an origin that is far away")
             self._site = origins.build(self._children, weed, self.scratch / "run" / "origins")
-        return title, tuple(origins.measure(name, self._site, self.scale, self.say)), {}
+        return title, origins.measure(name, self._site, self.scale, self.say), {}
 
     def _album(self) -> albums.Album:
         self.say(f"making {self.scale.photographs} photographs")
         return albums.make_album(self.scratch, self.scale.photographs)
 
-    def _limits(self) -> list[Figure]:
-        files, found = self._album().files(), list[Figure]()
+    def limits(self) -> Outcome:
+        return "What the machine allows", self._limit_figures(), {}
+
+    def _limit_figures(self) -> Iterator[Figure]:
+        files = self._album().files()
         for number, name in turns("limits", ("socket", "transform"), self.scale.rounds, self.say):
             if name == "socket":
                 metrics = {"gigabytes": limits.socket_rate(self.scale.seconds) / 1e9}
             else:
                 metrics = {"rate": limits.transform_rate(files)}
-            found.append(Figure(name, number, metrics))
-        return found
+            yield Figure(name, number, metrics)
 
-    def _loaders(self, name: str) -> Outcome:
+    def loaders(self, name: str) -> Outcome:
         turns, skipped = self._turns(loading.PEERS, loading.ROWS[name])
         figures = loading.measure(turns, self.scale.loader_rounds, self.scale, self.scratch, self.say)
-        return f"Loaders, peers from {SERVERS[loading.ROWS[name]].title}", tuple(figures), skipped
+        return f"Loaders, peers from {SERVERS[loading.ROWS[name]].title}", figures, skipped
 
-    def _share(self) -> Outcome:
+    def share(self) -> Outcome:
         turns, skipped = self._turns(sharing.PEERS, "seaweedfs")
         figures = sharing.measure(turns, self.scale.loader_rounds, self.scale, self.scratch, self.say)
-        return sharing.title(self.scale), tuple(figures), skipped
+        return sharing.title(self.scale), figures, skipped
 
-    def _deliver(self) -> Outcome:
+    def deliver(self) -> Outcome:
         turns, skipped = self._turns((), "meshd")
-        figures = [each for turn in turns for each in delivering.measure(turn.server, self.scale, self.say)]
-        return delivering.title(self.scale), tuple(figures), skipped
+        server = next((turn.server for turn in turns), None)
+        figures = delivering.measure(server, self.scale, self.say) if server else ()
+        return delivering.title(self.scale), figures, skipped
 
-    def _accelerate(self, name: str) -> Outcome:
+    def accelerate(self, name: str) -> Outcome:
         work, skipped = accelerators.workload(name, self.scale), dict[str, str]()
         names = ["meshd", "seaweedfs"]
         try:
@@ -249,7 +223,7 @@ class Bench:
             names, skipped = names[:1], dict.fromkeys(work.peers, str(error))
         servers = {name: server for name in names if (server := self.server(name))}
         figures = accelerators.measure(work, servers, self.scale, self.scratch, self.say)
-        return work.title, tuple(figures), skipped | self.absent
+        return work.title, figures, skipped | self.absent
 
     def _turns(self, peers: tuple[str, ...], place: str) -> tuple[list[loading.Turn], dict[str, str]]:
         """Ours from meshd, then the peers from the server of that name, all photographs uploaded."""
@@ -273,18 +247,20 @@ class Bench:
             turns += [loading.Turn(peer, servers[place]) for peer in peers]
         return turns, skipped | self.absent
 
-    def _memory(self) -> Outcome:
+    def memory(self) -> Outcome:
         server = self.server("meshd")
         title = f"Memory under {self.scale.memory_connections} large bodies"
         if server is None:
             return title, (), dict(self.absent)
-        figures = [self._idle()]
+        return title, self._memory_figures(server), {}
+
+    def _memory_figures(self, server: Server) -> Iterator[Figure]:
+        yield self._idle()
         residency.prepare(server, self.scale)
         for direction in residency.DIRECTIONS:
             self.say(f"memory: {direction}")
             self._await_space(self.scale.memory_bytes * self.scale.memory_connections)
-            figures.append(residency.measure(server, direction, self.scale))
-        return title, tuple(figures), {}
+            yield residency.measure(server, direction, self.scale)
 
     def _idle(self) -> Figure:
         """A node of its own that nobody has asked for anything."""

@@ -94,6 +94,6 @@ def stock(server: Server, paths: Sequence[str], say: Callable[[int], None], conn
 
 def _dealt(paths: Sequence[str], say: Callable[[int], None]) -> Iterator[Sequence[str]]:
     for start in range(0, len(paths), _DEPTH):
-        if start % (_DEPTH * 500) == 0:
+        if start % (_DEPTH * 5000) == 0:
             say(start)
         yield paths[start : start + _DEPTH]

@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 BARS_HEAD = ("", "figure", "bar")
+MISSED = "**missed**"
+"""How a verdict says so."""
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
@@ -34,4 +36,4 @@ def verdict(value: float | None, bar: float | None, *, at_most: bool = False) ->
     if value is None:
         return f"{sign} {bar:g}"
     met = value <= bar if at_most else value >= bar
-    return f"{sign} {bar:g} {'met' if met else '**missed**'}"
+    return f"{sign} {bar:g} {'met' if met else MISSED}"

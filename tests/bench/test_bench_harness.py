@@ -28,13 +28,14 @@ from bench import (
     reporting,
     sharing,
     shelving,
+    storereporting,
     tables,
     windows,
 )
 from bench.albums import environment, make_album, tars
 from bench.generating import available
 from bench.loading import Turn
-from bench.results import Figure, RowResult, load, save
+from bench.results import Figure, RowResult, keep, load
 from bench.rows import QUICK, store_rows
 from bench.servers import SERVERS, Server
 from bench.signing import Account, Request, head
@@ -65,7 +66,7 @@ def test_store_and_memory_rows_at_toy_size(tmp_path: Path) -> None:
         argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    rows = load(tmp_path / "quick.json")
+    rows = load(tmp_path / "quick")
     assert set(rows) == {"get-10k", "memory"}
     assert rows["memory"].value("mixed", "moved")
     if available():
@@ -84,7 +85,7 @@ def test_the_rows_of_origins_at_toy_size(tmp_path: Path) -> None:
         argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    rows = load(tmp_path / "quick.json")
+    rows = load(tmp_path / "quick")
     warm = rows["epochs"].value("segments", "warm")
     assert warm is not None
     assert warm > 0.25
@@ -103,7 +104,7 @@ def test_the_row_of_windows_at_toy_size(tmp_path: Path) -> None:
         argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    [found] = load(tmp_path / "quick.json").values()
+    [found] = load(tmp_path / "quick").values()
     assert found.contenders() == list(windows.CONTENDERS)
     ratio = found.ratio(windows.OURS, windows.NAIVE, "rate")
     assert ratio is not None  # how much it is says nothing at this size
@@ -120,7 +121,7 @@ def test_the_row_of_checkpoints_at_toy_size(tmp_path: Path) -> None:
         argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    [found] = load(tmp_path / "quick.json").values()
+    [found] = load(tmp_path / "quick").values()
     assert found.contenders() == list(checkpoints.CONTENDERS)
     for name in checkpoints.CONTENDERS:
         assert found.value(name, "save")
@@ -136,7 +137,7 @@ def test_the_row_of_rows_from_their_owners_at_toy_size(tmp_path: Path) -> None:
         argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    [found] = load(tmp_path / "quick.json").values()
+    [found] = load(tmp_path / "quick").values()
     if not found.skipped:
         assert {*found.contenders()} == {*owners.CONTENDERS}
         assert not any(found.problem(name) for name in owners.CONTENDERS)  # equal batches among them
@@ -157,7 +158,7 @@ def test_the_row_of_jobs_at_toy_size(tmp_path: Path) -> None:
         argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    [found] = load(tmp_path / "quick.json").values()
+    [found] = load(tmp_path / "quick").values()
     assert found.contenders() == ["cp", "cp, then sync", "reshard", "reshard, shuffled"]
     assert not any(found.problem(name) for name in found.contenders())
     assert found.ratio("reshard", "cp", "gigabytes")
@@ -170,7 +171,7 @@ def test_the_row_of_redundancy_at_toy_size(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "bench", "--quick", "--only", "restore", "--scratch", str(tmp_path)]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    [found] = load(tmp_path / "quick.json").values()
+    [found] = load(tmp_path / "quick").values()
     assert not any(found.problem(name) for name in found.contenders())
     assert found.value("clients read", "p99_ratio")
     assert "## Redundancy made again" in (tmp_path / "quick.md").read_text()
@@ -185,7 +186,7 @@ def test_gather_rows_at_toy_size(tmp_path: Path) -> None:
         argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    rows = load(tmp_path / "quick.json")
+    rows = load(tmp_path / "quick")
     assert set(rows) == {"gather-10k", "gather-members"}
     assert len(rows["gather-10k"].contenders()) == 5
     assert all(rows[name].value("gather", "rate") for name in rows)
@@ -200,7 +201,7 @@ def test_passing_on_at_toy_size(tmp_path: Path) -> None:
         argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    [found] = load(tmp_path / "quick.json").values()
+    [found] = load(tmp_path / "quick").values()
     if not found.skipped:
         assert len(found.contenders()) == 6
         assert all(found.value(name, "rate") for name in found.contenders())
@@ -340,15 +341,19 @@ def test_medians_and_ratios() -> None:
 
 
 def test_results_survive_the_file(tmp_path: Path) -> None:
-    rows = {"a": row(Figure("meshd", 0, {"rate": 1.5}), nginx="not installed")}
-    save(tmp_path / "r.json", rows)
-    assert load(tmp_path / "r.json") == rows
+    rows = {name: row(Figure("meshd", 0, {"rate": 1.5}), name=name, nginx="not installed") for name in "ab"}
+    for each in rows.values():
+        keep(tmp_path, each)
+    assert load(tmp_path) == rows
+    again = replace(rows["a"], taken="2026-01-02T00:00:00+00:00")
+    assert keep(tmp_path, again).name == "a.json"
+    assert load(tmp_path) == rows | {"a": again}
 
 
-def test_report_says_where_a_peer_is_ahead(tmp_path: Path) -> None:
+def test_report_says_where_a_peer_is_ahead() -> None:
     rates = {"meshd": 80.0, "seaweedfs": 100.0}
     rows = {"get-10k": row(*(Figure(name, 0, {"rate": rate}) for name, rate in rates.items()))}
-    text = reporting.render(rows, QUICK, tmp_path / "none")
+    text = reporting.render(rows, QUICK)
     assert "GET 10 KiB × 16: 0.80× SeaweedFS" in text
     assert "≥ 1.5 **missed**" in text
 
@@ -359,13 +364,13 @@ def test_every_bar_of_a_row_is_shown_with_its_tail() -> None:
         Figure(n, 0, {"rate": r, "p99_ms": p}) for n, r, p in (("meshd", 40.0, 5.0), ("seaweedfs", 10.0, 4.0))
     ]
     few = row(Figure("meshd", 0, {"rate": 80.0}), name="list-few")
-    lines = reporting.bar_lines(row_named["list"], {"list": row(*figures, name="list"), "list-few": few})
+    lines = storereporting.bar_lines(row_named["list"], {"list": row(*figures, name="list"), "list-few": few})
     assert [line[1:] for line in lines] == [
         ["4.00×", "≥ 3 met"],
         ["1.25×", "≤ 1 **missed**"],
         ["0.50×", "≥ 0.8 **missed**"],
     ]
-    assert reporting.bar_lines(row_named["put-10k"], {}) == []
+    assert storereporting.bar_lines(row_named["put-10k"], {}) == []
 
 
 def test_bars_both_ways() -> None:
@@ -403,7 +408,7 @@ def test_the_ops_row_at_toy_size(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "bench", "--quick", "--only", "ops", "--scratch", str(tmp_path)]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert load(tmp_path / "quick.json")["ops"].value("meshd", "rate")
+    assert load(tmp_path / "quick")["ops"].value("meshd", "rate")
     assert "## Ops, on one core" in (tmp_path / "quick.md").read_text()
 
 
@@ -426,6 +431,6 @@ def test_the_row_of_user_ops_at_toy_size(tmp_path: Path) -> None:
         argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    rows = load(tmp_path / "quick.json")
+    rows = load(tmp_path / "quick")
     assert all(rows["userops"].value(name, "rate") for name in rows["userops"].contenders())
     assert "## Ops of users" in (tmp_path / "quick.md").read_text()

@@ -1,0 +1,145 @@
+"""Every row of the benchmark in the order they run: what it is about, how long it takes, what it needs, and
+which method of the bench takes it. A row is here or it does not exist.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from bench import (
+    accelerators,
+    checkpoints,
+    delivering,
+    epochs,
+    origins,
+    owners,
+    passing,
+    resharding,
+    restoring,
+    sharing,
+    windows,
+)
+from bench.gathering import gather_rows
+from bench.generating import available
+from bench.measuring import NO_WRK, Bench
+from bench.rows import FULL, store_rows
+from bench.servers import SERVERS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bench.measuring import Outcome
+
+WRK, WEED, NGINX, ETCD, PEERS = "wrk", "weed", "nginx", "etcd", "peers"
+NEEDS: Final[dict[str, tuple[str, Callable[[], str]]]] = {
+    WRK: ("wrk, the load generator", lambda: "" if available() else NO_WRK),
+    WEED: ("SeaweedFS", SERVERS["seaweedfs"].missing),
+    NGINX: ("nginx", SERVERS["nginx"].missing),
+    ETCD: ("a real etcd, for nodes of a mesh", owners.missing),
+    PEERS: ("the peers' loaders in an environment of their own, made by pip (2 GB)", str),
+}
+"""What a row may need: what it is, and what to do where it is missing (empty: nothing)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A row. `minutes`: about how long at full size on two cores, with the rounds it has by default, once
+    what it needs is there; `needs`: names of NEEDS."""
+
+    name: str
+    about: str
+    minutes: float
+    needs: tuple[str, ...]
+    run: Callable[[Bench], Outcome]
+
+    def missing(self) -> list[str]:
+        """What to install for it here."""
+        return [reason for name in self.needs if (reason := NEEDS[name][1]())]
+
+
+def _store_entries() -> tuple[Entry, ...]:
+    seldom = {"list-few": "a small bucket", "list": "a large one; filling it takes ten minutes more, once"}
+    found = []
+    for row in store_rows(FULL):
+        about = f"{row.title}: {seldom[row.name]}" if row.name in seldom else row.title
+        needs = (WRK, WEED, *((NGINX,) if "nginx" in row.servers else ()))
+        found.append(Entry(row.name, about, 1.5, needs, partial(Bench.store, name=row.name)))
+    return tuple(found)
+
+
+def _gather_entries() -> tuple[Entry, ...]:
+    return tuple(
+        Entry(row.name, f"gather of {row.title}", 0.5, (), partial(Bench.gather, name=row.name))
+        for row in gather_rows(FULL)
+    )
+
+
+def _family(
+    run: Callable[..., Outcome], needs: tuple[str, ...], rows: dict[str, tuple[str, float]]
+) -> tuple[Entry, ...]:
+    """Rows that one method takes, which is given their names."""
+    return tuple(
+        Entry(name, about, minutes, needs, partial(run, name=name)) for name, (about, minutes) in rows.items()
+    )
+
+
+ENTRIES: Final = (
+    *_store_entries(),
+    Entry("limits", "what the machine allows: a bare socket, the ops alone", 1, (), Bench.limits),
+    Entry("ops", "preparing a photograph on one core, beside a bare decode", 0.5, (), Bench.ops),
+    Entry("userops", "a confined process there and back, beside other ways", 1, (), Bench.userops),
+    *_family(
+        Bench.loaders,
+        (WEED, PEERS),
+        {
+            "loaders": ("meshsdk beside five loaders that read from SeaweedFS", 4),
+            "loaders-meshd": ("the same, all from meshd", 4),
+        },
+    ),
+    Entry(sharing.NAME, "four jobs over the same photographs at once", 1.5, (WEED, PEERS), Bench.share),
+    Entry(delivering.NAME, "what delivery costs the loader, beside a bare recv_into", 0.5, (), Bench.deliver),
+    *_family(
+        Bench.accelerate,
+        (WEED, PEERS),
+        {each.name: (f"emulated accelerators, {each.title}", 2) for each in accelerators.WORKLOADS},
+    ),
+    Entry("memory", "resident memory under many large bodies; 64 GB of disk", 2, (), Bench.memory),
+    *_gather_entries(),
+    Entry(resharding.NAME, "tar shards made into others, beside cp", 3, (), Bench.reshard),
+    Entry(restoring.NAME, "a node of three lost, its copies made again", 5, (ETCD,), Bench.restore),
+    Entry(passing.NAME, "GET through a node that has not got the object", 1.5, (WRK, ETCD), Bench.pass_on),
+    *_family(
+        Bench.origins,
+        (WEED,),
+        {
+            origins.COLD: ("cold reads through a node before an origin", 1),
+            origins.EIGHT: ("eight readers of one cold object", 0.5),
+            origins.WHOLE: ("one large cold read", 1.5),
+        },
+    ),
+    Entry(epochs.NAME, "hit ratios of the cache, replayed; no clock in it", 0.5, (), Bench.epochs),
+    Entry(windows.NAME, "windows of a Zarr series, beside zarr in a Dataset", 1.5, (), Bench.windows),
+    Entry(
+        checkpoints.NAME, "torch's checkpoints saved and loaded, beside others", 1.5, (), Bench.checkpoints
+    ),
+    Entry(owners.NAME, "rows from the nodes that have their bytes", 2.5, (ETCD,), Bench.owners),
+)
+BY_NAME: Final = {entry.name: entry for entry in ENTRIES}
+
+
+def listing() -> str:
+    """The rows for a terminal: name, minutes, needs, what it is about; then what is missing here."""
+    width = max(map(len, BY_NAME))
+    lines = [f"{'row':{width}}  {'minutes':>7}  {'needs':17}  about"]
+    for entry in ENTRIES:
+        needs = ", ".join(entry.needs) or "–"
+        lines.append(f"{entry.name:{width}}  {entry.minutes:7g}  {needs:17}  {entry.about}")
+    whole = sum(entry.minutes for entry in ENTRIES)
+    said = f"All of them: about {whole:.0f} minutes at full size, 5 rounds each (loaders, sharing: 1)."
+    lines += ["", said, ""]
+    for name, (what, missing) in NEEDS.items():
+        reason = missing()
+        lines.append(f"{name}: {what}" + (f" – MISSING HERE: {reason}" if reason else ""))
+    return "\n".join(lines)

@@ -1,0 +1,138 @@
+"""The store's part of docs/benchmarks.md: the servers beside each other, and gather beside a GET for each.
+
+Law: nothing is typed in by hand; every number is a median of the rows given.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bench.gathering import GATHER, gather_rows
+from bench.rows import store_rows
+from bench.servers import SERVERS
+from bench.tables import BARS_HEAD, number, percent, table, verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bench.results import RowResult
+    from bench.rows import Row, Scale
+
+STORE_TEXT = """wrk replays requests signed beforehand (SigV4, by botocore) over kept connections: 16, 8 or 4,
+as the row says. Small PUTs sign their payload's hash, large ones say UNSIGNED-PAYLOAD. Before a row is
+timed the server must give the right bytes, and refuse an unsigned request with 403. A row with any failed
+request has no figure. Listings are of buckets of their own, filled once and kept for later runs.
+
+Where the system's congestion control is BBR, servers that leave it alone are paced over loopback too, and
+meshd is not ([decision 5](decisions/0005-connections.md)): large GETs then flatter it. After
+`sysctl -w net.ipv4.tcp_congestion_control=reno` all send alike."""
+GATHER_TEXT = """One daemon, one client process, the same objects in the same order. *Our client* is
+`meshsdk.Client.get`, *× 16* sixteen threads over kept connections. What the gather gives is compared with
+what was put before anything is timed; items are checked by their crc32c while it is."""
+FLAT_BAR = 0.8  # of the rate with a thousand keys must be left with a million
+
+
+def metric_of(row: Row) -> tuple[str, str, int]:
+    """(metric, unit, decimals) of the row's main figure."""
+    return ("gigabytes", " GB/s", 2) if row.by_bytes else ("rate", "/s", 0)
+
+
+def store_line(row: Row, result: RowResult) -> list[str]:
+    """One row of the store table."""
+    metric, unit, places = metric_of(row)
+    ratio = result.ratio("meshd", "seaweedfs", metric)
+    figures = [number(result.value(name, metric), places, unit) for name in SERVERS]
+    tails = " / ".join(number(result.value(name, "p99_ms"), 1) for name in ("seaweedfs", "meshd"))
+    return [row.title, *figures, number(ratio, 2, "×"), tails]
+
+
+def store_section(rows: Mapping[str, RowResult], scale: Scale) -> list[str]:
+    """The store side."""
+    lines = [store_line(row, rows[row.name]) for row in store_rows(scale) if row.name in rows]
+    if not lines:
+        return []
+    titles = [kind.title for kind in SERVERS.values()]
+    head = ["", *titles, "meshd ÷ SeaweedFS", "p99 ms, SeaweedFS / meshd"]
+    notes = [f"- **{kind.title}**: {kind.note}." for kind in SERVERS.values()]
+    title = "## The store, beside SeaweedFS"
+    return [
+        title,
+        STORE_TEXT,
+        table(head, lines),
+        "\n".join(notes),
+        "Each row's bars, and whether this run holds them:",
+        table(BARS_HEAD, [line for row in store_rows(scale) for line in bar_lines(row, rows)]),
+        *store_problems(rows),
+        *store_limits(rows, scale),
+    ]
+
+
+def bar_lines(row: Row, rows: Mapping[str, RowResult]) -> list[list[str]]:
+    """What the project asks of the row: its ratios, its p99, and that a listing costs the same anywhere."""
+    result = rows.get(row.name)
+    if result is None:
+        return []
+    titles = {name: kind.title for name, kind in SERVERS.items()}
+    lines = []
+    for bar in row.bars:
+        ratio = result.ratio(bar.mine, bar.peer, metric_of(row)[0])
+        names = f"{titles[bar.mine]} ÷ {titles[bar.peer]}"
+        lines.append([f"{row.title}: {names}", number(ratio, 2, "×"), verdict(ratio, bar.least)])
+    for mine in dict.fromkeys(bar.mine for bar in row.bars):
+        tail = result.ratio(mine, "seaweedfs", "p99_ms")
+        title = f"{row.title}: p99 of {titles[mine]} ÷ SeaweedFS"
+        lines.append([title, number(tail, 2, "×"), verdict(tail, 1, at_most=True)])
+    few = rows.get("list-few")
+    if row.name == "list" and few is not None:
+        here, there = result.value("meshd", "rate"), few.value("meshd", "rate")
+        flat = here / there if here is not None and there else None
+        title = f"{row.title}: against the bucket of 1,000"
+        lines.append([title, number(flat, 2, "×"), verdict(flat, FLAT_BAR)])
+    return lines
+
+
+def store_problems(rows: Mapping[str, RowResult]) -> list[str]:
+    """What went wrong, contender by contender."""
+    found = [
+        f"- {row.title}, {name}: {row.problem(name)}"
+        for row in rows.values()
+        for name in row.contenders()
+        if name in SERVERS and row.problem(name)
+    ]
+    return ["**Without a figure:**", "\n".join(found)] if found else []
+
+
+def store_limits(rows: Mapping[str, RowResult], scale: Scale) -> list[str]:
+    """How near the store comes to a bare socket and to plain files."""
+    lines = []
+    limits, small, large = rows.get("limits"), rows.get("get-10k"), rows.get("get-64m")
+    if limits and large and (bare := limits.value("socket", "gigabytes")):
+        title = next(row.title for row in store_rows(scale) if row.name == "get-64m")
+        share = percent(large.value("meshd", "gigabytes"), bare)
+        lines.append(
+            f"A bare `sendfile` to `recv_into` moves {bare:.2f} GB/s here; {title} is {share} of it."
+        )
+    if small and (bound := small.value("nginx", "rate")):
+        share = percent(small.value("meshd", "rate"), bound)
+        lines.append(f"GET 10 KiB is {share} of what nginx does with plain files, no signature and no index.")
+    return [f"**The limits.** {' '.join(lines)}"] if lines else []
+
+
+def gather_section(rows: Mapping[str, RowResult], scale: Scale) -> list[str]:
+    """Gather beside a GET for each object."""
+    here = [row for row in gather_rows(scale) if row.name in rows]
+    if not here:
+        return []
+    names = list(dict.fromkeys(name for row in here for name in rows[row.name].contenders()))
+    lines, bars = [], []
+    for row in here:
+        result = rows[row.name]
+        lines.append([row.title, *(number(result.value(name, "rate"), 0) for name in names)])
+        for peer, least in row.bars:
+            ratio = result.ratio(GATHER, peer, "rate")
+            bars.append([f"{row.title}: gather ÷ {peer}", number(ratio, 1, "×"), verdict(ratio, least)])
+        if row.least is not None:
+            rate = result.value(GATHER, "rate")
+            bars.append([f"{row.title}: items/s", number(rate, 0), verdict(rate, row.least)])
+    table_of = table(["items a second", *names], lines)
+    return ["## Gather, beside a GET for each", GATHER_TEXT, table_of, table(BARS_HEAD, bars)]
