@@ -178,7 +178,7 @@ class _Overtaken(MemoryStore):
         rival, self.rival = self.rival, None
         if rival is not None:
             rival.start()
-            rival.join()
+            rival.join(60)
         return super().list_parts(upload, after, limit)
 
 
