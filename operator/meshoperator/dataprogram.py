@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +22,7 @@ from meshoperator.figuring import FiguresLoop
 from meshoperator.loads import LoadLoop
 from meshoperator.placements import PlacementLoop
 from meshoperator.placing import Board
+from meshoperator.podnotices import PodNotices
 from meshoperator.resources import ResourceError
 from meshoperator.views import ViewLoop
 from meshoperator.webhook import Webhook
@@ -58,6 +60,7 @@ class DataProgram:
         self.daemons = Daemons(kube, now, self._endpoint)
         self._catalogue = Catalogue(kube, settings)
         self._keys = CredentialsLoop(kube, self.daemons, self._catalogue, now)
+        self._notices = PodNotices(kube, settings, recorder, time.monotonic)
         self._placement = PlacementLoop(kube, settings, self.board)
         self._figures = FiguresLoop(kube, self.daemons)
         self._loops = (
@@ -76,7 +79,7 @@ class DataProgram:
     def work(self) -> list[Coroutine[None, None, None]]:
         """What goes on until it is cancelled."""
         found = [self._watch_pods(namespace) for namespace in self._settings.namespaces or (None,)]
-        found += [self._renew(), self._place(), self._measure()]
+        found += [self._renew(), self._place(), self._measure(), self._notice()]
         return [*found, self._serve()] if self._settings.webhook is not None else found
 
     async def aclose(self) -> None:
@@ -107,8 +110,9 @@ class DataProgram:
                 async for pod in self._kube.watch("Pod", namespace, LABEL, _WATCH_SECONDS):
                     try:
                         await self._keys.run(pod)
+                        await self._notices.look(pod)
                     except _FAILURES as error:
-                        _log.warning("no keys for %s yet: %s", pod["metadata"]["name"], error)
+                        _log.warning("not all is done for %s yet: %s", pod["metadata"]["name"], error)
             except (ApiError, httpx2.HTTPError) as error:
                 _log.warning("the watch of training pods broke off: %s", error)
             await asyncio.sleep(_PAUSE)
@@ -125,6 +129,16 @@ class DataProgram:
                 _log.warning("training pods cannot be looked at: %s", error)
                 failed = 1
             await asyncio.sleep(5 * _PAUSE if failed else _RENEW)
+
+    async def _notice(self) -> None:
+        """All pods, now and then: those with a misspelt label are in no watch."""
+        while True:
+            await self._leads.wait()
+            try:
+                await self._notices.run()
+            except (ApiError, httpx2.HTTPError) as error:
+                _log.warning("pods cannot be looked at for misspelt keys: %s", error)
+            await asyncio.sleep(self._settings.pods_seconds)
 
     async def _measure(self) -> None:
         """What daemons hold, and how full their disks are, now and then."""

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram, start_http_server
 
+from meshoperator.podmistakes import REASONS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -61,6 +63,14 @@ keys: Final = Counter(
     "Secrets of training pods that were made or renewed.",
     registry=registry,
 )
+unserved: Final = Counter(
+    "mesh_operator_unserved_pods_total",
+    "Pods that ask for a dataset and do not get it as they ask; each once a reason, that of its event.",
+    ("reason",),
+    registry=registry,
+)
+for _reason in REASONS:  # from 0, so that the first pod is an increase
+    unserved.labels(_reason)
 _TRUTH: Final = {"True": 1, "False": 0}
 
 

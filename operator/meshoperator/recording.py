@@ -5,6 +5,7 @@ Law: an event that cannot be written is lost and holds nothing up.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import secrets
 from typing import TYPE_CHECKING, Final
@@ -13,6 +14,7 @@ import httpx2
 from lightkube import ApiError
 
 from meshoperator import gauges
+from meshoperator.podmistakes import REASONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,8 +24,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _COMPONENT: Final = "shardmesh-operator"
+_LONGEST: Final = 230  # of a name, so that the event's fits in 253
 _WARNINGS: Final = frozenset(
     {
+        *REASONS,
         "DeletionForced",
         "LoadFailed",
         "Refused",
@@ -41,16 +45,18 @@ class Recorder:
     def __init__(self, kube: Kube, now: Callable[[], str]) -> None:
         self._kube, self._now = kube, now
 
-    async def say(self, about: Manifest, reason: str, message: str) -> None:
-        """`about`: the object, as it was read."""
+    async def say(self, about: Manifest, reason: str, message: str, *, once: bool = False) -> None:
+        """`about`: the object, as it was read. `once`: not while its event of that reason is still there,
+        whoever wrote it."""
         gauges.actions.labels(reason).inc()
         metadata, now = about["metadata"], self._now()
         _log.info("%s %s: %s: %s", about["kind"], metadata["name"], reason, message)
+        token = _token(f"{metadata.get('uid')}/{reason}") if once else secrets.token_hex(8)
         event = {
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {
-                "name": f"{metadata['name']}.{secrets.token_hex(8)}",
+                "name": f"{metadata['name'][:_LONGEST]}.{token}",
                 "namespace": metadata["namespace"],
             },
             "involvedObject": {
@@ -73,3 +79,7 @@ class Recorder:
             await self._kube.create(event)
         except (ApiError, httpx2.HTTPError) as error:
             _log.warning("an event is lost: %s", error)
+
+
+def _token(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -48,6 +48,8 @@ class OperatorSettings:
     stay; what is missing is still made."""
     plan_seconds: float = 300.0
     """From one plan to the next."""
+    pods_seconds: float = 300.0
+    """From one look at all pods for misspelt keys to the next."""
     figures_seconds: float = 30.0
     """From one look at what daemons hold to the next."""
     moves_at_once: int = 4
@@ -94,6 +96,8 @@ class OperatorSettings:
             found["deletion_seconds"] = float(said("DELETION_SECONDS"))
         if said("FIGURES_SECONDS"):
             found["figures_seconds"] = float(said("FIGURES_SECONDS"))
+        if said("PODS_SECONDS"):
+            found["pods_seconds"] = float(said("PODS_SECONDS"))
         if said("PLAN_SECONDS"):
             found["plan_seconds"] = float(said("PLAN_SECONDS"))
         if said("MOVE_BYTES_PER_SECOND"):
@@ -109,8 +113,8 @@ class OperatorSettings:
         if not 0 < self.high_watermark <= 1:
             raise ValueError("high_watermark must be above 0 and at most 1")
         seconds = self.resync_seconds, self.plan_seconds, self.eager_seconds, self.figures_seconds
-        if min(seconds) <= 0 or self.deletion_seconds < 0:
-            raise ValueError("resync, plan, eager and figures_seconds must be above 0")
+        if min(*seconds, self.pods_seconds) <= 0 or self.deletion_seconds < 0:
+            raise ValueError("resync, plan, eager, pods and figures_seconds must be above 0")
         if self.moves_at_once < 1 or self.move_bytes_per_second < 0:
             raise ValueError("moves_at_once must be at least 1, move_bytes_per_second at least 0")
         if self.move_gain < 0 or self.copy_gpus <= 0:

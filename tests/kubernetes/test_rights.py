@@ -24,6 +24,7 @@ SOURCES = sorted((ROOT / "operator" / "meshoperator").glob("*.py"))
 VERBS = {
     "get": ("get",),
     "list_all": ("list",),
+    "pages_of_metadata": ("list",),
     "list_events": ("list",),
     "apply": ("patch", "create"),
     "apply_if_known": ("patch", "create"),

@@ -174,6 +174,7 @@ CASES: dict[str, tuple[Series, Series]] = {
         {
             'mesh_operator_admissions_total{result="failed"}': "3x240",
             'mesh_operator_admissions_total{result="patched"}': grows(5),
+            'mesh_operator_unserved_pods_total{reason="KeyMisspelt"}': grows(5),  # their users are told
         },
     ),
     "ShardmeshProcessesMissing": (

@@ -373,7 +373,8 @@ ALERTS: Final = (
     ),
     Alert(
         "ShardmeshPodsNotAdmitted",
-        'sum(increase(mesh_operator_admissions_total{result="failed"}[15m])) > 0',
+        'sum(increase(mesh_operator_admissions_total{result="failed"}[15m])'
+        ' or increase(mesh_operator_unserved_pods_total{reason="NotAdmitted"}[15m])) > 0',
         "0m",
         "warning",
         "{{ $value | humanize }} training pods were admitted without a look at their datasets",
