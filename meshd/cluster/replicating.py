@@ -59,7 +59,7 @@ class ReplicatedStore:
     """See ObjectStore. One a process."""
 
     def __init__(self, store: ObjectStore, mesh: Mesh, peers: Peers, clock: Clock) -> None:
-        self._store, self._mesh = store, mesh
+        self._store, self._mesh, self._clock = store, mesh, clock
         self.delivery = Delivery(mesh, peers, store, clock)
         self._doubts = Doubt(mesh, clock)
         self._running: set[asyncio.Future[Any]] = set()
@@ -110,18 +110,23 @@ class ReplicatedStore:
                 "nothing until it does; nothing was changed; ask another node, or try again"
             )
 
-    async def _decide(self, bucket: str, key: str, act: Callable[[], Awaitable[_T]]) -> _T:
+    async def decide(self, bucket: str, key: str, act: Callable[[], Awaitable[_T]]) -> _T:
         """What `act` gives, committed here under a map by which this node decides. `act` may be called again
         when nothing happened."""
-        for _ in range(3):
+        deadline = self._clock.monotonic() + self.delivery.patience
+        while True:
             await self.assure(bucket, key)
             version = self.epoch(bucket, key)
             try:
                 with decided_by(version):
                     return await act()
             except StaleEpochError as error:
+                if self._clock.monotonic() > deadline:
+                    raise NotReplicatedError(
+                        "the cluster map changes too often to decide; nothing was changed; try again in a "
+                        "moment"
+                    ) from error
                 await self._mesh.newer_than(error.version - 1, _NEWS)
-        raise NotReplicatedError("the cluster map changes too often to decide; try again in a moment")
 
     async def finish(self, doing: Awaitable[_T]) -> _T:
         """Waits for what must come to its end though the caller goes away."""
@@ -165,9 +170,9 @@ class ReplicatedStore:
             await self.tell(VersionGone(bucket, key, version, grave), bucket, key)
 
     async def _judged(self, bucket: str, key: str, act: Callable[[], Awaitable[_T]]) -> _T:
-        """As `_decide`; a condition that did not hold is confirmed first."""
+        """As `decide`; a condition that did not hold is confirmed first."""
         try:
-            return await self._decide(bucket, key, act)
+            return await self.decide(bucket, key, act)
         except (ConditionFailedError, ConditionMissingError):
             await self.confirm(bucket, key)
             raise
@@ -264,7 +269,7 @@ class ReplicatedStore:
         return await act() if self._mesh.alone else await self.finish(self._amend(bucket, key, act))
 
     async def _amend(self, bucket: str, key: str, act: Callable[[], Awaitable[Record]]) -> Record:
-        record = await self._decide(bucket, key, act)
+        record = await self.decide(bucket, key, act)
         await self.tell(Amended(bucket, key, bare(record)), bucket, key)
         return record
 
@@ -291,7 +296,7 @@ class ReplicatedStore:
         return await act() if self._mesh.alone else await self.finish(self._begin(bucket, key, act))
 
     async def _begin(self, bucket: str, key: str, act: Callable[[], Awaitable[Upload]]) -> Upload:
-        upload = await self._decide(bucket, key, act)
+        upload = await self.decide(bucket, key, act)
         await self.tell(UploadBegun(bare_upload(upload)), bucket, key)
         return upload
 
@@ -364,7 +369,7 @@ class ReplicatedStore:
     async def _abort(self, upload: Upload) -> int:
         bucket, key = upload.bucket, upload.key
         try:
-            stamp = await self._decide(bucket, key, partial(self._store.abort_upload, upload))
+            stamp = await self.decide(bucket, key, partial(self._store.abort_upload, upload))
         except NoSuchUploadError:
             await self._tell_end(upload)
             raise

@@ -14,13 +14,8 @@ from typing import TYPE_CHECKING, Final
 from meshd.cluster.delivering import SMALL, bytes_target, encode
 from meshd.errors import MeshdError
 from meshd.store.changes import Facts, bare
-from meshd.store.epochs import decided_by
-from meshd.store.errors import (
-    ConditionFailedError,
-    ConditionMissingError,
-    NotReplicatedError,
-    StaleEpochError,
-)
+from meshd.store.epochs import current_epoch
+from meshd.store.errors import ConditionFailedError, ConditionMissingError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -134,6 +129,9 @@ class ReplicatedWriter:
     ) -> Record:
         return await self._store.finish(self._commit(meta, conditions, versioning))
 
+    def pieces(self) -> AsyncGenerator[bytes, None]:
+        return self._own.pieces()
+
     async def abort(self) -> None:
         await self._drop()
         await self._own.abort()
@@ -144,19 +142,17 @@ class ReplicatedWriter:
             await stream.abort()
 
     async def _commit(self, meta: Meta, conditions: Conditions | None, versioning: Versioning) -> Record:
+        async def commit() -> tuple[Record, int]:
+            record = await self._own.commit(meta, conditions=conditions, versioning=versioning)
+            return record, current_epoch()
+
         try:
-            await self._store.assure(self._bucket, self._key)
-            epoch = self._store.epoch(self._bucket, self._key)
             await asyncio.gather(*[stream.put(None) for stream in self._streams])
-            with decided_by(epoch):
-                record = await self._own.commit(meta, conditions=conditions, versioning=versioning)
+            record, epoch = await self._store.decide(self._bucket, self._key, commit)
         except (ConditionFailedError, ConditionMissingError):
             await self._drop()
             await self._store.confirm(self._bucket, self._key)
             raise
-        except StaleEpochError as error:
-            await self._drop()
-            raise NotReplicatedError(f"{error}; nothing was changed") from error
         except BaseException:
             await self.abort()
             raise

@@ -230,7 +230,7 @@ class Committer:
         except StaleEpochError as error:
             ticket.error = error
             if ticket.intent.placed is not None:
-                work.void(ticket.intent.placed)
+                work.withdraw(ticket.intent.placed)
         except StoreError as error:
             ticket.error = error
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from meshd.store.changes import Applied, Change, PartOf
@@ -59,8 +59,14 @@ class ObjectWriter(Protocol):
         `versioning`, as everywhere, is the bucket's present setting: a write replaces the null version, with
         "Enabled" it replaces nothing. Conditions look at the current object; a delete marker is none.
         Raises ConditionFailedError, ConditionMissingError, NoSuchUploadError (parts), DiskFullError,
-        DiskFailedError, SizeMismatchError, MetadataTooLargeError.
+        DiskFailedError, SizeMismatchError, MetadataTooLargeError; StaleEpochError: then it may be called
+        again.
         """
+        ...
+
+    def pieces(self) -> AsyncGenerator[bytes, None]:
+        """All that was written, from its beginning, while it is not committed; nothing may be written
+        afterwards. Raises DiskFailedError, CorruptExtentError."""
         ...
 
     async def abort(self) -> None:

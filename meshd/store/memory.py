@@ -48,7 +48,7 @@ from meshwire.conditions import Conditions, judge_write
 from meshwire.s3.results import ObjectEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 
     from meshd.kit.clock import Clock
     from meshd.store.changes import Applied, Change
@@ -82,11 +82,16 @@ class MemoryWriter:
         self._expect_open()
         if self._declared is not None and len(self._data) != self._declared:
             raise SizeMismatchError(f"{len(self._data)} of the declared {self._declared} bytes were written")
+        self._store.fence()
         self._open = False
         extent = self._store.keep(bytes(self._data))
         if self._part is not None:
             return self._store.enter_part(*self._part, meta, extent)
         return self._store.enter(self._bucket, self._key, meta, (extent,), (), conditions, versioning)
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        self._expect_open()
+        yield bytes(self._data)
 
     async def abort(self) -> None:
         self._open = False

@@ -92,6 +92,11 @@ class OwnFile:
             sync_directory(self._directory)
         failpoints.hit("store.own.after_rename")
 
+    def withdraw(self) -> None:
+        """Takes the name back before the index knows the file: it is a draft again. Raises OSError."""
+        os.rename(self.path, self._draft)
+        self._published = False
+
     def patch(self, offset: int, data: bytes) -> None:
         """Changes header bytes before the index knows the file."""
         os.pwrite(self._fd, data, offset)

@@ -55,16 +55,17 @@ class StoredReplicaWriter(StoredWriter):
     def __init__(self, shop: WriteShop, index: Index, bucket: str, key: str, size: int | None) -> None:
         super().__init__(shop, bucket, key, size)
         self._index = index
-        self._ready: Payload | None = None
 
     async def settle(self) -> None:
         self._expect_open()
-        if self._ready is None:
-            try:
-                self._ready = await self._payload()
-            except BaseException:
-                await self.abort()
-                raise
+        await self._all()
+
+    async def _all(self) -> Payload:
+        try:
+            return await super()._all()
+        except BaseException:
+            await self.abort()
+            raise
 
     async def commit_as(self, record: Record, part: PartOf | None = None) -> Applied:
         self._expect_open()
@@ -98,11 +99,6 @@ class StoredReplicaWriter(StoredWriter):
             await asyncio.shield(self._shop.committer.submit(TakeUpload(begun)))
         applied: Applied = await self._enter(TakePart(part, await self._all()))
         return applied
-
-    async def _all(self) -> Payload:
-        await self.settle()
-        assert self._ready is not None
-        return self._ready
 
     async def _enter(self, intent: Intent) -> Any:
         """As the end of `StoredWriter.commit`; a file that was not needed goes."""

@@ -47,6 +47,7 @@ class Placed:
     patch: Callable[[Member], None]
     member: Member
     durable: bool  # the patch makes itself durable
+    own: OwnFile | None = None
 
 
 @dataclass(slots=True)
@@ -176,7 +177,7 @@ class Work:
         change.end = RESERVE + own.size
         change.stamps.append(stamp)
         extent = Extent(own.disk, own.file, RESERVE, own.size, own.crc)
-        return Placed(extent, stamp, partial(_restamp_own, own), member, True)
+        return Placed(extent, stamp, partial(_restamp_own, own), member, True, own)
 
     def flush(self) -> None:
         """Everything laid out is written and durable. Raises OSError."""
@@ -240,6 +241,15 @@ class Work:
         if placed.member.kind == "object":
             placed.patch(msgspec.structs.replace(placed.member, kind="wasted"))
             self._restamped = self._restamped or not placed.durable
+
+    def withdraw(self, placed: Placed) -> None:
+        """Nothing will use it as it was placed: it is void, but a file of its own is a draft again, for its
+        writer may ask once more. Raises OSError."""
+        self.void(placed)
+        if placed.own is not None:
+            placed.own.withdraw()
+            self._owned.remove(placed.own)
+            del self._changes[placed.extent.file]
 
     def seal(self, file: int) -> None:
         """A segment takes no more members."""

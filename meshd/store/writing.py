@@ -8,13 +8,21 @@ leave nothing.
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from awscrt import checksums
 
 from meshd.store.committer import translate
-from meshd.store.errors import DiskFailedError, DiskFullError, SizeMismatchError, StoreClosedError
+from meshd.store.errors import (
+    CorruptExtentError,
+    DiskFailedError,
+    DiskFullError,
+    SizeMismatchError,
+    StaleEpochError,
+    StoreClosedError,
+)
 from meshd.store.intents import Payload, PutObject, Reserve
 from meshd.store.ownfiles import OwnFile
 from meshd.store.room import has_room
@@ -23,7 +31,7 @@ from meshd.store.works import timed_sync
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
     from concurrent.futures import ThreadPoolExecutor
 
     from meshd.config import StoreSettings
@@ -123,6 +131,7 @@ class StoredWriter:
         self._gathered = self._total = self._crc = 0
         self._own: OwnFile | None = None
         self._flight: asyncio.Task[None] | None = None
+        self._whole: Payload | None = None
         self._state = "open"
         shop.active += 1
 
@@ -178,7 +187,7 @@ class StoredWriter:
         if self._declared is not None and self._total != self._declared:
             raise SizeMismatchError(f"{self._total} of the declared {self._declared} bytes were written")
         try:
-            intent = self._intent(meta, await self._payload(), conditions, versioning)
+            intent = self._intent(meta, await self._all(), conditions, versioning)
             future = self._shop.committer.submit(intent)
         except BaseException:
             await self.abort()
@@ -189,18 +198,48 @@ class StoredWriter:
         return record
 
     def _committed(self, future: asyncio.Future[Record]) -> None:
-        """The committer has answered, whether or not the caller still waits: a refused file is removed."""
-        if not future.cancelled() and future.exception() is None:
+        """The committer has answered, whether or not the caller still waits: a refused file is removed. One
+        that only an older map decided about is kept: the newer map may decide the same."""
+        error = None if future.cancelled() else future.exception()
+        if isinstance(error, StaleEpochError):
+            self._state = "open"
+            self._shop.active += 1
+            return
+        self._whole = None
+        if not future.cancelled() and error is None:
             self._state = "committed"
             return
         self._state = "failed"
         if self._own is not None:
             self._own.discard()
 
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        self._expect_open()
+        whole = await self._all()
+        if whole.own is None:
+            for chunk in whole.chunks:
+                yield bytes(chunk)
+            return
+        fd, start = whole.own.share()
+        crc = 0
+        try:
+            for at in range(0, whole.size, _PIECE):
+                length = min(_PIECE, whole.size - at)
+                data = await asyncio.to_thread(os.pread, fd, length, start + at)
+                crc = checksums.crc32c(data, crc)
+                yield data
+        except OSError as error:
+            raise translate(error) from error
+        finally:
+            os.close(fd)
+        if crc != whole.crc:
+            raise CorruptExtentError("what was just written reads otherwise; write it again")
+
     async def abort(self) -> None:
         if self._state != "open":
             return
         self._finish("aborted")
+        self._whole = None
         flight, self._flight = self._flight, None
         try:
             if flight is not None:
@@ -234,6 +273,12 @@ class StoredWriter:
         if self._upload is not None:
             return PutPart(self._upload, self._number, meta, payload)
         return PutObject(self._bucket, self._key, meta, payload, conditions, versioning)
+
+    async def _all(self) -> Payload:
+        """As `_payload`, made once."""
+        if self._whole is None:
+            self._whole = await self._payload()
+        return self._whole
 
     async def _payload(self) -> Payload:
         """The bytes, ready to be committed: in memory, or all in their file and durable there."""

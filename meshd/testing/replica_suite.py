@@ -27,10 +27,19 @@ from meshd.store.changes import (
     decode,
     encode,
 )
-from meshd.store.errors import NoSuchUploadError, ReplicaLacksError, SizeMismatchError, StoreError
+from meshd.store.epochs import decided_by
+from meshd.store.errors import (
+    NoSuchUploadError,
+    ReplicaLacksError,
+    SizeMismatchError,
+    StaleEpochError,
+    StoreClosedError,
+    StoreError,
+)
 from meshd.store.memory import MemoryStore
 from meshd.store.records import NULL, Meta, Record
 from meshd.testing.store_writing import LARGE, put, put_part, refused
+from meshwire.conditions import Conditions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -57,6 +66,23 @@ def state(store: ObjectStore, bucket: str = "b") -> dict[str, Any]:
             for upload in uploads
         },
     }
+
+
+async def _committed_later(store: ObjectStore, key: str, data: bytes, conditions: Conditions | None) -> None:
+    """Refused for an old map, twice; then as if nothing had been."""
+    with decided_by(1 << 40):
+        await put(store, "newer")
+    writer = store.writer("b", key, size=len(data))
+    await writer.write(data)
+    for _ in range(2):
+        with decided_by(1):
+            await refused(StaleEpochError, writer.commit(Meta("data"), conditions=conditions))
+        assert store.get("b", key) is None
+        assert b"".join([piece async for piece in writer.pieces()]) == data
+    record = await writer.commit(Meta("data"), conditions=conditions)
+    assert store.read(record, 0, len(data)) == data
+    await writer.abort()
+    assert store.get("b", key) == record
 
 
 async def tell(store: ObjectStore, fact: Any, data: bytes = b"") -> bool:
@@ -377,6 +403,25 @@ class ReplicaSuite:
             await refused(SizeMismatchError, writer.commit_as(record))
             await writer.abort()
             assert store.is_empty("b")
+
+        self._run(check)
+
+    def test_what_an_older_map_decided_is_committed_by_the_newer_one(self) -> None:
+        async def check(store: ObjectStore, _: Decider) -> None:
+            upload = await store.create_upload("b", "upload")
+            for size in (0, 10, LARGE):
+                for conditions in (None, Conditions(if_none_match=("*",))):
+                    await _committed_later(store, f"{size}-{conditions}", b"x" * size, conditions)
+                with decided_by(1 << 40):
+                    await put(store, "newer")
+                writer = store.part_writer(upload, 1, size)
+                await writer.write(b"p" * size)
+                with decided_by(1):
+                    await refused(StaleEpochError, writer.commit(Meta("part")))
+                assert b"".join([piece async for piece in writer.pieces()]) == b"p" * size
+                part = await writer.commit(Meta("part"))
+                assert store.read(part, 0, size) == b"p" * size
+                await refused(StoreClosedError, writer.commit(Meta("part")))
 
         self._run(check)
 

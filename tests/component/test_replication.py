@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +16,7 @@ from meshd.store.errors import NotReplicatedError, StaleEpochError
 from meshd.store.records import Meta
 from meshd.testing.replica_suite import state
 from meshd.testing.store_writing import etag_of, put, put_part, refused
-from meshwire.cluster.transitions import drained, joined, missed
+from meshwire.cluster.transitions import drained, joined, missed, reweighed
 from tests.component.mesh_nodes import running_nodes
 
 if TYPE_CHECKING:
@@ -329,6 +330,35 @@ def test_what_another_decider_acknowledged_meanwhile_is_not_overtaken() -> None:
         found = heir.node.store.get("b", "k")
         assert found is not None
         assert heir.node.store.read(found, 0, found.size) == b"acknowledged"
+
+    _among(2, test)
+
+
+@pytest.mark.parametrize("size", [10, LARGE])
+def test_a_write_that_meets_a_newer_map_is_decided_by_that(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(nodes: list[Running]) -> None:
+        decider = _decider(nodes, "b", "k")
+        mesh, waits = decider.node.mesh, asyncio.Event()
+        newer_than = mesh.newer_than
+
+        async def waiting(version: int, patience: float) -> bool:
+            waits.set()
+            return await newer_than(version, patience)
+
+        monkeypatch.setattr(mesh, "newer_than", waiting)
+        await decider.node.store.fence(mesh.map().version + 1)  # another process of this node is quicker
+        writing = asyncio.ensure_future(put(decider.node.shared, "k", b"x" * size, size=size))
+        async with asyncio.timeout(10):
+            await waits.wait()
+        weigh = partial(reweighed, node_id=nodes[0].node.settings.node_id, weight=2)
+        await _change(nodes, weigh)
+        await writing
+        for node in nodes:
+            found = node.node.store.get("b", "k")
+            assert found is not None
+            assert node.node.store.read(found, 0, size) == b"x" * size
 
     _among(2, test)
 
