@@ -5,22 +5,62 @@ Law: pure; an argument that makes no sense is a ConfigurationError with its name
 
 from __future__ import annotations
 
+import functools
 import operator
 from math import prod
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING, ParamSpec, SupportsIndex, TypeVar
 
 import numpy as np
 
 from meshsdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from meshsdk.native import FieldSchema
     from meshsdk.normalizing import Normalize
 
 DEFAULT_PREFETCH = 256 << 20
 _FRAME_OVERHEAD = 16 << 10
+_Taken = ParamSpec("_Taken")
+_Given = TypeVar("_Given")
+
+_NO_WORKERS = "leave it out: nodes prepare batches, and prefetch_bytes bounds what is asked ahead"
+_NO_SAMPLER = "leave it out: shuffle=, rank= and world= say who gets what; ds.filter and mesh.mix, of what"
+# What torch's DataLoader calls otherwise, or does where a loader has nothing to do.
+ELSEWHERE = {
+    "batch_size": "global_batch is the rows of a step over all ranks",
+    "drop_last": "tail='drop' leaves the last batch out",
+    "num_workers": _NO_WORKERS,
+    "prefetch_factor": _NO_WORKERS,
+    "persistent_workers": _NO_WORKERS,
+    "multiprocessing_context": _NO_WORKERS,
+    "worker_init_fn": "leave it out: randomness is keyed by seed, epoch and position",
+    "generator": "seed= is all that order and random ops depend on",
+    "sampler": _NO_SAMPLER,
+    "batch_sampler": _NO_SAMPLER,
+    "collate_fn": "leave it out: batches come collated; what more there is to do, do to the batch",
+    "pin_memory": "device='cuda' has an arena of pinned memory, and copies batches to the GPU",
+    "timeout": "deadline= is how many seconds an unavailable server is waited for",
+}
+
+
+def explaining(
+    elsewhere: Mapping[str, str],
+) -> Callable[[Callable[_Taken, _Given]], Callable[_Taken, _Given]]:
+    """Makes a function say of arguments that it does not take, but others of its kind do, what to write.
+    Raises the TypeError that they are."""
+
+    def made(function: Callable[_Taken, _Given]) -> Callable[_Taken, _Given]:
+        @functools.wraps(function)
+        def told(*args: _Taken.args, **kwargs: _Taken.kwargs) -> _Given:
+            for name in kwargs.keys() & elsewhere.keys():
+                raise TypeError(f"{function.__qualname__.split('.')[0]} takes no {name}: {elsewhere[name]}")
+            return function(*args, **kwargs)
+
+        return told
+
+    return made
 
 
 def checked_dataset(dataset: object) -> None:
@@ -86,9 +126,19 @@ def takes_parts(rows_from: str) -> bool:
 
 
 def checked_normalize(normalize: Normalize | None, fields: Mapping[str, FieldSchema]) -> None:
-    """`normalize`: of a field that batches have."""
-    if normalize is not None and normalize.field not in fields:
-        raise ConfigurationError(f"normalize: no field {normalize.field!r}; a batch has {', '.join(fields)}")
+    """`normalize`: of a field of uint8 images of one size that batches have."""
+    if normalize is None:
+        return
+    name = normalize.field
+    if name not in fields:
+        raise ConfigurationError(f"normalize: no field {name!r}; a batch has {', '.join(fields)}")
+    field = fields[name]
+    if field.dtype != "uint8" or field.shape is None or len(field.shape) != 3:
+        shape = "of unequal rows" if field.shape is None else list(field.shape)
+        raise ConfigurationError(
+            f"normalize: {name!r} must be uint8 images of one size, and is {field.dtype} {shape}: decode it, "
+            "resize or crop it, and leave ops.normalize out"
+        )
 
 
 def frame_bytes(fields: Mapping[str, FieldSchema], rows: int) -> int:

@@ -7,9 +7,13 @@ Invariant: every field of a batch has `rows` rows, in the order of `positions`.
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from meshsdk.unpacking import unpacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,7 +65,7 @@ class Ragged:
 
 class Batch(Mapping[str, Any]):
     """This rank's rows of one global batch, a mapping: `batch["image"]` is a tensor or array [rows, …], or a
-    Ragged.
+    Ragged; `batch["image", "label"]` is a tuple of two. As of any mapping, iterating it gives names.
 
     Keeping a batch, a tensor or a slice of one keeps its slot of the loader's arena; `.clone()` does not.
 
@@ -87,11 +91,17 @@ class Batch(Mapping[str, Any]):
         """Samples in it, of this rank."""
         return len(self.positions)
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str | tuple[str, ...]) -> Any:
+        """A field; of several names a tuple, in their order. Raises KeyError."""
+        if isinstance(name, tuple):
+            return tuple(self[each] for each in name)
         try:
             return self._fields[name]
         except KeyError:
             raise KeyError(f"no field {name!r}; this batch has {', '.join(self._fields)}") from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._fields
 
     def __getattr__(self, name: str) -> Any:
         """Only what is not there: a batch is no tuple of tensors, and no tensor."""
@@ -104,6 +114,9 @@ class Batch(Mapping[str, Any]):
         raise AttributeError(f"a Batch has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __iter__(self) -> Iterator[str]:
+        """The fields' names. Warns where they are unpacked, as tensors of a tuple would be."""
+        if unpacks(sys._getframe(1)):
+            warnings.warn(_unpacked(tuple(self._fields)), stacklevel=2)
         return iter(self._fields)
 
     def __len__(self) -> int:
@@ -113,6 +126,15 @@ class Batch(Mapping[str, Any]):
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name}: {_shape(value)}" for name, value in self._fields.items())
         return f"Batch(epoch={self.epoch}, step={self.step}, rows={self.rows}, {shapes})"
+
+
+def _unpacked(fields: tuple[str, ...]) -> str:
+    """What to write in place of `for images, labels in loader`."""
+    named = ", ".join(f'"{name}"' for name in fields)
+    return (
+        f"a Batch is a mapping: unpacked, it gives the names of its fields ({named}), not their tensors. "
+        f"Write `for ... in loader.as_tuples({named})`, or `batch[{named}]`, in the order you want"
+    )
 
 
 def _shape(value: Any) -> str:

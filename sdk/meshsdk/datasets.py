@@ -8,17 +8,18 @@ spawned with it.
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 from meshsdk.errors import ConfigurationError, MeshError
-from meshsdk.mapping import checked, narrowed, renamed
+from meshsdk.mapping import checked, narrowed, renamed, written
 from meshsdk.native import derive_snapshot, fetch_snapshot, register_plan
-from meshsdk.orders import shuffle_spec
+from meshsdk.orders import buckets_spec, shuffle_spec
 from meshsdk.rows import fetch_rows
 from meshwire.plans import PlanError, op_document, parse_spec, spec_document
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from meshsdk.client import Client
     from meshsdk.mixing import Mixing
@@ -113,11 +114,19 @@ class Dataset:
         """A dataset with these fields alone; ops on the others are forgotten. What is done to each of several
         fields goes on being done to those that stay; ConfigurationError where an op takes them together and
         not all stay."""
+        given = next((name for name in fields if not isinstance(name, str)), None)
+        if given is not None or not fields:
+            got = "none" if given is None else type(given).__name__
+            raise ConfigurationError(f"select takes names, as ds.select('image', 'label'); got {got}")
         kept = [left for op in self.ops if (left := narrowed(op, fields)) is not None]
         return self._derived({"select": list(fields)}, kept)
 
     def rename(self, names: Mapping[str, str] | None = None, **more: str) -> Dataset:
         """A dataset with fields under new names, as `ds.rename(jpg="image")` or `{"jpg": "image"}`."""
+        if names is not None and not isinstance(names, Mapping):
+            raise ConfigurationError(
+                f"rename takes new names by old ones, as ds.rename(jpg='image'); got {type(names).__name__}"
+            )
         names = {**(names or {}), **more}
         ops = [renamed(op, names) for op in self.ops]
         return self._derived({"rename": names}, ops)
@@ -235,7 +244,7 @@ class Dataset:
             "max_bad": max_bad,
             "pack": self.packing,
             "mix": None if self.mixing is None else self.mixing.document(batch),
-            "buckets": None if buckets is None else buckets.document(batch),
+            "buckets": buckets_spec(buckets, batch),
         }
         try:
             return spec_document(parse_spec(document))
@@ -313,18 +322,24 @@ class Dataset:
         hint = f": {_LOADERS[name]}" if name in _LOADERS else ""
         raise AttributeError(f"a Dataset has no attribute {name!r}{hint}", name=name, obj=self)
 
-    def _index(self, index: SupportsIndex) -> int:
+    def _index(self, index: object) -> int:
+        if not isinstance(index, SupportsIndex):
+            raise TypeError(
+                f"ds[i] is sample i, an integer; got {type(index).__name__}. ds.head(8) gives the first "
+                "ones, torch.utils.data.Subset(ds, numbers) others, and mesh.Loader(ds, …) batches of all"
+            )
         value = operator.index(index)
         if not -len(self) <= value < len(self):
             raise IndexError(f"sample {value} of {len(self)}")
         return value % len(self)
 
     def __repr__(self) -> str:
-        ops = "".join(f".{op.op}({', '.join(map(repr, op.every))})" for op in self.ops)
+        ops = "".join(f".{written(op)}" for op in self.ops)
         pack = "" if self.packing is None else f".pack(length={self.packing['length']})"
         mix = "" if self.mixing is None else f".mix({', '.join(map(str, self.mixing.parts))})"
         samples, fields = self.snapshot.samples, ", ".join(self.fields)
-        return f"Dataset({self.snapshot.source}, {samples} samples, {fields}){mix}{ops}{pack}"
+        epoch = f".at_epoch({self.epoch})" if self.epoch else ""
+        return f"Dataset({self.snapshot.source}, {samples} samples, {fields}){mix}{ops}{pack}{epoch}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (

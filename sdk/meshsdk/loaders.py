@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 from meshsdk.addressing import Addresses
 from meshsdk.arenas import Arena
 from meshsdk.arguments import (
+    ELSEWHERE,
     arena_bytes,
     checked_batch,
     checked_connections,
@@ -22,6 +23,7 @@ from meshsdk.arguments import (
     checked_deadline,
     checked_normalize,
     checked_share,
+    explaining,
     frame_bytes,
     takes_parts,
     too_large,
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     import torch
 
     from meshsdk.adapters.iterables import LoaderIterable
+    from meshsdk.adapters.plain import PlainLoader
     from meshsdk.batches import Batch
     from meshsdk.datasets import Dataset
     from meshsdk.doctor.checkups import Subject
@@ -99,6 +102,7 @@ class Loader:
         SnapshotChangedError: an object was replaced since the dataset was opened.
     """
 
+    @explaining(ELSEWHERE)
     def __init__(
         self,
         dataset: Dataset,
@@ -319,6 +323,16 @@ class Loader:
 
         return LoaderIterable(self)
 
+    def as_tuples(self, *fields: str) -> PlainLoader:
+        """For `for images, labels in loader.as_tuples("image", "label")`: this loader, each batch a tuple of
+        these fields; "__status" and "__pos" may be among them. Iterating one moves the other.
+
+        Raises ConfigurationError for a field that batches do not have.
+        """
+        from meshsdk.adapters.plain import as_tuples
+
+        return as_tuples(self, fields)
+
     def part(self, passes: int, part: int, parts: int) -> Iterator[Batch]:
         """Every `parts`-th batch from the `part`-th on, of the rest of the epoch or, once `passes` were given
         to their end, of a later one. Moves nothing: for one of several processes, each with a copy of this
@@ -359,6 +373,13 @@ class Loader:
             "a Loader is iterated; loader.at(step) gives one batch, and loader.as_iterable() is what torch's "
             "DataLoader takes"
         )
+
+    if not TYPE_CHECKING:  # or checkers would let every name pass
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Only what is not there: what torch's DataLoader calls otherwise."""
+            hint = f": {ELSEWHERE[name]}" if name in ELSEWHERE else ""
+            raise AttributeError(f"a Loader has no attribute {name!r}{hint}", name=name, obj=self)
 
     # --- the rest ---------------------------------------------------------------------------------
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from meshsdk.native import FieldInfo
 
+_LONGEST = 40  # characters of an argument
+
 
 def checked(ops: Sequence[object], fields: Mapping[str, FieldInfo]) -> tuple[OpSpec, ...]:
     """The ops, if each is one and its fields are there and take ops. Raises ConfigurationError."""
@@ -75,3 +77,13 @@ def renamed(op: OpSpec, names: Mapping[str, str]) -> OpSpec:
     fields = tuple(names.get(name, name) for name in op.fields)
     each = {names.get(name, name): args for name, args in op.each.items()}
     return dataclasses.replace(op, field=names.get(op.field, op.field), fields=fields, each=each)
+
+
+def written(op: OpSpec) -> str:
+    """The op as a call, as a person reads it: long arguments are cut."""
+    args = [f"{name}={_cut(repr(value))}" for name, value in op.args.items()]
+    return f"{op.op}({', '.join([*map(repr, op.every), *args, *(['…'] if op.each else [])])})"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

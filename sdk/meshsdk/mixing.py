@@ -104,8 +104,12 @@ def mix(
 
 def _checked(datasets: Sequence[Dataset]) -> tuple[OpSpec, ...]:
     """The ops all have."""
-    if len(datasets) < 2:
-        raise ConfigurationError("mix takes two datasets at least, as mesh.mix(web, books, weights=[3, 1])")
+    other = next((given for given in datasets if not isinstance(given, Dataset)), None)
+    if len(datasets) < 2 or other is not None:
+        given = "" if other is None else f"; got {type(other).__name__}"
+        raise ConfigurationError(
+            f"mix takes two datasets at least, one by one, as mesh.mix(web, books, weights=[3, 1]){given}"
+        )
     first = datasets[0]
     for number, dataset in enumerate(datasets):
         if dataset.packing is not None or dataset.mixing is not None:

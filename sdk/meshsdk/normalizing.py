@@ -70,7 +70,7 @@ class Normalizer:
         if not isinstance(images, torch.Tensor) or images.dtype != torch.uint8 or images.dim() != 4:
             raise ConfigurationError(
                 f"normalize: {field!r} must be uint8 images of one size, four dimensions a batch: "
-                "resize or crop them, without to_float"
+                "resize or crop them, and leave ops.normalize out"
             )
         if images.shape[1] != count and images.shape[3] == count:
             images = images.permute(0, 3, 1, 2)

@@ -369,7 +369,7 @@ def _field(op: str, field: object) -> str:
 def _asset(op: str, file: object) -> str:
     if not isinstance(file, str) or not file.startswith(("s3://", "sha256:")):
         raise ConfigurationError(
-            f"{op}: the file is an object, as s3://models/tokenizer.json (put it there with `mesh put`), or "
+            f"{op}: the file is an object, as s3://models/tokenizer.json (put it there with `mesh cp`), or "
             f"sha256:HEX; got {file!r}"
         )
     return file

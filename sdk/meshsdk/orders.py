@@ -40,6 +40,15 @@ class LengthBuckets:
         return {"field": self.field, "rows": rows, "window": self.window}
 
 
+def buckets_spec(buckets: LengthBuckets | None, batch: int | None) -> dict[str, Any] | None:
+    """The spec's `buckets`."""
+    if buckets is None:
+        return None
+    if not isinstance(buckets, LengthBuckets):
+        raise ConfigurationError(f"buckets={buckets!r}: give mesh.LengthBuckets('text')")
+    return buckets.document(batch)
+
+
 Shuffle = bool | Literal["global"] | Blocks
 
 

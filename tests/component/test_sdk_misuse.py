@@ -60,6 +60,7 @@ def pinned(client: mesh.Client) -> mesh.Dataset:
         ({"shuffle": 10}, "mesh.Blocks"),
         ({"tail": "keep"}, "known: drop, pad, ragged"),
         ({"on_bad": "skip"}, "known: drop"),
+        ({"buckets": "x"}, "LengthBuckets"),
     ],
 )
 def test_an_argument_that_makes_no_sense(ds: mesh.Dataset, arguments: dict[str, Any], words: str) -> None:
@@ -199,9 +200,76 @@ def test_a_loader_is_no_sequence(ds: mesh.Dataset) -> None:
         loader[0]
 
 
-def test_a_field_to_normalize_that_is_not_there(ds: mesh.Dataset) -> None:
+def test_a_field_to_normalize_that_is_not_there_or_no_image(ds: mesh.Dataset) -> None:
     with pytest.raises(ConfigurationError, match="no field 'image'; a batch has x"):
         mesh.Loader(ds, 4, output="torch", normalize=mesh.Normalize())
+    with pytest.raises(ConfigurationError, match=r"'x' must be uint8 images of one size, and is uint8 \[4\]"):
+        mesh.Loader(ds, 4, output="torch", normalize=mesh.Normalize("x"))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("batch_size", "global_batch is"), ("num_workers", "leave it out"), ("drop_last", "tail=")],
+)
+def test_what_torchs_loader_calls_otherwise(ds: mesh.Dataset, name: str, words: str) -> None:
+    with pytest.raises(TypeError, match=f"Loader takes no {name}: .*{words}"):
+        mesh.Loader(ds, **{name: 4})  # type: ignore[arg-type]
+    with (
+        mesh.Loader(ds, 4) as loader,
+        pytest.raises(AttributeError, match=f"no attribute '{name}': .*{words}"),
+    ):
+        getattr(loader, name)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'color'"):
+        mesh.Loader(ds, 4, color=1)  # type: ignore[call-arg]
+
+
+def test_batches_as_tuples(client: mesh.Client, ds: mesh.Dataset) -> None:
+    whole = mesh.open(f"s3://{BUCKET}/", fields={"x": "bin"}, client=client).map(
+        ops.frombuffer("x", "uint32")
+    )
+    pair = whole.rename(x="y").join(ds)
+    with mesh.Loader(pair, 4, output="numpy", shuffle=False) as loader:
+        tuples = loader.as_tuples("y", "x", "__status", "__pos")
+        assert len(tuples) == 3
+        found = list(tuples)
+        assert [x[:, 0].tolist() for _, x, _, _ in found] == [
+            [0, 1, 2, 3],
+            [4, 5, 6, 7],
+            [8, 9, *found[2][1][2:, 0]],
+        ]
+        assert [y.dtype.name for y, *_ in found] == ["uint32"] * 3
+        assert found[2][2].tolist() == [0, 0, 3, 3]
+        assert [int(place) for *_, places in found for place in places][:10] == list(range(10))
+        assert loader.epoch == 1
+        with pytest.raises(ConfigurationError, match="no field 'z'; a batch has x, y, __pos"):
+            loader.as_tuples("x", "z")
+        with pytest.raises(ConfigurationError, match="which fields"):
+            loader.as_tuples()
+        with pytest.warns(UserWarning, match=r'loader\.as_tuples\("x", "y"\)') as told:
+            names = [(x, y) for x, y in loader]
+        assert names == [("x", "y")] * 3
+    assert {warning.filename for warning in told} == {__file__}
+
+
+def test_samples_have_numbers(ds: mesh.Dataset) -> None:
+    for index in (slice(0, 3), "x"):
+        with pytest.raises(TypeError, match=r"ds\.head\(8\)"):
+            ds[index]  # type: ignore[index]
+
+
+def test_names_that_are_given_as_a_list(ds: mesh.Dataset) -> None:
+    with pytest.raises(ConfigurationError, match=r"ds\.select\('image', 'label'\); got list"):
+        ds.select(["x"])  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"ds\.rename\(jpg='image'\); got list"):
+        ds.rename(["x"])  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"one by one, as mesh\.mix\(.*; got list"):
+        mesh.mix([ds, ds])  # type: ignore[arg-type]
+
+
+def test_a_dataset_shows_what_is_done_to_it(ds: mesh.Dataset) -> None:
+    many = ds.map(ops.text_label("x", [str(number) for number in range(100)])).at_epoch(2)
+    assert "10 samples, x).frombuffer('x', dtype='uint8', shape=[4]).text_label('x', " in repr(many)
+    assert repr(many).endswith("…).at_epoch(2)")
 
 
 def test_rows_of_unequal_length_are_no_tensor(client: mesh.Client) -> None:

@@ -37,6 +37,32 @@ def test_a_batch_is_a_mapping_of_its_fields() -> None:
         batch["images"]
 
 
+def test_several_fields_at_once_are_a_tuple() -> None:
+    batch = batch_of({"image": np.zeros((3, 2), np.uint8), "label": np.arange(3)})
+    labels, images = batch["label", "image"]
+    assert (labels.shape, images.shape) == ((3,), (3, 2))
+    assert "label" in batch
+    both: object = ("label", "image")
+    assert both not in batch
+    with pytest.raises(KeyError, match="no field 'labels'; this batch has image, label"):
+        batch["image", "labels"]
+
+
+def test_only_unpacking_a_batch_warns() -> None:
+    batch = batch_of({"image": np.zeros((3, 2), np.uint8), "label": np.arange(3)})
+    with pytest.warns(UserWarning, match=r'batch\["image", "label"\]'):
+        image, label = batch
+    assert (image, label) == ("image", "label")
+    first, *rest = batch  # no warning, and warnings are errors here
+    assert [first, *rest] == [*batch] == list(batch) == sorted(batch) == [name for name in batch]
+    assert {**batch}.keys() == dict(batch).keys() == set(batch)
+    (one,) = batch_of({"label": np.arange(3)})
+    assert one == "label"
+    names, values = zip(*batch.items(), strict=True)
+    assert names == ("image", "label")
+    assert len(values) == 2
+
+
 def test_ragged_rows() -> None:
     batch = batch_of({"text.data": np.arange(6, dtype=np.uint8), "text.offsets": np.array([0, 2, 2, 6])})
     text = batch["text"]

@@ -1,19 +1,22 @@
-"""Batches as plain dictionaries of arrays or tensors, for libraries that know nothing of a Batch.
+"""Batches as plain dictionaries or tuples of arrays or tensors, for code that knows nothing of a Batch.
 
-Law: nothing is copied and nothing is lost: a ragged field is `NAME.data`, `NAME.offsets` and, where rows have
-several dimensions, `NAME.shapes`, as in a frame; which rows they are is `__pos` and `__status`.
+Law: nothing is copied, and a dictionary leaves nothing out: a ragged field is `NAME.data`, `NAME.offsets`
+and, where rows have several dimensions, `NAME.shapes`, as in a frame; which rows they are is `__pos` and
+`__status`.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meshsdk.batches import Ragged
+from meshsdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from meshsdk.batches import Batch
     from meshsdk.loaders import Loader
@@ -41,15 +44,22 @@ def plain_types(loader: Loader) -> dict[str, tuple[Any, tuple[int | None, ...]]]
     return {name: (value.dtype, (None, *value.shape[1:])) for name, value in looked.items()}
 
 
+def as_tuple(batch: Batch, names: Sequence[str]) -> tuple[Any, ...]:
+    """Fields of a batch in this order; "__pos" and "__status" are its positions and status."""
+    rows = {POSITIONS: batch.positions, STATUS: batch.status}
+    return tuple(rows[name] if name in rows else batch[name] for name in names)
+
+
 class PlainLoader:
-    """A loader whose batches are plain dictionaries; length and state are the loader's own."""
+    """A loader whose batches are plain dictionaries, or what `convert` makes of them; length and state are
+    the loader's own."""
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader, convert: Callable[[Batch], Any] = as_dict) -> None:
         self.loader = loader
+        self.convert = convert
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for batch in self.loader:
-            yield as_dict(batch)
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.convert, self.loader)  # a generator would hold the last batch's slot
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -62,3 +72,16 @@ class PlainLoader:
 
     def __repr__(self) -> str:
         return f"PlainLoader({self.loader!r})"
+
+
+def as_tuples(loader: Loader, names: Sequence[str]) -> PlainLoader:
+    """A loader whose batches are tuples of these fields. Raises ConfigurationError for one that is not
+    there."""
+    known = (*loader.plan.fields, POSITIONS, STATUS)
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        wrong = f"no field {unknown[0]!r}" if unknown else "which fields"
+        raise ConfigurationError(
+            f"as_tuples: {wrong}; a batch has {', '.join(known)}: loader.as_tuples('image', 'label')"
+        )
+    return PlainLoader(loader, partial(as_tuple, names=tuple(names)))
