@@ -22,8 +22,8 @@ _log = logging.getLogger("meshsdk")
 # 421 means "another node owns it": after a map change the same endpoint answers, or forwards.
 RETRIED_STATUSES = frozenset({408, 421, 429, 500, 502, 503, 504})
 _AT_ONCE = 1.0  # seconds
-_LONGER = "To wait longer: deadline="
-_CHECK = f"Look at the nodes with `mesh cluster status`. {_LONGER}"
+LONGER = "To wait longer: deadline=SECONDS, of mesh.Loader or mesh.connect."
+_CHECK = f"Look at the nodes with `mesh cluster status`. {LONGER}"
 SETTLED_CODES = frozenset({"OpFailed"})  # the same op would do the same to the same bytes
 
 
@@ -81,10 +81,11 @@ class Patience:
         ceiling = min(self.policy.cap, self.policy.base * 2 ** min(self.attempts - 1, 20))
         wait = max(self.jitter.uniform(0, ceiling), getattr(error, "retry_after", None) or 0.0)
         if now + wait > self._until(error, now):
-            why = str(error).rstrip(".")
+            why = str(error)
             raise DeadlineError(
-                f"gave up after {self.attempts} attempts in {now - self.started:.0f} s: {why}. "
-                f"{_CHECK if isinstance(error, ServerError) and not error.blames_keys else _LONGER}"
+                f"gave up after {self.attempts} attempts in {now - self.started:.0f} s: {why}"
+                f"{' ' if why.endswith(('.', '?')) else '. '}"
+                f"{_CHECK if isinstance(error, ServerError) and not error.blames_keys else LONGER}"
             ) from error
         self._tell(error, now, wait)
         return wait

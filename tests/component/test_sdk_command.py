@@ -163,10 +163,18 @@ def test_sync_never_deletes_for_an_empty_source(mesh: Any, bucket: str, folder: 
         (["frobnicate"], 2, "No such command"),
         (["--endpoint-url", "ftp://x", "ls"], 2, "endpoint"),
         (["ls", "--endpoint-url", "ftp://x"], 2, "endpoint"),
+        (["ls", "--deadline", "-1"], 2, "--deadline"),
     ],
 )
 def test_refusals(mesh: Any, bucket: str, arguments: list[str], code: int, words: str) -> None:
     assert words in mesh(*(argument.replace("{b}", bucket) for argument in arguments), code=code)
+
+
+@pytest.mark.parametrize("arguments", [["--deadline", "0", "ls"], ["ls", "--deadline", "0"]])
+def test_a_server_that_is_away_is_waited_for_as_long_as_one_says(mesh: Any, arguments: list[str]) -> None:
+    told = mesh("--endpoint-url", "http://127.0.0.1:1", *arguments, code=1)
+    assert "gave up after 1 attempts in 0 s" in told
+    assert told.endswith("MESH_ENDPOINT right? To wait longer: --deadline SECONDS.\n")
 
 
 def test_errors_for_programs(mesh: Any, bucket: str) -> None:

@@ -46,6 +46,10 @@ def test_past_the_deadline_the_last_failure_is_the_cause() -> None:
     with pytest.raises(DeadlineError, match="1 attempts") as raised:
         patience(5.0).delay(last, 0.0)
     assert raised.value.__cause__ is last
+    assert "busy. Look at the nodes" in str(raised.value)
+    assert str(raised.value).endswith("deadline=SECONDS, of mesh.Loader or mesh.connect.")
+    with pytest.raises(DeadlineError, match=r"Is it up\? To wait longer"):
+        patience(0.0).delay(ConnectError("Is it up?"), 1.0)
 
 
 def test_a_long_wait_is_told_now_and_then(caplog: pytest.LogCaptureFixture) -> None:

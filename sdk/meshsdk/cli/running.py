@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from meshsdk.errors import ConfigurationError, NotFoundError, ServerError
+from meshsdk.errors import ConfigurationError, DeadlineError, NotFoundError, ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,18 +74,21 @@ class _Lines(Steps):
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A command's surroundings. `quiet`: no progress."""
+    """A command's surroundings. `quiet`: no progress; `deadline`: in seconds, if the user says."""
 
     endpoint: str | None
     as_json: bool
     quiet: bool
     ca_cert: str | None = None
+    deadline: float | None = None
 
     def client(self, patience: float = _PATIENCE) -> Client:
-        """One that waits `patience` seconds for a server that does not answer. Raises ConfigurationError."""
+        """One that waits `deadline`, else `patience` seconds for a server that does not answer. Raises
+        ConfigurationError."""
         from meshsdk.connecting import connect
 
-        return connect(self.endpoint, deadline=patience, ca_cert=self.ca_cert)
+        deadline = patience if self.deadline is None else self.deadline
+        return connect(self.endpoint, deadline=deadline, ca_cert=self.ca_cert)
 
     def show(self, text: str, **record: Any) -> None:
         """Prints `text` for a person, or `record` for a program."""
@@ -154,11 +157,17 @@ def drawn(*columns: ProgressColumn) -> Iterator[Progress]:
 
 
 def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds --endpoint-url, --ca-cert, --json and --quiet, before or after the command's name, and passes a
-    Session."""
+    """Adds --endpoint-url, --ca-cert, --deadline, --json and --quiet, before or after the command's name, and
+    passes a Session."""
 
     @click.option("--endpoint-url", metavar="URL", help="The store, as http://host:9000.  [MESH_ENDPOINT]")
     @click.option("--ca-cert", metavar="FILE", help="Authorities to believe over https.  [MESH_CA_BUNDLE]")
+    @click.option(
+        "--deadline",
+        type=click.FloatRange(min=0),
+        metavar="SECONDS",
+        help=f"How long a server that does not answer is waited for [{_PATIENCE:.0f}].",
+    )
     @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
     @click.option("-q", "--quiet", is_flag=True, help="No progress.")
     @click.pass_context
@@ -169,6 +178,7 @@ def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
         *,
         endpoint_url: str | None,
         ca_cert: str | None,
+        deadline: float | None,
         as_json: bool,
         quiet: bool,
         **rest: Any,
@@ -179,6 +189,7 @@ def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
             as_json or outer.as_json,
             quiet or outer.quiet,
             ca_cert or outer.ca_cert,
+            outer.deadline if deadline is None else deadline,
         )
         context.obj = session
         return command(session, **rest)
@@ -195,7 +206,12 @@ def exit_code(error: MeshError) -> int:
 def report(error: MeshError, *, as_json: bool, stream: IO[str] | None = None) -> None:
     """Tells an error on stderr."""
     code = error.code if isinstance(error, ServerError) else type(error).__name__
-    line = json.dumps({"error": code, "message": str(error)}) if as_json else f"mesh: {error}"
+    told = str(error)
+    if isinstance(error, DeadlineError):
+        from meshsdk.retrying import LONGER
+
+        told = told.replace(LONGER, "To wait longer: --deadline SECONDS.")
+    line = json.dumps({"error": code, "message": told}) if as_json else f"mesh: {told}"
     click.echo(line, file=stream or sys.stderr)
 
 
