@@ -14,6 +14,7 @@ from meshd.testing.daemons import Daemon
 from meshsdk.cli.cluster import cluster
 from meshsdk.cli.keeping import plan as plan_group
 from meshsdk.cli.keeping import snapshot as snapshot_group
+from meshsdk.cli.replaying import bad as bad_group
 from meshsdk.errors import AccessError, NotFoundError, ServerError
 from meshsdk.keeping import list_kept, remove_kept, show_kept
 from meshsdk.views import batches_view, create_view
@@ -21,6 +22,8 @@ from tests.component.plans_working import fill, make
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from click.testing import Result
 
     from meshsdk.client import Client
 
@@ -40,15 +43,20 @@ def root(daemon: Daemon) -> Iterator[Client]:
         yield client
 
 
-def run(daemon: Daemon, group: Any, *words: str) -> str:
+def invoke(daemon: Daemon, group: Any, *words: str, keys: tuple[str, str] | None = None) -> Result:
+    access_key, secret_key = keys or (daemon.access_key, daemon.secret_key)
     env = {
         "MESH_ENDPOINT": daemon.endpoint,
-        "AWS_ACCESS_KEY_ID": daemon.access_key,
-        "AWS_SECRET_ACCESS_KEY": daemon.secret_key,
+        "AWS_ACCESS_KEY_ID": access_key,
+        "AWS_SECRET_ACCESS_KEY": secret_key,
     }
     done = CliRunner().invoke(group, words, env=env, catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    return done.output
+    return done
+
+
+def run(daemon: Daemon, group: Any, *words: str) -> str:
+    return invoke(daemon, group, *words).output
 
 
 def test_the_command_lists_shows_and_removes(daemon: Daemon) -> None:
@@ -69,6 +77,23 @@ def test_the_command_lists_shows_and_removes(daemon: Daemon) -> None:
     assert plan[:16] not in run(daemon, plan_group, "ls")
     assert make(daemon, seed=11) == (snapshot, plan)
     assert plan[:16] in run(daemon, plan_group, "ls")
+
+
+def test_where_nothing_is_kept_that_is_told(daemon: Daemon) -> None:
+    daemon.request("POST", "/-/admin/users", b'{"user_id": "none"}')
+    key = json.loads(daemon.request("POST", "/-/admin/keys", b'{"user_id": "none"}').body)
+    none = (key["access_key"], key["secret_key"])
+
+    def told(group: Any, *words: str, keys: tuple[str, str] | None = none) -> str:
+        done = invoke(daemon, group, *words, keys=keys)
+        assert not done.stdout
+        return done.stderr
+
+    assert "no plans yet: a loader makes one" in told(plan_group, "ls")
+    assert "no snapshots yet" in told(snapshot_group, "ls")
+    assert not told(plan_group, "ls", "--json")
+    _, plan = make(daemon, seed=14)
+    assert "no bad samples" in told(bad_group, "ls", plan, keys=None)
 
 
 def test_what_a_view_names_stays(daemon: Daemon, root: Client) -> None:

@@ -71,6 +71,7 @@ def test_where_there_is_nothing_what_to_do_is_told(
 
     assert f"nothing in s3://{bucket}/ yet: mesh cp" in told("ls", f"s3://{bucket}")
     assert "mesh view create --help" in told("view", "ls", bucket)
+    assert "no op is about 'nosuch': `mesh op ls`" in told("op", "ls", "nosuch")
     assert not told("ls", "--json", f"s3://{bucket}") + told("-q", "view", "ls", bucket)
 
 

@@ -42,15 +42,24 @@ def snapshot() -> None:
     """
 
 
+_NONE: dict[Kind, str] = {
+    "plans": "no plans yet: a loader makes one when it starts, `mesh view create --batches` another",
+    "snapshots": "no snapshots yet: opening a dataset pins one (mesh.open, mesh prefetch, mesh shard)",
+}
+
+
 def _list(session: Session, kind: Kind) -> None:
     with session.client() as client:
-        for found in list_kept(client.transport, kind):
-            named = f"  kept by {_some(found)}" if found.kept_by else ""
-            session.show(
-                f"{found.hash[:16]}  {human(found.bytes):>10}  used {_day(found.used_ms)}  "
-                f"{_until(found)}  {_of(kind, found)}{named}",
-                **found.told,
-            )
+        listed = list(list_kept(client.transport, kind))
+    if not listed:
+        session.tell(_NONE[kind])
+    for found in listed:
+        named = f"  kept by {_some(found)}" if found.kept_by else ""
+        session.show(
+            f"{found.hash[:16]}  {human(found.bytes):>10}  used {_day(found.used_ms)}  "
+            f"{_until(found)}  {_of(kind, found)}{named}",
+            **found.told,
+        )
 
 
 def _show(session: Session, kind: Kind, name: str) -> None:

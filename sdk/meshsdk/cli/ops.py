@@ -41,18 +41,20 @@ def list_all(session: Session, word: str) -> None:
     mesh op ls crop
     """
     with session.client() as client:
-        found = library.list_ops(client.transport)
+        listed = library.list_ops(client.transport)
+    found = [line for line in listed if word.lower() in f"{line.op} {line.summary}".lower()]
+    if not found:
+        session.tell(f"no op is about {word!r}: `mesh op ls` lists all {len(listed)}")
     for line in found:
-        if word.lower() in f"{line.op} {line.summary}".lower():
-            session.show(
-                f"{line.op:20} {line.takes} → {line.gives}",
-                op=line.op,
-                version=line.version,
-                summary=line.summary,
-                takes=line.takes,
-                gives=line.gives,
-                arguments=list(line.arguments),
-            )
+        session.show(
+            f"{line.op:20} {line.takes} → {line.gives}",
+            op=line.op,
+            version=line.version,
+            summary=line.summary,
+            takes=line.takes,
+            gives=line.gives,
+            arguments=list(line.arguments),
+        )
 
 
 @op.command()

@@ -39,17 +39,20 @@ def list_bad(session: Session, plan: str) -> None:
     mesh bad ls 4f1c…e2 --json | jq -r .key
     """
     with session.client() as client:
-        for entry in bad_samples(client.transport, plan):
-            session.show(
-                f"{entry.key}  {entry.op}: {entry.error}  (epoch {entry.epoch}, position {entry.position}, "
-                f"{entry.times}×)",
-                key=entry.key,
-                op=entry.op,
-                error=entry.error,
-                epoch=entry.epoch,
-                position=entry.position,
-                times=entry.times,
-            )
+        listed = bad_samples(client.transport, plan)
+    if not listed:
+        session.tell("no bad samples: all that was asked for of this plan could be prepared")
+    for entry in listed:
+        session.show(
+            f"{entry.key}  {entry.op}: {entry.error}  (epoch {entry.epoch}, position {entry.position}, "
+            f"{entry.times}×)",
+            key=entry.key,
+            op=entry.op,
+            error=entry.error,
+            epoch=entry.epoch,
+            position=entry.position,
+            times=entry.times,
+        )
 
 
 @click.command()
