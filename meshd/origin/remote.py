@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 import obstore
@@ -25,6 +26,7 @@ from meshd.origin.errors import (
 )
 from meshd.origin.interface import Entry, Facts, Listing, Reply
 from meshd.origin.pacing import Pace
+from meshd.origin.saying import code_of, is_forbidden, reason_of
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
 _AT_ONCE: Final = 16 << 20  # larger objects are uploaded in parts
 _MOST_PARTS: Final = 9_000
 _read = metrics.origin_bytes.labels("read")
-_CUT: Final = 160  # characters of foreign text
 # The library tells a range it cannot have by its message alone, which has URLs in it: a port may have a 416.
 _UNSATISFIABLE: Final = re.compile(
     r"\b416 (?:Range|Requested Range) Not Satisfiable|status(?: code)?:? 416\b|<Code>InvalidRange</Code>"
@@ -47,6 +48,8 @@ _HEADERS: Final = {
     "Cache-Control": "cache-control",
 }
 _SPELLED: Final = {lower: name for name, lower in _HEADERS.items()}
+_SKEWED: Final = {"RequestTimeTooSkewed", "RequestExpired"}
+_OVER: Final = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}  # 400 at some
 _REFUSED = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError)
 
 
@@ -104,6 +107,8 @@ class RemoteOrigin:
         return _facts(found.meta, found.attributes)
 
     async def list(self, prefix: str, delimiter: str, after: str, limit: int) -> Listing:
+        if "/" in prefix:
+            checked(prefix.rpartition("/")[0])
         if not self._listed:
             raise OriginRefusedError(f"the origin of {self._name} is a web server, which cannot be listed")
         try:
@@ -132,7 +137,7 @@ class RemoteOrigin:
     async def _walk(self, prefix: str, delimiter: str, after: str, limit: int) -> Listing:
         """A page of a store that lists in order, begun at the place: what lies before is not read."""
         folder = prefix.rpartition("/")[0]
-        start = max(after, _before(prefix)) if prefix else after
+        start = _offset(max(after, _before(prefix)) if prefix else after)
         entries: list[Entry] = []
         prefixes: list[str] = []
         while True:
@@ -143,6 +148,8 @@ class RemoteOrigin:
             async for page in pages:
                 for each in page:
                     key = each["path"]
+                    if key <= after:  # the place can lie before what was asked for
+                        continue
                     if not key.startswith(prefix):
                         if key > prefix:
                             return Listing(tuple(entries), tuple(prefixes))
@@ -211,24 +218,32 @@ class RemoteOrigin:
         if isinstance(error, NotImplementedError | exceptions.NotSupportedError):
             return OriginKeyError(f"the origin of {self._name} cannot do this")
         metrics.origin_errors.inc()
-        if isinstance(error, _REFUSED):
+        if not isinstance(error, exceptions.BaseError | OSError | ValueError):
+            return error
+        code = code_of(str(error))
+        if code in _SKEWED:
+            return OriginRefusedError(f"the origin of {self._name} refuses ({code}): set this node's clock")
+        if isinstance(error, _REFUSED) or code in _OVER or is_forbidden(str(error)):
+            why = f" ({code})" if code else ""
             return OriginRefusedError(
-                f"the origin of {self._name} refuses: check its credentials, and what they allow"
+                f"the origin of {self._name} refuses{why}: check its credentials, and what they allow"
             )
-        if isinstance(error, exceptions.BaseError | OSError | ValueError):
-            said = str(error).split("\n", 1)[0][:_CUT]
-            return OriginDownError(f"the origin of {self._name} does not answer as it should: {said}")
-        return error
+        reason = reason_of(str(error))
+        return OriginDownError(f"the origin of {self._name} does not answer as it should: {reason}")
 
 
 def checked(key: str) -> None:
     """Raises OriginKeyError for a key that would be read as another one."""
-    odd = any(segment in {"", ".", ".."} for segment in key.split("/"))
-    if odd or any(ord(c) < 32 or c == "\x7f" for c in key):
+    if any(_is_odd(segment) for segment in key.split("/")):
         raise OriginKeyError(
             f"{key[:200]!r} cannot be asked of an origin: no empty, `.` or `..` between slashes, no slash at "
             "the end, no control characters"
         )
+
+
+def _is_odd(segment: str) -> bool:
+    """Whether obstore takes what stands between two slashes for something else."""
+    return segment in {"", ".", ".."} or any(ord(c) < 32 or c == "\x7f" for c in segment)
 
 
 def cut(every: Sequence[Entry | str], prefix: str, delimiter: str, after: str, limit: int) -> Listing:
@@ -255,7 +270,15 @@ def cut(every: Sequence[Entry | str], prefix: str, delimiter: str, after: str, l
 def _before(prefix: str) -> str:
     """The greatest text that every key with this prefix lies behind, as far as is needed."""
     last = ord(prefix[-1])
-    return prefix[:-1] + (chr(last - 1) + "\U0010ffff" if last > 32 and last != 0xE000 else "")
+    last -= 1 + (prefix[-1] == "0")  # before `0` comes the slash, which ends a name
+    return prefix[:-1] + (chr(last) + "\U0010ffff" if last > 31 and last != 0xDFFF else "")
+
+
+def _offset(after: str) -> str:
+    """The place at which a listing of what lies behind `after` begins: itself, or a name before it, where
+    obstore cannot be given `after`."""
+    sound = list(takewhile(lambda segment: not _is_odd(segment), after.split("/")))
+    return "/".join(sound)
 
 
 def _is_range(error: BaseException) -> bool:

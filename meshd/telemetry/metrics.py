@@ -148,7 +148,10 @@ user_op_processes = _counter(
     "event",
 )
 origin_bytes = _counter("meshd_origin_bytes_total", "Bytes moved; direction is read or written.", "direction")
-origin_errors = _counter("meshd_origin_errors_total", "Requests that an origin did not answer as it should.")
+origin_errors = _counter(
+    "meshd_origin_errors_total",
+    "Requests that an origin did not answer as it should, or was not asked while it is down.",
+)
 origin_fetches = _counter("meshd_origin_fetches_total", "Objects and chunks read from origins.")
 origin_lent_bytes = _counter(
     "meshd_origin_lent_bytes_total",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 
-from tests.component.origin_working import bucket, code, eventually, put, read, until_kept
+from tests.component.origin_working import bucket, code, eventually, metric, put, read, until_kept
 
 if TYPE_CHECKING:
     from meshd.testing.daemons import Daemon
@@ -35,8 +35,9 @@ def test_a_connection_that_stands_still_is_given_up(backed: Daemon, origin: Plac
     data = os.urandom(3 * MIB)
     put(origin, "still", "k", data)
     client = bucket(backed, origin, "still")
-    origin.faults.stall = 1
+    origin.faults.stall, failed = 1, metric(backed, "meshd_origin_errors_total")
     assert read(client, "still", "k") == data
+    assert metric(backed, "meshd_origin_errors_total") == failed + 1
     gets = origin.faults.gets("still/k")
     assert len(gets) == 2
     assert (

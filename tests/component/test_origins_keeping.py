@@ -164,6 +164,8 @@ def test_prefetch_paused_and_resumed_from_the_command_line(
     assert run(["prefetch", "cancel", job]) == 0
     assert "done" in capsys.readouterr().out
     assert run(["bucket", "change", "slowly", "--ttl", "5", "--quota", "1GiB"]) == 0
+    assert run(["bucket", "show", "slowly"]) == 0
+    assert f", at {origin.proxy.endpoint}, credentials weed, " in capsys.readouterr().out
     assert run(["bucket", "show", "slowly", "--json"]) == 0
     assert '"quota": 1073741824' in capsys.readouterr().out.replace('":1', '": 1')
     with sdk(shared) as mesh:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshsdk import buckets
 from tests.component.origin_working import bucket, code, put, read, sdk, until_kept
@@ -110,6 +110,21 @@ def test_listings(backed: Daemon, origin: Place) -> None:
     )
     other = client.list_objects_v2(Bucket="listed", Delimiter="0", Prefix="d")
     assert [each["Prefix"] for each in other["CommonPrefixes"]] == ["d0", "d1/0", "d2/0"]
+
+
+def test_listings_begin_at_their_prefix_whatever_its_last_sign(backed: Daemon, origin: Place) -> None:
+    there = sorted(["0", "00", "1", "d/.hidden", "d/0", "d/00", "d/1", "d0"])
+    for key in there:
+        put(origin, "begin", key, key.encode())
+    client = bucket(backed, origin, "begin", ttl=0.0)
+
+    def listed(**more: Any) -> list[str]:
+        return [each["Key"] for each in client.list_objects_v2(Bucket="begin", **more).get("Contents", [])]
+
+    for prefix in ("0", "d/0", "d/0/", "d/.", "d", "e/0"):
+        assert listed(Prefix=prefix) == [key for key in there if key.startswith(prefix)], prefix
+    assert code(client.list_objects_v2, Bucket="begin", Prefix="d//0") == "NotImplemented"
+    assert read(client, "begin", "1") == b"1"  # and it does not count as down
 
 
 def test_origin_down_serves_what_is_cached(backed: Daemon, origin: Place) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from meshd.origin.errors import OriginDownError
 from meshd.store.errors import StoreError
+from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
     from meshd.control.buckets import Bucket
@@ -63,6 +64,7 @@ class Draft:
                     if left <= 0:
                         return
         except TimeoutError:
+            metrics.origin_errors.inc()
             raise OriginDownError(f"the origin sent nothing for {_STILL:g} seconds") from None
         finally:
             await self._flush()  # what came counts, whatever came after it: the rest is asked for from there

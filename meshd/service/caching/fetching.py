@@ -117,6 +117,8 @@ class Fetcher:
         except Exception as error:
             if not isinstance(error, OriginError):
                 _log.exception("a fetch failed", extra={"bucket": bucket.name})
+            if isinstance(error, OriginDownError):
+                self._origins.trouble(bucket).failed(error)
             if isinstance(error, OriginChangedError):  # what is known of it is not so any more
                 with suppress(OriginError):
                     await self.check(bucket, key)

@@ -6,12 +6,14 @@ request at a time until it answers: the others are told at once.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from meshd.origin.errors import OriginDownError, OriginError
+from meshd.origin.errors import OriginDownError, OriginError, OriginRefusedError
 from meshd.origin.opening import open_origin
+from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Iterator, Sequence
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
     from meshd.origin.interface import Facts, Listing, Origin, Reply
 
 _REST: Final = 2.0  # seconds an origin that failed is let alone
+_TOLD: Final = 60.0  # seconds from one line of the log that an origin fails to the next
 _MOST: Final = 256
+_log = logging.getLogger("meshd.origins")
 
 
 class Origins:
@@ -31,6 +35,7 @@ class Origins:
     def __init__(self, directory: Path, clock: Clock) -> None:
         self._directory, self._clock = directory, clock
         self._open: OrderedDict[tuple[object, ...], GuardedOrigin] = OrderedDict()
+        self._troubles: OrderedDict[str, Trouble] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"<Origins {len(self._open)} open>"
@@ -41,10 +46,24 @@ class Origins:
         key = (bucket.name, bucket.origin, self._changed(bucket.origin.credentials))
         found = self._open.get(key)
         if found is None:
-            origin = open_origin(bucket.name, bucket.origin, self._directory)
-            found = self._open[key] = GuardedOrigin(bucket.name, origin, self._clock)
+            try:
+                origin = open_origin(bucket.name, bucket.origin, self._directory)
+            except OriginRefusedError as error:
+                metrics.origin_errors.inc()
+                self.trouble(bucket).failed(error)
+                raise
+            found = self._open[key] = GuardedOrigin(bucket.name, origin, self._clock, self.trouble(bucket))
             while len(self._open) > _MOST:
                 self._open.popitem(last=False)
+        return found
+
+    def trouble(self, bucket: Bucket) -> Trouble:
+        """What the log is told of a bucket's origin."""
+        found = self._troubles.get(bucket.name)
+        if found is None:
+            found = self._troubles[bucket.name] = Trouble(bucket.name, self._clock)
+            while len(self._troubles) > _MOST:
+                self._troubles.popitem(last=False)
         return found
 
     def _changed(self, credentials: str) -> int:
@@ -54,11 +73,35 @@ class Origins:
             return 0
 
 
+class Trouble:
+    """The log's lines of one bucket's origin: that it fails, once a minute, and that it answers again."""
+
+    def __init__(self, name: str, clock: Clock) -> None:
+        self._name, self._clock = name, clock
+        self._next: float | None = None  # None: it answers
+
+    def __repr__(self) -> str:
+        return f"<Trouble of {self._name}{'' if self._next is None else ': it fails'}>"
+
+    def failed(self, error: OriginError) -> None:
+        """Somebody did not get what they asked for."""
+        now = self._clock.monotonic()
+        if self._next is None or now >= self._next:
+            self._next = now + _TOLD
+            _log.warning("an origin fails", extra={"bucket": self._name, "why": str(error)})
+
+    def passed(self) -> None:
+        """It answered as it should."""
+        if self._next is not None:
+            self._next = None
+            _log.info("the origin answers again", extra={"bucket": self._name})
+
+
 class GuardedOrigin:
     """An Origin that fails at once while it is down."""
 
-    def __init__(self, name: str, origin: Origin, clock: Clock) -> None:
-        self._name, self._origin, self._clock = name, origin, clock
+    def __init__(self, name: str, origin: Origin, clock: Clock, trouble: Trouble) -> None:
+        self._name, self._origin, self._clock, self._trouble = name, origin, clock, trouble
         self._until = 0.0
         self._why = ""
         self._probing = False
@@ -73,12 +116,16 @@ class GuardedOrigin:
             yield
         except OriginDownError as error:
             self._until, self._why = self._clock.monotonic() + _REST, str(error)
+            self._trouble.failed(error)
             raise
-        except OriginError:
+        except OriginError as error:
             self._until = 0.0  # it answers
+            if isinstance(error, OriginRefusedError):
+                self._trouble.failed(error)
             raise
         else:
             self._until = 0.0
+            self._trouble.passed()
         finally:
             if probing:
                 self._probing = False
@@ -87,6 +134,7 @@ class GuardedOrigin:
         if not self._until:
             return False
         if self._probing or self._clock.monotonic() < self._until:
+            metrics.origin_errors.inc()  # as if it had been asked: else few failures show of many
             raise OriginDownError(self._why)
         self._probing = True
         return True

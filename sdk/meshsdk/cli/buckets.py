@@ -163,7 +163,10 @@ def _show(session: Session, found: BucketInfo) -> None:
             copies += f", {found.wanted} wanted: mesh cluster status --watch"
         session.show(f"{found.name}  {copies}", **asdict(found))
         return
-    facts = [origin["url"], f"write {origin['write']}"]
+    facts = [origin["url"]]
+    facts += [f"at {origin['endpoint']}"] if origin.get("endpoint") else []
+    facts += [f"credentials {origin['credentials']}"] if origin.get("credentials") else []
+    facts.append(f"write {origin['write']}")
     facts.append("immutable" if origin["immutable"] else f"ttl {origin['ttl']:g} s")
     facts += [f"quota {human(origin['quota'])}"] if origin["quota"] else []
     facts += [f"pins {' '.join(origin['pins'])}"] if origin["pins"] else []

@@ -1,0 +1,70 @@
+"""What an operator is told of an origin's failure: the reason, not the request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from obstore.exceptions import GenericError, PermissionDeniedError
+
+from meshd.origin.errors import OriginDownError, OriginRefusedError
+from meshd.origin.remote import RemoteOrigin
+from meshd.origin.saying import reason_of
+
+HEAD = "Generic S3 error: Error performing GET http://10.0.0.1:9000/b/k-in 3.s in 368.003435ms"
+RETRIED = ", after 4 retries, max_retries: 4, retry_timeout: 8s "
+STATUS = " - Server returned non-2xx status code: "
+SENDING = " - HTTP error: error sending request"
+SLOW = "<Error><Code>SlowDown</Code><Message>Reduce your rate.</Message></Error>"
+
+
+def debug(inner: str) -> str:
+    uri = "uri: Some(\n    http://10.0.0.1:9000/b/k?X-Amz-Signature=5ecre7,\n)"
+    return f"\n\nDebug source:\nGeneric {{ {uri}, inner: Http(HttpError {{ {inner} }}) }}"
+
+
+AT = "10.0.0.1:9000"
+SAID = {
+    HEAD + RETRIED + STATUS + "503 Busy: " + SLOW: "503 Busy: SlowDown, Reduce your rate.",
+    HEAD + STATUS + "500 No: <html>no</html>": "500 No: <html>no</html>",
+    HEAD + " - Received redirect without LOCATION": "Received redirect without LOCATION",
+    HEAD + SENDING + debug("kind: Timeout, source: TimedOut"): f"{AT}: no answer in time",
+    HEAD + RETRIED + SENDING + debug('kind: Connect, Os { message: "Refused" }'): f"{AT}: Refused",
+    HEAD + RETRIED + SENDING + debug('Custom { error: "failed to lookup" }'): f"{AT}: failed to lookup",
+    HEAD
+    + RETRIED
+    + SENDING
+    + debug("InvalidCertificate(\n  Expired,\n)"): f"{AT}: InvalidCertificate: Expired",
+    HEAD + RETRIED + SENDING + debug("kind: Unheard"): "HTTP error: error sending request",
+    "Is a directory (os error 21)": "Is a directory (os error 21)",
+    HEAD + STATUS + "500 No: " + "x" * 1000: ("500 No: " + "x" * 1000)[:160],
+}
+
+
+@pytest.mark.parametrize(("said", "told"), SAID.items(), ids=range(len(SAID)))
+def test_the_reason_is_told_in_few_words(said: str, told: str) -> None:
+    assert reason_of(said) == told
+
+
+def told(error: BaseException) -> Any:
+    return RemoteOrigin("b", None, sorted_pages=True)._told(error, "k")
+
+
+def coded(status: str, code: str) -> str:
+    return f"{HEAD}{STATUS}{status}: <Error><Code>{code}</Code></Error>"
+
+
+def test_a_clock_that_is_wrong_is_not_wrong_credentials() -> None:
+    found = told(PermissionDeniedError(coded("403 Forbidden", "RequestTimeTooSkewed")))
+    assert isinstance(found, OriginRefusedError)
+    assert "RequestTimeTooSkewed" in str(found)
+    assert "set this node's clock" in str(found)
+    assert "credentials" not in str(found)
+
+
+def test_credentials_that_ran_out_are_refused_whatever_the_status() -> None:
+    found = told(GenericError(coded("400 Bad Request", "ExpiredToken")))
+    assert isinstance(found, OriginRefusedError)
+    assert "(ExpiredToken): check its credentials" in str(found)
+    assert isinstance(told(GenericError(coded("403 Forbidden", "Odd"))), OriginRefusedError)  # of a listing
+    assert isinstance(told(GenericError(coded("400 Bad Request", "Odd"))), OriginDownError)
