@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
+import traceback
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -92,17 +93,22 @@ class Run:
     scratch: Path
     kept: Path
 
-    def measure(self, entries: Sequence[Entry]) -> dict[str, results.RowResult]:
+    def measure(self, entries: Sequence[Entry]) -> dict[str, results.RowResult | None]:
         """Take the rows. Each is kept as soon as it is finished; of one that is interrupted the rounds that
-        were finished are kept."""
-        rows = {}
+        were finished are kept. One that ends with an error is None, and the next one begins."""
+        rows: dict[str, results.RowResult | None] = {}
         with (
             Progress(entries, toy=self.scale.photographs < FULL.photographs) as progress,
             Bench(self.scratch, self.scale, progress.say) as bench,
         ):
             for entry in entries:
                 progress.begin(entry)
-                rows[entry.name] = self._take(entry, bench)
+                try:
+                    rows[entry.name] = self._take(entry, bench)
+                except Exception:
+                    rows[entry.name] = None
+                    console.print(f"{entry.name} ended with an error, its kept figures stay:")
+                    console.print(traceback.format_exc(), markup=False)
         return rows
 
     def _take(self, entry: Entry, bench: Bench) -> results.RowResult:
@@ -171,7 +177,7 @@ one at hand the rounds that are.
 \b
 Exit codes:
   0    measured
-  1    a contender that took part has no figure, the table says why
+  1    a contender that took part has no figure (the table says why), or a row ended with an error
   2    wrong usage
   3    with --strict: a row misses one of its bars
   130  interrupted
@@ -222,13 +228,13 @@ def main(
         scale = replace(scale, rounds=rounds, loader_rounds=rounds)
     kept = figures or (scratch / "quick" if quick else KEPT)
     target = output or (REPORT if kept == KEPT else kept.with_name(f"{kept.name}.md"))
-    run, rows = Run(scale, scratch, kept), dict[str, results.RowResult]()
+    rows: dict[str, results.RowResult | None] = {}
     code = 0
     if not anew:
         signal.signal(signal.SIGTERM, interrupt)
         machine.pin()
         try:
-            rows = run.measure(entries)
+            rows = Run(scale, scratch, kept).measure(entries)
         except KeyboardInterrupt:
             console.print("stopped; servers are stopped too")
             code = INTERRUPTED
@@ -239,12 +245,15 @@ def main(
     sys.exit(code or judged(rows, scale, strict=strict))
 
 
-def judged(rows: dict[str, results.RowResult], scale: Scale, *, strict: bool) -> int:
+def judged(rows: dict[str, results.RowResult | None], scale: Scale, *, strict: bool) -> int:
     """Say which bars the rows miss; the exit code."""
-    missed = reporting.missed(rows, scale) if rows else []
+    taken = {name: row for name, row in rows.items() if row}
+    missed = reporting.missed(taken, scale)
     for line in missed:
         console.print(f"bar: {line}", markup=False)
-    if any(row.problem(name) for row in rows.values() for name in row.contenders()):
+    if len(taken) < len(rows) or any(
+        row.problem(each) for row in taken.values() for each in row.contenders()
+    ):
         return WITHOUT_FIGURE
     return MISSED if strict and missed else 0
 

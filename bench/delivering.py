@@ -179,7 +179,9 @@ def measure(server: Server, scale: Scale, say: Callable[[str], None]) -> Iterato
         try:
             for line in process.stdout:
                 if line.startswith("{"):
-                    yield Figure(**json.loads(line))
+                    figure = Figure(**json.loads(line))
+                    say(f"{NAME}: {figure.contender}, a round of {scale.rounds} is done")
+                    yield figure
         except BaseException:
             process.kill()
             raise

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from bench import albums
 from bench.servers import binary
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ PACKAGES = (
     "opencv-python-headless",
     "torch",
 )
-PEER_PACKAGES = ("boto3", "s3torchconnector", "webdataset", "mosaicml-streaming", "torch", "pillow")
+PEER_PACKAGES = tuple(wanted.partition("==")[0] for wanted in albums.PEERS)
 
 
 def pin() -> list[int]:

@@ -94,7 +94,7 @@ def _prepare_listed(row: Row, server: Server, say: Callable[[str], None]) -> Non
     answer = shelving.ask(server, Request("GET", f"/{bucket_of(row)}", _last_page(row)))
     if answer.body.count(b"<Contents>") != whole:
         paths = [f"/{bucket_of(row)}/{key_of(number)}" for number in range(row.keys)]
-        stock(server, paths, lambda done: say(f"{row.title}: {done:,} keys put into {server.name}"))
+        stock(server, paths, lambda done: say(f"{row.name}: {done:,} keys put into {server.name}"))
     for request in (requests[0], Request("GET", f"/{bucket_of(row)}", _last_page(row))):
         answer = shelving.ask(server, request)
         count = answer.body.count(b"<Contents>")
@@ -132,7 +132,7 @@ def measure(
     file.write_bytes(body)
     ready: dict[str, Server] = {}
     for name in (name for name in row.servers if name in servers):
-        say(f"{row.title}: filling {name}")
+        say(f"{row.name}: filling {name}")
         try:
             prepare(row, servers[name], body, say)
         except (OSError, shelving.AnswerError) as error:
@@ -142,5 +142,5 @@ def measure(
     load = Load(requests_of(row, body), row.connections, scale.seconds, file if row.verb == "PUT" else None)
     for server in ready.values():
         run(replace(load, seconds=1), server.host, server.account, scratch)
-    for number, name in turns(row.title, ready, scale.rounds, say):
+    for number, name in turns(row.name, ready, scale.rounds, say):
         yield take(row, ready[name], load, scratch, number)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pkgutil
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,7 @@ from click.testing import CliRunner
 from bench import __main__ as command
 from bench import catalogue, machine, provenance, reporting
 from bench.catalogue import BY_NAME, ENTRIES, Entry
+from bench.processes import ChildError
 from bench.progress import Progress
 from bench.results import Figure, RowResult, finished, keep, load
 from bench.rows import FULL, QUICK, store_rows
@@ -136,9 +139,12 @@ def taking(name: str, *figures: Figure, stop: bool = False, **skipped: str) -> E
     return Entry(name, "", 1, (), run)
 
 
-def called(monkeypatch: pytest.MonkeyPatch, folder: Path, entry: Entry, *flags: str) -> tuple[int, str]:
-    monkeypatch.setattr(command, "ENTRIES", (entry,))
-    monkeypatch.setattr(command, "BY_NAME", {entry.name: entry})
+def called(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, entry: Entry, *flags: str, also: Entry | None = None
+) -> tuple[int, str]:
+    entries = tuple(each for each in (entry, also) if each)
+    monkeypatch.setattr(command, "ENTRIES", entries)
+    monkeypatch.setattr(command, "BY_NAME", {each.name: each for each in entries})
     argv = ["--figures", str(folder), "--scratch", str(folder / "scratch"), *flags]
     done = CliRunner().invoke(command.main, argv)
     return done.exit_code, done.output
@@ -181,6 +187,24 @@ def test_a_row_nobody_took_part_in_replaces_none(tmp_path: Path, monkeypatch: py
     _, said = called(monkeypatch, folder, skipped)
     assert "wrk is not installed" in said
     assert load(folder) == {"get-10k": before}
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_row_that_ends_with_an_error_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, before = tmp_path / "kept", row("get-10k", Figure("meshd", 0, {"rate": 1.0}))
+    keep(folder, before)
+
+    def broken(_: Bench) -> Outcome:
+        raise ChildError("seaweedfs did not open its port")
+
+    good = taking("ops", Figure("meshd", 0, {"rate": 500.0}))
+    code, said = called(monkeypatch, folder, Entry("get-10k", "", 1, (), broken), also=good)
+    assert code == 1
+    assert "did not open its port" in said
+    assert load(folder)["get-10k"] == before
+    assert load(folder)["ops"].value("meshd", "rate") == 500.0
 
 
 @pytest.mark.usefixtures("quiet")
@@ -273,3 +297,15 @@ def test_a_run_names_folders_as_a_user_would(tmp_path: Path) -> None:
     assert command.shown(command.REPORT) == "docs/benchmarks.md"
     assert command.shown(tmp_path / "kept.md") == "kept.md"
     assert repr(Progress([], toy=True)) == "<Progress 0 of 0 rows>"
+
+
+def test_what_the_readme_names_is_there() -> None:
+    """Dotted names of the bench in its README are modules and what they have, files are files."""
+    folder = command.KEPT.parent
+    text = (folder / "README.md").read_text()
+    named = re.findall(r"`(bench\.[\w.]+)`", text)
+    assert len(named) >= 15
+    for name in named:
+        pkgutil.resolve_name(name)
+    for file in re.findall(r"\b\w+\.py\b", text):
+        assert (folder / file).exists() or (command.ROOT / "tests" / "bench" / file).exists(), file
