@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from meshd.transform.builtin.decoding import decode
+from meshd.transform.builtin.decoding import MAX_SCANS, decode, read_jpeg_head
 from meshd.transform.errors import BadSampleError
 from tests.hostile_images import encoded, hostile_images, jpeg_scanned, tiff_of
 
@@ -102,3 +102,14 @@ def test_out_of_memory_is_no_bad_sample(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(Image, "open", full)
     with pytest.raises(MemoryError):
         decode(encoded("PNG"), "rgb")
+
+
+def test_rows_that_are_all_there_are_not_scanned_again() -> None:
+    """A scan of all components is the last one that a decoder takes: so nobody counts those behind it."""
+    data = encoded("JPEG")
+    head = read_jpeg_head(data)
+    assert head.rows_at is not None
+    scan = data[data.index(b"\xff\xda") : -2]
+    again = data[:-2] + scan * 2 * MAX_SCANS + data[-2:]
+    with pytest.raises(BadSampleError, match="more than one scan"):
+        decode(again, "rgb")

@@ -18,7 +18,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
-from meshd.transform.builtin.jpegrows import MARGIN, of_rest, shortened
+from meshd.transform.builtin.jpegrows import MARGIN, height_at, of_rest, shortened
 from meshd.transform.builtin.resampling import cut
 from meshd.transform.builtin.resizing import CenterCrop, Windowing
 from meshd.transform.errors import BadSampleError
@@ -55,11 +55,13 @@ warnings.filterwarnings("ignore", module=r"PIL\.")
 
 @dataclass(frozen=True, slots=True)
 class JpegHead:
-    """Size in pixels as stored; `colorspace` as libjpeg-turbo names it."""
+    """Size in pixels as stored; `colorspace` as libjpeg-turbo names it. `rows_at`: where the file says its
+    height, if its rows follow each other in one scan."""
 
     height: int
     width: int
     colorspace: str
+    rows_at: int | None
 
 
 def read_jpeg_head(data: bytes) -> JpegHead:
@@ -69,13 +71,18 @@ def read_jpeg_head(data: bytes) -> JpegHead:
     except ValueError as error:
         raise BadSampleError(f"not a readable JPEG: {error}") from error
     _check_pixels(height, width)
-    pixels = height * width
+    rows_at = height_at(data)
+    if rows_at is None:
+        _check_scans(data, height * width)
+    return JpegHead(height, width, colorspace, rows_at)
+
+
+def _check_scans(data: bytes, pixels: int) -> None:
     most = MAX_SCANS if pixels > _MANY_PIXELS else max(MAX_SCANS, _MOST_WORK // pixels)
     # numpy counts a byte in a few microseconds, which is enough for whatever is no attack.
     halves = np.count_nonzero(np.frombuffer(data, np.uint8) == 0xDA)
     if halves > most and data.count(b"\xff\xda") > most:
         raise BadSampleError(f"a JPEG of more than {MAX_SCANS} scans is not decoded")
-    return JpegHead(height, width, colorspace)
 
 
 def _check_pixels(height: int, width: int) -> None:
@@ -101,13 +108,12 @@ def decode_jpeg_rows(data: bytes, head: JpegHead, mode: Mode, rows: int, shrink:
     """`decode_jpeg`, of which only the first `rows` rows are looked at: damage below them may go unnoticed,
     truncation does not. [`rows` or more, w, channels]. Raises BadSampleError."""
     height = (rows + MARGIN) * shrink
-    short = shortened(data, height) if height + _WORTHWHILE <= head.height else None
-    if short is None or head.colorspace in ("CMYK", "YCCK"):
+    if head.rows_at is None or height + _WORTHWHILE > head.height or head.colorspace in ("CMYK", "YCCK"):
         return decode_jpeg(data, head, mode, shrink)
     made: Pixels = np.empty((rows + MARGIN, -(-head.width // shrink), 3 if mode == "rgb" else 1), np.uint8)
     try:
         simplejpeg.decode_jpeg(
-            short,
+            shortened(data, height, head.rows_at),
             "RGB" if mode == "rgb" else "GRAY",
             min_height=made.shape[0],
             min_width=made.shape[1],

@@ -3,7 +3,7 @@
 The height in the file's header is lowered: libjpeg decodes that many rows, then walks to the end-of-image
 marker and warns of the codes it passes over. Law: the rows are byte for byte those of the whole image, except
 the last two, in whose colours the row below may have a part. Whatever a decoder would do otherwise with such
-a file is not tried: `shortened` gives None, and any other complaint is not `of_rest`.
+a file is not tried: `height_at` gives None, and any other complaint is not `of_rest`.
 ITU-T T.81, B.1.1 (markers) and B.2.2 (frame header).
 """
 
@@ -20,11 +20,9 @@ _PASSED_BY = frozenset((0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)))  # tables, 
 _REST = re.compile(r"\d+ extraneous bytes before marker 0xd[0-79]\b")  # RST0-7, or the end of the image
 
 
-def shortened(jpeg: bytes, height: int) -> bytes | None:
-    """The file with `height` rows in its header, at least one and fewer than it has; None for one whose rows
-    do not follow each other: with several scans, or none, or markers of rarer processes before the first."""
-    at = _height_of_rows(jpeg)
-    return None if at is None else b"".join((jpeg[:at], height.to_bytes(2, "big"), jpeg[at + 2 :]))
+def shortened(jpeg: bytes, height: int, at: int) -> bytes:
+    """The file with `height` rows in its header, at least one and fewer than it has. `at`: of `height_at`."""
+    return b"".join((jpeg[:at], height.to_bytes(2, "big"), jpeg[at + 2 :]))
 
 
 def of_rest(complaint: str) -> bool:
@@ -32,8 +30,10 @@ def of_rest(complaint: str) -> bool:
     return _REST.search(complaint) is not None
 
 
-def _height_of_rows(jpeg: bytes) -> int | None:
-    """Where the frame header has its height, if the first scan holds all components."""
+def height_at(jpeg: bytes) -> int | None:
+    """Where the frame header has its height; None for a file whose rows do not follow each other in one scan,
+    the only one that a decoder takes: with several scans, or none, or markers of rarer processes before the
+    first."""
     at, found, components = 2, None, 0
     while at + 10 <= len(jpeg) and jpeg[at] == 0xFF:
         marker, body = jpeg[at + 1], at + _MARKER + _LENGTH
