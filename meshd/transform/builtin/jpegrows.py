@@ -22,7 +22,8 @@ _REST = re.compile(r"\d+ extraneous bytes before marker 0xd[0-79]\b")  # RST0-7,
 
 def shortened(jpeg: bytes, height: int, at: int) -> bytes:
     """The file with `height` rows in its header, at least one and fewer than it has. `at`: of `height_at`."""
-    return b"".join((jpeg[:at], height.to_bytes(2, "big"), jpeg[at + 2 :]))
+    parts = memoryview(jpeg)
+    return b"".join((parts[:at], height.to_bytes(2, "big"), parts[at + 2 :]))
 
 
 def of_rest(complaint: str) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import cv2
+import numpy as np
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -99,8 +100,27 @@ def _halve(image: Image, height: int, width: int) -> Image:
         odd_y, odd_x = rows % by_y, columns % by_x
         if odd_y or odd_x:
             image = pixels(cv2.copyMakeBorder(image, 0, odd_y, 0, odd_x, cv2.BORDER_REPLICATE))
-        size = (columns + odd_x) // by_x, (rows + odd_y) // by_y
-        image = pixels(cv2.resize(image, size, interpolation=cv2.INTER_AREA))
+        image = _rows_halved(image) if by_x == 1 else _columns_halved(image) if by_y == 1 else _halved(image)
+
+
+def _halved(image: Image) -> Image:
+    rows, columns = image.shape[:2]
+    return pixels(cv2.resize(image, (columns // 2, rows // 2), interpolation=cv2.INTER_AREA))
+
+
+# Of one axis INTER_AREA takes the same means, to the even number where they lie between two, in scalar code:
+# 0.34 ms for 460×300, in place of 0.04 and 0.13.
+
+
+def _rows_halved(image: Image) -> Image:
+    return pixels(cv2.addWeighted(image[::2], 0.5, image[1::2], 0.5, 0.0))
+
+
+def _columns_halved(image: Image) -> Image:
+    rows, columns = image.shape[:2]
+    means = np.empty_like(image)  # of each pixel and the next one, of which every other is taken
+    cv2.addWeighted(image[:, :-1], 0.5, image[:, 1:], 0.5, 0.0, means[:, :-1])
+    return pixels(cv2.resize(means, (columns // 2, rows), interpolation=cv2.INTER_NEAREST))
 
 
 def _sigma(ratio: float) -> float:
