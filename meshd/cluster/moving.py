@@ -176,6 +176,7 @@ class Mover:
         if not await self._complete(cluster, me):
             return
         await self._take_documents(cluster)
+        await self.reporter.arrived()
 
         def settle(present: ClusterMap | None) -> ClusterMap:
             assert present is not None

@@ -24,6 +24,7 @@ _log = logging.getLogger("meshd.moving")
 TOPIC: Final = "moves"
 _WINDOW: Final = 10.0  # seconds over which a rate is told
 _TELL: Final = 1.0  # seconds between two words about progress
+_EARLIER: Final = 8
 _TELLING_RATE: Final = 1.0  # seconds of work before it says how long the rest takes
 Doing = Literal["idle", "comparing", "repairing", "dropping", "waiting"]
 
@@ -35,7 +36,7 @@ class Progress(msgspec.Struct, frozen=True):
     `names` were compared, `lacked` versions, parts and facts were found lacking, `entered` of them are here.
     `dropped`: names that others own by now, let go of; `kept`: names that stay until their owners have them;
     `clear`: the newest map under which none were left. `why`: what it waits for. `began`, `updated`: ms since
-    the epoch."""
+    the epoch. `earlier`: of the last maps before that asked, the version and the bytes that came under it."""
 
     doing: Doing = "idle"
     version: int = 0
@@ -56,6 +57,12 @@ class Progress(msgspec.Struct, frozen=True):
     why: str = ""
     began: int = 0
     updated: int = 0
+    earlier: tuple[tuple[int, int], ...] = ()
+
+    def bytes_since(self, version: int) -> int:
+        """Bytes that have come under maps not older than this."""
+        came = (*self.earlier, (self.version, self.bytes))
+        return sum(size for under, size in came if under >= version)
 
 
 class Reporter:
@@ -76,8 +83,9 @@ class Reporter:
         that is not newer than the last. What was carried stays told until the map asks for more."""
         if doing == "comparing":
             if self.now.version < (version if since is None else since):
+                earlier = (*self.now.earlier, (self.now.version, self.tally.bytes))[-_EARLIER:]
                 self.tally = Tally()
-                self.now = Progress(began=self._clock.now_ms(), clear=self.now.clear)
+                self.now = Progress(began=self._clock.now_ms(), clear=self.now.clear, earlier=earlier)
             self.now = msgspec.structs.replace(self.now, version=version)
         slots = slots if doing == "comparing" else self.now.slots
         self.now = msgspec.structs.replace(self.now, doing=doing, slots=slots, why="", blocked=0)
@@ -98,9 +106,15 @@ class Reporter:
         if self._clock.monotonic() - self._told > _TELL:
             await self.tell()
 
+    async def arrived(self) -> None:
+        """Nothing more is to come: what was lacking, and is not here, was written anew meanwhile, or is gone.
+        Told before the map says so: who reads the map finds the numbers right."""
+        self.tally.total = self.tally.bytes
+        await self.tell()
+
     async def end(self) -> None:
         """Nothing more is to be done, or to come."""
-        if self.now.doing == "comparing":
+        if self.now.doing in ("comparing", "waiting"):
             self.tally.total = self.tally.bytes
         self.now = msgspec.structs.replace(self.now, doing="idle", why="", blocked=0)
         await self.tell()

@@ -90,15 +90,12 @@ def change(mesh: Mesh, node_id: str, action: str, **more: Any) -> None:
 
 
 def await_drained(mesh: Mesh, node_id: str) -> dict[str, Any]:
-    """What is told of it when it is empty; of `bytes_moved` the most that was told on the way, for a mover
-    that has to compare once more begins to count anew."""
-    most = 0
+    """What is told of it when it is empty."""
     for _ in range(600):
         row = next(row for row in status(mesh)["nodes"] if row["id"] == node_id)
-        drain: dict[str, Any] = row["drain"] or {"bytes_moved": 0, "empty": False}
-        most = max(most, drain["bytes_moved"])
+        drain: dict[str, Any] = row["drain"] or {"empty": False}
         if drain["empty"]:
-            return drain | {"bytes_moved": most}
+            return drain
         threading.Event().wait(0.1)
     raise AssertionError(f"{node_id} is not empty: {row}\n{mesh.output()}")
 

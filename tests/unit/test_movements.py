@@ -192,3 +192,44 @@ def test_slots_are_short_while_an_owner_is_away() -> None:
     assert short_slots(gone, 3).all()
     assert short_slots(gone, 1).mean() < 0.5
     assert (short_slots(gone, 2 + 16 * 3) == short_slots(gone, 2)).all()
+
+
+def test_what_was_carried_for_a_drain_stays_told_when_the_map_asks_for_more() -> None:
+    drained = transitions.drained(mesh(), "n2")
+    cluster = transitions.reweighed(drained, "n1", 3)
+    clock = ManualClock()
+    control = MemoryControl(clock)
+
+    async def carry() -> None:
+        reporter = Reporter("n3", control, clock)
+        await reporter.begin("comparing", drained.version - 1)
+        reporter.tally.bytes = reporter.tally.total = 1000  # before the drain
+        for under in (drained, cluster):
+            await reporter.begin("comparing", under.version)
+            reporter.tally.bytes, reporter.tally.total = 7, 10
+            await reporter.tell()
+
+    asyncio.run(carry())
+    works = read_works({"n3": control.peek("moves")["moves/n3"].value})
+    drain = drains(cluster, works)["n2"]
+    assert (drain["bytes_moved"], drain["bytes_total"]) == (14, 17)
+    assert movement(cluster, works).bytes_moved == 7
+
+
+def test_what_was_written_anew_meanwhile_does_not_stay_to_come() -> None:
+    async def told(*, waits: bool) -> Progress:
+        clock = ManualClock()
+        control = MemoryControl(clock)
+        reporter = Reporter("n1", control, clock)
+        await reporter.begin("comparing", 4)
+        reporter.tally.bytes, reporter.tally.total = 7, 10
+        if waits:
+            await reporter.wait("n1 is up since map 5; compare again")
+            await reporter.end()
+        else:
+            await reporter.arrived()
+        return read_works({"n1": control.peek("moves")["moves/n1"].value})["n1"]
+
+    for waits in (True, False):
+        found = asyncio.run(told(waits=waits))
+        assert (found.bytes, found.total) == (7, 7)

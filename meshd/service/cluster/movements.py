@@ -76,9 +76,10 @@ def movement(cluster: ClusterMap, works: Mapping[str, Progress], since: int | No
     etas = [current[each].eta for each in takers if each in current]
     trouble = _trouble(takers, current)
     known = not trouble and len(etas) == len(takers) and None not in etas
+    moved = sum(work.bytes_since(since) for work in current.values())
     return Movement(
-        sum(work.total for work in current.values()),
-        sum(work.bytes for work in current.values()),
+        moved + sum(work.total - work.bytes for work in current.values()),
+        moved,
         max((eta for eta in etas if eta is not None), default=0) if known else None,
         sum(current[each].slots for each in takers if each in current),
         sum(work.names for work in current.values()),
