@@ -28,14 +28,12 @@ from meshsdk.arguments import (
     takes_parts,
     too_large,
 )
-from meshsdk.deliveries import Order
 from meshsdk.doctor import VARIABLE
 from meshsdk.errors import ClosedError, ConfigurationError
-from meshsdk.frames import read_frame
+from meshsdk.feeds import Feed
 from meshsdk.meters import Meter
 from meshsdk.native import bad_samples, register_plan
 from meshsdk.outputs import device_name, make_stage
-from meshsdk.passes import Pass
 from meshsdk.ranks import find_rank
 from meshsdk.reporting import Reporter
 from meshsdk.resuming import Place
@@ -56,6 +54,7 @@ if TYPE_CHECKING:
     from meshsdk.native import BadSample
     from meshsdk.normalizing import Normalize
     from meshsdk.orders import LengthBuckets, Shuffle
+    from meshsdk.passes import Pass
 
 _log = logging.getLogger("meshsdk")
 
@@ -134,8 +133,8 @@ class Loader:
         self._options |= {"rank": self.rank, "world": self.world}
         self.global_batch = global_batch = checked_batch(global_batch, self.world)
         share = checked_share(share)
-        self._deadline = checked_deadline(deadline)
-        self._connections = checked_connections(connections)
+        deadline = checked_deadline(deadline)
+        connections = checked_connections(connections)
         spec = dataset.spec(
             seed=seed,
             shuffle=shuffle,
@@ -148,23 +147,32 @@ class Loader:
         self._transport = dataset.client.transport
         self.device = device = device_name(device)
         self._options["device"] = device
-        self._stage = make_stage(device, output, normalize)
+        stage = make_stage(device, output, normalize)
         self.plan = register_plan(self._transport, dataset.snapshot.hash, spec, global_batch, deadline)
         checked_normalize(normalize, self.plan.fields)
-        self._verify = verify
-        self._expected = frame_bytes(self.plan.fields, -(-self.global_batch // self.world))
-        self._budget = arena_bytes(prefetch_bytes, self._stage.memory.capacity(self._expected))
-        self._arena = Arena(self._budget, self._stage.memory)
         state = LoaderState(self.plan.hash, dataset.snapshot.hash, seed)
         self._place = Place(state, self.plan.positions, global_batch, tail)
         self._meter = Meter()
+        self._watchers = Watchers(self)
         self.report = name = os.environ.get("MESH_REPORT", "") if report is None else report
         reporter = Reporter(name, self.stats) if name else None
-        parted = takes_parts(rows_from) and self._expected > 0 and not share and not spec.get("pack")
-        self._addresses = Addresses(
-            self.plan, global_batch, self.rank, self.world, tail, share, parted, reporter
+        expected = frame_bytes(self.plan.fields, -(-global_batch // self.world))
+        parted = takes_parts(rows_from) and expected > 0 and not share and not spec.get("pack")
+        addresses = Addresses(self.plan, global_batch, self.rank, self.world, tail, share, parted, reporter)
+        budget = arena_bytes(prefetch_bytes, stage.memory.capacity(expected))
+        self._arena = Arena(budget, stage.memory)
+        self._feed = Feed(
+            self._transport,
+            addresses,
+            stage,
+            self._meter,
+            self._watchers,
+            expected,
+            budget,
+            connections,
+            deadline,
+            verify,
         )
-        self._watchers = Watchers(self)
         self._pass: Pass | None = None
         self._moves = 0
         self._closed = False
@@ -279,42 +287,13 @@ class Loader:
 
     def subject(self) -> Subject:
         """What `mesh doctor` looks into: the plan as this rank reads it."""
-        from meshsdk.doctor.checkups import Subject
-
-        return Subject(
-            self._transport,
-            self.plan,
-            self.global_batch,
-            self.rank,
-            self.world,
-            self._stage,
-            self._arena,
-            self._expected,
-            self._connections,
-            self._verify,
-            self._deadline,
-            self.dataset.snapshot.source,
-        )
+        return self._feed.subject(self._arena, self.dataset.snapshot.source)
 
     def _begin(self) -> Pass:
         self._check_open()
         place = self._place
-        self._pass = self._pass_over(place, range(place.step, place.steps), self._arena)
+        self._pass = self._feed.begin(place, range(place.step, place.steps), self._arena)
         return self._pass
-
-    def _pass_over(self, place: Place, steps: range, arena: Arena) -> Pass:
-        addresses, epoch, origin = self._addresses, place.state.epoch, place.origin
-        order = Order(
-            lambda step: addresses.request(epoch, step, origin),
-            steps,
-            self._expected,
-            self._verify,
-            self._connections,
-            self._deadline,
-            parts=addresses.parts(epoch, origin),
-        )
-        watchers = self._watchers.present()
-        return Pass(self._transport, order, arena, self._stage, self._meter, epoch, watchers)
 
     def as_iterable(self) -> LoaderIterable:
         """For code that insists on torch's loader: `DataLoader(loader.as_iterable(), num_workers=k)` gives
@@ -339,19 +318,7 @@ class Loader:
         loader."""
         self._check_open()
         place = self._place.after_epochs(passes) if passes else self._place
-        steps = range(place.step + part, place.steps, parts)
-        if not steps:
-            return
-        least = 3 * self._stage.memory.capacity(self._expected)
-        running = self._pass_over(place, steps, Arena(max(self._budget // parts, least), self._stage.memory))
-        try:
-            for _ in steps:
-                batch = running.next()
-                yield batch
-                del batch
-        finally:
-            running.close()
-            self._transport.close()
+        return self._feed.part(place, part, parts)
 
     def at(self, step: int, epoch: int | None = None) -> Batch:
         """The batch of a step (as `Batch.step` counts) of the present or another epoch, in memory of its own;
@@ -360,12 +327,7 @@ class Loader:
         place, step = self._place, operator.index(step)
         if not 0 <= step < place.steps:
             raise IndexError(f"step {step}: the epoch has steps 0 to {place.steps - 1}")
-        epoch = place.state.epoch if epoch is None else epoch
-        request = self._addresses.plain(epoch, step, place.origin)
-        frame = self._transport.call(
-            request, lambda response: read_frame(response, step, verify=self._verify), self._deadline
-        )
-        return self._stage.finish(self._stage.begin(frame, epoch))
+        return self._feed.one(place.state.epoch if epoch is None else epoch, step, place.origin)
 
     def __getitem__(self, index: object) -> NoReturn:
         """A loader is no sequence: raises TypeError."""

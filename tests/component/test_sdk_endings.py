@@ -66,7 +66,7 @@ def test_tensors_share_the_slot_without_a_copy(server: ScriptedMesh) -> None:
 
 def test_requests_keep_to_the_credit(server: ScriptedMesh) -> None:
     """With all answers held back, no more is asked for than the arena has room for."""
-    budget = 3 * slot_size(loader(server)._expected)
+    budget = 3 * slot_size(loader(server)._feed.expected)
 
     def asked() -> int:
         return sum("share=credit" in target for target in server.asked)
