@@ -21,6 +21,8 @@ from meshoperator.children import (
     owned,
     root_keys,
 )
+from meshoperator.complaints import Complaints
+from meshoperator.diagnoses import stuck
 from meshoperator.ending import Ending
 from meshoperator.looking import Looking
 from meshoperator.references import MissingSecretError, check
@@ -55,6 +57,7 @@ class ClusterLoop:
     ) -> None:
         self._kube, self._settings, self._recorder, self._now = kube, settings, recorder, now
         self._looking = Looking(kube, settings, now)
+        self._complaints = Complaints(recorder, now)
         self._ending, self._volumes = Ending(kube, settings, recorder, now), Volumes(kube, recorder)
 
     def __repr__(self) -> str:
@@ -68,6 +71,7 @@ class ClusterLoop:
             gauges.forget_cluster(namespace, name)
             return None
         if document["metadata"].get("deletionTimestamp"):
+            self._complaints.forget(document["metadata"]["uid"])
             return await self._ending.run(document)
         await self._ending.hold(document)
         try:
@@ -97,6 +101,7 @@ class ClusterLoop:
         kept = [each for each in before if each["type"] != "Progressing"]
         status = {"observedGeneration": metadata.get("generation"), "conditions": [*kept, *found]}
         status |= {} if (document.get("status") or {}).get("phase") else {"phase": "Pending"}
+        status["trouble"] = reason
         await self._recorder.say(document, "Refused", message)
         with suppress(ApiError):
             await self._kube.set_status("MeshCluster", metadata["name"], metadata["namespace"], status)
@@ -231,6 +236,8 @@ class ClusterLoop:
     async def _tell(self, seen: Seen, steps: Steps, document: Manifest) -> dict[str, Any]:
         cluster = seen.cluster
         status = cluster_status(cluster, replace_settled(seen, steps), document, self._now())
+        gauges.tell_stuck(cluster.namespace, cluster.name, stuck(seen.sight.pods))
+        await self._complaints.run(document, seen.sight.pods)
         await self._kube.set_status("MeshCluster", cluster.name, cluster.namespace, status)
         for each in seen.nodes:
             written = node_status(each, seen.sight, seen.work, self._now())

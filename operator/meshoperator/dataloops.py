@@ -31,7 +31,7 @@ SOON, LATER = 5.0, 60.0
 class Says(Protocol):
     """Makes events: `recording.Recorder` does."""
 
-    async def say(self, about: Manifest, reason: str, message: str, *, once: bool = False) -> None: ...
+    async def say(self, about: Manifest, reason: str, message: str, *, once: str = "") -> None: ...
 
 
 class DataLoop:

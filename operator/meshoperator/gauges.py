@@ -1,6 +1,6 @@
 """Every metric of the operator, in one place. Names start with `mesh_operator_`.
 
-Law: labels are bounded: kinds, reasons and names of MeshClusters.
+Law: labels are bounded: kinds, reasons, names of MeshClusters and of their daemons.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from meshoperator.podmistakes import REASONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from meshoperator.diagnoses import Diagnosis
 
 registry: Final = REGISTRY
 leading: Final = Gauge(
@@ -49,6 +51,12 @@ nodes: Final = Gauge(
     ("namespace", "cluster", "pool", "what"),
     registry=registry,
 )
+stuck: Final = Gauge(
+    "mesh_operator_daemon_stuck",
+    "1 for each daemon that does not start, with why in one word.",
+    ("namespace", "cluster", "pod", "reason"),
+    registry=registry,
+)
 admissions: Final = Counter(
     "mesh_operator_admissions_total",
     "Training pods that the webhook saw; result: patched, same, failed.",
@@ -83,11 +91,26 @@ def tell_cluster(namespace: str, name: str, status: Mapping[str, object]) -> Non
             nodes.labels(namespace, name, each["name"], what).set(int(str(each.get(what, 0))))
 
 
+def tell_stuck(namespace: str, name: str, found: Mapping[str, Diagnosis]) -> None:
+    """Which daemons of a MeshCluster do not start, by name."""
+    there = {(namespace, name, pod, each.word) for pod, each in found.items()}
+    for labels in [key for key in stuck._metrics if key[:2] == (namespace, name) and key not in there]:
+        stuck.remove(*labels)
+    for labels in there:
+        stuck.labels(*labels).set(1)
+
+
 def forget_cluster(namespace: str, name: str) -> None:
     """A MeshCluster is gone."""
-    for gauge in (conditions, nodes):
+    for gauge in (conditions, nodes, stuck):
         for labels in [key for key in gauge._metrics if key[:2] == (namespace, name)]:
             gauge.remove(*labels)
+
+
+def forget_clusters() -> None:
+    """Another operator acts: what this one knew is old from now on."""
+    for gauge in (conditions, nodes, stuck):
+        gauge.clear()
 
 
 def serve(host: str, port: int) -> None:

@@ -106,4 +106,5 @@ class Leading:
             self.leads.set()
         else:
             self.leads.clear()
+            gauges.forget_clusters()
         gauges.leading.set(leads)

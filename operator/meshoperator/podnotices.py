@@ -135,7 +135,7 @@ class PodNotices:
         known.said[notice.reason] = True
         self._told[place] += 1
         about = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
-        await self._recorder.say(about, notice.reason, notice.message, once=True)
+        await self._recorder.say(about, notice.reason, notice.message, once=notice.reason)
 
     def _forget(self, gone: set[str]) -> None:
         for uid in gone:

@@ -28,6 +28,7 @@ _LONGEST: Final = 230  # of a name, so that the event's fits in 253
 _WARNINGS: Final = frozenset(
     {
         *REASONS,
+        "DaemonStuck",
         "DeletionForced",
         "LoadFailed",
         "Refused",
@@ -45,13 +46,13 @@ class Recorder:
     def __init__(self, kube: Kube, now: Callable[[], str]) -> None:
         self._kube, self._now = kube, now
 
-    async def say(self, about: Manifest, reason: str, message: str, *, once: bool = False) -> None:
-        """`about`: the object, as it was read. `once`: not while its event of that reason is still there,
-        whoever wrote it."""
+    async def say(self, about: Manifest, reason: str, message: str, *, once: str = "") -> None:
+        """`about`: the object, as it was read. `once`: what is said; not again while an event that says the
+        same of the object is there, whoever wrote it."""
         gauges.actions.labels(reason).inc()
         metadata, now = about["metadata"], self._now()
         _log.info("%s %s: %s: %s", about["kind"], metadata["name"], reason, message)
-        token = _token(f"{metadata.get('uid')}/{reason}") if once else secrets.token_hex(8)
+        token = _token(f"{metadata.get('uid')}/{reason}/{once}") if once else secrets.token_hex(8)
         event = {
             "apiVersion": "v1",
             "kind": "Event",

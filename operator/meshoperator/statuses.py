@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from meshoperator.diagnoses import advised, brief, stuck
 from meshoperator.steering import empty
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def cluster_status(
             "Available",
             ready > 0,
             "Answers" if ready else "NobodyAnswers",
-            f"{ready} of {desired} daemons are ready{_unready(sight)}",
+            f"{ready} of {desired} daemons are ready{_unready(sight, cluster.namespace)}",
         ),
         (
             "Progressing",
@@ -97,6 +98,7 @@ def cluster_status(
         "desired": desired,
         "ready": ready,
         "endpoint": cluster.endpoint,
+        "trouble": brief(stuck(sight.pods)) or None,  # away with one that is over
     }
     return status | ({"mapVersion": sight.map.version} if sight.map else {})
 
@@ -113,12 +115,15 @@ def _degraded(sight: Sight) -> str:
     return "; ".join(said)
 
 
-def _unready(sight: Sight) -> str:
-    """Which are not, and why."""
+def _unready(sight: Sight, namespace: str) -> str:
+    """Which are not, why, and what is to be done."""
     pods = sorted((pod for pod in sight.pods if not pod.ready), key=lambda pod: (not pod.trouble, pod.name))
+    if not pods:
+        return ""
     said = [f"{pod.name} {pod.trouble or 'is not ready yet: see its log'}" for pod in pods[:_NAMED]]
     more = [f"{len(pods) - _NAMED} more"] if len(pods) > _NAMED else []
-    return f": {'; '.join([*said, *more])}"[:_SENTENCE] if pods else ""
+    advice = advised(stuck(pods[:_NAMED]), namespace)[: _SENTENCE // 2]
+    return "; ".join([f": {'; '.join([*said, *more])}"[: _SENTENCE - len(advice)], advice]).rstrip("; ")
 
 
 def _doing(sight: Sight, desired: int, outdated: list[Pod]) -> str:
@@ -173,7 +178,7 @@ def node_status(
             "Ready",
             ready,
             "Answers" if ready else "NoAnswer",
-            "its pod is ready" if ready else _silent(pod),
+            "its pod is ready" if ready else _silent(pod, document["metadata"]["namespace"]),
         )
     ]
     if known and known.leaving:
@@ -198,10 +203,12 @@ def node_status(
     return status
 
 
-def _silent(pod: Pod | None) -> str:
+def _silent(pod: Pod | None, namespace: str) -> str:
     if pod is None:
         return "its pod is not there: the events of its StatefulSet say why"
-    return f"its pod {pod.trouble}" if pod.trouble else "its pod is not ready: see its log"
+    if not pod.trouble:
+        return "its pod is not ready: see its log"
+    return f"its pod {pod.trouble}; {advised(stuck([pod]), namespace)}".rstrip("; ")
 
 
 def _drain(since: int, work: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

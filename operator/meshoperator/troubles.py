@@ -105,7 +105,9 @@ def trouble(status: Manifest) -> str:
             return f"has no place: {each.get('message') or each.get('reason') or 'nobody says why'}"[
                 :_LONGEST
             ]
-    for each in status.get("containerStatuses") or ():
+    if status.get("phase") == "Failed" and status.get("reason"):  # the kubelet's own word, as Evicted
+        return f"{status['reason']}: {status.get('message') or ''}".strip().rstrip(":")[:_LONGEST]
+    for each in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         state, last = each.get("state") or {}, each.get("lastState") or {}
         waiting, ended = state.get("waiting"), state.get("terminated") or last.get("terminated")
         if not waiting and not state.get("terminated"):
@@ -115,7 +117,13 @@ def trouble(status: Manifest) -> str:
             if waiting and waiting.get("reason")
             else []
         )
-        said += [f"it ended with {ended.get('exitCode')}: {ended.get('message', '')}"] if ended else []
+        said += [_ended(ended)] if ended and (ended.get("exitCode") or waiting) else []
         if said:
             return "; ".join(text.strip().rstrip(":") for text in said)[:_LONGEST]
     return ""
+
+
+def _ended(state: Manifest) -> str:
+    """With its reason where that is more than that it ended."""
+    reason = f" ({state['reason']})" if state.get("reason") not in (None, "Error", "Completed") else ""
+    return f"it ended with {state.get('exitCode')}{reason}: {state.get('message') or ''}"

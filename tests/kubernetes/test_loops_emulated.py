@@ -384,12 +384,17 @@ def test_it_says_why_a_daemon_is_not_ready_and_what_becomes_of_one_that_is_away(
     told = {each["type"]: each["message"] for each in found["status"]["conditions"]}
     assert told["Available"] == (
         "0 of 2 daemons are ready: mesh-s-0 CrashLoopBackOff: back-off 40s; it ended with 78: refuses to "
-        "start: the disk is empty; mesh-s-1 has no place: 0/6 nodes are available"
+        "start: the disk is empty; mesh-s-1 has no place: 0/6 nodes are available; to do: do what its last "
+        "words say; all of them: kubectl -n ns logs mesh-s-0 --previous; add a machine with the pool's "
+        "labels and room, or make replicas of the pool smaller"
     )
     assert told["Degraded"].startswith("mesh-s-0 away: its pod is looked at; after 900 s")
     node = api.find("meshnodes", "mesh-s-1")
     assert node is not None
-    assert node["status"]["conditions"][0]["message"] == "its pod has no place: 0/6 nodes are available"
+    assert node["status"]["conditions"][0]["message"] == (
+        "its pod has no place: 0/6 nodes are available; to do: add a machine with the pool's labels and "
+        "room, or make replicas of the pool smaller"
+    )
 
 
 def test_it_says_what_kubernetes_says_of_pods_that_are_not_made_or_do_not_start() -> None:
@@ -415,7 +420,9 @@ def test_it_says_what_kubernetes_says_of_pods_that_are_not_made_or_do_not_start(
     asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
     assert told(api, "Available")["message"] == (
         '0 of 3 daemons are ready: mesh-s-0 FailedMount: secret "t" not found; mesh-s-1 has no place: its '
-        "volume a-mesh-s-1: FailedBinding: no storage class is set"
+        "volume a-mesh-s-1: FailedBinding: no storage class is set; to do: make what it lacks; the pod then "
+        "starts by itself; kubectl -n ns describe pvc; name a storage class that is there and has room, in "
+        "volumeClaim.storageClass"
     )
     assert told(api, "Progressing")["status"] == "True"
     assert told(api, "Progressing")["message"] == (

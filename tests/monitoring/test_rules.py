@@ -169,6 +169,10 @@ CASES: dict[str, tuple[Series, Series]] = {
             'mesh_operator_passes_total{kind="MeshCluster", outcome="done"}': grows(8),
         },
     ),
+    "ShardmeshDaemonStuck": (
+        {f'mesh_operator_daemon_stuck{{pod="mesh-s-0", reason="Image", {MESH}}}': "_x100 1x140"},
+        {f'mesh_operator_daemon_stuck{{pod="mesh-s-0", reason="Volume", {MESH}}}': "_x100 1x15 _x120"},
+    ),
     "ShardmeshPodsNotAdmitted": (
         {'mesh_operator_admissions_total{result="failed"}': grows(1)},
         {

@@ -354,6 +354,15 @@ ALERTS: Final = (
         "No place, no volume, no image, or they end again and again: the condition Available says which.",
     ),
     Alert(
+        "ShardmeshDaemonStuck",
+        "max by (namespace, cluster, pod, reason) (mesh_operator_daemon_stuck) == 1",
+        "10m",
+        "warning",
+        "Daemon {{ $labels.pod }} of {{ $labels.namespace }}/{{ $labels.cluster }} does not start:"
+        " {{ $labels.reason }}",
+        "Its MeshNode and the event DaemonStuck say what Kubernetes says of it, and what to do.",
+    ),
+    Alert(
         "ShardmeshOperatorGone",
         "(max(mesh_operator_leading) or vector(0)) == 0 and on () max(meshd_cluster_nodes) > 0"
         " and on () count(max_over_time(mesh_operator_leading[1d])) > 0",

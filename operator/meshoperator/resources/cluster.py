@@ -393,6 +393,13 @@ class MeshClusterStatus(Part, frozen=True, kw_only=True):
     ] = ()
     desired: Annotated[Count, Meta(description="Daemons there should be.")] = 0
     ready: Annotated[Count, Meta(description="Daemons that answer.")] = 0
+    trouble: (
+        Annotated[
+            Text,
+            Meta(description="What keeps daemons from starting, in a few words; all of it is in Available."),
+        ]
+        | None
+    ) = None
     map_version: Annotated[Count, Meta(description="Of the cluster map.")] | None = None
     endpoint: Annotated[Text, Meta(description="Where S3 clients within the cluster go.")] | None = None
 
@@ -408,6 +415,7 @@ MeshCluster = Kind(
         Column("Ready", ".status.ready", "integer"),
         Column("Desired", ".status.desired", "integer"),
         Column("Settled", ".status.conditions[?(@.type=='Settled')].status"),
+        Column("Trouble", ".status.trouble"),
         Column("Endpoint", ".status.endpoint", wide=True),
         Column("Map", ".status.mapVersion", "integer", wide=True),
         Column("Image", ".spec.image", wide=True),

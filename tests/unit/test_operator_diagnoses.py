@@ -1,0 +1,141 @@
+"""Why daemons do not start: from statuses of pods to a word, and what is to be done."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from meshoperator import gauges
+from meshoperator.complaints import Complaints
+from meshoperator.diagnoses import _TABLE, advised, brief, diagnosis, stuck
+from meshoperator.leading import Leading
+from meshoperator.steering import Pod
+from meshoperator.troubles import trouble
+
+MESH: Any = {"metadata": {"namespace": "ns", "name": "mesh", "uid": "m"}}
+
+
+def pod(number: int, said: str, *, ready: bool = False, leaving: bool = False) -> Pod:
+    return Pod(f"mesh-s-{number}", "s", "", ready, True, "k", leaving, False, f"u{number}", said)
+
+
+def waits(reason: str, **more: Any) -> dict[str, Any]:
+    return {"state": {"waiting": {"reason": reason} | more}}
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "word"),
+    [
+        (
+            {"phase": "Failed", "reason": "Evicted", "message": "low on memory"},
+            "Evicted: low on memory",
+            "Evicted",
+        ),
+        (
+            {
+                "initContainerStatuses": [waits("ErrImagePull")],
+                "containerStatuses": [waits("PodInitializing")],
+            },
+            "ErrImagePull",
+            "Image",
+        ),
+        (
+            {
+                "initContainerStatuses": [{"state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}],
+                "containerStatuses": [{"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}],
+            },
+            "it ended with 137 (OOMKilled)",
+            "OutOfMemory",
+        ),
+        (
+            {"containerStatuses": [waits("RunContainerError", message="exec format error")]},
+            "RunContainerError: exec format error",
+            "Crash",
+        ),
+        ({"phase": "Failed", "reason": "UnexpectedAdmissionError"}, "UnexpectedAdmissionError", "Other"),
+    ],
+)
+def test_what_kubernetes_says_and_what_it_is(status: dict[str, Any], said: str, word: str) -> None:
+    assert trouble(status) == said
+    assert diagnosis(said).word == word
+
+
+def test_who_starts_is_ready_or_goes_is_not_stuck() -> None:
+    pods = [
+        pod(0, "ContainerCreating"),
+        pod(1, "PodInitializing"),
+        pod(2, ""),
+        pod(3, "ErrImagePull", ready=True),
+        pod(4, "ErrImagePull", leaving=True),
+    ]
+    assert stuck(pods) == {}
+    assert (brief({}), advised({}, "ns")) == ("", "")
+
+
+def test_a_column_names_the_most_frequent_and_advice_is_said_once() -> None:
+    found = stuck([pod(0, "has no place: x"), pod(1, "ErrImagePull: y"), pod(2, "ImagePullBackOff: y")])
+    assert brief(found) == "Image: mesh-s-1 and 2 more"
+    assert advised(found, "ns").count("put the image right") == 1
+    assert "add a machine" in advised(found, "ns")
+
+
+def test_every_advice_can_be_said() -> None:
+    for each in _TABLE:
+        assert each.advice.format(pod="p", namespace="n").strip()
+
+
+def test_events_wait_until_it_lasts_and_are_said_once() -> None:
+    now, heard = ["2030-01-01T00:00:00Z"], list[tuple[str, str, str]]()
+
+    class Ear:
+        async def say(self, about: Any, reason: str, message: str, *, once: str = "") -> None:
+            heard.append((reason, message, once))
+
+    complaints = Complaints(Ear(), lambda: now[0])
+
+    def run(*pods: Pod) -> int:
+        heard.clear()
+        asyncio.run(complaints.run(MESH, pods))
+        return len(heard)
+
+    bad = pod(0, "ImagePullBackOff: z")
+    assert run(bad) == 0
+    now[0] = "2030-01-01T00:00:59Z"
+    assert run(bad) == 0
+    now[0] = "2030-01-01T00:01:00Z"
+    assert run(bad) == 1
+    assert heard == [
+        (
+            "DaemonStuck",
+            "mesh-s-0 ImagePullBackOff: z; to do: put the image right, or name the registry's Secret in "
+            "imagePullSecrets",
+            "u0/Image",
+        )
+    ]
+    now[0] = "2030-01-01T00:02:00Z"
+    assert run(bad, pod(1, "Evicted")) == 0
+    assert run() == 0
+    assert run(pod(1, "Evicted")) == 0  # well in between: it begins anew
+    now[0] = "2030-01-01T00:03:00Z"
+    assert run(pod(1, "Evicted")) == 1
+
+
+def test_metrics_are_of_those_that_are_stuck_now() -> None:
+    def there() -> set[tuple[str, ...]]:
+        return {key for key in gauges.stuck._metrics if key[0] == "ns-stuck"}
+
+    gauges.tell_stuck("ns-stuck", "mesh", stuck([pod(0, "ErrImagePull"), pod(1, "Evicted")]))
+    assert there() == {("ns-stuck", "mesh", "mesh-s-0", "Image"), ("ns-stuck", "mesh", "mesh-s-1", "Evicted")}
+    gauges.tell_stuck("ns-stuck", "mesh", stuck([pod(0, "it ended with 1: x")]))
+    assert there() == {("ns-stuck", "mesh", "mesh-s-0", "Crash")}
+    gauges.forget_cluster("ns-stuck", "mesh")
+    assert there() == set()
+
+
+def test_an_operator_that_does_not_lead_tells_nothing_of_clusters() -> None:
+    gauges.tell_stuck("ns-lost", "mesh", stuck([pod(0, "ErrImagePull")]))
+    leading: Any = Leading(None, "ns", "lease", "me", stamp=str, monotonic=float)  # type: ignore[arg-type]
+    leading._tell(False)
+    assert not [key for key in gauges.stuck._metrics if key[0] == "ns-lost"]
