@@ -35,7 +35,7 @@ async def overtaken(store: ReplicatedStore, bucket: str, key: str, record: Recor
     for _ in range(_TRIES):
         if newest <= record.stamp or record.version or store.knows(bucket, key, newest):
             return record
-        epoch = store.epoch(bucket, key)
+        epoch = store.still(bucket, key)
         _log.warning("a replica has a newer version of a name than its decider: written again above it")
         again = msgspec.structs.replace(bare(record), stamp=newest + 1)
         if record.marker:

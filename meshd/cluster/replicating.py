@@ -11,6 +11,16 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from meshd.cluster.ceding import (
+    Abortion,
+    Amendment,
+    Beginning,
+    Ceding,
+    Completion,
+    Decided,
+    Deletion,
+    Written,
+)
 from meshd.cluster.delivering import Delivery
 from meshd.cluster.doubting import Doubt
 from meshd.cluster.overtaking import fenced, overtaken
@@ -32,20 +42,22 @@ from meshd.store.errors import (
     ConditionFailedError,
     ConditionMissingError,
     NoSuchUploadError,
+    NotDeciderError,
     NotReplicatedError,
     StaleEpochError,
 )
-from meshd.store.records import NULL, Removed
+from meshd.store.records import NULL, Removed, Upload
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
+    from meshd.cluster.ceding import Asked
     from meshd.cluster.mesh import Mesh
     from meshd.kit.clock import Clock
     from meshd.net.peers import Peers
     from meshd.store.changes import Change
     from meshd.store.interface import ObjectStore, ObjectWriter
-    from meshd.store.records import Meta, Record, Upload, UploadedPart
+    from meshd.store.records import Meta, Record, UploadedPart
     from meshwire.cluster import Node
     from meshwire.conditions import Conditions
     from meshwire.s3.settings import Acl, Versioning
@@ -61,6 +73,7 @@ class ReplicatedStore:
     def __init__(self, store: ObjectStore, mesh: Mesh, peers: Peers, clock: Clock) -> None:
         self._store, self._mesh, self._clock = store, mesh, clock
         self.delivery = Delivery(mesh, peers, store, clock)
+        self.ceding = Ceding(mesh, peers, clock)
         self._doubts = Doubt(mesh, clock)
         self._running: set[asyncio.Future[Any]] = set()
         self.close = store.close
@@ -83,7 +96,8 @@ class ReplicatedStore:
     # deciding ---------------------------------------------------------------------------------------------
 
     def epoch(self, bucket: str, key: str) -> int:
-        """The version of the map by which this node decides about a name. Raises NotReplicatedError."""
+        """The version of the map by which this node decides about a name. Raises NotDeciderError,
+        NotReplicatedError."""
         version = self._mesh.map().version
         decider = self._mesh.route(bucket, key).decider
         if decider is None:
@@ -92,10 +106,30 @@ class ReplicatedStore:
                 "went last is back; try again in a moment"
             )
         if decider.node_id != self._mesh.node_id:
-            raise NotReplicatedError(
+            raise NotDeciderError(
                 f"node {decider.node_id} decides about this name now; nothing was changed; try again"
             )
         return version
+
+    def still(self, bucket: str, key: str) -> int:
+        """As `epoch`, of what was committed here before: another node may have decided since. Raises
+        NotReplicatedError."""
+        try:
+            return self.epoch(bucket, key)
+        except NotDeciderError as error:
+            raise NotReplicatedError(
+                "another node decides about this name since; it may or may not have taken place; try again"
+            ) from error
+
+    async def _anywhere(
+        self, asked: Asked, here: Callable[[], Awaitable[_T]], read: Callable[[Decided], _T]
+    ) -> _T:
+        """What `here` gives, or the node that decides by now."""
+        return await self.finish(
+            self.ceding.anywhere(
+                asked.bucket, asked.key, here, lambda node: self.ceding.ask(node, asked), read
+            )
+        )
 
     async def assure(self, bucket: str, key: str) -> None:
         """Returns when this node is sure that it may decide by its map. What it decided otherwise nobody
@@ -208,7 +242,10 @@ class ReplicatedStore:
         versioning: Versioning = "",
     ) -> Removed:
         act = partial(self._store.delete, bucket, key, conditions=conditions, versioning=versioning)
-        return await act() if self._mesh.alone else await self.finish(self._delete(bucket, key, act))
+        if self._mesh.alone:
+            return await act()
+        asked = Deletion(bucket, key, None, conditions, versioning)
+        return await self._anywhere(asked, partial(self._delete, bucket, key, act), Decided.removed)
 
     async def _delete(
         self, bucket: str, key: str, act: Callable[[], Awaitable[Removed]], version: str = NULL
@@ -224,7 +261,7 @@ class ReplicatedStore:
             newest = await self.tell(gone, bucket, key)
             if not gone.version and newest > gone.stamp and not self.knows(bucket, key, newest):
                 again = VersionGone(bucket, key, "", newest + 1)
-                with fenced(self.epoch(bucket, key)):
+                with fenced(self.still(bucket, key)):
                     await self._store.apply(again)
                 await self.tell(again, bucket, key)
         else:
@@ -254,7 +291,8 @@ class ReplicatedStore:
         act = partial(self._store.delete_version, bucket, key, version, conditions=conditions)
         if self._mesh.alone:
             return await act()
-        return await self.finish(self._delete(bucket, key, act, version))
+        asked = Deletion(bucket, key, version, conditions)
+        return await self._anywhere(asked, partial(self._delete, bucket, key, act, version), Decided.removed)
 
     async def amend(
         self,
@@ -266,7 +304,10 @@ class ReplicatedStore:
         acl: Acl | None = None,
     ) -> Record:
         act = partial(self._store.amend, bucket, key, version, tags=tags, acl=acl)
-        return await act() if self._mesh.alone else await self.finish(self._amend(bucket, key, act))
+        if self._mesh.alone:
+            return await act()
+        asked = Amendment(bucket, key, version, tags, acl)
+        return await self._anywhere(asked, partial(self._amend, bucket, key, act), Decided.the_record)
 
     async def _amend(self, bucket: str, key: str, act: Callable[[], Awaitable[Record]]) -> Record:
         record = await self.decide(bucket, key, act)
@@ -284,7 +325,21 @@ class ReplicatedStore:
         versioning: Versioning = "",
     ) -> Record:
         act = partial(self._store.link, bucket, key, source, meta, conditions, versioning=versioning)
-        return await act() if self._mesh.alone else await self.finish(self._link(bucket, key, act))
+        if self._mesh.alone:
+            return await act()
+        there = partial(self._link_there, (bucket, key), source, Written(meta, conditions, versioning))
+        here = partial(self._link, bucket, key, act)
+        return await self.finish(self.ceding.anywhere(bucket, key, here, there, Decided.the_record))
+
+    async def _link_there(
+        self, name: tuple[str, str], source: Record, written: Written, node: Node
+    ) -> Decided | None:
+        """The copy is made of the source's bytes."""
+        if source.parts:  # they would not be known any more
+            raise NotReplicatedError(
+                "another node decides about this name now; nothing was changed; try again"
+            )
+        return await self.ceding.write(node, name, source.size, self.delivery.pieces(source), written)
 
     async def _link(self, bucket: str, key: str, act: Callable[[], Awaitable[Record]]) -> Record:
         return await self.settle_version(bucket, key, await self._judged(bucket, key, act))
@@ -293,7 +348,11 @@ class ReplicatedStore:
 
     async def create_upload(self, bucket: str, key: str, **about: Any) -> Upload:
         act = partial(self._store.create_upload, bucket, key, **about)
-        return await act() if self._mesh.alone else await self.finish(self._begin(bucket, key, act))
+        if self._mesh.alone:
+            return await act()
+        said = {name: value for name, value in about.items() if value is not None}
+        asked = Beginning(Upload("", bucket, key, **said))
+        return await self._anywhere(asked, partial(self._begin, bucket, key, act), Decided.the_upload)
 
     async def _begin(self, bucket: str, key: str, act: Callable[[], Awaitable[Upload]]) -> Upload:
         upload = await self.decide(bucket, key, act)
@@ -336,7 +395,19 @@ class ReplicatedStore:
         act = partial(
             store.complete_upload, upload, parts, meta, conditions, etags=etags, versioning=versioning
         )
-        return await act() if self._mesh.alone else await self.finish(self._complete(upload, parts, act))
+        if self._mesh.alone:
+            return await act()
+        asked = Completion(
+            upload.bucket,
+            upload.key,
+            upload.upload_id,
+            tuple(parts),
+            meta,
+            conditions,
+            tuple(etags),
+            versioning,
+        )
+        return await self._anywhere(asked, partial(self._complete, upload, parts, act), Decided.the_record)
 
     async def _complete(
         self, upload: Upload, numbers: Sequence[int], act: Callable[[], Awaitable[Record]]
@@ -364,7 +435,8 @@ class ReplicatedStore:
     async def abort_upload(self, upload: Upload) -> int:
         if self._mesh.alone:
             return await self._store.abort_upload(upload)
-        return await self.finish(self._abort(upload))
+        asked = Abortion(upload.bucket, upload.key, upload.upload_id)
+        return await self._anywhere(asked, partial(self._abort, upload), Decided.the_stamp)
 
     async def _abort(self, upload: Upload) -> int:
         bucket, key = upload.bucket, upload.key

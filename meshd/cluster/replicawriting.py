@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from meshd.cluster.ceding import Written
 from meshd.cluster.delivering import SMALL, bytes_target, encode
 from meshd.errors import MeshdError
 from meshd.store.changes import Facts, bare
@@ -20,6 +22,7 @@ from meshd.store.errors import ConditionFailedError, ConditionMissingError
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from meshd.cluster.ceding import Decided
     from meshd.cluster.delivering import Delivery
     from meshd.cluster.replicating import ReplicatedStore
     from meshd.store.changes import Taken
@@ -105,6 +108,7 @@ class ReplicatedWriter:
         self._store, self._own, self._part = store, own, part
         self._bucket, self._key = bucket, key
         self._streams: list[Stream] = []
+        self._total = 0
         if size is not None and size > SMALL:
             target = bytes_target(bucket, key, size)
             self._streams = [Stream(store.delivery, n, target, size) for n in store.others(bucket, key)]
@@ -113,6 +117,7 @@ class ReplicatedWriter:
         return f"<ReplicatedWriter of {self._own!r} to {self._streams}>"
 
     async def write(self, data: Buffer) -> None:
+        self._total += len(data)
         if not self._streams:
             await self._own.write(data)
             return
@@ -122,7 +127,11 @@ class ReplicatedWriter:
             await stream.put(piece)
 
     async def lend(self, data: memoryview) -> None:
-        await (self.write(data) if self._streams else self._own.lend(data))
+        if self._streams:
+            await self.write(data)
+            return
+        self._total += len(data)
+        await self._own.lend(data)
 
     async def commit(
         self, meta: Meta, *, conditions: Conditions | None = None, versioning: Versioning = ""
@@ -142,21 +151,42 @@ class ReplicatedWriter:
             await stream.abort()
 
     async def _commit(self, meta: Meta, conditions: Conditions | None, versioning: Versioning) -> Record:
+        written = Written(meta, conditions, versioning)
+        try:
+            await asyncio.gather(*[stream.put(None) for stream in self._streams])
+            record, epoch = await self._store.ceding.anywhere(
+                self._bucket, self._key, partial(self._here, written), partial(self._there, written), _ceded
+            )
+        except BaseException:
+            await self.abort()
+            raise
+        if not epoch:
+            await self.abort()  # the bytes are where they were decided about
+            return record
+        return await self._settle(record, epoch)
+
+    async def _here(self, written: Written) -> tuple[Record, int]:
+        """The record, and the version of the map by which it was committed. Raises StoreError."""
+
         async def commit() -> tuple[Record, int]:
-            record = await self._own.commit(meta, conditions=conditions, versioning=versioning)
+            record = await self._own.commit(
+                written.meta, conditions=written.conditions, versioning=written.versioning
+            )
             return record, current_epoch()
 
         try:
-            await asyncio.gather(*[stream.put(None) for stream in self._streams])
-            record, epoch = await self._store.decide(self._bucket, self._key, commit)
+            return await self._store.decide(self._bucket, self._key, commit)
         except (ConditionFailedError, ConditionMissingError):
             await self._drop()
             await self._store.confirm(self._bucket, self._key)
             raise
-        except BaseException:
-            await self.abort()
-            raise
-        return await self._settle(record, epoch)
+
+    async def _there(self, written: Written, node: Node) -> Decided | None:
+        """What the node made of it that decides by now. Raises StoreError."""
+        await self._drop()
+        part = None if self._part is None else (self._part[0].upload_id, self._part[1])
+        name = (self._bucket, self._key)
+        return await self._store.ceding.write(node, name, self._total, self._own.pieces(), written, part)
 
     async def _settle(self, record: Record, epoch: int) -> Record:
         store, part = self._store, None
@@ -174,3 +204,7 @@ class ReplicatedWriter:
             await store.settle_part(part, record, had)
             return record
         return await store.settle_version(self._bucket, self._key, record, had, newest)
+
+
+def _ceded(decided: Decided) -> tuple[Record, int]:
+    return decided.the_record(), 0

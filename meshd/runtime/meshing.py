@@ -18,6 +18,7 @@ from meshd.service.remote.continuing import Rests
 from meshd.service.remote.merged import LocalLister, MergedListings
 from meshd.web.bucketdoors import bucket_routes
 from meshd.web.continuing import rest_routes
+from meshd.web.deciding import DecisionDoors
 from meshd.web.forwarding import Forwarder
 from meshd.web.hops import Hops
 from meshd.web.listingdoors import listing_routes
@@ -75,6 +76,7 @@ class Meshing:
             *bucket_routes(self.buckets, self.news, node.clock),
             *SourceDoors(self.sources, node.mesh, node.clock).routes(),
             *ReplicaDoors(node.store, node.mesh, node.clock).routes(),
+            *DecisionDoors(node.shared, node.mesh, node.clock).routes(),
             *movement_routes(node),
             *rest_routes(Rests(node.store, node.settings.node_id), node.clock),
             *warming,

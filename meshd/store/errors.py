@@ -71,6 +71,10 @@ class NotReplicatedError(StoreError):
     at present. It may or may not have taken place: try again in a moment."""
 
 
+class NotDeciderError(NotReplicatedError):
+    """Another node decides about the name by now, and nothing was changed: that one is to be asked."""
+
+
 class InvalidPartError(StoreError):
     """A part named at completion is missing, or is not the one with the given ETag."""
 

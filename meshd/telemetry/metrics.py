@@ -121,6 +121,11 @@ replication_bytes = _counter("meshd_replication_bytes_total", "Bytes of objects 
 replication_retries = _counter(
     "meshd_replication_retries_total", "Tries to replicate a fact that failed, by why.", "why"
 )
+replication_ceded = _counter(
+    "meshd_replication_ceded_total",
+    "Writes received here that another node decides about by now; decided there, or asked for again.",
+    "result",
+)
 replication_refused = _counter(
     "meshd_replication_refused_total", "Writes answered with 503: not all nodes that must have them did."
 )

@@ -10,13 +10,22 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from botocore.exceptions import ClientError
 
+from meshd.cluster.ceding import asked_by_another
 from meshd.cluster.replicating import ReplicatedStore
 from meshd.control.clustermaps import ClusterMaps
-from meshd.store.errors import NotReplicatedError, StaleEpochError
+from meshd.store.errors import (
+    ConditionFailedError,
+    NoSuchUploadError,
+    NoSuchVersionError,
+    NotDeciderError,
+    NotReplicatedError,
+    StaleEpochError,
+)
 from meshd.store.records import Meta
 from meshd.testing.replica_suite import state
 from meshd.testing.store_writing import etag_of, put, put_part, refused
 from meshwire.cluster.transitions import drained, joined, missed, reweighed
+from meshwire.conditions import Conditions
 from tests.component.mesh_nodes import running_nodes
 
 if TYPE_CHECKING:
@@ -244,9 +253,19 @@ def test_only_the_decider_decides() -> None:
     async def test(nodes: list[Running]) -> None:
         decider = _decider(nodes, "b", "k")
         other = next(node for node in nodes if node is not decider)
-        await refused(NotReplicatedError, put(other.node.shared, "k", b"x"))
-        await refused(NotReplicatedError, other.node.shared.delete("b", "k"))
+        with asked_by_another():
+            await refused(NotDeciderError, put(other.node.shared, "k", b"x"))
+            await refused(NotDeciderError, other.node.shared.delete("b", "k"))
         assert other.node.store.is_empty("b")
+        await decider.node.store.fence(decider.node.mesh.map().version + 1)  # whoever decides here waits
+        asked = asyncio.ensure_future(put(other.node.shared, "k", b"x"))
+        done, _ = await asyncio.wait((asked,), timeout=1)
+        assert not done
+        assert other.node.store.is_empty("b")
+        weigh = partial(reweighed, node_id=nodes[0].node.settings.node_id, weight=2)
+        await _change(nodes, weigh)
+        await asked
+        _same(nodes)
 
     _among(2, test)
 
@@ -361,6 +380,78 @@ def test_a_write_that_meets_a_newer_map_is_decided_by_that(
             assert node.node.store.read(found, 0, size) == b"x" * size
 
     _among(2, test)
+
+
+async def _turned(nodes: list[Running], key: str) -> Running:
+    """Who decided about a name, which another node does now."""
+    former = _decider(nodes, "b", key)
+    await _change(nodes, lambda cluster: missed(cluster, former.node.settings.node_id))
+    assert _decider(nodes, "b", key) is not former
+    return former
+
+
+def _owners_alike(nodes: list[Running], key: str, body: bytes | None) -> None:
+    for owner in nodes[0].node.mesh.route("b", key).writers:
+        store = next(node.node.store for node in nodes if node.node.settings.node_id == owner.node_id)
+        found = store.get("b", key)
+        assert (None if found is None else store.read(found, 0, found.size)) == body, owner
+
+
+@pytest.mark.parametrize("size", [0, 10, LARGE])
+def test_bytes_that_came_while_another_node_became_the_decider_are_decided_by_that(size: int) -> None:
+    async def test(nodes: list[Running]) -> None:
+        body = os.urandom(size)
+        former = _decider(nodes, "b", "k")
+        one, two = (former.node.shared.writer("b", "k", size=size) for _ in range(2))
+        upload = await former.node.shared.create_upload("b", "k")
+        part = former.node.shared.part_writer(upload, 1, size)
+        for writer in (one, two, part):
+            await writer.write(body)
+        assert await _turned(nodes, "k") is former
+        new = Conditions(if_none_match=("*",))
+        record = await one.commit(Meta(etag_of(body)), conditions=new, versioning="Enabled")
+        assert record.version
+        assert record.etag == etag_of(body)
+        await refused(ConditionFailedError, two.commit(Meta("two"), conditions=new))
+        await part.commit(Meta(etag_of(body)))
+        _owners_alike(nodes, "k", body)
+        assert former.node.store.get("b", "k") is None
+        done = await former.node.shared.complete_upload(upload, (1,), Meta("whole"), etags=(etag_of(body),))
+        assert (done.size, done.etag) == (size, "whole")
+        _owners_alike(nodes, "k", body)
+        await refused(NoSuchUploadError, former.node.shared.abort_upload(upload))
+        heir = _decider(nodes, "b", "k").node.store
+        assert len(heir.list_versions("b").entries) == 2  # the version, and the null one above it
+
+    _among(3, test, copies=3)
+
+
+def test_what_needs_no_bytes_is_decided_by_the_new_decider() -> None:
+    async def test(nodes: list[Running]) -> None:
+        store = _decider(nodes, "b", "k").node.shared
+        first = await put(store, "k", b"first", versioning="Enabled")
+        await put(store, "k", b"second", versioning="Enabled")
+        source = await put(store, "source", b"source")
+        assert (await _turned(nodes, "k")).node.shared is store
+        tagged = await store.amend("b", "k", first.version, tags={"a": "b"})
+        assert (tagged.version, tagged.tags) == (first.version, {"a": "b"})
+        await refused(NoSuchVersionError, store.amend("b", "k", "null", tags={}))
+        assert (await store.delete_version("b", "k", first.version)).record is not None
+        _owners_alike(nodes, "k", b"second")
+        removed = await store.delete_many("b", ["k"], versioning="Enabled")
+        assert removed["k"].marker is not None
+        _owners_alike(nodes, "k", None)
+        await store.link("b", "k", source, Meta("copied"))
+        _owners_alike(nodes, "k", b"source")
+        upload = await store.create_upload("b", "k", tags={"c": "d"})
+        heir = _decider(nodes, "b", "k").node.store
+        assert heir.get_upload("b", "k", upload.upload_id) is not None
+        assert await store.abort_upload(upload)
+        assert heir.get_upload("b", "k", upload.upload_id) is None
+        kept = [entry[1].marker for entry in heir.list_versions("b", prefix="k").entries]
+        assert sorted(kept) == [False, False, True]
+
+    _among(3, test, copies=3)
 
 
 def test_an_earlier_map_decides_nothing_after_a_later_one() -> None:
