@@ -11,7 +11,7 @@ import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
-from meshsdk.errors import ConfigurationError, MeshError
+from meshsdk.errors import BadSampleError, ConfigurationError, MeshError
 from meshsdk.mapping import checked, narrowed, renamed, written
 from meshsdk.native import derive_snapshot, fetch_snapshot, register_plan
 from meshsdk.orders import buckets_spec, shuffle_spec
@@ -19,7 +19,7 @@ from meshsdk.rows import fetch_rows
 from meshwire.plans import PlanError, op_document, parse_spec, spec_document
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from meshsdk.client import Client
     from meshsdk.mixing import Mixing
@@ -35,7 +35,10 @@ _LOADERS = {
     "batch": "a loader makes batches, mesh.Loader(ds, global_batch=…)",
     "repeat": "iterate a loader again: each `for` is the next epoch",
     "prefetch": "a loader asks ahead by itself, mesh.Loader(ds, global_batch=…)",
+    "take": "ds.head(n) gives the first n samples",
+    "shard": "each rank's loader takes its part, mesh.Loader(ds, global_batch=…)",
 }
+_ROWS_AHEAD = 64
 _PATIENCE = 600.0  # seconds that measuring for packing may take before a dataset gives up
 
 
@@ -311,6 +314,19 @@ class Dataset:
         """Sample `index` in stored order: numpy arrays and scalars by field. One request; raises IndexError,
         BadSampleError (it cannot be prepared), SnapshotChangedError (it was replaced since it was pinned)."""
         return self.__getitems__([index])[0]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Samples in stored order, as `ds[i]` gives them, in requests of 1, 2, 4 and so on up to 64: for
+        looking at them all. A job takes a Loader."""
+        start, count, end = 0, 1, len(self)
+        while start < end:
+            numbers = range(start, min(start + count, end))
+            try:
+                rows: Iterable[dict[str, Any]] = self.__getitems__(numbers)
+            except BadSampleError:  # those before it come first
+                rows = map(self.__getitem__, numbers)
+            yield from rows
+            start, count = numbers.stop, min(2 * count, _ROWS_AHEAD)
 
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[dict[str, Any]]:
         """Samples in the order asked for, in one request (torch's DataLoader calls this once a batch)."""

@@ -13,7 +13,14 @@ import pytest
 
 import meshsdk as mesh
 from meshsdk import ops
-from meshsdk.errors import AccessError, ConfigurationError, InvalidPlanError, NotFoundError, server_error
+from meshsdk.errors import (
+    AccessError,
+    BadSampleError,
+    ConfigurationError,
+    InvalidPlanError,
+    NotFoundError,
+    server_error,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -188,7 +195,7 @@ def test_a_shorthand_that_is_none(client: mesh.Client) -> None:
         mesh.open(f"s3://{BUCKET}/", fields={"x": "bin", "label": "@klass"}, client=client)
 
 
-@pytest.mark.parametrize("name", ["shuffle", "batch", "repeat", "prefetch"])
+@pytest.mark.parametrize("name", ["shuffle", "batch", "repeat", "prefetch", "shard"])
 def test_what_other_datasets_do_a_loader_does(ds: mesh.Dataset, name: str) -> None:
     with pytest.raises(AttributeError, match=r"loader"):
         getattr(ds, name)
@@ -255,6 +262,28 @@ def test_samples_have_numbers(ds: mesh.Dataset) -> None:
     for index in (slice(0, 3), "x"):
         with pytest.raises(TypeError, match=r"ds\.head\(8\)"):
             ds[index]  # type: ignore[index]
+
+
+def test_a_dataset_is_iterated_in_few_requests_and_bad_samples_come_at_their_turn(
+    client: mesh.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        client.put(BUCKET, f"more/{number:02}.cls", b"?" if number == 12 else str(number).encode())
+    found = mesh.open(f"s3://{BUCKET}/more", fields={"n": "cls"}, client=client)
+    asked: list[int] = []
+    fetch = mesh.Dataset.__getitems__
+
+    def counted(ds: mesh.Dataset, indices: Any) -> Any:
+        asked.append(len(indices))
+        return fetch(ds, indices)
+
+    monkeypatch.setattr(mesh.Dataset, "__getitems__", counted)
+    assert [bytes(sample["n"]) for sample in found] == [b"?" if n == 12 else b"%d" % n for n in range(20)]
+    assert asked == [1, 2, 4, 8, 5]
+    samples = iter(found.map(ops.int_label("n")))
+    assert [int(next(samples)["n"]) for _ in range(12)] == list(range(12))
+    with pytest.raises(BadSampleError, match="more/12"):
+        next(samples)
 
 
 def test_names_that_are_given_as_a_list(ds: mesh.Dataset) -> None:
