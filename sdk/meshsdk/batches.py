@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshsdk.unpacking import unpacks
 
@@ -29,7 +29,7 @@ _UNEQUAL = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Ragged:
     """Rows of unequal length: `ragged[i]` is `data[offsets[i]:offsets[i+1]]`, a view.
 
@@ -57,10 +57,17 @@ class Ragged:
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))
 
-    def __getattr__(self, name: str) -> Any:
-        """Only what is not there: it is no tensor."""
-        hint = "" if name.startswith("_") else f": {_UNEQUAL}"
-        raise AttributeError(f"a Ragged has no attribute {name!r}{hint}", name=name, obj=self)
+    def __repr__(self) -> str:
+        lengths = self.offsets[1:] - self.offsets[:-1]
+        span = f", {int(lengths.min())} to {int(lengths.max())} elements each" if len(self) else ""
+        return f"Ragged({len(self)} rows of {self.data.dtype}{span})"
+
+    if not TYPE_CHECKING:  # or checkers would let every name pass
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Only what is not there: it is no tensor."""
+            hint = "" if name.startswith("_") else f": {_UNEQUAL}"
+            raise AttributeError(f"a Ragged has no attribute {name!r}{hint}", name=name, obj=self)
 
 
 class Batch(Mapping[str, Any]):
@@ -103,15 +110,19 @@ class Batch(Mapping[str, Any]):
     def __contains__(self, name: object) -> bool:
         return name in self._fields
 
-    def __getattr__(self, name: str) -> Any:
-        """Only what is not there: a batch is no tuple of tensors, and no tensor."""
-        hint = ""
-        if not name.startswith("_"):
-            if name in self._fields:
-                hint = f": write batch[{name!r}]"
-            elif name in ("to", "cuda", "pin_memory"):
-                hint = ": a Loader with device='cuda' has batches there; else move its tensors, batch[FIELD]"
-        raise AttributeError(f"a Batch has no attribute {name!r}{hint}", name=name, obj=self)
+    if not TYPE_CHECKING:  # as of Ragged
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Only what is not there: a batch is no tuple of tensors, and no tensor."""
+            hint = ""
+            if not name.startswith("_"):
+                if name in self._fields:
+                    hint = f": write batch[{name!r}]"
+                elif name in ("to", "cuda", "pin_memory"):
+                    hint = (
+                        ": a Loader with device='cuda' has batches there; else move its tensors, batch[FIELD]"
+                    )
+            raise AttributeError(f"a Batch has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __iter__(self) -> Iterator[str]:
         """The fields' names. Warns where they are unpacked, as tensors of a tuple would be."""
@@ -125,7 +136,9 @@ class Batch(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name}: {_shape(value)}" for name, value in self._fields.items())
-        return f"Batch(epoch={self.epoch}, step={self.step}, rows={self.rows}, {shapes})"
+        flagged = int((self.status != 0).sum())
+        rows = f"{self.rows} ({flagged} flagged)" if flagged else str(self.rows)
+        return f"Batch(epoch={self.epoch}, step={self.step}, rows={rows}, {shapes})"
 
 
 def _unpacked(fields: tuple[str, ...]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex
 
 from meshsdk.errors import BadSampleError, ConfigurationError, MeshError
 from meshsdk.mapping import checked, narrowed, renamed, written
@@ -333,10 +333,12 @@ class Dataset:
         wanted = [self._index(index) for index in indices]
         return fetch_rows(self.client.transport, self.plan().hash, self.epoch, wanted)
 
-    def __getattr__(self, name: str) -> Any:
-        """Only what is not there: what other libraries do with a dataset a loader does here."""
-        hint = f": {_LOADERS[name]}" if name in _LOADERS else ""
-        raise AttributeError(f"a Dataset has no attribute {name!r}{hint}", name=name, obj=self)
+    if not TYPE_CHECKING:  # or checkers would let every name pass
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Only what is not there: what other libraries do with a dataset a loader does here."""
+            hint = f": {_LOADERS[name]}" if name in _LOADERS else ""
+            raise AttributeError(f"a Dataset has no attribute {name!r}{hint}", name=name, obj=self)
 
     def _index(self, index: object) -> int:
         if not isinstance(index, SupportsIndex):

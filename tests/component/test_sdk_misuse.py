@@ -115,9 +115,9 @@ def test_a_batch_is_no_tuple_and_no_tensor(ds: mesh.Dataset) -> None:
     with mesh.Loader(ds, 4) as loader:
         batch = loader.at(0)
     with pytest.raises(AttributeError, match=r"write batch\['x'\]"):
-        batch.x  # noqa: B018
+        batch.x  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError, match="device='cuda'"):
-        batch.to("cpu")
+        batch.to("cpu")  # type: ignore[attr-defined]
     with pytest.raises(KeyError, match="this batch has x"):
         batch["y"]
 

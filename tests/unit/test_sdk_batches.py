@@ -33,6 +33,8 @@ def test_a_batch_is_a_mapping_of_its_fields() -> None:
     assert (batch.rows, batch.epoch, batch.step) == (3, 2, 5)
     assert dict(batch)["label"].tolist() == [0, 1, 2]
     assert "rows=3, image: uint8 [3, 2, 2]" in repr(batch)
+    batch.status[1:] = 3
+    assert repr(batch).startswith("Batch(epoch=2, step=5, rows=3 (2 flagged), image: uint8 [3, 2, 2]")
     with pytest.raises(KeyError, match="image, label"):
         batch["images"]
 
@@ -69,6 +71,8 @@ def test_ragged_rows() -> None:
     assert isinstance(text, Ragged)
     assert [row.tolist() for row in text] == [[0, 1], [], [2, 3, 4, 5]]
     assert text[-1].tolist() == [2, 3, 4, 5]
+    assert repr(text) == "Ragged(3 rows of uint8, 0 to 4 elements each)"
+    assert repr(Ragged(text.data, np.zeros(1, int))) == "Ragged(0 rows of uint8)"
     with pytest.raises(IndexError, match="row 3 of 3"):
         text[3]
 
