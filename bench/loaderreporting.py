@@ -121,7 +121,7 @@ def loader_section(rows: Mapping[str, RowResult]) -> list[str]:
         lines += loader_repeats(result)
         lines.append(table(BARS_HEAD, loader_bars(result)))
     limits = rows.get("limits")
-    if limits and (bound := limits.value("transform", "rate")):
+    if limits and found[0].comparable(limits) and (bound := limits.value("transform", "rate")):
         share = percent(found[0].value(OURS, "first_rate"), bound)
         alone = f"the same ops on both cores with no server around them do {bound:,.0f} samples/s"
         lines.append(f"**The limit.** Reading and {alone}; the first epoch is {share} of it.")

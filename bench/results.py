@@ -85,6 +85,10 @@ class RowResult:
         first, second = self.value(contender, above), self.value(contender, below)
         return first / second if first is not None and second else None
 
+    def comparable(self, other: RowResult | None) -> bool:
+        """Whether a figure of this row over one of another means anything: both are of one machine."""
+        return other is not None and other.machine == self.machine
+
 
 def finished(figures: Sequence[Figure]) -> tuple[Figure, ...]:
     """Of a row that was interrupted: the figures of all rounds but the last that was begun."""

@@ -83,7 +83,7 @@ def bar_lines(row: Row, rows: Mapping[str, RowResult]) -> list[list[str]]:
         title = f"{row.title}: p99 of {titles[mine]} ÷ SeaweedFS"
         lines.append([title, number(tail, 2, "×"), verdict(tail, 1, at_most=True)])
     few = rows.get("list-few")
-    if row.name == "list" and few is not None:
+    if row.name == "list" and few is not None and result.comparable(few):
         here, there = result.value("meshd", "rate"), few.value("meshd", "rate")
         flat = here / there if here is not None and there else None
         title = f"{row.title}: against the bucket of 1,000"
@@ -106,7 +106,7 @@ def store_limits(rows: Mapping[str, RowResult], scale: Scale) -> list[str]:
     """How near the store comes to a bare socket and to plain files."""
     lines = []
     limits, small, large = rows.get("limits"), rows.get("get-10k"), rows.get("get-64m")
-    if limits and large and (bare := limits.value("socket", "gigabytes")):
+    if limits and large and large.comparable(limits) and (bare := limits.value("socket", "gigabytes")):
         title = next(row.title for row in store_rows(scale) if row.name == "get-64m")
         share = percent(large.value("meshd", "gigabytes"), bare)
         lines.append(

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from bench import __main__ as command
 from bench import catalogue, machine, provenance, reporting
 from bench.catalogue import BY_NAME, ENTRIES, Entry
+from bench.loaderreporting import OURS
 from bench.processes import ChildError
 from bench.progress import Progress
 from bench.results import Figure, RowResult, finished, keep, load
@@ -79,6 +80,27 @@ def test_rows_of_two_machines_are_told_apart() -> None:
     alone = reporting.render({"get-10k": rows["get-10k"]}, QUICK)
     assert "machine A" not in alone
     assert "\n- Here, 2 of 2 cores" in alone
+
+
+def test_rows_of_two_machines_are_not_held_against_each_other() -> None:
+    """The limits, and a small bucket beside a large one, are rows of their own."""
+    there = HERE | {"cpu": "There"}
+    rates = {"socket": {"gigabytes": 8.0}, "transform": {"rate": 2000.0}}
+    rows = {
+        "get-64m": row("get-64m", Figure("meshd", 0, {"gigabytes": 4.0})),
+        "list": row("list", Figure("meshd", 0, {"rate": 90.0})),
+        "list-few": row("list-few", Figure("meshd", 0, {"rate": 100.0})),
+        "loaders": row("loaders", Figure(OURS, 0, {"first_rate": 1000.0})),
+        "limits": row("limits", *(Figure(name, 0, metrics) for name, metrics in rates.items())),
+    }
+    rows["loaders"] = replace(rows["loaders"], setup={"rounds": 1, "photographs": 9, "batch": 3})
+    said = ("4 MiB × 4 is 50 % of it", "against the bucket of 1,000 | 0.90×", "the first epoch is 50 % of it")
+    alike = reporting.render(rows, QUICK)
+    assert [words in alike for words in said] == [True] * 3
+    for name in ("limits", "list-few"):
+        rows[name] = replace(rows[name], machine=there)
+    apart = reporting.render(rows, QUICK)
+    assert [words in apart for words in said] == [False] * 3
 
 
 def test_versions_that_differ_between_rows_are_both_told() -> None:
