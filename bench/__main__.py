@@ -32,7 +32,8 @@ ROOT = Path(__file__).resolve().parents[1]
 KEPT, REPORT = ROOT / "bench" / "figures", ROOT / "docs" / "benchmarks.md"
 WITHOUT_FIGURE, MISSED, INTERRUPTED = 1, 3, 130
 """Exit codes beside 0 and click's 2 for wrong usage."""
-console = Console(highlight=False)
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+"""In a file or a pipe lines are as long as a wide terminal's."""
 
 
 def chosen(only: str) -> list[Entry]:
@@ -250,7 +251,7 @@ def judged(rows: dict[str, results.RowResult | None], scale: Scale, *, strict: b
     taken = {name: row for name, row in rows.items() if row}
     missed = reporting.missed(taken, scale)
     for line in missed:
-        console.print(f"bar: {line}", markup=False)
+        console.print(f"bar: {line}", markup=False, soft_wrap=True)
     if len(taken) < len(rows) or any(
         row.problem(each) for row in taken.values() for each in row.contenders()
     ):
