@@ -25,9 +25,11 @@ from meshoperator.complaints import Complaints
 from meshoperator.diagnoses import stuck
 from meshoperator.ending import Ending
 from meshoperator.looking import Looking
+from meshoperator.neighbours import DisksTakenError
+from meshoperator.neighbours import check as check_neighbours
 from meshoperator.references import MissingSecretError, check
 from meshoperator.resources import GROUP, VERSION, ResourceError
-from meshoperator.statuses import cluster_status, conditions, node_status
+from meshoperator.statuses import DISKS_APART, cluster_status, conditions, node_status, said_before
 from meshoperator.steering import applied, settled, steer
 from meshoperator.volumes import Volumes
 from meshwire.cluster.transitions import TransitionError
@@ -79,6 +81,9 @@ class ClusterLoop:
         except MissingSecretError as error:
             await self._refused(document, "SecretMissing", str(error))
             return self._settings.eager_seconds
+        except DisksTakenError as error:
+            await self._refused(document, "DisksTaken", str(error))
+            return self._settings.resync_seconds
         except ResourceError as error:
             await self._refused(document, "SpecRefused", str(error))
             return self._settings.resync_seconds
@@ -109,6 +114,7 @@ class ClusterLoop:
     async def _steer(self, document: Manifest) -> tuple[Steps, dict[str, Any]]:
         cluster = await self._looking.known(document)
         await check(self._kube, cluster)
+        beside = await check_neighbours(self._kube, self._settings, cluster, document)
         await self._unmake(cluster, document)
         await self._prepare(cluster)
         seen = await self._looking.look(cluster)
@@ -127,7 +133,7 @@ class ClusterLoop:
                 await self._recorder.say(document, "Restarting", f"{name}: {why}")
         for name in steps.discard:
             await self._discard(cluster, name, uids.get(name, ""), document)
-        return steps, await self._tell(await self._looking.look(cluster), steps, document)
+        return steps, await self._tell(await self._looking.look(cluster), steps, document, beside)
 
     # --- acting -------------------------------------------------------------------------------------------
 
@@ -233,9 +239,12 @@ class ClusterLoop:
                     await self._recorder.say(document, _SAID[change[0]], change[1])
                     break
 
-    async def _tell(self, seen: Seen, steps: Steps, document: Manifest) -> dict[str, Any]:
+    async def _tell(self, seen: Seen, steps: Steps, document: Manifest, beside: str) -> dict[str, Any]:
+        """`beside`: what it has in common with other meshes."""
         cluster = seen.cluster
-        status = cluster_status(cluster, replace_settled(seen, steps), document, self._now())
+        status = cluster_status(cluster, replace_settled(seen, steps), document, self._now(), beside)
+        if beside and beside not in said_before(document, DISKS_APART):
+            await self._recorder.say(document, "DisksShared", beside)
         gauges.tell_stuck(cluster.namespace, cluster.name, stuck(seen.sight.pods))
         await self._complaints.run(document, seen.sight.pods)
         await self._kube.set_status("MeshCluster", cluster.name, cluster.namespace, status)

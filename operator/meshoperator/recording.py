@@ -30,6 +30,7 @@ _WARNINGS: Final = frozenset(
         *REASONS,
         "DaemonStuck",
         "DeletionForced",
+        "DisksShared",
         "LoadFailed",
         "Refused",
         "Replacing",

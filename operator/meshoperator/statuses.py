@@ -22,6 +22,7 @@ _AMISS: Final = {
     "down": "it is given up; what it had is made again elsewhere, as far as there are copies",
 }
 """States of nodes, and what becomes of them."""
+DISKS_APART: Final = "DisksApart"
 _NAMED: Final = 5
 _SENTENCE: Final = 900
 Condition = tuple[str, bool | None, str, str]  # type, whether, reason, message
@@ -49,10 +50,16 @@ def conditions(document: Manifest, found: list[Condition], now: str) -> list[dic
     return result
 
 
+def said_before(document: Manifest, kind: str) -> str:
+    """The message of a condition as it was read; empty where there is none."""
+    found = (document.get("status") or {}).get("conditions") or ()
+    return next((str(each["message"]) for each in found if each["type"] == kind), "")
+
+
 def cluster_status(
-    cluster: Cluster, told: tuple[Sight, Steps], document: Manifest, now: str
+    cluster: Cluster, told: tuple[Sight, Steps], document: Manifest, now: str, beside: str = ""
 ) -> dict[str, Any]:
-    """Of a MeshCluster."""
+    """Of a MeshCluster. `beside`: what its disks have in common with other meshes'."""
     sight, steps = told
     ready = sum(pod.ready for pod in sight.pods)
     desired = sum(sight.wanted.values())
@@ -88,6 +95,12 @@ def cluster_status(
             "all data is where it should be"
             if steps.settled
             else waiting or "data is on its way, or a node is not well",
+        ),
+        (
+            DISKS_APART,
+            not beside,
+            "Shared" if beside else "Apart",
+            beside or "no older MeshCluster names its directories",
         ),
     ]
     status: dict[str, Any] = {

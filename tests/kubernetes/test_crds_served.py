@@ -69,6 +69,12 @@ REFUSED: list[tuple[str, Path, Any, str]] = [
     (
         "MeshCluster",
         (*_POOL, "tiers"),
+        [{"name": name, "class": "ssd", "hostPath": "/mnt/a"} for name in "ab"],
+        "two tiers of a pool cannot have the same hostPath",
+    ),
+    (
+        "MeshCluster",
+        (*_POOL, "tiers"),
         [{"name": "m", "class": "mem", "quota": "1Gi"}],
         "a tier that is not mem",
     ),

@@ -139,6 +139,11 @@ class NodePool(Part, frozen=True, kw_only=True):
             "!('store' in self.roles) || self.tiers.exists(t, t.class != 'mem')",
             "a pool with the role store needs a tier that is not mem",
         ),
+        Rule(
+            "self.tiers.all(t, !has(t.hostPath)"
+            " || self.tiers.exists_one(u, has(u.hostPath) && u.hostPath == t.hostPath))",
+            "two tiers of a pool cannot have the same hostPath: they would be one directory",
+        ),
     )
 
     name: Annotated[ShortName, Meta(description="Its name: part of the names of its pods.")]
