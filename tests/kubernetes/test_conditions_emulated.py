@@ -1,0 +1,178 @@
+"""What conditions of a MeshCluster say when something is not as it should be, over an emulated API."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from lightkube import ApiError
+
+from meshwire.cluster import transitions
+from tests.kubernetes.emulated import Api, Fault
+from tests.kubernetes.playing import (
+    CLAIMED,
+    SCENES,
+    Operator,
+    change,
+    on_claims,
+    play,
+    pool,
+    settled,
+    told,
+    void,
+)
+from tests.kubernetes.world import NAME, NAMESPACE, World
+
+
+def test_it_says_why_a_daemon_is_not_ready_and_what_becomes_of_one_that_is_away() -> None:
+    api = Api()
+    world = World(api)
+    asyncio.run(play(world, SCENES[:1]))
+    ended = {"exitCode": 78, "message": "refuses to start: the disk is empty"}
+    waiting = {"reason": "CrashLoopBackOff", "message": "back-off 40s"}
+    pods = world.pods()
+    pods["mesh-s-0"]["status"] = {
+        "conditions": [{"type": "Ready", "status": "False"}],
+        "containerStatuses": [{"state": {"waiting": waiting}, "lastState": {"terminated": ended}}],
+    }
+    unfit = {"type": "PodScheduled", "status": "False", "message": "0/6 nodes are available"}
+    pods["mesh-s-1"]["status"] = {"conditions": [unfit]}
+    cluster = world.map()
+    assert cluster is not None
+    world.set_map(transitions.missed(cluster, "mesh-s-0"))
+    asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
+    found = api.find("meshclusters", NAME)
+    assert found is not None
+    told = {each["type"]: each["message"] for each in found["status"]["conditions"]}
+    assert told["Available"] == (
+        "0 of 2 daemons are ready: mesh-s-0 CrashLoopBackOff: back-off 40s; it ended with 78: refuses to "
+        "start: the disk is empty; mesh-s-1 has no place: 0/6 nodes are available; to do: do what its last "
+        "words say; all of them: kubectl -n ns logs mesh-s-0 --previous; add a machine with the pool's "
+        "labels and room, or make replicas of the pool smaller"
+    )
+    assert told["Degraded"].startswith("mesh-s-0 away: its pod is looked at; after 900 s")
+    node = api.find("meshnodes", "mesh-s-1")
+    assert node is not None
+    assert node["status"]["conditions"][0]["message"] == (
+        "its pod has no place: 0/6 nodes are available; to do: add a machine with the pool's labels and "
+        "room, or make replicas of the pool smaller"
+    )
+
+
+def test_it_says_what_kubernetes_says_of_pods_that_are_not_made_or_do_not_start() -> None:
+    api = Api()
+    world = World(api)
+    asyncio.run(play(world, CLAIMED))
+    pods = world.pods()
+    for name in ("mesh-s-0", "mesh-s-1"):
+        pods[name]["status"] = {"conditions": [{"type": "Ready", "status": "False"}]}
+    unbound = "0/6 nodes are available: pod has unbound immediate PersistentVolumeClaims."
+    unfit = {"type": "PodScheduled", "status": "False", "message": unbound}
+    pods["mesh-s-1"]["status"]["conditions"].append(unfit)
+    del pods["mesh-s-1"]["spec"]["nodeName"]
+    uid, (made,) = pods["mesh-s-0"]["metadata"]["uid"], api.of("statefulsets")
+    refused = ("StatefulSet", "mesh-s", made["metadata"]["uid"], "FailedCreate")
+    about(api, "Pod", "mesh-s-0", uid, "Unhealthy", "Readiness probe failed", "2030-01-01T00:00:09Z")
+    about(api, "Pod", "mesh-s-0", uid, "FailedMount", 'secret "t" not found', "2030-01-01T00:00:08Z")
+    about(api, "Pod", "mesh-s-0", "another", "FailedMount", "before", "2030-01-01T00:00:09Z")
+    about(api, "PersistentVolumeClaim", "a-mesh-s-1", "", "FailedBinding", "no storage class is set")
+    about(api, *refused, "exceeded quota: q")
+    about(api, *refused, "exceeded another one, long ago", "2029-12-31T12:00:00Z")
+    change(world, nodePools=[on_claims("1Ti")[0] | {"replicas": 3}])
+    asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
+    assert told(api, "Available")["message"] == (
+        '0 of 3 daemons are ready: mesh-s-0 FailedMount: secret "t" not found; mesh-s-1 has no place: its '
+        "volume a-mesh-s-1: FailedBinding: no storage class is set; to do: make what it lacks; the pod then "
+        "starts by itself; kubectl -n ns describe pvc; name a storage class that is there and has room, in "
+        "volumeClaim.storageClass"
+    )
+    assert told(api, "Progressing")["status"] == "True"
+    assert told(api, "Progressing")["message"] == (
+        "2 pods are there, 3 are wanted; pool s: FailedCreate: exceeded quota: q"
+    )
+
+
+def about(
+    api: Api, kind: str, name: str, uid: str, reason: str, message: str, when: str = "2030-01-01T00:00:00Z"
+) -> None:
+    """An event, as Kubernetes writes it."""
+    metadata = {"name": f"{name}.{len(api.objects)}", "namespace": NAMESPACE}
+    involved = {"kind": kind, "name": name, "uid": uid}
+    found = {"metadata": metadata, "involvedObject": involved, "reason": reason, "message": message}
+    api.put("events", found | {"kind": "Event", "lastTimestamp": when})
+
+
+def test_a_secret_that_is_missing_is_said_before_anything_is_made_or_replaced() -> None:
+    api = Api()
+    world = World(api)
+    asyncio.run(play(world, SCENES[:1]))
+    change(world, auth={"rootSecretRef": {"name": "keys"}}, s3={"tls": {"secretRef": {"name": "tls"}}})
+    before, loop = {name: pod["metadata"]["uid"] for name, pod in world.pods().items()}, Operator(api).loop
+    steps: list[tuple[str, str, list[str]]] = [
+        ("auth.rootSecretRef names the Secret keys, which is not there; make it in the", "keys", []),
+        (
+            "auth.rootSecretRef names the Secret keys, which has no AWS_ACCESS_KEY_ID and no",
+            "keys",
+            ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"],
+        ),
+        ("s3.tls.secretRef names the Secret tls, which is not there", "tls", ["tls.crt", "tls.key"]),
+    ]
+    for said, name, keys in steps:
+        assert asyncio.run(loop.run(NAMESPACE, NAME))
+        world.tick()
+        assert told(api, "Progressing")["reason"] == "SecretMissing"
+        assert said in told(api, "Progressing")["message"]
+        assert {name: pod["metadata"]["uid"] for name, pod in world.pods().items()} == before
+        metadata, data = {"name": name, "namespace": NAMESPACE}, dict.fromkeys(keys, "eA==")
+        api.put("secrets", {"kind": "Secret", "metadata": metadata, "data": data})
+    asyncio.run(play(world, [("all there", void, lambda world: settled(world, 2))], begun=True))
+
+
+@pytest.mark.parametrize("status", [403, 422])
+def test_what_the_api_server_refuses_is_said_where_people_look(status: int) -> None:
+    api = Api()
+    world = World(api)
+    asyncio.run(play(world, SCENES[:1]))
+    change(world, nodePools=pool(3))
+    api.fault = Fault(lambda method, plural, _: method == "PATCH" and plural == "statefulsets", status)
+    loop = Operator(api).loop
+    for _ in range(2):  # said once
+        with pytest.raises(ApiError):
+            asyncio.run(loop.run(NAMESPACE, NAME))
+    found = api.find("meshclusters", NAME)
+    assert found is not None
+    told = {each["type"]: (each["status"], each["reason"]) for each in found["status"]["conditions"]}
+    assert told["Progressing"] == ("False", "ApiRefused")
+    assert told["Available"][0] == "True"
+    events = [each["type"] for each in api.of("events") if each["reason"] == "Refused"]
+    assert events == ["Warning"]
+    api.fault = None
+    asyncio.run(play(world, [SCENES[1]], begun=True))
+
+
+def test_a_spec_that_no_operator_understands_is_said() -> None:
+    api = Api()
+    world = World(api)
+    asyncio.run(play(world, SCENES[:1]))
+    change(world, nodePools=[{"name": "s", "replicas": "many"}])
+    assert asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
+    found = api.find("meshclusters", NAME)
+    assert found is not None
+    (told,) = (each for each in found["status"]["conditions"] if each["type"] == "Progressing")
+    assert told["reason"] == "SpecRefused"
+    assert "replicas" in told["message"]
+
+
+def test_a_roll_out_that_is_paused_says_so() -> None:
+    api = Api()
+    world = World(api)
+    asyncio.run(play(world, SCENES[:1]))
+    change(world, update={"paused": True}, podTemplate={"metadata": {"labels": {"release": "2"}}})
+    asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
+    found = api.find("meshclusters", NAME)
+    assert found is not None
+    (told,) = (each for each in found["status"]["conditions"] if each["type"] == "Progressing")
+    assert (told["status"], told["message"]) == (
+        "True",
+        "2 pods are outdated, and stay so: update.paused is set",
+    )

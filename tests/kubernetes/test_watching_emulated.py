@@ -1,0 +1,114 @@
+"""Watches that break, who leads, and when passes are made, over an emulated API."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import httpx2
+
+from meshoperator.kube import Kube
+from meshoperator.leading import TTL, Leading
+from meshoperator.looping import Loops
+from meshoperator.program import watch
+from tests.kubernetes.emulated import Api
+from tests.kubernetes.world import NAME, NAMESPACE
+
+if TYPE_CHECKING:
+    from tests.kubernetes.emulated import Document
+
+
+def event(kind: str, version: int) -> Document:
+    metadata = {
+        "name": "p",
+        "namespace": NAMESPACE,
+        "resourceVersion": str(version),
+        "labels": {"shardmesh.io/cluster": NAME},
+    }
+    return {"type": kind, "object": {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}}
+
+
+def test_watches_that_break_are_begun_anew() -> None:
+    """One that breaks off, one that is too old (410), one that ends: after each everything is looked at."""
+    api = Api()
+    expired = {"kind": "Status", "status": "Failure", "code": 410, "reason": "Expired", "message": "too old"}
+    api.streams = [
+        [event("ADDED", 1), httpx2.ReadError("reset")],
+        [{"type": "ERROR", "object": expired}],
+        [event("MODIFIED", 2)],
+    ]
+    seen: list[str] = []
+
+    async def run() -> None:
+        leads, done = asyncio.Event(), asyncio.Event()
+        leads.set()
+
+        async def look(namespace: str, name: str) -> float:
+            seen.append(f"{namespace}/{name}")
+            if not api.streams and len(seen) > 2:
+                done.set()
+            return 60.0
+
+        loops = Loops({"MeshCluster": look}, leads, pause=0)
+        task = asyncio.ensure_future(
+            watch(Kube(api.client()), loops, "Pod", None, "shardmesh.io/cluster", 0.01)
+        )
+        async with asyncio.timeout(60):
+            await done.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await loops.close()
+
+    asyncio.run(run())
+    assert set(seen) == {f"{NAMESPACE}/{NAME}"}
+
+
+def test_one_of_two_operators_leads() -> None:
+    api, clock = Api(), [0.0]
+
+    def stamp() -> str:
+        return f"2030-01-01T00:00:{clock[0]:02.0f}Z"
+
+    async def run() -> None:
+        one, other = (
+            Leading(Kube(api.client()), "ns", "op", name, stamp=stamp, monotonic=lambda: clock[0])
+            for name in ("one", "other")
+        )
+        assert await one.step()
+        assert not await other.step()
+        clock[0] += TTL - 1
+        assert await one.step()
+        clock[0] += TTL - 1
+        assert not await other.step(), "it was renewed"
+        clock[0] += TTL + 1
+        assert await other.step(), "nobody has renewed it"
+        assert not await one.step()
+        await other.release()
+        assert await one.step(), "it was given back"
+
+    asyncio.run(run())
+
+
+def test_passes_wait_for_the_lead_and_are_repeated_when_they_fail() -> None:
+    async def run(leads: asyncio.Event, calls: list[str]) -> None:
+        done = asyncio.Event()
+
+        async def look(_: str, name: str) -> float | None:
+            calls.append(name)
+            if len(calls) == 1:
+                raise httpx2.ConnectError("nobody there")
+            done.set()
+            return None
+
+        loops = Loops({"MeshCluster": look}, leads, pause=0)
+        loops.look("MeshCluster", "ns", "m")
+        await asyncio.sleep(0)
+        assert calls == []
+        leads.set()
+        async with asyncio.timeout(60):
+            await done.wait()
+        await loops.close()
+
+    leads, calls = asyncio.Event(), list[str]()
+    asyncio.run(run(leads, calls))
+    assert calls == ["m", "m"]
