@@ -81,7 +81,8 @@ class HttpSettings:
     max_xml_bytes: int = 2 << 20
     """Largest XML or JSON body (DeleteObjects of 1,000 long keys fits)."""
     body_timeout: float = 120.0
-    """A request body that brings nothing for this long is given up (408-like, nothing is stored)."""
+    """A request body that brings nothing for this long is given up (408-like, nothing is stored). One that
+    was refused is read and dropped for no longer altogether, so that its client comes to read why."""
     idle_timeout: float = 75.0
     """A keep-alive connection without a request is closed after this."""
     head_timeout: float = 20.0

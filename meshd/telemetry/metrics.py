@@ -62,7 +62,7 @@ http_bytes = _counter("meshd_http_bytes_total", "Body bytes; direction is in or 
 http_connections = _gauge("meshd_http_connections", "Open client connections.")
 http_turned_away = _counter(
     "meshd_http_turned_away_total",
-    "Connections ended by the node: full, idle, slow handshake, slow head, stalled.",
+    "Connections ended by the node: full, idle, slow handshake, slow head, stalled, refused body.",
     "why",
 )
 forwarded = _counter(

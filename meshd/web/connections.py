@@ -17,6 +17,7 @@ from aiohttp.web_protocol import RequestHandler
 from meshd.telemetry import metrics
 from meshd.web.encrypting import is_encrypted
 from meshd.web.hot import Boundary
+from meshd.web.lingering import Lingering
 from meshd.web.mending import Mending
 from meshd.web.passing import PassedOn
 from meshd.web.replies import Reply, head_bytes, new_request_id
@@ -58,6 +59,7 @@ class Connection(RequestHandler):
         "_half_closed",
         "_hot",
         "_latest_body",
+        "_lingering",
         "_passed",
         "_unread_then",
         "_wrote_in",
@@ -86,6 +88,7 @@ class Connection(RequestHandler):
         self._half_closed = False
         self.truncated_body: StreamReader | None = None
         self._latest_body: StreamReader | None = None
+        self._lingering: Lingering | None = None
         self._passed: Holding | None = None
         self.when_lost: Callable[[], None] | None = None
         """Called when the client is gone, by whoever waits for another node on its behalf."""
@@ -110,6 +113,8 @@ class Connection(RequestHandler):
             when_lost()
         if self._at_once is not None:
             self._at_once.close()
+        if self._lingering is not None:
+            self._lingering.client_gone()
         self._ending = None
         super().connection_lost(exc)
 
@@ -118,6 +123,11 @@ class Connection(RequestHandler):
         """Whether no request is being answered or waits for it."""
         waits = self._waiter is not None and not self._waiter.done() and not self._messages
         return waits and self._passed is None
+
+    @property
+    def can_go(self) -> bool:
+        """Whether its client has all its answers; it may still be sending what was refused."""
+        return self.is_idle or self._lingering is not None
 
     @property
     def unread(self) -> int:
@@ -299,6 +309,8 @@ class Connection(RequestHandler):
             self._passed.last = True
         elif waiter is not None and not waiter.done():
             self.force_close()
+        elif self._lingering is not None:
+            self._lingering.hurry()
         elif request is not None and request.content.is_eof():
             self.close()
 
@@ -321,6 +333,20 @@ class Connection(RequestHandler):
         if not self._messages:  # end after this answer, which may be written already
             self._close = True
         return True
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Write the answer, then read and drop what the client sends of a body that nobody wanted."""
+        done = await super().finish_response(request, resp, start_time)
+        gone, body = done[1], request.content
+        if not (gone or self._force_close or body.is_eof()):
+            self._lingering = Lingering(body, self._guard.patience)
+            try:
+                await self._lingering.drop()
+            finally:
+                self._lingering = None
+        return done
 
     def handle_error(
         self,

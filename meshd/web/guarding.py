@@ -46,6 +46,11 @@ class Guard:
             return True
         return len(self._unread) > BACKLOGGED and self._still_pressed()
 
+    @property
+    def patience(self) -> float:
+        """Seconds for which a client may go on sending a body that was refused."""
+        return self._http.body_timeout
+
     def start(self) -> None:
         """Begin to look at the connections every so often."""
         if self._timer is None:
@@ -85,7 +90,7 @@ class Guard:
     def _make_room(self) -> bool:
         """End those that have been idle longest: they can connect again at no loss. Who has left a part of an
         answer unread comes last, and is cut: its connection would not close."""
-        idle = sorted((c for c in self._connections if c.is_idle), key=lambda c: (c.unread > 0, c.touched))
+        idle = sorted((c for c in self._connections if c.can_go), key=lambda c: (c.unread > 0, c.touched))
         chosen = idle[: 1 + self.limit // _EVICTED_SHARE]
         for connection in chosen:
             metrics.http_turned_away.labels("idle").inc()

@@ -73,7 +73,6 @@ OpenHandler = Callable[["MeshRequest"], Awaitable[web.StreamResponse]]
 # One header or request line may hold a long key or token; together they are capped by max_header_bytes.
 _MAX_FIELD = 16 << 10
 _MAX_HEADERS = 128
-_LINGER_SECONDS = 2.0
 _READ_BUFFER = 128 << 10
 
 
@@ -163,7 +162,7 @@ def make_server(
         guard=Guard(http, _connection_limit(http.max_connections)),
         request_factory=request_factory(),
         keepalive_timeout=http.idle_timeout,
-        lingering_time=_LINGER_SECONDS,
+        lingering_time=0,  # `Connection` does it, by other rules
         access_log=None,
         max_line_size=_MAX_FIELD,
         max_field_size=_MAX_FIELD,

@@ -38,9 +38,12 @@ async def _answer(request: MeshRequest) -> web.StreamResponse:
 
 
 @asynccontextmanager
-async def serving(http: HttpSettings) -> AsyncIterator[tuple[MeshServer, int]]:
-    """A server that answers everything with ANSWER bytes, and its port. Its sockets' buffers are small."""
-    server = make_server(_answer, SystemClock(), http)
+async def serving(
+    http: HttpSettings, handler: Callable[[MeshRequest], Awaitable[web.StreamResponse]] = _answer
+) -> AsyncIterator[tuple[MeshServer, int]]:
+    """A server that answers everything with ANSWER bytes, or as `handler` does, and its port. Its sockets'
+    buffers are small."""
+    server = make_server(handler, SystemClock(), http)
     door = socket.create_server(("127.0.0.1", 0))
     door.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     listener = await asyncio.get_running_loop().create_server(server, sock=door)
