@@ -259,7 +259,7 @@ class Bench:
         residency.prepare(server, self.scale)
         for direction in residency.DIRECTIONS:
             self.say(f"memory: {direction}")
-            self._await_space(self.scale.memory_bytes * self.scale.memory_connections)
+            self._await_space(2 * self.scale.memory_bytes * self.scale.memory_connections)
             yield residency.measure(server, direction, self.scale)
 
     def _idle(self) -> Figure:

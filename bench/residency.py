@@ -74,11 +74,14 @@ def _push(server: Server, sock: socket.socket, key: str, size: int, traffic: Tra
         request = Request("PUT", shelving.path_of(key), length=size, payload_hash=UNSIGNED)
         sock.sendall(head(request, server.host, server.account))
         left = size
-        while left and not traffic.stop.is_set():
-            sent = sock.send(block[: min(left, CHUNK)])
-            left -= sent
-            traffic.moved[number] += sent
-        if not left and not (answer := sock.recv(4096)).startswith(b"HTTP/1.1 200"):
+        with contextlib.suppress(ConnectionError):  # a refusal can be read even then
+            while left and not traffic.stop.is_set():
+                sent = sock.send(block[: min(left, CHUNK)])
+                left -= sent
+                traffic.moved[number] += sent
+        if traffic.stop.is_set():
+            return
+        if not (answer := sock.recv(4096)).startswith(b"HTTP/1.1 200"):
             raise shelving.AnswerError(f"PUT answered {answer[:60]!r}")
 
 

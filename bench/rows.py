@@ -26,7 +26,7 @@ class Scale:
     loader_rounds: int = 1
     warmed: bool = True
     accelerated: bool = True
-    memory_bytes: int = 1 << 30
+    memory_bytes: int = 256 * MIB  # 64 of them reserve 16 GiB of disk, twice while they replace each other
     memory_seconds: int = 20
     memory_connections: int = 64
     gathered: int = 1_000
