@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 import subprocess
 import threading
 from typing import TYPE_CHECKING
@@ -203,6 +204,8 @@ def test_who_leaves_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene() -> None:
         async with serving(HttpSettings(body_timeout=3600), _refuse) as (server, port):
             _, writer = await refused(server, port)
+            client = writer.get_extra_info("socket")
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # with a reset
             writer.transport.abort()
             await until(lambda: not server.open_ones)
             await until(lambda: not [task for task in asyncio.all_tasks() if "start" in repr(task)])
