@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from meshsdk.unpacking import unpacks
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -126,6 +124,8 @@ class Batch(Mapping[str, Any]):
 
     def __iter__(self) -> Iterator[str]:
         """The fields' names. Warns where they are unpacked, as tensors of a tuple would be."""
+        from meshsdk.unpacking import unpacks  # a loop over batches never asks
+
         if unpacks(sys._getframe(1)):
             warnings.warn(_unpacked(tuple(self._fields)), stacklevel=2)
         return iter(self._fields)
