@@ -101,6 +101,7 @@ class Mover:
         self._repair_every, self._repaired = repair_every, clock.monotonic()
         self._stood = -_STANDING
         self._let_go_at, self._kept_until = 0, 0.0
+        self._said = 0
         self._soon = False
         self._noted: dict[str, int] = {}
         self.reporter = Reporter(mesh.node_id, control, clock)
@@ -135,6 +136,9 @@ class Mover:
         """One look at the map, and what it asks for. Raises HolderLostError, ControlError, StoreError."""
         self._soon = False
         cluster = self._mesh.map()
+        if cluster.version < self._said:  # by it this node owes what it said it has
+            self._soon = True
+            return
         me = cluster.node(self._mesh.node_id)
         if self._mesh.alone or me is None or me.state in ("away", "down"):
             return
@@ -182,7 +186,7 @@ class Mover:
             assert present is not None
             return transitions.settled(present, me.node_id, cluster.version)
 
-        await self._maps.change(settle)
+        self._said = (await self._maps.change(settle)).version
         _log.info(
             "has all it should have", extra={"map": cluster.version, "bytes": self.reporter.tally.bytes}
         )

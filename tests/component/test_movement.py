@@ -222,6 +222,37 @@ def test_a_node_joins_empty_after_it_was_given_up() -> None:
     run(doing)
 
 
+def test_who_has_all_while_another_joins_does_not_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To begin anew is to forget first, and the map may call it up meanwhile: it would be read without what
+    it had said it has."""
+
+    async def doing(found: World) -> None:
+        for gone in (("n2",), ("n2", "n3")):
+            await found.change(transitions.missed, gone[-1])
+            await found.change(transitions.lost, gone[-1])
+            await found.move(without=gone)
+        for node_id in ("n2", "n3"):
+            await found.change(transitions.joined, found.nodes[node_id].member)
+        before = found.map()
+        await found.movers["n2"].turn()
+        me = found.map().node("n2")
+        assert me is not None
+        assert (me.state, me.complete >= found.map().goal) == ("joining", True)
+
+        async def anew(*about: object) -> None:
+            raise AssertionError("it begins anew")
+
+        with monkeypatch.context() as patches:
+            patches.setattr(found.movers["n2"], "_complete", anew)
+            await found.movers["n2"].turn()
+            patches.setattr(found.nodes["n2"].node.mesh, "map", lambda: before)  # not here yet
+            await found.movers["n2"].turn()
+        await found.move()
+        await found.check(NAMES)
+
+    run(doing, 4)
+
+
 def test_an_owner_that_cannot_be_asked_is_waited_for() -> None:
     async def doing(found: World) -> None:
         await found.change(transitions.missed, "n2")

