@@ -14,17 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 from lightkube import ApiError
 
 from meshoperator import gauges, hosting
-from meshoperator.children import (
-    POOL_LABEL,
-    Cluster,
-    children,
-    owned,
-    root_keys,
-)
+from meshoperator.children import children, root_keys
 from meshoperator.complaints import Complaints
 from meshoperator.diagnoses import stuck
 from meshoperator.ending import Ending
 from meshoperator.looking import Looking
+from meshoperator.meshes import POOL_LABEL, Cluster, owned
 from meshoperator.neighbours import DisksTakenError
 from meshoperator.neighbours import check as check_neighbours
 from meshoperator.references import MissingSecretError, check
@@ -37,9 +32,9 @@ from meshwire.cluster.transitions import TransitionError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from meshoperator.children import Cluster, Manifest
     from meshoperator.kube import Kube
     from meshoperator.looking import Seen
+    from meshoperator.meshes import Cluster, Manifest
     from meshoperator.recording import Recorder
     from meshoperator.settings import OperatorSettings
     from meshoperator.steering import MapChange, Pod, Sight, Steps

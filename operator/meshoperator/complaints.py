@@ -14,8 +14,8 @@ from meshoperator.diagnoses import advised, stuck
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from meshoperator.children import Manifest
     from meshoperator.dataloops import Says
+    from meshoperator.meshes import Manifest
     from meshoperator.steering import Pod
 
 _PATIENCE: Final = timedelta(minutes=1)

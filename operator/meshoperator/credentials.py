@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from meshoperator import gauges
 from meshoperator.admission import KEY_NAMES, LABEL, MOUNT, SECRET, policy, wanted
-from meshoperator.children import Cluster
 from meshoperator.daemons import DaemonError, UnreachableError
 from meshoperator.datasources import known, shared_with
+from meshoperator.meshes import Cluster
 from meshoperator.resources import GROUP, MeshClusterSpec, ResourceError, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from meshoperator.admission import Known
-    from meshoperator.children import Manifest
     from meshoperator.daemons import Daemons
     from meshoperator.kube import Kube
+    from meshoperator.meshes import Manifest
     from meshoperator.settings import OperatorSettings
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from meshoperator.children import Cluster
+from meshoperator.meshes import Cluster
 from meshoperator.resources import MeshClusterSpec, parse
 from meshwire.s3.parsing import RequestHead
 from meshwire.sigv4 import Credential, sign

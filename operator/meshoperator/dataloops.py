@@ -18,9 +18,9 @@ from meshoperator.statuses import conditions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from meshoperator.children import Manifest
     from meshoperator.daemons import Daemons
     from meshoperator.kube import Kube
+    from meshoperator.meshes import Manifest
 
 FINALIZER: Final = f"{GROUP}/daemons"
 PATIENCE: Final = 600.0

@@ -30,9 +30,9 @@ from meshoperator.webhook import Webhook
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from meshoperator.children import Cluster
     from meshoperator.dataloops import Says
     from meshoperator.kube import Kube
+    from meshoperator.meshes import Cluster
     from meshoperator.settings import OperatorSettings
 
 _log = logging.getLogger(__name__)

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote
 
 from meshoperator.admission import label
-from meshoperator.children import origins_secret
 from meshoperator.daemons import DaemonError, UnreachableError
 from meshoperator.dataloops import LATER, SOON, DataLoop
 from meshoperator.datasources import changes, mark, origin, place
 from meshoperator.datastatuses import Figures, dataset_status, prefetches
 from meshoperator.housing import House, residence
+from meshoperator.meshes import origins_secret
 from meshoperator.placing import Holding
 from meshoperator.resources import GROUP, MeshDatasetSpec, ResourceError, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from meshoperator.children import Cluster, Manifest
     from meshoperator.daemons import Access, Daemons
     from meshoperator.dataloops import Says
     from meshoperator.kube import Kube
+    from meshoperator.meshes import Cluster, Manifest
     from meshoperator.placing import Board
 
 REVISION: Final = f"{GROUP}/revision-read"

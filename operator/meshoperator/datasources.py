@@ -15,7 +15,7 @@ from meshoperator.resources import GROUP, MeshDatasetSpec, parse
 from meshoperator.sizes import bytes_of
 
 if TYPE_CHECKING:
-    from meshoperator.children import Cluster, Manifest
+    from meshoperator.meshes import Cluster, Manifest
 
 SHARED: Final = f"{GROUP}/namespaces"
 """Annotation of a MeshDataset: namespaces whose pods may read it, too, with commas; `*`: all."""

@@ -10,15 +10,15 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from meshoperator import gauges, hosting
-from meshoperator.children import CLUSTER_LABEL, origins_secret
+from meshoperator.meshes import CLUSTER_LABEL, origins_secret
 from meshoperator.resources import GROUP
 from meshoperator.statuses import conditions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from meshoperator.children import Manifest
     from meshoperator.kube import Kube
+    from meshoperator.meshes import Manifest
     from meshoperator.recording import Recorder
     from meshoperator.settings import OperatorSettings
 

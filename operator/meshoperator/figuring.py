@@ -19,9 +19,9 @@ from meshoperator.resources import MeshClusterSpec, ResourceError, parse
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from meshoperator.children import Manifest
     from meshoperator.daemons import Access, Daemons
     from meshoperator.kube import Kube
+    from meshoperator.meshes import Manifest
     from meshoperator.resources.cluster import NodePool
 
 _log = logging.getLogger(__name__)

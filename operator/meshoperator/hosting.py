@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from meshoperator.children import DISKS, mark
+from meshoperator.meshes import DISKS, mark
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from meshoperator.children import Cluster, Manifest
     from meshoperator.kube import Kube
+    from meshoperator.meshes import Cluster, Manifest
     from meshoperator.steering import Sight
 
 Changes = dict[str, dict[str, str | None]]

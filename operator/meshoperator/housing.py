@@ -16,11 +16,11 @@ from meshoperator.placing import Kept
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from meshoperator.children import Manifest
     from meshoperator.daemons import Access, Daemons
     from meshoperator.dataloops import Says
     from meshoperator.datastatuses import Figures
     from meshoperator.homing import Homing
+    from meshoperator.meshes import Manifest
     from meshoperator.placing import Board, Holding
 
 _RUNS: Final = ("queued", "running", "cancelling", "pausing")

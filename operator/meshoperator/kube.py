@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from lightkube import AsyncClient
 
-    from meshoperator.children import Manifest
+    from meshoperator.meshes import Manifest
 
 MANAGER: Final = "shardmesh-operator"
 _BUILT_IN: Final[dict[str, tuple[str, str, str, bool]]] = {

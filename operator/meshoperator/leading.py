@@ -19,8 +19,8 @@ from meshoperator import gauges
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from meshoperator.children import Manifest
     from meshoperator.kube import Kube
+    from meshoperator.meshes import Manifest
 
 _log = logging.getLogger(__name__)
 TTL: Final = 15.0

@@ -16,9 +16,9 @@ from meshoperator.loadsteps import ENDED, Step, decide, hurried, outcome, source
 from meshoperator.resources import MeshDatasetSpec, MeshLoadSpec, ResourceError, parse
 
 if TYPE_CHECKING:
-    from meshoperator.children import Manifest
     from meshoperator.daemons import Access
     from meshoperator.loadsteps import Phase, Told
+    from meshoperator.meshes import Manifest
 
 _Looked = tuple[dict[str, Any] | None, float | None]
 

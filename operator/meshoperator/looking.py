@@ -10,14 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from meshoperator.children import (
-    CLUSTER_LABEL,
-    POOL_LABEL,
-    TEMPLATE_ANNOTATION,
-    Cluster,
-    Place,
-    children,
-)
+from meshoperator.children import children
+from meshoperator.meshes import CLUSTER_LABEL, POOL_LABEL, TEMPLATE_ANNOTATION, Cluster, Place
 from meshoperator.resources import GROUP, MeshClusterSpec, parse
 from meshoperator.steering import Pod, Sight
 from meshoperator.troubles import Troubles, trouble
@@ -26,8 +20,8 @@ from meshwire.cluster import parse_map
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from meshoperator.children import Manifest
     from meshoperator.kube import Kube
+    from meshoperator.meshes import Manifest
     from meshoperator.settings import OperatorSettings
     from meshwire.cluster import ClusterMap
 

@@ -17,8 +17,8 @@ from meshoperator.resources import MeshClusterSpec, ResourceError, parse
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from meshoperator.children import Cluster, Manifest, Place
     from meshoperator.kube import Kube
+    from meshoperator.meshes import Cluster, Manifest, Place
     from meshoperator.resources.cluster import NodePool
     from meshoperator.settings import OperatorSettings
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from meshoperator.children import Place
 from meshoperator.datasources import mark
+from meshoperator.meshes import Place
 from meshoperator.placing import GPU, Ground, holders, inventory_of, label_change, labels_wanted
 from meshoperator.planning import plan
 from meshoperator.resources import MeshClusterSpec, MeshDatasetSpec, ResourceError, parse
 from meshoperator.resources.cluster import Topology
 
 if TYPE_CHECKING:
-    from meshoperator.children import Manifest
     from meshoperator.kube import Kube
+    from meshoperator.meshes import Manifest
     from meshoperator.placing import Board
     from meshoperator.settings import OperatorSettings
 

@@ -17,8 +17,8 @@ from meshoperator.resources import GROUP
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from meshoperator.children import Manifest, Place
     from meshoperator.inventory import Placement
+    from meshoperator.meshes import Manifest, Place
     from meshoperator.resources import MeshClusterSpec, MeshDatasetSpec
     from meshoperator.resources.cluster import Topology
 

@@ -19,7 +19,7 @@ from meshoperator.resources import GROUP
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from meshoperator.children import Manifest
+    from meshoperator.meshes import Manifest
 
 REASONS: Final = ("KeyMisspelt", "LabelMissing", "ValueUnknown", "DatasetUnknown", "NotAdmitted")
 """Of events about pods."""

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from meshoperator import gauges
-from meshoperator.children import CLUSTER_LABEL
+from meshoperator.meshes import CLUSTER_LABEL
 from meshoperator.podmistakes import Shelf, explained, missed, misspelt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from meshoperator.children import Manifest
     from meshoperator.dataloops import Says
     from meshoperator.kube import Kube
+    from meshoperator.meshes import Manifest
     from meshoperator.podmistakes import Notice
     from meshoperator.settings import OperatorSettings
 

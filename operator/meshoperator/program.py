@@ -17,13 +17,13 @@ import httpx2
 from lightkube import ApiError, AsyncClient
 
 from meshoperator import gauges
-from meshoperator.children import CLUSTER_LABEL
 from meshoperator.clusters import ClusterLoop
 from meshoperator.dataprogram import DataProgram
 from meshoperator.kube import Kube
 from meshoperator.leading import Leading
 from meshoperator.looking import is_ready
 from meshoperator.looping import Loops
+from meshoperator.meshes import CLUSTER_LABEL
 from meshoperator.recording import Recorder
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from lightkube import KubeConfig
 
-    from meshoperator.children import Manifest
+    from meshoperator.meshes import Manifest
     from meshoperator.settings import OperatorSettings
 
 _log = logging.getLogger(__name__)

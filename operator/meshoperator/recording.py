@@ -19,8 +19,8 @@ from meshoperator.podmistakes import REASONS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from meshoperator.children import Manifest
     from meshoperator.kube import Kube
+    from meshoperator.meshes import Manifest
 
 _log = logging.getLogger(__name__)
 _COMPONENT: Final = "shardmesh-operator"

@@ -13,8 +13,8 @@ from meshoperator.resources import ResourceError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshoperator.children import Cluster
     from meshoperator.kube import Kube
+    from meshoperator.meshes import Cluster
     from meshoperator.resources import MeshClusterSpec
 
 

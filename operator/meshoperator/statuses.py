@@ -13,7 +13,7 @@ from meshoperator.steering import empty
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from meshoperator.children import Cluster, Manifest
+    from meshoperator.meshes import Cluster, Manifest
     from meshoperator.steering import Pod, Sight, Steps
 
 _AMISS: Final = {

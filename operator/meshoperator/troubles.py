@@ -10,13 +10,13 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from meshoperator.children import POOL_LABEL
+from meshoperator.meshes import POOL_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from meshoperator.children import Cluster, Manifest
     from meshoperator.kube import Kube
+    from meshoperator.meshes import Cluster, Manifest
     from meshoperator.steering import Pod
 
 _LONGEST: Final = 300

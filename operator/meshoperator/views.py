@@ -16,8 +16,8 @@ from meshoperator.resources import MeshViewSpec, ResourceError, parse
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshoperator.children import Manifest
     from meshoperator.daemons import Access
+    from meshoperator.meshes import Manifest
 
 _RESULTS: Final = re.compile(r"^meshd_view_results_total\{([^}]*)\} (\S+)", re.MULTILINE)
 _LABEL: Final = re.compile(r'(\w+)="([^"]*)"')

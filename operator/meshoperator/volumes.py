@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightkube import ApiError
 
-from meshoperator.children import CLUSTER_LABEL, POOL_LABEL
+from meshoperator.meshes import CLUSTER_LABEL, POOL_LABEL
 from meshoperator.resources import ResourceError
 from meshoperator.sizes import bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from meshoperator.children import Cluster, Manifest
     from meshoperator.kube import Kube
+    from meshoperator.meshes import Cluster, Manifest
     from meshoperator.recording import Recorder
     from meshoperator.resources.cluster import VolumeClaim
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from meshoperator.children import Cluster
 from meshoperator.daemons import Access, DaemonError
+from meshoperator.meshes import Cluster
 from meshoperator.resources import MeshClusterSpec, parse
 from tests.kubernetes.world import NAME, NAMESPACE
 

@@ -5,13 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from tests.kubernetes.emulated import Api
-from tests.kubernetes.playing import (
-    SCENES,
-    Operator,
-    change,
-    delete,
-    play,
-)
+from tests.kubernetes.playing import SCENES, Operator, change, delete, play
 from tests.kubernetes.world import NAME, NAMESPACE, World
 
 

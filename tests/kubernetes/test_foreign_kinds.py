@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from meshoperator.children import Cluster, children
+from meshoperator.children import children
+from meshoperator.meshes import Cluster
 from meshoperator.resources import MeshClusterSpec, parse
 from tests.kubernetes.control_plane import ROOT
 from tests.kubernetes.test_chart import rendered

@@ -10,14 +10,7 @@ import random
 import pytest
 
 from tests.kubernetes.emulated import Api, Fault
-from tests.kubernetes.playing import (
-    SCENES,
-    Operator,
-    change,
-    killed_everywhere,
-    play,
-    pool,
-)
+from tests.kubernetes.playing import SCENES, Operator, change, killed_everywhere, play, pool
 from tests.kubernetes.world import NAME, NAMESPACE, World
 
 

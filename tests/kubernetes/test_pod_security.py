@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from meshd.testing.daemons import Daemon
-from meshoperator.children import Cluster, children
+from meshoperator.children import children
+from meshoperator.meshes import Cluster
 from meshoperator.resources import MeshClusterSpec, parse
 from tests.kubernetes.control_plane import EXAMPLES
 from tests.kubernetes.test_chart import MATRIX, documents, rendered

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from meshoperator.children import POOL_LABEL, TEMPLATE_ANNOTATION, Cluster, Place, children
+from meshoperator.children import children
+from meshoperator.meshes import POOL_LABEL, TEMPLATE_ANNOTATION, Cluster, Place
 from meshoperator.resources import MeshClusterSpec, parse
 
 if TYPE_CHECKING:
-    from meshoperator.children import Manifest
+    from meshoperator.meshes import Manifest
 
 STORE: dict[str, Any] = {
     "name": "s",

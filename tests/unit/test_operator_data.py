@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshoperator.children import Place
 from meshoperator.datasources import changes, mark, origin, place, shared_with
 from meshoperator.datastatuses import Figures
 from meshoperator.inventory import Demand, FreeGpus
 from meshoperator.loadsteps import Told, decide, hurried, outcome, sources, summed, told
+from meshoperator.meshes import Place
 from meshoperator.placing import (
     Board,
     Ground,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from meshoperator.children import Cluster, Place
+from meshoperator.meshes import Cluster, Place
 from meshoperator.neighbours import Other, shared
 from meshoperator.resources import MeshClusterSpec, parse
 
