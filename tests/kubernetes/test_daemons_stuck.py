@@ -5,12 +5,13 @@ writes them; pods, claims and their events are Kubernetes' own."""
 from __future__ import annotations
 
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from lightkube import ApiError
 from lightkube.resources.core_v1 import Event, Node, Pod
 from lightkube.types import PatchType
 
@@ -103,7 +104,9 @@ def staged(
     kubeconfig: Path, kube: Client, namespace: str, pool: dict[str, Any], **spec: Any
 ) -> Iterator[Scene]:
     account(kube, namespace)
-    whole = {"image": "i:1", "nodePools": [POOL | pool]} | spec
+    # meshes of other tests are on this API server, too: its directories are nobody else's
+    tiers = [{"name": "d", "class": "nvme", "hostPath": "/stuck"}]
+    whole = {"image": "i:1", "nodePools": [POOL | {"tiers": tiers} | pool]} | spec
     create(
         kube,
         namespace,
@@ -124,6 +127,10 @@ def staged(
         finally:
             loop.run(api.close())
             gauges.forget_cluster(namespace, "mesh")
+            free: Any = {"metadata": {"finalizers": None}}
+            with suppress(ApiError):  # a test may have deleted it
+                kube.patch(MESH, "mesh", free, namespace=namespace, patch_type=PatchType.MERGE)
+                kube.delete(MESH, "mesh", namespace=namespace)
 
 
 @pytest.fixture

@@ -65,12 +65,14 @@ def test_the_younger_of_two_that_would_have_one_directory_is_refused_until_the_o
 def test_one_that_only_shares_a_disk_is_told_once_and_goes_on(
     kubeconfig: Path, kube: Client, namespace: str, other: str, host: dict[str, Any]
 ) -> None:
-    tiers = [{"name": "d", "class": "nvme", "hostPath": "/d/deep"}]
+    tiers = [{"name": "d", "class": "nvme", "hostPath": "/stuck/deep"}]
     beside = host | {"name": "t", "tiers": tiers}
     with staged(kubeconfig, kube, namespace, host), staged(kubeconfig, kube, other, beside) as younger:
         told = condition(younger, "DisksApart")
         assert (told["status"], told["reason"]) == ("False", "Shared")
-        assert "hostPath /d/deep of pool t is on machines of pool s of MeshCluster mesh" in told["message"]
+        assert (
+            "hostPath /stuck/deep of pool t is on machines of pool s of MeshCluster mesh" in told["message"]
+        )
         younger.run()
         assert sets(younger) == ["mesh-t"]
         found: Any = kube.list(Event, namespace=other, fields={"reason": "DisksShared"})
