@@ -45,7 +45,11 @@ async def check(kube: Kube, settings: OperatorSettings, cluster: Cluster, docume
         other
         for namespace in settings.namespaces or (None,)
         for each in await kube.list_all("MeshCluster", namespace)
-        if _age(each) < _age(document) and (other := _read(each))
+        if not each["metadata"].get(
+            "deletionTimestamp"
+        )  # it goes; till then its daemons hold their directories
+        and _age(each) < _age(document)
+        and (other := _read(each))
     ]
     found = [said for other in others for said in shared(cluster, other)]
     taken = [said for certain, said in found if certain]
