@@ -7,7 +7,7 @@ asking again cannot change (an unknown authority, a wrong name, no TLS there) is
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from meshsdk.errors import ConfigurationError
 
@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 
     from meshsdk.settings import Endpoint
 
+_EXPIRED: Final = 10  # X509_V_ERR_CERT_HAS_EXPIRED
+_RENEW: Final = (
+    "It ran out at the node: put a new pair where its --tls-cert and --tls-key point; no restart is needed. "
+    "Other nodes answer meanwhile"
+)
+_BELIEVE: Final = (
+    "Give the certificate of the authority that made it with --ca-cert or MESH_CA_BUNDLE, or use the name it "
+    "was made for"
+)
 # `ssl` is imported where it is needed: a plain endpoint does not pay for it.
 
 
@@ -26,10 +35,9 @@ def wrap_tls(sock: socket.socket, endpoint: Endpoint) -> socket.socket:
     try:
         wrapped: socket.socket = _context(endpoint.ca_bundle).wrap_socket(sock, server_hostname=endpoint.host)
     except ssl.SSLCertVerificationError as error:
-        raise ConfigurationError(
-            f"{endpoint}: its certificate is not believed: {error.verify_message}. Give the certificate of "
-            "the authority that made it with --ca-cert or MESH_CA_BUNDLE, or use the name it was made for"
-        ) from error
+        why = error.verify_message.rstrip(".")
+        advice = _RENEW if error.verify_code == _EXPIRED else _BELIEVE
+        raise ConfigurationError(f"{endpoint}: its certificate is not believed: {why}. {advice}") from error
     except ssl.SSLError as error:
         if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
             raise ConfigurationError(f"{endpoint} does not speak TLS: is it http:// there?") from error

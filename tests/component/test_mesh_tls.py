@@ -19,6 +19,7 @@ from meshd.kit.clock import SystemClock
 from meshd.testing.meshes import Mesh
 from meshsdk import ops
 from meshsdk.cli.cluster import cluster
+from meshsdk.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -129,6 +130,14 @@ def test_a_certificate_runs_out_and_is_renewed_while_nodes_run(mesh: Mesh) -> No
     _await(mesh, lambda: "the TLS certificate has expired" in mesh["n2"].output())
     assert "n2    up" in _said(mesh)
     assert "its certificate is refused (certificate has expired): renew it" in _said(mesh)
+    assert ": n2 cannot be asked by others" in _said(mesh).splitlines()[0]
+    with pytest.raises(ConfigurationError, match=r"has expired\. It ran out at the node: put a new pair"):
+        CliRunner().invoke(
+            cluster,
+            ["status"],
+            env=_env(mesh) | {"MESH_ENDPOINT": mesh["n2"].endpoint},
+            catch_exceptions=False,
+        )
     mesh.authority.issue("n2")
     _await(mesh, lambda: "refused" not in _said(mesh))
     key = mesh.key_decided_by("n2", "secret")

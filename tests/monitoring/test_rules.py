@@ -91,6 +91,13 @@ CASES: dict[str, tuple[Series, Series]] = {
         {f"meshd_replication_refused_total{{{AT}}}": grows(1)},
         {f"meshd_replication_refused_total{{{AT}}}": "4x240", f"meshd_replication_behind{{{AT}}}": "2x240"},
     ),
+    "ShardmeshClocksDiffer": (
+        {f'meshd_forwarded_total{{result="skewed", {AT}}}': grows(3)},
+        {
+            f'meshd_forwarded_total{{result="skewed", {AT}}}': "7x240",
+            f'meshd_forwarded_total{{result="answered", {AT}}}': grows(50),
+        },
+    ),
     "ShardmeshOriginFails": (
         {
             f"meshd_origin_errors_total{{{AT}}}": grows(10),
@@ -273,6 +280,13 @@ CASES: dict[str, tuple[Series, Series]] = {
         {f"meshd_tls_not_after_seconds{{{AT}}}": f"{10 * 86400}x240"},
         {
             f"meshd_tls_not_after_seconds{{{AT}}}": f"{30 * 86400}x240",
+            'meshd_tls_not_after_seconds{instance="x"}': "0x240",
+        },
+    ),
+    "ShardmeshCertificateEnds": (
+        {f"meshd_tls_not_after_seconds{{{AT}}}": f"{3 * 3600}x240"},
+        {
+            f"meshd_tls_not_after_seconds{{{AT}}}": f"{10 * 86400}x240",
             'meshd_tls_not_after_seconds{instance="x"}': "0x240",
         },
     ),

@@ -56,3 +56,26 @@ def test_data_that_cannot_be_had_is_never_where_it_belongs() -> None:
     assert first.endswith(": n2, n3 do not answer")
     assert second.startswith("some data cannot be read or written: bring back n2, n3, the newest first")
     assert "gives up for good" in second
+
+
+def disk(full: int, *, serves: bool = True) -> dict[str, Any]:
+    return {"path": f"/disk{full}", "serves": serves, "why": "is lost", "full": full}
+
+
+def holding(name: str, *disks: dict[str, Any]) -> dict[str, Any]:
+    scrub = {"running": False, "quarantined": 0, "compared": True, "disks": list(disks)}
+    return node(name) | {"scrub": scrub}
+
+
+def test_a_node_without_room_is_told_first() -> None:
+    first, *rest = said(node("n1"), holding("n2", disk(98), disk(40, serves=False), disk(99)))
+    assert first.endswith(": n2 has no room")
+    assert "full: writes of names it has are refused; delete, or add a disk or a node" in rest[-1]
+    assert said(holding("n2", disk(99), disk(97)))[0].endswith(": all data is where it belongs")
+    assert not any("full:" in line for line in said(holding("n2", disk(99, serves=False))))
+
+
+def test_a_certificate_that_is_refused_is_told_first() -> None:
+    lines = said(node("n1"), node("n2") | {"refused": "its certificate is refused (expired): renew it"})
+    assert lines[0].endswith(": n2 cannot be asked by others")
+    assert "cannot be asked by others: its certificate is refused (expired)" in lines[-1]

@@ -76,6 +76,14 @@ DAEMONS: Final = (
         "A node that has to have them did not take them within 15 s, and the map does not say it is away.",
     ),
     Alert(
+        "ShardmeshClocksDiffer",
+        'sum by (instance) (increase(meshd_forwarded_total{result="skewed"}[5m])) > 0',
+        "1m",
+        "critical",
+        "The clocks of {{ $labels.instance }} and of another node differ by more than five minutes",
+        "They refuse each other's requests. Writes of names that the wrong one has are refused.",
+    ),
+    Alert(
         "ShardmeshProcessesMissing",
         'meshd_processes_up{role=~"worker|steward"} < 1',
         "1m",
@@ -180,6 +188,14 @@ DAEMONS: Final = (
         "warning",
         "The certificate of {{ $labels.instance }} ends in {{ $value | humanizeDuration }}",
         "A new pair of files is taken up within a second; no restart is needed.",
+    ),
+    Alert(
+        "ShardmeshCertificateEnds",
+        "meshd_tls_not_after_seconds - time() < 86400 and meshd_tls_not_after_seconds > 0",
+        "5m",
+        "critical",
+        "The certificate of {{ $labels.instance }} ends within a day, or has ended",
+        "From then on nobody connects to this node: no client, no other node, no Prometheus that checks it.",
     ),
     Alert(
         "ShardmeshAuditLost",

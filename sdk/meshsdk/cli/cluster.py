@@ -27,6 +27,7 @@ _ADVICE = {
     "joining": "new; gets its share",
     "down": "given up",
 }
+_FULL = 97  # per cent: the alert ShardmeshDiskFull's
 _FOLLOW = "Follow it: mesh cluster status --watch"
 _NEXT = {
     "drain": "When `mesh cluster status --watch` calls it empty, stop it, then: mesh cluster remove {}",
@@ -242,10 +243,12 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
 def _standing(found: dict[str, Any]) -> str:
     """The one thing to know."""
     away = [node["id"] for node in found["nodes"] if node["state"] == "away"]
-    silent = f"{', '.join(away)} {'does' if len(away) == 1 else 'do'} not answer"
-    if not away:
-        return _moving(found)
-    return f"{silent}; {_moving(found)}" if _moves(found) else silent
+    wrong = [f"{', '.join(away)} {'does' if len(away) == 1 else 'do'} not answer"] if away else []
+    wrong += [f"{node['id']} cannot be asked by others" for node in found["nodes"] if node.get("refused")]
+    wrong += [f"{node['id']} has no room" for node in found["nodes"] if _is_full(node)]
+    if not wrong or _moves(found):
+        wrong.append(_moving(found))
+    return "; ".join(wrong)
 
 
 def _away(found: dict[str, Any]) -> Iterator[str]:
@@ -329,6 +332,8 @@ def _notes(node: dict[str, Any], *, hurt: bool) -> Iterator[str]:
         yield from _work(node["work"])
     if node.get("refused"):
         yield f"cannot be asked by others: {node['refused']}"
+    if _is_full(node):
+        yield "full: writes of names it has are refused; delete, or add a disk or a node (ShardmeshDiskFull)"
     if node.get("domains"):
         yield node["domains"]
     yield from _load(node.get("load") or {})
@@ -356,6 +361,12 @@ def _room(disks: list[dict[str, Any]]) -> str:
     serving = [disk for disk in disks if disk["serves"]]
     full = f"{max(disk.get('full', 0) for disk in serving)}%" if serving else "none"
     return full if len(serving) == len(disks) == 1 else f"{len(serving)}/{len(disks)} {full}"
+
+
+def _is_full(node: dict[str, Any]) -> bool:
+    """Whether none of its disks that serve has the room at which the alert fires."""
+    serving = [disk for disk in _disks(node["scrub"]) if disk["serves"]]
+    return bool(serving) and all(disk.get("full", 0) > _FULL for disk in serving)
 
 
 def _disks(told: dict[str, Any] | None) -> list[dict[str, Any]]:
