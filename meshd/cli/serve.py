@@ -70,6 +70,8 @@ pair again (that also when it changes) and opens the audit log anew.
 @click.option("--keep-documents", metavar="DAYS", help="Plans and snapshots nobody uses; 0 for ever.  [90]")
 @click.option("--users", metavar="FILE", help="YAML list of users.")
 @click.option("--audit-log", metavar="FILE", help="One JSON line a request; - for stdout.")
+@click.option("--audit-size", metavar="SIZE", help="Begin another file at this size; 0 never.  [0]")
+@click.option("--audit-files", metavar="N", help="Full ones that are kept, then.  [10]")
 @click.option("--config", metavar="FILE", help="YAML file with any of these settings.")
 @click.option("--sigv2", metavar="on|off", help="Take signature version 2, boto3's for URLs.  [on]")
 @click.option("--region", metavar="NAME", help="Region of new buckets.  [us-east-1]")

@@ -152,6 +152,8 @@ def _assemble(values: Mapping[str, object]) -> NodeSettings:
         scrub_interval=value["scrub-interval"],
         scrub_rate=value["scrub-rate"],
         audit_log=value["audit-log"],
+        audit_bytes=value["audit-size"],
+        audit_files=value["audit-files"],
         region=value["region"],
         hang_timeout=value["hang-timeout"],
         log_format=value["log-format"],

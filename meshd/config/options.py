@@ -92,6 +92,8 @@ OPTIONS: Mapping[str, Option] = {
         Option("remember-removals", parse_seconds, lambda: 10 * 86400.0),
         Option("users", parse_path, lambda: None),
         Option("audit-log", parse_audit, lambda: None),
+        Option("audit-size", parse_size, lambda: 0),
+        Option("audit-files", parse_positive, lambda: 10),
         Option("control", parse_control, lambda: None),
         Option("control-ca", parse_path, lambda: None),
         Option("peer-ca", parse_path, lambda: None),

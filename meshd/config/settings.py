@@ -215,6 +215,10 @@ class NodeSettings:
     """Seconds for which it is remembered that one went: longer than a node may be away."""
     audit_log: Path | None = None
     """JSON lines, one a request; `-` is the standard output. Opened anew on SIGHUP."""
+    audit_bytes: int = 0
+    """Size at which the audit log is renamed to `.1` and begun anew; 0: never, for lines are lost by it."""
+    audit_files: int = 10
+    """Renamed audit logs that are kept, where `audit_bytes` says that there are any."""
     region: str = "us-east-1"
     """What GetBucketLocation answers, and the region new buckets get."""
     log_format: LogFormat = "text"

@@ -25,7 +25,7 @@ from meshd.runtime.handing import handing
 from meshd.runtime.node import admin_routes, meshing, native_routes, node_access, open_node, web_deps
 from meshd.runtime.steward import steward
 from meshd.telemetry import logs, verbosity
-from meshd.telemetry.audit import AuditLog
+from meshd.telemetry.audit import AuditLog, Rotation
 from meshd.web.accepting import Porter
 from meshd.web.draining import drain
 from meshd.web.ops import ops_routes
@@ -35,7 +35,6 @@ from meshd.web.tls import listening_options
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
 
     from meshd.assembly.addressing import FrameSource
     from meshd.config import NodeSettings
@@ -65,7 +64,7 @@ async def _work(node: Node, index: int, doors: Doors, trouble: Callable[[], str]
     chores = Tasks("chores")
     async with (
         _frame_source(node, doors) as frames,
-        _audit_log(node.settings.audit_log) as audit,
+        _audit_log(node.settings) as audit,
         backing(node, index) as backed,
         handing(node.settings, index) as desk,
     ):
@@ -106,12 +105,12 @@ async def _frame_source(node: Node, doors: Doors) -> AsyncIterator[FrameSource]:
 
 
 @asynccontextmanager
-async def _audit_log(path: Path | None) -> AsyncIterator[AuditLog | None]:
+async def _audit_log(settings: NodeSettings) -> AsyncIterator[AuditLog | None]:
     """The audit log, if there is to be one."""
-    if path is None:
+    if settings.audit_log is None:
         yield None
         return
-    audit = AuditLog(path)
+    audit = AuditLog(settings.audit_log, rotation=Rotation(settings.audit_bytes, settings.audit_files))
     try:
         yield audit
     finally:

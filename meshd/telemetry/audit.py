@@ -3,7 +3,7 @@
 Law: holds no secret, no signature, no query string. Writing never makes a request wait: lines go to a thread
 of their own, and when it cannot keep up they are dropped and counted. Invariant: a line is written whole or
 not at all, also on a disk that becomes full, after those that came before it in the same process; and to the
-file that has the name then: who rotates renames it, and need not say so.
+file that has the name then: who rotates renames it, and need not say so. It can bound itself, too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import os
 import queue
 import stat
 import threading
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -57,17 +59,25 @@ class AuditEntry(msgspec.Struct, omit_defaults=True):
     member: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """A file of `size` bytes (0: of any) becomes `.1`, that one `.2`, and so on; `files` of them are kept."""
+
+    size: int = 0
+    files: int = 10
+
+
 class AuditLog:
     """Appends to a file or, with STDOUT, to the standard output. Make it in a running loop; close it."""
 
-    def __init__(self, path: Path, *, max_bytes: int = _MAX_BYTES) -> None:
+    def __init__(self, path: Path, *, max_bytes: int = _MAX_BYTES, rotation: Rotation = Rotation()) -> None:
         self._path, self._max = path, max_bytes
         self._loop = asyncio.get_running_loop()
         self._lines: list[bytes] = []
         self._waiting: asyncio.TimerHandle | None = None
         self._buffered = self._handed = self._done = 0  # bytes; the thread alone counts what is done
         self._queue: queue.SimpleQueue[bytes | _Command] = queue.SimpleQueue()
-        self._file = _File(path)
+        self._file = _File(path, rotation)
         self._thread = threading.Thread(target=self._work, name="audit", daemon=True)
         self._thread.start()
 
@@ -134,11 +144,11 @@ _REOPEN, _STOP = _Command(), _Command()
 class _File:
     """The file, opened when it is needed; used by one thread. Several processes append to the same one."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, rotation: Rotation) -> None:
+        self._path, self._rotation = path, rotation
         self._fd = -1
         self._failing = False
-        self._renamed = False
+        self._renamed = self._stuck = False
         self._why = 0
 
     def append(self, batch: bytes) -> None:
@@ -148,6 +158,9 @@ class _File:
             if self._fd >= 0 and self._is_left():
                 self.close()
             if self._fd < 0:
+                self._fd = open_audit(self._path)
+            if self._rotation.size and self._rotates():
+                self.close()
                 self._fd = open_audit(self._path)
             whole = self._write(batch)
         except OSError as error:
@@ -161,6 +174,35 @@ class _File:
             _log.error("the audit log cannot be written", extra=told)
         self._failing = True
         self.close()
+
+    def _rotates(self) -> bool:
+        """Whether the name is another file's from here on: this one is full, or another process saw it was.
+        Where it cannot be renamed, it grows on: lines are worth more than its bound."""
+        told = os.fstat(self._fd)
+        if not stat.S_ISREG(told.st_mode) or told.st_size < self._rotation.size:
+            return False
+        fcntl.flock(self._fd, fcntl.LOCK_EX)  # one process renames it
+        try:
+            if not self._is_renamed():
+                self._shift()
+        except OSError as error:
+            if not self._stuck:
+                extra = {"path": self._path, "why": os.strerror(error.errno or 0)}
+                _log.error("the audit log is full and cannot be renamed; it grows on", extra=extra)
+            self._stuck = True
+            return False
+        finally:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+        self._stuck = False
+        return True
+
+    def _shift(self) -> None:
+        """`.1` becomes `.2`, and so on; what was the last goes."""
+        kept = range(1, self._rotation.files + 1)
+        names = [str(self._path), *(f"{self._path}.{number}" for number in kept)]
+        for older, newer in zip(names[:0:-1], names[-2::-1], strict=True):
+            with suppress(FileNotFoundError):
+                os.replace(newer, older)
 
     def _is_left(self) -> bool:
         """Whether the file lost its name before the last lines, which were still for it."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from meshd.telemetry import metrics
-from meshd.telemetry.audit import AuditEntry, AuditLog
+from meshd.telemetry.audit import AuditEntry, AuditLog, Rotation
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,3 +87,44 @@ def test_a_renamed_file_is_left_without_a_signal(tmp_path: Path) -> None:
 
     asyncio.run(scenario())
     assert (ids(old), ids(tmp_path / "audit.jsonl.2"), ids(path)) == ([1, 2], [3, 4], [6])
+
+
+def test_full_files_are_renamed_and_the_oldest_goes(tmp_path: Path) -> None:
+    """By two processes' worth of writers: no line is lost but those of files that are one too many."""
+    path, line = tmp_path / "audit.jsonl", len(msgspec.json.encode(entry(2)) + b"\n")
+
+    async def scenario() -> None:
+        logs = [AuditLog(path, rotation=Rotation(10 * line, 3)) for _ in range(2)]
+        for number in range(60):
+            await written(logs[number % 2], number)
+        for log in logs:
+            log.close(5)
+
+    asyncio.run(scenario())
+    names = ["audit.jsonl.3", "audit.jsonl.2", "audit.jsonl.1", "audit.jsonl"]
+    assert sorted(names) == sorted(each.name for each in tmp_path.iterdir())
+    kept = [number for name in names for number in ids(tmp_path / name)]
+    assert kept == list(range(60 - len(kept), 60))
+    assert all(len(ids(tmp_path / name)) == 10 for name in names)
+
+
+def test_a_full_file_that_cannot_be_renamed_grows_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, line = tmp_path / "audit.jsonl", len(msgspec.json.encode(entry(2)) + b"\n")
+
+    def refused(*_: Any) -> None:
+        raise PermissionError(errno.EACCES, "no")
+
+    async def scenario() -> None:
+        log = AuditLog(path, rotation=Rotation(2 * line, 3))
+        monkeypatch.setattr(os, "replace", refused)
+        for number in range(6):
+            await written(log, number)
+        log.close(5)
+
+    asyncio.run(scenario())
+    assert ids(path) == list(range(6))
+    assert [record.message for record in caplog.records].count(
+        "the audit log is full and cannot be renamed; it grows on"
+    ) == 1
