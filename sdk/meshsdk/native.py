@@ -129,11 +129,15 @@ def pin_snapshot(
     kind: str,
     fields: Mapping[str, Any] | None,
     deadline: float | None = None,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> SnapshotInfo:
     """Lists the source and pins what is there now; without `fields`, which few kinds can do without,
-    all that there are."""
+    all that there are. `meanwhile`: done while the node is at it."""
     document = {"source": source, "kind": kind} | ({} if fields is None else {"fields": dict(fields)})
-    answer = transport.json(json_request("POST", "/-/snapshots", document), deadline)
+    request = json_request("POST", "/-/snapshots", document)
+    begun = transport.begin(request)
+    meanwhile()
+    answer = transport.json(request, deadline, begun)
     return _read(lambda: _snapshot(source, answer), "snapshot")
 
 

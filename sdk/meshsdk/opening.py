@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import meshsdk
 from meshsdk.datasets import Dataset
 from meshsdk.errors import ConfigurationError
 from meshsdk.guessing import guess_columns, guess_features, guess_fields
@@ -16,6 +17,7 @@ from meshsdk.selecting import array_fields, check_source, part_fields, select_fi
 
 if TYPE_CHECKING:
     from meshsdk.client import Client
+    from meshsdk.loaders import Loader
 
 KINDS = ("auto", "objects", "tar", "lines", "zarr", "chunks", "tfrecord", "mds", "parquet")
 
@@ -73,6 +75,12 @@ def open(
         fields = part_fields(guess_columns(client, source) if fields is None else fields, "column")
     if kind == "parquet":
         chosen = None if fields is None else select_fields(part_fields(fields, "column"))
-        return Dataset(client, pin_snapshot(client.transport, source, kind, chosen, deadline))
-    chosen = select_fields(fields) if fields is not None else guess_fields(client, source)
-    return Dataset(client, pin_snapshot(client.transport, source, kind, chosen, deadline))
+    else:
+        chosen = select_fields(fields) if fields is not None else guess_fields(client, source)
+    found = pin_snapshot(client.transport, source, kind, chosen, deadline, meanwhile=_load_loader)
+    return Dataset(client, found)
+
+
+def _load_loader() -> type[Loader]:
+    """Its modules take about as long as a node that lists a few thousand objects."""
+    return meshsdk.Loader

@@ -174,23 +174,31 @@ class Transport:
         finally:
             line.pool.clear()
 
-    def call(self, request: Request, consume: Callable[[Response], T], deadline: float | None = None) -> T:
-        """What `consume` makes of a good answer; its body must be read within `consume`.
+    def call(
+        self,
+        request: Request,
+        consume: Callable[[Response], T],
+        deadline: float | None = None,
+        begun: Connection | None = None,
+    ) -> T:
+        """What `consume` makes of a good answer; its body must be read within `consume`. `begun`: where the
+        question was sent already.
 
         Raises ServerError (a refusal), DeadlineError (unavailable for too long), ConnectError (only when
         the request is not idempotent). `consume` may run again if the answer breaks off.
         """
         asking = Asking(self, request, deadline)
         while True:
-            line = asking.next()
+            line, connection = asking.next(None if begun is None else begun.endpoint), begun
+            begun = None
             try:
-                return self._exchange(line, request, consume)
+                return self._exchange(line, request, consume, connection)
             except MeshError as error:
                 asking.failed(error)
 
     def begin(self, request: Request) -> Connection | None:
-        """A connection on which the question was sent, for `open` to receive its answer later; None when that
-        did not work, and `open` may try."""
+        """A connection on which the question was sent, for `call` or `open` to receive its answer later; None
+        when that did not work, and they may try."""
         line, connection = self.line(self.router.choose(request, set())), None
         try:
             connection = line.pool.acquire()
@@ -229,11 +237,18 @@ class Transport:
             else:
                 return response, partial(line.hand_back, connection, response)
 
-    def _exchange(self, line: Line, request: Request, consume: Callable[[Response], T]) -> T:
-        connection = line.pool.acquire()
+    def _exchange(
+        self,
+        line: Line,
+        request: Request,
+        consume: Callable[[Response], T],
+        begun: Connection | None = None,
+    ) -> T:
+        connection = line.pool.acquire() if begun is None else begun
         response = None
         try:
-            line.send(connection, request)
+            if begun is None:
+                line.send(connection, request)
             response = self._received(line, connection, request)
             if response.status >= 300:
                 raise read_error(response, request)
@@ -258,9 +273,9 @@ class Transport:
         """The whole body of a good answer."""
         return self.call(request, lambda response: response.read())
 
-    def json(self, request: Request, deadline: float | None = None) -> Any:
+    def json(self, request: Request, deadline: float | None = None, begun: Connection | None = None) -> Any:
         """The JSON body of a good answer; raises MeshError when it is none."""
-        body = self.call(request, lambda response: response.read(), deadline)
+        body = self.call(request, lambda response: response.read(), deadline, begun)
         try:
             return json.loads(body)
         except ValueError as error:
