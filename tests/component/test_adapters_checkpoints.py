@@ -104,7 +104,7 @@ def test_what_fails_leaves_nothing(daemon: Daemon, client: mesh.Client, bucket: 
 
 
 def test_written_back_it_waits_for_no_origin_and_survives_the_node(origin: Place, tmp_path: Path) -> None:
-    """The origin takes a minute for what is saved; the node is killed half way, and goes on."""
+    """The origin takes minutes for what is saved; the node is killed half way, and goes on."""
     write_credentials(tmp_path, origin)
     place = "checkpoints/run"
 
@@ -117,7 +117,7 @@ def test_written_back_it_waits_for_no_origin_and_survives_the_node(origin: Place
 
     with Daemon.start(args=["--origin-credentials", str(tmp_path)]) as daemon:
         backed_bucket(daemon, origin, "checkpoints", write="back")
-        origin.proxy.faults = Faults(rate=200_000)
+        origin.proxy.faults = Faults(rate=50_000)
         with sdk(daemon) as client:
             writer = CheckpointWriter(f"s3://{place}", client, tuning=TUNING, thread_count=2)
             checkpoint.save(model(1), storage_writer=writer)

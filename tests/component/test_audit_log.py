@@ -53,7 +53,9 @@ def raw(audited: Daemon) -> Iterator[Wire]:
 
 
 def lines(log: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in log.read_text().splitlines()]
+    """Those that are written to their end by now."""
+    written = log.read_text().rpartition("\n")[0]
+    return [json.loads(line) for line in written.splitlines()]
 
 
 def of(log: Path, request_id: str) -> list[dict[str, Any]]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import struct
 import threading
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import meshsdk as mesh
+from meshd.kit.clock import SHIFT, write_shift
 from meshd.testing.daemons import Daemon
 from meshd.testing.waiting import await_end
 from meshsdk import ops
@@ -48,19 +49,27 @@ class World:
         """Their time is over."""
         self.set_clock(400)
 
-    def revoke(self) -> None:
+    def revoke(self, query: str = "") -> None:
         root = self.daemon.access_key
-        assert self.daemon.request("DELETE", f"/-/admin/keys/{root}/sessions").status == 200
+        assert self.daemon.request("DELETE", f"/-/admin/keys/{root}/sessions{query}").status == 200
+
+    def exchange(self) -> None:
+        """New keys, five minutes younger, are in the file when those before are revoked, for a loader asks
+        all the time."""
+        self.set_clock(-300)
+        self.write()
+        between = datetime.now(UTC) - timedelta(seconds=450)
+        self.revoke(f"?before={between:%Y-%m-%dT%H:%M:%SZ}")
 
     def set_clock(self, seconds: int) -> None:
-        self._clock.write_bytes(struct.pack("<q", seconds * 10**9))
+        write_shift(self._clock, seconds)
 
 
 @pytest.fixture(scope="module", name="node")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, Path]]:
     clock = tmp_path_factory.mktemp("clock") / "shift"
-    clock.write_bytes(bytes(8))
-    with Daemon.start(env={"MESHD_CLOCK_SHIFT": str(clock)}) as daemon:
+    write_shift(clock, 0)
+    with Daemon.start(env={SHIFT: str(clock)}) as daemon:
         with mesh.connect(
             daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key
         ) as root:
@@ -151,12 +160,8 @@ def test_keys_that_nobody_can_renew_end_the_job_in_one_sentence(world: World) ->
 
 
 def test_revoked_ones_are_taken_from_the_file_anew_and_not_waited_for(renewed: World) -> None:
-    def both() -> None:
-        renewed.revoke()
-        renewed.write()
-
     with mesh.connect(renewed.daemon.endpoint) as client, loader_of(client) as loader:
-        assert sorted(train(loader, both)) == list(range(SAMPLES))
+        assert sorted(train(loader, renewed.exchange)) == list(range(SAMPLES))
         with pytest.raises(AccessError, match=r"revoked.*pod\.json has no others"):
             train(loader, renewed.revoke)
         assert loader.stats().retries <= 8

@@ -126,7 +126,7 @@ def test_batches_are_those_that_tcp_brings(pair: Daemon, monkeypatch: pytest.Mon
         assert far.stats().local == 0
     gc.collect()
     comes_back(pair)
-    assert descriptors() == before
+    assert descriptors() <= before  # those of a test before may have closed meanwhile
     assert mapped_frames() == []
 
 

@@ -534,7 +534,8 @@ def test_the_command_pushes_tries_lists_and_removes(
     samples = ["s3://photos/train/", "--limit", "3"]
     code, said = mesh("test", str(file), "--op", "brighten", "--before", "decode", *samples)
     assert (code, "3 of 3 as they should be" in said) == (0, True)
-    assert mesh("ls", "handy") == (0, "")  # a draft has no name
+    code, said = mesh("ls", "handy")  # a draft has no name
+    assert (code, "no op is about 'handy'" in said, "handy/" in said) == (0, True, False)
     code, said = mesh("push", str(file))
     assert code == 0
     assert "handy/patch" in said
