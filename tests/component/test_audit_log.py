@@ -53,9 +53,15 @@ def raw(audited: Daemon) -> Iterator[Wire]:
 
 
 def lines(log: Path) -> list[dict[str, Any]]:
-    """Those that are written to their end by now."""
-    written = log.read_text().rpartition("\n")[0]
-    return [json.loads(line) for line in written.splitlines()]
+    """All of them, when the last one is written to its end."""
+    if not log.read_text():
+        return []
+    text: str = eventually(lambda: _ended(log.read_text()))
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def _ended(text: str) -> str:
+    return text if text.endswith("\n") else ""
 
 
 def of(log: Path, request_id: str) -> list[dict[str, Any]]:
