@@ -2,7 +2,8 @@
 
 Law: reads are this node's own. A write is judged and committed here, under the fence of the map it was
 decided by, then told to the others at the same stamp; the caller has its answer when all of them have it
-durably. While the node is alone in its mesh this costs a look at the map. Seam: an ObjectStore.
+durably. It is so while the node is alone in its mesh, too: others may have joined before a write that has
+begun is committed. Seam: an ObjectStore.
 """
 
 from __future__ import annotations
@@ -99,6 +100,8 @@ class ReplicatedStore:
         """The version of the map by which this node decides about a name. Raises NotDeciderError,
         NotReplicatedError."""
         version = self._mesh.map().version
+        if self._mesh.alone:
+            return version  # whatever the map says of its state
         decider = self._mesh.route(bucket, key).decider
         if decider is None:
             raise NotReplicatedError(
@@ -214,8 +217,7 @@ class ReplicatedStore:
     # objects ----------------------------------------------------------------------------------------------
 
     def writer(self, bucket: str, key: str, *, size: int | None) -> ObjectWriter:
-        own = self._store.writer(bucket, key, size=size)
-        return own if self._mesh.alone else ReplicatedWriter(self, own, bucket, key, size)
+        return ReplicatedWriter(self, self._store.writer(bucket, key, size=size), bucket, key, size)
 
     async def settle_version(
         self, bucket: str, key: str, record: Record, had: Iterable[str] = (), newest: int = 0
@@ -242,8 +244,6 @@ class ReplicatedStore:
         versioning: Versioning = "",
     ) -> Removed:
         act = partial(self._store.delete, bucket, key, conditions=conditions, versioning=versioning)
-        if self._mesh.alone:
-            return await act()
         asked = Deletion(bucket, key, None, conditions, versioning)
         return await self._anywhere(asked, partial(self._delete, bucket, key, act), Decided.removed)
 
@@ -276,8 +276,6 @@ class ReplicatedStore:
     async def delete_many(
         self, bucket: str, keys: Iterable[str], *, versioning: Versioning = ""
     ) -> Mapping[str, Removed]:
-        if self._mesh.alone:
-            return await self._store.delete_many(bucket, keys, versioning=versioning)
         unique, removed = tuple(dict.fromkeys(keys)), dict[str, Removed]()
         for start in range(0, len(unique), _AT_ONCE):
             some = unique[start : start + _AT_ONCE]
@@ -289,8 +287,6 @@ class ReplicatedStore:
         self, bucket: str, key: str, version: str, *, conditions: Conditions | None = None
     ) -> Removed:
         act = partial(self._store.delete_version, bucket, key, version, conditions=conditions)
-        if self._mesh.alone:
-            return await act()
         asked = Deletion(bucket, key, version, conditions)
         return await self._anywhere(asked, partial(self._delete, bucket, key, act, version), Decided.removed)
 
@@ -304,8 +300,6 @@ class ReplicatedStore:
         acl: Acl | None = None,
     ) -> Record:
         act = partial(self._store.amend, bucket, key, version, tags=tags, acl=acl)
-        if self._mesh.alone:
-            return await act()
         asked = Amendment(bucket, key, version, tags, acl)
         return await self._anywhere(asked, partial(self._amend, bucket, key, act), Decided.the_record)
 
@@ -325,8 +319,6 @@ class ReplicatedStore:
         versioning: Versioning = "",
     ) -> Record:
         act = partial(self._store.link, bucket, key, source, meta, conditions, versioning=versioning)
-        if self._mesh.alone:
-            return await act()
         there = partial(self._link_there, (bucket, key), source, Written(meta, conditions, versioning))
         here = partial(self._link, bucket, key, act)
         return await self.finish(self.ceding.anywhere(bucket, key, here, there, Decided.the_record))
@@ -348,8 +340,6 @@ class ReplicatedStore:
 
     async def create_upload(self, bucket: str, key: str, **about: Any) -> Upload:
         act = partial(self._store.create_upload, bucket, key, **about)
-        if self._mesh.alone:
-            return await act()
         said = {name: value for name, value in about.items() if value is not None}
         asked = Beginning(Upload("", bucket, key, **said))
         return await self._anywhere(asked, partial(self._begin, bucket, key, act), Decided.the_upload)
@@ -361,8 +351,6 @@ class ReplicatedStore:
 
     def part_writer(self, upload: Upload, number: int, size: int | None) -> ObjectWriter:
         own = self._store.part_writer(upload, number, size)
-        if self._mesh.alone:
-            return own
         return ReplicatedWriter(self, own, upload.bucket, upload.key, size, (upload, number))
 
     def part_of(self, upload: Upload, number: int, record: Record) -> PartOf | None:
@@ -395,8 +383,6 @@ class ReplicatedStore:
         act = partial(
             store.complete_upload, upload, parts, meta, conditions, etags=etags, versioning=versioning
         )
-        if self._mesh.alone:
-            return await act()
         asked = Completion(
             upload.bucket,
             upload.key,
@@ -433,8 +419,6 @@ class ReplicatedStore:
         return found
 
     async def abort_upload(self, upload: Upload) -> int:
-        if self._mesh.alone:
-            return await self._store.abort_upload(upload)
         asked = Abortion(upload.bucket, upload.key, upload.upload_id)
         return await self._anywhere(asked, partial(self._abort, upload), Decided.the_stamp)
 
