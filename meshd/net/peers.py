@@ -296,7 +296,7 @@ class Peers:
                     where.hostname, where.port or 443, ssl=self._context()
                 )
         except ssl.SSLCertVerificationError as error:
-            return _refused(error)
+            return self._why(node, error)
         except (OSError, TimeoutError):
             return ""
         writer.transport.abort()

@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from meshd.cluster.clocks import compared
+from meshd.cluster.surveying import survey
 from meshd.control.interface import ControlError
 from meshd.runtime.data import node_catalog
 from meshd.runtime.node import naming, node_census
@@ -93,6 +95,7 @@ def node_chores(node: Node) -> list[Chore]:
         Chore("view results", 60.0, results.sweep),
         Chore("lifecycle", settings.lifecycle_interval, lifecycle.sweep),
         Chore("measure", 15.0, lambda: asyncio.to_thread(measure, node)),
+        Chore("others", 30.0, lambda: look_at_others(node)),
         Chore("disks", 5.0, lambda: watch_disks(node)),
         Chore("gone disks", 0.5, lambda: replace_disks(node)),
         Chore("compact", 60.0, lambda: compact(node.store, node.clock)),
@@ -145,6 +148,14 @@ def measure(node: Node) -> None:
             room = os.statvfs(disk)
             metrics.store_disk_free_bytes.labels(str(disk)).set(room.f_bavail * room.f_frsize)
             metrics.store_disk_bytes.labels(str(disk)).set(room.f_blocks * room.f_frsize)
+
+
+async def look_at_others(node: Node) -> None:
+    """Put what this node sees of the others' certificates and clocks into the gauges. Connections that are
+    open hide both until they end."""
+    seen = await survey(node.mesh, node.peers, node.clock)
+    metrics.cluster_refused.set(len(seen.refused))
+    metrics.cluster_clock_ahead.set(compared(seen.ahead).of(node.mesh.node_id))
 
 
 async def compact(store: Store, clock: Clock) -> int:

@@ -271,7 +271,7 @@ def admin_routes(node: Node, sessions: Sessions) -> list[NativeRoute]:
     policies = PolicyAdmin(node.identities, node.clock)
     admin = AdminEndpoint(identities, policies, revoking, loudness, node.clock)
     maps, census = ClusterMaps(node.control), node_census(node)
-    cluster = ClusterAdmin(node.mesh, maps, node.control, node.buckets, node.peers, census)
+    cluster = ClusterAdmin(node.mesh, maps, node.control, node.buckets, node.peers, census, node.clock)
     return [
         *admin.routes(),
         *SessionEndpoint(sessions, node.clock).routes(),

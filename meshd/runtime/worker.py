@@ -77,7 +77,7 @@ async def _work(node: Node, index: int, doors: Doors, trouble: Callable[[], str]
         if node.mover is not None:
             chores.spawn(tell_waits(node.clock, index + 1), "waits")
         native = native_routes(node, access, data, backed.keeper, desk)
-        routes = [*ops_routes(trouble, lambda: node.mesh.map().version), *native]
+        routes = [*ops_routes(trouble, lambda: node.mesh.map().version, node.clock), *native]
         routes += admin_routes(node, deps.sessions) + meshing(node, backed).routes()
         if doors.tls is not None:
             start_chores([_tls_chore(doors.tls)], chores)

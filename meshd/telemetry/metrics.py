@@ -97,6 +97,16 @@ cluster_names_short = _gauge(
 cluster_slots_lost = _gauge(
     "meshd_cluster_slots_lost", "Slots of which no node that has everything answers.", mode="mostrecent"
 )
+cluster_refused = _gauge(
+    "meshd_cluster_certificates_refused",
+    "Other nodes whose TLS certificates this node does not believe.",
+    mode="mostrecent",
+)
+cluster_clock_ahead = _gauge(
+    "meshd_cluster_clock_ahead_seconds",
+    "By how much this node's clock is ahead of the others' (negative: behind).",
+    mode="mostrecent",
+)
 cluster_control_failures = _counter(
     "meshd_cluster_control_failures_total", "Calls to the control store that failed, of the steward."
 )

@@ -11,6 +11,7 @@ import hmac
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from meshd.cluster.clocks import MAX_SKEW
 from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 HOP_HEADER: Final = "x-mesh-hop"
 _PURPOSE: Final = "hops"
-_MAX_SKEW: Final = 300_000  # ms between two nodes' clocks, and a request's way
 _FIELDS: Final = 9
 _WRONG = "This request says that a node of this mesh passed it on, and none of them did."
 
@@ -79,7 +79,7 @@ class Hops:
         if not hmac.compare_digest(expected.encode(), mac.encode("utf-8", "surrogateescape")):
             raise S3Error("AccessDenied", _WRONG)
         sender, version, buckets, remote, secure, tls, aim, sent = fields
-        if abs(self._clock.now_ms() - int(sent)) > _MAX_SKEW:
+        if abs(self._clock.now_ms() - int(sent)) > 1000 * MAX_SKEW:  # a request's way included
             raise SkewedError
         return Hop(sender, int(version), int(buckets), remote, secure == "1", tls, aim)
 

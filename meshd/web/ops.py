@@ -14,19 +14,23 @@ from meshd.cluster.probing import VERSION_HEADER
 from meshd.telemetry import metrics
 from meshd.web.server import NativeRoute
 from meshd.web.settling import count_now
+from meshwire.httpdates import format_http
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from meshd.kit.clock import Clock
+
 _PLAIN = {"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"}
 
 
-def ops_routes(trouble: Callable[[], str], map_version: Callable[[], int]) -> list[NativeRoute]:
+def ops_routes(trouble: Callable[[], str], map_version: Callable[[], int], clock: Clock) -> list[NativeRoute]:
     """The routes. `trouble` says in words why the node should get no traffic; empty text when it should.
     `map_version` is the one of the cluster map that this process goes by."""
 
     async def healthy(_: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(text="healthy\n", headers=_PLAIN | {VERSION_HEADER: str(map_version())})
+        told = {VERSION_HEADER: str(map_version()), "Date": format_http(clock.now_ms() // 1000)}
+        return web.Response(text="healthy\n", headers=_PLAIN | told)
 
     async def ready(_: web.BaseRequest) -> web.StreamResponse:
         reason = trouble()

@@ -174,7 +174,8 @@ _ADVICE = {
     "ExpiredToken": "Get new keys (`meshd admin sts`); for a job that outlives them, have them in a file "
     "that is renewed, and name it in MESH_CREDENTIALS_FILE.",
     "InvalidToken": "Check AWS_SESSION_TOKEN: it belongs to one access key, and lasts as long as that one.",
-    "RequestTimeTooSkewed": "Set this machine's clock (NTP): signatures are valid for 15 minutes.",
+    "RequestTimeTooSkewed": "The clocks of this machine and of the node are more than 15 minutes apart: set "
+    "the one whose `date -u` is wrong (NTP).",
     "NoSuchBucket": "List the buckets with `mesh ls`, or make it with `mesh mb s3://NAME`.",
     "NoSuchKey": "List what is there with `mesh ls`.",
     "SnapshotChanged": "Open the dataset again to pin what is stored now.",

@@ -143,3 +143,15 @@ def test_a_certificate_runs_out_and_is_renewed_while_nodes_run(mesh: Mesh) -> No
     key = mesh.key_decided_by("n2", "secret")
     mesh["n1"].client().put_object(Bucket="secret", Key=key, Body=b"renewed")
     _read_everywhere(mesh, {key: b"renewed"})
+
+
+def test_a_certificate_of_another_name_is_counted_before_connections_end(mesh: Mesh) -> None:
+    """The others look on purpose, over connections of their own."""
+    assert mesh.authority is not None
+    mesh.authority.issue("n2", ["elsewhere.example"])
+    mesh.await_metric("n1", "meshd_cluster_certificates_refused", 1)
+    assert ": n2 cannot be asked by others" in _said(mesh).splitlines()[0]
+    assert "IP address mismatch" in _said(mesh)
+    assert "another node is not believed node=n2" in mesh["n1"].output()
+    mesh.authority.issue("n2")
+    _await(mesh, lambda: mesh.metric("n1", "meshd_cluster_certificates_refused") == 0)

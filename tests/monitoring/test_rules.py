@@ -98,6 +98,17 @@ CASES: dict[str, tuple[Series, Series]] = {
             f'meshd_forwarded_total{{result="answered", {AT}}}': grows(50),
         },
     ),
+    "ShardmeshClockDrifts": (
+        {f"meshd_cluster_clock_ahead_seconds{{{AT}}}": "0x100 -90x140"},
+        {
+            f"meshd_cluster_clock_ahead_seconds{{{AT}}}": "0x100 90x4 0x140",  # set in time
+            'meshd_cluster_clock_ahead_seconds{instance="n2:9000"}': "-59x240",
+        },
+    ),
+    "ShardmeshCertificateRefused": (
+        {f"meshd_cluster_certificates_refused{{{AT}}}": "0x100 1x140"},
+        {f"meshd_cluster_certificates_refused{{{AT}}}": "0x100 1 0x140"},
+    ),
     "ShardmeshOriginFails": (
         {
             f"meshd_origin_errors_total{{{AT}}}": grows(10),

@@ -26,15 +26,17 @@ def node(name: str, state: str = "up", *, only_copies: bool = False) -> dict[str
     }
 
 
-def said(*nodes: dict[str, Any], moving: bool = False) -> list[str]:
+def said(*nodes: dict[str, Any], moving: bool = False, clocks_agree: bool = True) -> list[str]:
     movement = {"takers": 0, "bytes_total": 0, "bytes_moved": 0, "eta_seconds": 0}
     found = {
+        "node": "n1",
         "version": 9,
         "copies": 2,
         "nodes": list(nodes),
         "moving": moving,
         "movement": movement,
         "control": "reached",
+        "clocks_agree": clocks_agree,
     }
     return list(_lines(found))
 
@@ -79,3 +81,21 @@ def test_a_certificate_that_is_refused_is_told_first() -> None:
     lines = said(node("n1"), node("n2") | {"refused": "its certificate is refused (expired): renew it"})
     assert lines[0].endswith(": n2 cannot be asked by others")
     assert "cannot be asked by others: its certificate is refused (expired)" in lines[-1]
+
+
+def test_a_clock_that_is_wrong_is_told_first_and_by_how_much() -> None:
+    lines = said(node("n1") | {"clock_ahead": 0}, node("n2") | {"clock_ahead": -412}, node("n3", "away"))
+    assert lines[0].endswith(": n3 does not answer; n2's clock is 7 min behind")
+    n2 = next(line for line in lines if line.startswith("n2"))
+    assert n2.endswith(
+        "its clock is 7 min behind: set it (chronyc makestep); from 5 min on nodes refuse each other's "
+        "requests (ShardmeshClocksDiffer)"
+    )
+    assert not any("clock" in line for line in said(node("n1") | {"clock_ahead": 59}))
+
+
+def test_of_two_clocks_that_differ_none_is_called_wrong() -> None:
+    nodes = node("n1") | {"clock_ahead": 0}, node("n2") | {"clock_ahead": 95}
+    lines = said(*nodes, clocks_agree=False)
+    assert "the clocks of n1, n2 differ by 95 s" in lines[0]
+    assert "its clock is 95 s ahead of n1's: set the one whose `date -u` is wrong" in lines[-1]

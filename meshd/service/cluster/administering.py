@@ -14,10 +14,12 @@ import msgspec
 
 from meshd.cluster.agreeing import TOPIC as DOMAINS
 from meshd.cluster.agreeing import other_domains
+from meshd.cluster.clocks import compared
 from meshd.cluster.membership import lease_name
 from meshd.cluster.probing import answers
 from meshd.cluster.progress import TOPIC
 from meshd.cluster.scrubbing import ASKED, TOLD, Asked
+from meshd.cluster.surveying import survey
 from meshd.control.interface import ControlError
 from meshd.service.cluster.movements import drains, load, movement, read_scrubs, read_works
 from meshd.service.identities.errors import AdminError
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from meshd.control.buckets import BucketTable
     from meshd.control.clustermaps import ClusterMaps
     from meshd.control.interface import ControlStore
+    from meshd.kit.clock import Clock
     from meshd.net.peers import Peers
     from meshd.service.documents.census import Census
     from meshwire.cluster import ClusterMap, Node
@@ -59,9 +62,10 @@ class ClusterAdmin:
         buckets: BucketTable,
         peers: Peers,
         census: Census,
+        clock: Clock,
     ) -> None:
         self._mesh, self._maps, self._control, self._buckets = mesh, maps, control, buckets
-        self._peers, self._census = peers, census
+        self._peers, self._census, self._clock = peers, census, clock
 
     def __repr__(self) -> str:
         return f"<ClusterAdmin of {self._mesh!r}>"
@@ -88,7 +92,8 @@ class ClusterAdmin:
             )
             for node in cluster.nodes
         }
-        refused = await self._refused(cluster)
+        seen = await survey(self._mesh, self._peers, self._clock, _PATIENCE)
+        clocks = compared(seen.ahead)
         leaving, domains = drains(cluster, works), other_domains(self._control, cluster)
         return {
             "node": self._mesh.node_id,
@@ -106,6 +111,7 @@ class ClusterAdmin:
                 loads[node.node_id].debt for node in cluster.nodes if node.state not in ("away", "down")
             ),
             "control": trouble or "reached",
+            "clocks_agree": clocks.agree,
             "documents": {
                 kind: {"count": count, "bytes": size}
                 for kind, (count, size) in (await asyncio.to_thread(self._census.sizes)).items()
@@ -119,22 +125,13 @@ class ClusterAdmin:
                     "drain": leaving.get(node.node_id),
                     "load": msgspec.to_builtins(loads[node.node_id]),
                     "domains": domains.get(node.node_id, ""),
-                    "refused": refused.get(node.node_id, ""),
+                    "refused": seen.refused.get(node.node_id, ""),
+                    "clock_ahead": clocks.ahead.get(node.node_id),
                     "only_copies": not turn.covered(cluster, node.node_id, copies),
                 }
                 for node in cluster.nodes
             ],
         }
-
-    async def _refused(self, cluster: ClusterMap) -> dict[str, str]:
-        """By id, the nodes whose certificates this one does not believe, and why."""
-        others = [
-            node
-            for node in cluster.nodes
-            if node.node_id != self._mesh.node_id and node.state not in ("away", "down")
-        ]
-        said = await asyncio.gather(*[self._peers.refuses(node, _PATIENCE) for node in others])
-        return {node.node_id: why for node, why in zip(others, said, strict=True) if why}
 
     async def change(self, node_id: str, wanted: NodeChange) -> dict[str, Any]:
         """Raises AdminError NoSuchNode, NotNow; ControlError."""

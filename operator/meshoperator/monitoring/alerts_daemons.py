@@ -84,6 +84,15 @@ DAEMONS: Final = (
         "They refuse each other's requests. Writes of names that the wrong one has are refused.",
     ),
     Alert(
+        "ShardmeshClockDrifts",
+        "abs(meshd_cluster_clock_ahead_seconds) > 60",
+        "5m",
+        "warning",
+        "The clock of {{ $labels.instance }} and those of the other nodes are {{ $value | humanizeDuration }}"
+        " apart",
+        "From five minutes on nodes refuse each other's requests, from fifteen their clients'.",
+    ),
+    Alert(
         "ShardmeshProcessesMissing",
         'meshd_processes_up{role=~"worker|steward"} < 1',
         "1m",
@@ -196,6 +205,14 @@ DAEMONS: Final = (
         "critical",
         "The certificate of {{ $labels.instance }} ends within a day, or has ended",
         "From then on nobody connects to this node: no client, no other node, no Prometheus that checks it.",
+    ),
+    Alert(
+        "ShardmeshCertificateRefused",
+        "meshd_cluster_certificates_refused > 0",
+        "2m",
+        "critical",
+        "{{ $labels.instance }} does not believe the certificates of {{ $value | humanize }} other nodes",
+        "Connections that are open stay. As they end, writes of names that those nodes have are refused.",
     ),
     Alert(
         "ShardmeshAuditLost",

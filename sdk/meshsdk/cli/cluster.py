@@ -28,6 +28,7 @@ _ADVICE = {
     "down": "given up",
 }
 _FULL = 97  # per cent: the alert ShardmeshDiskFull's
+_CLOCK = 60  # seconds: the alert ShardmeshClockDrifts'
 _FOLLOW = "Follow it: mesh cluster status --watch"
 _NEXT = {
     "drain": "When `mesh cluster status --watch` calls it empty, stop it, then: mesh cluster remove {}",
@@ -38,6 +39,8 @@ _NEXT = {
     "reweigh": _FOLLOW,
 }
 """What to do after a change, with the node's id."""
+_SET = "set it (chronyc makestep); from 5 min on nodes refuse each other's requests (ShardmeshClocksDiffer)"
+_SET_EITHER = "set the one whose `date -u` is wrong (chronyc makestep; ShardmeshClocksDiffer)"
 
 
 @click.group()
@@ -234,7 +237,8 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     rows: list[tuple[str, ...]] = [("node", "state", "zone", "roles", "share", "disks", "endpoint", "")]
     now, wanted = (sum(node[name] for node in found["nodes"]) for name in ("slots", "slots_wanted"))
     hurt = any(node["state"] == "away" for node in found["nodes"])
-    rows += [_row(node, now, wanted, hurt=hurt) for node in found["nodes"]]
+    asked = "" if found.get("clocks_agree", True) else found["node"]
+    rows += [_row(node, now, wanted, hurt=hurt, asked=asked) for node in found["nodes"]]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -246,9 +250,28 @@ def _standing(found: dict[str, Any]) -> str:
     wrong = [f"{', '.join(away)} {'does' if len(away) == 1 else 'do'} not answer"] if away else []
     wrong += [f"{node['id']} cannot be asked by others" for node in found["nodes"] if node.get("refused")]
     wrong += [f"{node['id']} has no room" for node in found["nodes"] if _is_full(node)]
+    wrong += _clocks(found)
     if not wrong or _moves(found):
         wrong.append(_moving(found))
     return "; ".join(wrong)
+
+
+def _clocks(found: dict[str, Any]) -> list[str]:
+    """Whose clock is wrong; of clocks of which no majority agrees nobody knows."""
+    off = {node["id"]: node["clock_ahead"] for node in found["nodes"] if _is_off(node)}
+    if off and not found["clocks_agree"]:
+        names, shown = ", ".join(sorted({found["node"], *off})), (0, *off.values())
+        return [f"the clocks of {names} differ by {_time(max(shown) - min(shown))}"]
+    return [f"{node}'s clock is {_apart(seconds)}" for node, seconds in off.items()]
+
+
+def _is_off(node: dict[str, Any]) -> bool:
+    ahead: int | None = node.get("clock_ahead")
+    return ahead is not None and abs(ahead) >= _CLOCK
+
+
+def _apart(seconds: int) -> str:
+    return f"{_time(abs(seconds))} {'ahead' if seconds > 0 else 'behind'}"
 
 
 def _away(found: dict[str, Any]) -> Iterator[str]:
@@ -297,7 +320,7 @@ def _time(seconds: int) -> str:
     return f"{seconds} s"
 
 
-def _row(node: dict[str, Any], slots: int, slots_wanted: int, *, hurt: bool) -> tuple[str, ...]:
+def _row(node: dict[str, Any], slots: int, slots_wanted: int, *, hurt: bool, asked: str) -> tuple[str, ...]:
     now, wanted = _share(node["slots"], slots), _share(node["slots_wanted"], slots_wanted)
     return (
         node["id"],
@@ -307,7 +330,7 @@ def _row(node: dict[str, Any], slots: int, slots_wanted: int, *, hurt: bool) -> 
         now if now == wanted else f"{now}→{wanted}",
         _room(_disks(node["scrub"])),
         node["endpoint"],
-        "; ".join(_notes(node, hurt=hurt)),
+        "; ".join(_notes(node, hurt=hurt, asked=asked)),
     )
 
 
@@ -315,7 +338,8 @@ def _share(slots: int, of: int) -> str:
     return f"{100 * slots / of:.0f}%" if of else "-"
 
 
-def _notes(node: dict[str, Any], *, hurt: bool) -> Iterator[str]:
+def _notes(node: dict[str, Any], *, hurt: bool, asked: str) -> Iterator[str]:
+    """`asked`: the node whose clock the others' are compared with, where it may be the wrong one."""
     if node["empty"] and (node["drain"] is None or node["drain"]["empty"]):
         stop = "" if node["state"] in ("away", "down") else "stop it, then "
         yield f"empty: {stop}mesh cluster remove {node['id']}"
@@ -334,6 +358,9 @@ def _notes(node: dict[str, Any], *, hurt: bool) -> Iterator[str]:
         yield f"cannot be asked by others: {node['refused']}"
     if _is_full(node):
         yield "full: writes of names it has are refused; delete, or add a disk or a node (ShardmeshDiskFull)"
+    if _is_off(node):
+        words = f"its clock is {_apart(node['clock_ahead'])}"
+        yield f"{words} of {asked}'s: {_SET_EITHER}" if asked else f"{words}: {_SET}"
     if node.get("domains"):
         yield node["domains"]
     yield from _load(node.get("load") or {})
