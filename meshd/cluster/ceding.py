@@ -191,15 +191,13 @@ class Ceding:
         read: Callable[[Decided], _T],
     ) -> _T:
         """What `here` gives while this node decides, else what is read of what came from `there`. `here`
-        raises NotDeciderError while nothing was changed. Raises StoreError. Of a bucket with an origin only
-        `here`: who decides there writes to the origin, too."""
+        raises NotDeciderError while nothing was changed. Raises StoreError."""
         deadline = self._clock.monotonic() + _PATIENCE
         while True:
             try:
                 return await here()
             except NotDeciderError:
-                late = self._clock.monotonic() > deadline
-                if late or _asked.get() or self._mesh.has_origin(bucket):
+                if self._clock.monotonic() > deadline or _asked.get():
                     raise
             node = self._mesh.route(bucket, key).decider
             if node is not None and node.node_id != self._mesh.node_id:

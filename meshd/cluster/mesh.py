@@ -140,10 +140,6 @@ class Mesh:
             readers = self._routes_of(cluster, len(cluster.nodes)).of(bucket, key).readers[:1]
         return Route(found.decider, readers, found.writers)
 
-    def has_origin(self, bucket: str) -> bool:
-        """Whether a bucket is one of another store's."""
-        return bool(self._writes_of is not None and self._writes_of(bucket))
-
     def _at_home(self, bucket: str) -> tuple[Node, ...]:
         """The homes of a bucket that answer."""
         named = self._homes_of(bucket)

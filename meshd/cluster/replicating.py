@@ -12,6 +12,8 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import msgspec
+
 from meshd.cluster.ceding import (
     Abortion,
     Amendment,
@@ -326,11 +328,9 @@ class ReplicatedStore:
     async def _link_there(
         self, name: tuple[str, str], source: Record, written: Written, node: Node
     ) -> Decided | None:
-        """The copy is made of the source's bytes."""
-        if source.parts:  # they would not be known any more
-            raise NotReplicatedError(
-                "another node decides about this name now; nothing was changed; try again"
-            )
+        """The copy is made of the source's bytes, and is told what parts they were uploaded in."""
+        meta = msgspec.structs.replace(written.meta, parts=source.parts)
+        written = msgspec.structs.replace(written, meta=meta)
         return await self.ceding.write(node, name, source.size, self.delivery.pieces(source), written)
 
     async def _link(self, bucket: str, key: str, act: Callable[[], Awaitable[Record]]) -> Record:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 from meshd.kit.tasks import Tasks
 from meshd.runtime.node import node_shelf
+from meshd.service.backed.bringing import Bringer
 from meshd.service.backed.listing import BackedListings
 from meshd.service.backed.reading import BackedReader
 from meshd.service.backed.samples import OriginSamples
 from meshd.service.backed.service import BackedService
 from meshd.service.backed.sharing import Crew, OwnDoer, serve_fetches
+from meshd.service.backed.succeeding import Succession
 from meshd.service.backed.writing import OriginWriter
 from meshd.service.caching.fetching import Fetcher
 from meshd.service.caching.keeping import RemoteKeeper
@@ -37,7 +39,9 @@ async def backing(node: Node, index: int | None) -> AsyncIterator[BackedService]
     keeper = RemoteKeeper(settings.keeper_socket)
     origins = Origins(settings.origin_credentials, node.clock)
     fetcher = Fetcher(origins, shelf, keeper, Borrower(node.mesh, node.peers, shelf))
-    own = OwnDoer(fetcher, OriginWriter(origins, node.store, node.shared, node.mesh, fetcher))
+    succession = Succession(node.mesh, node.peers, node.clock)
+    writer = OriginWriter(origins, node.store, node.shared, node.mesh, fetcher, succession)
+    own = OwnDoer(fetcher, writer)
     crew = Crew([settings.fetch_socket(each) for each in range(settings.workers)], index, own)
     tasks = Tasks("backing")
     if index is not None:
@@ -51,6 +55,7 @@ async def backing(node: Node, index: int | None) -> AsyncIterator[BackedService]
         node.shared,
         shelf,
         crew,
+        Bringer(crew, shelf, node.mesh, node.peers, node.clock),
         BackedReader(node.store, shelf, crew, keeper),
         BackedListings(origins, node.store, shelf, node.clock, node.mesh, merged, marker),
         node.mesh,

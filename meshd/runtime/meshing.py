@@ -16,6 +16,7 @@ from meshd.service.caching.lending import Lender
 from meshd.service.objects.sources import FarSources, LocalSources
 from meshd.service.remote.continuing import Rests
 from meshd.service.remote.merged import LocalLister, MergedListings
+from meshd.web.bringing import BringingDoors
 from meshd.web.bucketdoors import bucket_routes
 from meshd.web.continuing import rest_routes
 from meshd.web.deciding import DecisionDoors
@@ -71,6 +72,7 @@ class Meshing:
             warmer, lender = Warmer(backed, node.mesh), Lender(backed.shelf)
             warming = WarmingDoors(warmer, lender, node.mesh, node.clock).routes()
             warming += marking_routes(backed.listings.marker, node.clock)
+            warming += BringingDoors(backed.bringer, node.mesh, node.clock).routes()
         return [
             *listing_routes(self.lister, node.mesh, node.clock),
             *bucket_routes(self.buckets, self.news, node.clock),

@@ -216,6 +216,44 @@ class PutObject(Intent):
         return record
 
 
+class PutParted(PutObject):
+    """A new version whose bytes were uploaded in parts elsewhere: a manifest says in which."""
+
+    def __init__(
+        self,
+        bucket: str,
+        key: str,
+        meta: Meta,
+        payload: Payload,
+        conditions: Conditions | None,
+        versioning: Versioning,
+    ) -> None:
+        super().__init__(bucket, key, meta, payload, conditions, versioning)
+        self.exclusive = True  # a manifest without use would be believed by a rebuild
+        self.record: Record | None = None
+
+    def place(self, work: Work, txn: Any | None) -> None:
+        stamp = work.stamp()
+        member = Member(stamp_text(stamp), "part", self.bucket, self.key, self.payload.crc)
+        self.placed = self.payload.lay(work, member, stamp)
+        record = make_record(
+            self.meta,
+            self.versioning,
+            size=self.payload.size,
+            stamp=work.stamp(),
+            modified=work.clock.now_ms(),
+            extents=(self.placed.extent,),
+            parts=self.meta.parts,
+        )
+        self.record = write_manifest(work, self.bucket, self.key, record)
+
+    def apply(self, work: Work, txn: Any) -> Record:
+        assert self.record is not None
+        name = object_key(self.bucket, self.key)
+        enter(work, txn, name, self.record, work.index.versions.newest(txn, name))
+        return self.record
+
+
 def write_manifest(work: Work, bucket: str, key: str, record: Record, upload_id: str = "") -> Record:
     """Writes down in the data files which extents make `record`; the record with the manifest's place."""
     body = msgspec.json.encode(msgspec.structs.replace(record, broken=False) if record.broken else record)

@@ -87,7 +87,7 @@ class MemoryWriter:
         extent = self._store.keep(bytes(self._data))
         if self._part is not None:
             return self._store.enter_part(*self._part, meta, extent)
-        return self._store.enter(self._bucket, self._key, meta, (extent,), (), conditions, versioning)
+        return self._store.enter(self._bucket, self._key, meta, (extent,), meta.parts, conditions, versioning)
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         self._expect_open()

@@ -125,6 +125,7 @@ class Meta(msgspec.Struct, frozen=True):
     owner: str = ""
     tags: dict[str, str] = {}
     acl: Acl | None = None
+    parts: tuple[Part, ...] = ()  # of a copy: what the source's bytes were uploaded in
 
 
 class DataFile(msgspec.Struct, frozen=True, array_like=True):

@@ -23,7 +23,7 @@ from meshd.store.errors import (
     StaleEpochError,
     StoreClosedError,
 )
-from meshd.store.intents import Payload, PutObject, Reserve
+from meshd.store.intents import Payload, PutObject, PutParted, Reserve
 from meshd.store.ownfiles import OwnFile
 from meshd.store.room import has_room
 from meshd.store.uploadintents import PutPart
@@ -272,7 +272,8 @@ class StoredWriter:
     ) -> PutObject | PutPart:
         if self._upload is not None:
             return PutPart(self._upload, self._number, meta, payload)
-        return PutObject(self._bucket, self._key, meta, payload, conditions, versioning)
+        kind = PutParted if meta.parts else PutObject
+        return kind(self._bucket, self._key, meta, payload, conditions, versioning)
 
     async def _all(self) -> Payload:
         """As `_payload`, made once."""

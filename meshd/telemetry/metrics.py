@@ -177,6 +177,11 @@ origin_lends = _counter(
 )
 origin_joined = _counter("meshd_origin_joined_total", "Readers that shared another's fetch.")
 origin_checks = _counter("meshd_origin_checks_total", "Questions to origins whether something changed.")
+origin_passed = _counter(
+    "meshd_origin_passed_total",
+    "Writes and removals that another node brought to an origin, for it decides by now; push or remove.",
+    "what",
+)
 cache_reads = _counter(
     "meshd_cache_reads_total",
     "Objects and chunks read of backed buckets; result is hit or miss.",

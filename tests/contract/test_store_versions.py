@@ -22,7 +22,7 @@ from meshd.store.errors import DiskFailedError
 from meshd.store.index import Index, object_key
 from meshd.store.layout import Disks
 from meshd.store.rebuilding import Rebuilder, find_disks, rebuild
-from meshd.store.records import NULL, Meta
+from meshd.store.records import NULL, Meta, Part
 from meshd.store.store import Store
 from meshd.testing.store_writing import LARGE, put, put_part, refused
 from meshd.testing.version_suite import OFF, ON, shape
@@ -143,12 +143,24 @@ def test_a_newer_version_does_not_bury_an_older_null_one(settings: StoreSettings
     same_after_rebuild(settings)
 
 
+async def put_parted(store: Store, key: str, size: int) -> bytes:
+    """A version whose bytes were uploaded in two parts elsewhere."""
+    data = os.urandom(size)
+    writer = store.writer("b", key, size=size)
+    await writer.write(data)
+    parts = (Part(5, "one", {}), Part(size - 5, "two", {}))
+    record = await writer.commit(Meta("of-2", parts=parts), versioning=ON)
+    assert record.parts == parts
+    return data
+
+
 def test_compaction_moves_every_version(settings: StoreSettings) -> None:
     async def doing(store: Store) -> None:
         made = [await put(store, "k", os.urandom(3000), versioning=ON) for _ in range(4)]
         data = [store.read(record, 0, 3000) for record in reversed(made)]
         await store.amend("b", "k", made[1].version, tags={"t": "1"})
         await store.link("b", "k", made[0], Meta("copy"), versioning=ON)
+        parted = [await put_parted(store, "k", size) for size in (500, LARGE)][::-1]
         upload = await store.create_upload("b", "k")
         await put_part(store, upload, 1, b"part" * 500)
         await put_part(store, upload, 2, os.urandom(LARGE))
@@ -162,13 +174,13 @@ def test_compaction_moves_every_version(settings: StoreSettings) -> None:
         for _ in range(3):
             await fill(store)
             await compact(store)
-            assert shape(store) == [b"top", None, None, whole, data[3], *data]
+            assert shape(store) == [b"top", None, None, whole, *parted, data[3], *data]
             amended = store.get_version("b", "k", done.version), store.get_version("b", "k", made[1].version)
             assert [found and found.tags for found in amended] == [{"t": "2"}, {"t": "1"}]
 
     run(settings, doing)
     same_after_rebuild(settings)
-    assert rebuild(settings).versions == 8
+    assert rebuild(settings).versions == 10
 
 
 def test_an_amendment_that_overtakes_compaction_holds(tmp_path: Path) -> None:

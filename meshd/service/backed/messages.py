@@ -1,18 +1,25 @@
-"""What the processes of a node say to each other about fetches, over Unix sockets.
+"""What the processes of a node say to each other about fetches and writes, over Unix sockets.
 
 Law: frozen structs, told apart by their tag. A descriptor rides on `Began` alone.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from meshd.origin import errors
 from meshd.origin.interface import Facts  # noqa: TC001  msgspec reads the annotations
+from meshd.store.errors import NotDeciderError, NotReplicatedError
+
+if TYPE_CHECKING:
+    from meshd.errors import MeshdError
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
-    """`what`: fetch (a piece), check, forget, push, remove. `number` is the asker's, for the answers."""
+    """`what`: fetch (a piece), check, forget, push, remove, quiet (by map `version`). `number` is the
+    asker's, for the answers."""
 
     number: int
     what: str
@@ -20,6 +27,7 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
     key: str
     chunk: int = 0
     etag: str = ""
+    version: int = 0
 
 
 class Began(msgspec.Struct, frozen=True, tag="began"):
@@ -47,6 +55,7 @@ class Told(msgspec.Struct, frozen=True, tag="told"):
     number: int
     facts: Facts | None = None
     text: str = ""
+    quiet: bool = False
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -59,7 +68,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 Answer = Began | Grew | Told | Failed
 
-_KINDS = {
+_KINDS: dict[str, type[MeshdError]] = {
     kind.__name__: kind
     for kind in (
         errors.OriginMissingError,
@@ -68,18 +77,20 @@ _KINDS = {
         errors.OriginRefusedError,
         errors.OriginDownError,
         errors.OriginKeyError,
+        NotDeciderError,
+        NotReplicatedError,
     )
 }
 
 
 def failure(number: int, error: Exception) -> Failed:
-    """An error on its way to another process."""
+    """An error on its way to another process, or node."""
     kind = type(error).__name__
     if kind in _KINDS:
         return Failed(number, kind, str(error))
     return Failed(number, "OriginDownError", "the fetch failed; the node's log says why")
 
 
-def raised(failed: Failed) -> errors.OriginError:
-    """The error that another process met."""
+def raised(failed: Failed) -> MeshdError:
+    """The error that another process met, or node."""
     return _KINDS.get(failed.kind, errors.OriginDownError)(failed.message)

@@ -6,6 +6,7 @@ Law: one table of what an origin can keep; the rest is refused with a sentence, 
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from meshd.kit.tasks import Tasks
@@ -19,7 +20,7 @@ from meshd.service.semantics.copying import checked_source, judge_source, part_r
 from meshd.service.semantics.translation import store_errors
 from meshd.service.views.copies import MadeBody, as_part, as_upload
 from meshd.service.views.kinds import Made
-from meshd.store.errors import StoreError
+from meshd.store.errors import ConditionFailedError, ConditionMissingError, StoreError
 from meshd.store.records import NULL
 from meshwire.conditions import Conditions
 from meshwire.s3 import operations as ops
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from meshd.cluster.mesh import Mesh
     from meshd.control.buckets import Bucket
+    from meshd.service.backed.bringing import Bringer
     from meshd.service.backed.listing import BackedListings
     from meshd.service.backed.reading import BackedReader
     from meshd.service.backed.sharing import Crew
@@ -80,12 +82,13 @@ class BackedService:
         shared: ObjectStore,
         shelf: Shelf,
         crew: Crew,
+        bringer: Bringer,
         reader: BackedReader,
         listings: BackedListings,
         mesh: Mesh,
     ) -> None:
         self._store, self._shared, self._shelf, self._crew = store, shared, shelf, crew
-        self._mesh = mesh
+        self._mesh, self.bringer = mesh, bringer
         self.reader, self.listings = reader, listings
         self._tasks = Tasks("write-back")
 
@@ -220,10 +223,11 @@ class BackedService:
             return True
         with store_errors():
             try:
-                await self._crew.of(bucket, key).push(backed, key)
+                await self.bringer.push(backed, key)
             except OriginError as error:
                 same = Conditions(if_match=(record.etag,))
-                await self._shared.delete_version(bucket, key, NULL, conditions=same)
+                with suppress(ConditionFailedError, ConditionMissingError):  # replaced or removed meanwhile
+                    await self._shared.delete_version(bucket, key, NULL, conditions=same)
                 raise told(error, key) from error
         return True
 
@@ -232,12 +236,12 @@ class BackedService:
         return self._mesh.alone or len(self._mesh.route(bucket, key).writers) > 1
 
     async def push(self, bucket: Bucket, key: str) -> None:
-        """Bring what is dirty under a key to its origin. Raises OriginError, StoreError."""
-        await self._crew.of(bucket.name, key).push(bucket, key)
+        """See `Bringer.push`."""
+        await self.bringer.push(bucket, key)
 
     async def _behind(self, bucket: Bucket, key: str) -> None:
         try:
-            await self._crew.of(bucket.name, key).push(bucket, key)
+            await self.bringer.push(bucket, key)
         except (OriginError, StoreError) as error:  # the steward tries again
             _log.warning("not at its origin yet", extra={"bucket": bucket.name, "why": str(error)})
 
@@ -249,13 +253,14 @@ class BackedService:
         try:
             checked(key)
             with store_errors():
-                await self._crew.of(bucket, key).remove(backed, key)
+                await self.bringer.remove(backed, key)
         except OriginError as error:
             raise told(error, key) from error
         return True
 
     async def aclose(self) -> None:
         await self._tasks.aclose()
+        await self.bringer.aclose()
 
 
 def refused(bucket: Bucket, what: str) -> S3Error:

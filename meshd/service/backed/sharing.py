@@ -61,6 +61,8 @@ class Doer(Protocol):
 
     async def remove(self, bucket: Bucket, key: str) -> None: ...
 
+    async def quiet(self, bucket: Bucket, key: str, version: int) -> bool: ...
+
 
 class OwnDoer:
     """This process."""
@@ -82,6 +84,9 @@ class OwnDoer:
 
     async def remove(self, bucket: Bucket, key: str) -> None:
         await self._writer.remove(bucket, key)
+
+    async def quiet(self, bucket: Bucket, key: str, version: int) -> bool:
+        return await self._writer.quiet(bucket, key, version)
 
 
 class Crew:
@@ -152,12 +157,15 @@ class RemoteDoer:
     async def remove(self, bucket: Bucket, key: str) -> None:
         await self._ask("remove", bucket, key)
 
-    async def _ask(self, what: str, bucket: Bucket, key: str) -> Told:
+    async def quiet(self, bucket: Bucket, key: str, version: int) -> bool:
+        return (await self._ask("quiet", bucket, key, version)).quiet
+
+    async def _ask(self, what: str, bucket: Bucket, key: str, version: int = 0) -> Told:
         stream, asked = await self._connected(), next(self._numbers)
         answer: asyncio.Future[Told] = asyncio.get_running_loop().create_future()
         self._answers[asked] = answer
         try:
-            await self._send(stream, Ask(asked, what, bucket.name, key))
+            await self._send(stream, Ask(asked, what, bucket.name, key, version=version))
             return await answer
         finally:
             self._answers.pop(asked, None)
@@ -301,6 +309,9 @@ class _Conversation:
         elif ask.what in {"forget", "remove"}:
             await (self._doer.forget if ask.what == "forget" else self._doer.remove)(bucket, ask.key)
             await self._stream.send(Told(ask.number))
+        elif ask.what == "quiet":
+            quiet = await self._doer.quiet(bucket, ask.key, ask.version)
+            await self._stream.send(Told(ask.number, quiet=quiet))
         else:
             await self._stream.send(Told(ask.number, text=await self._doer.push(bucket, ask.key)))
 

@@ -1,0 +1,161 @@
+"""Who brings a write to its origin while the node that decides about the name changes."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from meshd.net.peers import PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.origin.errors import OriginDownError, OriginRefusedError
+from meshd.service.backed.bringing import BringAsk, Bringer, Brought, decode_ask, encode
+from meshd.service.backed.messages import failure
+from meshd.store.errors import NotDeciderError, NotReplicatedError
+from meshwire.cluster import Node
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+BUCKET: Any = SimpleNamespace(name="b")
+
+
+@dataclass
+class World:
+    """A mesh, its nodes, the clock and the crew of node `a`. `here`: what comes of each push in turn;
+    `there`: answers of whoever else decides. An answer with a node's name makes that the decider first."""
+
+    decider: str = "a"
+    here: list[Any] = field(default_factory=list)
+    there: list[Any] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    suspected: list[str] = field(default_factory=list)
+    now: float = 0.0
+    node_id = "a"
+
+    # the mesh
+
+    def map(self) -> Any:
+        return SimpleNamespace(version=1)
+
+    def is_decider(self, *_: str) -> bool:
+        return self.decider == "a"
+
+    def route(self, *_: str) -> Any:
+        return SimpleNamespace(decider=Node(self.decider, "http://x") if self.decider else None)
+
+    async def newer_than(self, version: int, patience: float) -> bool:
+        self.now += patience
+        return False
+
+    async def suspect(self, node_id: str, version: int) -> None:
+        self.suspected.append(node_id)
+
+    # its clock
+
+    def monotonic(self) -> float:
+        return self.now
+
+    # its crew, and who is in it
+
+    def of(self, *_: str) -> Any:
+        return self
+
+    async def push(self, *_: Any) -> str:
+        return str(self._next(self.here, "a"))
+
+    async def remove(self, *_: Any) -> None:
+        self._next(self.here, "a:remove")
+
+    # its peers
+
+    @asynccontextmanager
+    async def call(self, node: Node, *_: str, body: bytes, timeout: float) -> AsyncGenerator[Any]:  # noqa: ASYNC109  as theirs
+        told = self._next(self.there, f"{node.node_id}:{decode_ask(body).what}")
+
+        async def read() -> bytes:
+            return encode(told)
+
+        yield SimpleNamespace(read=read)
+
+    def _next(self, answers: list[Any], who: str) -> Any:
+        self.asked.append(who)
+        answer = answers.pop(0) if answers else ""
+        if isinstance(answer, tuple):
+            self.decider, answer = answer
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def bringer(self) -> Bringer:
+        found: Any = Bringer
+        shelf = SimpleNamespace(backed=lambda name: BUCKET if name == "b" else None)
+        return found(self, shelf, self, self, self)  # type: ignore[no-any-return]
+
+
+def push(world: World) -> list[str]:
+    asyncio.run(world.bringer().push(BUCKET, "k"))
+    return world.asked
+
+
+NOT_MINE = NotDeciderError("not mine")
+
+
+def test_here_while_this_node_decides() -> None:
+    assert push(World()) == ["a"]
+
+
+def test_by_the_new_decider_from_then_on() -> None:
+    assert push(World(here=[("c", NOT_MINE)], there=[Brought()])) == ["a", "c:push"]
+    world = World("c", there=[("d", StaleMapError(2)), ("a", StaleMapError(3))])
+    assert push(world) == ["c:push", "d:push", "a"]
+    removing = World("c", there=[Brought()])
+    asyncio.run(removing.bringer().remove(BUCKET, "k"))
+    assert removing.asked == ["c:remove"]
+
+
+def test_an_answer_that_is_lost_is_asked_for_again() -> None:
+    world = World("c", there=[PeerUnreachableError("gone", begun=True), ("d", Brought())])
+    assert push(world) == ["c:push", "c:push"]
+    assert world.suspected == ["c"]
+
+
+def test_a_long_upload_is_waited_for() -> None:
+    going = [Brought(going=True)] * 9
+    world = World("c", there=[*going, Brought()])
+    assert len(push(world)) == 10
+
+
+@pytest.mark.parametrize("kind", [OriginRefusedError, OriginDownError, NotReplicatedError])
+def test_what_was_wrong_there_is_told_here(kind: type[Exception]) -> None:
+    with pytest.raises(kind, match="so it was"):
+        push(World("c", there=[Brought(failure(0, kind("so it was")))]))
+
+
+def test_nobody_who_decides_ends_it() -> None:
+    with pytest.raises(NotReplicatedError, match="away"):
+        push(World(""))
+    world = World("c", there=[StaleMapError(1)] * 1000)
+    with pytest.raises(NotReplicatedError, match="try again"):
+        push(world)
+    assert 15 <= world.now < 16
+    with pytest.raises(NotReplicatedError, match="could not"):
+        push(World("c", there=[PeerRefusedError(500, "InternalError", "broken")]))
+
+
+def test_who_is_asked_asks_nobody() -> None:
+    async def carried_out(world: World, bucket: str = "b") -> Brought:
+        return await world.bringer().carried_out(BringAsk("push", bucket, "k"))
+
+    assert asyncio.run(carried_out(World())) == Brought()
+    world = World(here=[("c", NOT_MINE)])
+    with pytest.raises(NotDeciderError):
+        asyncio.run(carried_out(world))
+    assert world.asked == ["a"]
+    told = asyncio.run(carried_out(World(here=[OriginDownError("away")]))).failed
+    assert told is not None
+    assert (told.kind, told.message) == ("OriginDownError", "away")
+    assert asyncio.run(carried_out(World(), "gone")).failed is not None

@@ -1,0 +1,154 @@
+"""Who decides by a newer map waits until the node that decided before is done with a name at its origin."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from meshd.net.peers import PeerUnreachableError, StaleMapError
+from meshd.service.backed.succeeding import Succession, decode_ask, encode
+from meshd.service.backed.writing import OriginWriter
+from meshd.store.errors import NotDeciderError, NotReplicatedError
+from meshwire.cluster import Node
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+BUCKET: Any = SimpleNamespace(name="b")
+
+
+@dataclass
+class World:
+    """Node `a` and its map; `told` has what other nodes answer in turn: quiet or not, or an error. A number
+    among them is the version of the map that comes with it."""
+
+    told: dict[str, list[Any]] = field(default_factory=dict)
+    nodes: tuple[Node, ...] = tuple(Node(name, f"http://{name}") for name in "abc")
+    version: int = 7
+    decides: bool = True
+    now: float = 0.0
+    asked: list[str] = field(default_factory=list)
+    node_id = "a"
+    alone = False
+
+    def map(self) -> Any:
+        return SimpleNamespace(version=self.version, nodes=self.nodes)
+
+    def is_decider(self, *_: str) -> bool:
+        return self.decides
+
+    async def newer_than(self, version: int, patience: float) -> bool:
+        if self.version <= version:
+            self.now += patience
+        return self.version > version
+
+    async def suspect(self, node_id: str, version: int) -> None:
+        return None
+
+    def monotonic(self) -> float:
+        return self.now
+
+    @asynccontextmanager
+    async def call(self, node: Node, *_: str, body: bytes, timeout: float) -> AsyncGenerator[Any]:  # noqa: ASYNC109  as theirs
+        assert decode_ask(body).key == "k"
+        self.asked.append(node.node_id)
+        answers = self.told.get(node.node_id, [])
+        answer = answers.pop(0) if answers else True
+        if not isinstance(answer, bool | Exception):
+            self.version, answer = answer, True
+        if isinstance(answer, Exception):
+            raise answer
+
+        async def read() -> bytes:
+            return encode(answer)
+
+        yield SimpleNamespace(read=read)
+
+    def succession(self) -> Succession:
+        found: Any = Succession
+        return found(self, self, self)  # type: ignore[no-any-return]
+
+
+def settle(world: World) -> list[str]:
+    asyncio.run(world.succession().settled("b", "k"))
+    return world.asked
+
+
+def test_every_other_node_that_answers_is_asked_until_it_is_done() -> None:
+    assert sorted(settle(World())) == ["b", "c"]
+    assert settle(World({"b": [False, False, True]})).count("b") == 3
+    away = tuple(Node(name, "http://x", state="away" if name == "c" else "up") for name in "abc")
+    assert settle(World(nodes=away)) == ["b"]
+
+
+def test_a_newer_map_begins_it_anew() -> None:
+    assert sorted(settle(World({"b": [8]}))) == ["b", "b", "c"]
+    assert sorted(settle(World({"b": [StaleMapError(8), 8]}))) == ["b", "b", "b", "c"]
+
+
+def test_a_node_that_is_silent_ends_it() -> None:
+    world = World({"c": [PeerUnreachableError("silent")] * 1000})
+    with pytest.raises(NotReplicatedError, match="node c"):
+        settle(world)
+    assert 15 <= world.now < 16
+
+
+def test_nobody_is_asked_long_after_a_map_has_come() -> None:
+    async def run() -> None:
+        world = World()
+        succession = world.succession()
+        await succession.settled("b", "k")
+        world.now += 599
+        await succession.settled("b", "k")
+        assert len(world.asked) == 4
+        world.now += 2
+        await succession.settled("b", "k")
+        assert len(world.asked) == 4
+        world.version = 8
+        await succession.settled("b", "k")
+        assert len(world.asked) == 6
+
+    asyncio.run(run())
+
+
+class Origin:
+    """One that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked, self.go = asyncio.Event(), asyncio.Event()
+
+    async def delete(self, keys: list[str]) -> None:
+        self.asked.set()
+        await self.go.wait()
+
+
+def test_it_is_quiet_when_what_was_begun_by_an_older_map_is_over() -> None:
+    async def run() -> None:
+        world, origin, gone = World(), Origin(), list[str]()
+
+        async def nothing(*_: Any) -> None:
+            gone.append("forgotten")
+
+        made: Any = OriginWriter
+        there = SimpleNamespace(forget=nothing, delete=nothing)
+        writer = made(SimpleNamespace(of=lambda _: origin), None, there, world, there, world.succession())
+        assert await writer.quiet(BUCKET, "k", 7)
+        assert not await writer.quiet(BUCKET, "k", 8)  # it goes by an older map
+        removing = asyncio.ensure_future(writer.remove(BUCKET, "k"))
+        await origin.asked.wait()
+        world.version, world.decides = 8, False
+        quiet = asyncio.ensure_future(writer.quiet(BUCKET, "k", 8))
+        assert await writer.quiet(BUCKET, "other", 8)
+        assert not quiet.done()
+        origin.go.set()
+        await removing
+        assert await quiet
+        with pytest.raises(NotDeciderError):
+            await writer.remove(BUCKET, "k")
+
+    asyncio.run(run())
