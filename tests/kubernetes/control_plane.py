@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import ssl
 import subprocess
 import sys
+import urllib.request
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,13 +19,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from meshoperator.resources import GROUP, VERSION
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 CRDS = ROOT / "helm" / "shardmesh" / "crds"
 EXAMPLES = ROOT / "helm" / "examples"
-GROUP_VERSION = "shardmesh.io/v1alpha1"
+GROUP_VERSION = f"{GROUP}/{VERSION}"
 
 
 def program() -> Path:
@@ -38,8 +42,8 @@ def program() -> Path:
 
 
 @contextmanager
-def control_plane(place: Path) -> Iterator[Path]:
-    """A kubeconfig with which everything may be done, and our CRDs in place."""
+def control_plane(place: Path, crds: Path = CRDS) -> Iterator[Path]:
+    """A kubeconfig with which everything may be done, and our CRDs (those of a folder) in place."""
     named = os.environ.get("MESH_TEST_KUBECONFIG")
     if named:
         yield Path(named)
@@ -49,10 +53,26 @@ def control_plane(place: Path) -> Iterator[Path]:
     # its servers' output goes to files of theirs; ours must not be what keeps a pipe open
     _run(start, "up", home, "--crd-server", GROUP_VERSION, environment=environment)
     try:
-        _run(start, "crd", home, *sorted(CRDS.glob("*.yaml")), environment=environment)
+        define(home / "kubeconfig", crds)
         yield home / "kubeconfig"
     finally:
         _run(start, "down", home, environment=environment)
+
+
+def define(kubeconfig: Path, crds: Path = CRDS) -> None:
+    """As `kubectl apply` of these definitions, on a control plane of ours."""
+    _run(program(), "crd", kubeconfig.parent, *sorted(crds.glob("*.yaml")), environment=dict(os.environ))
+
+
+def undefine(kubeconfig: Path, plural: str) -> None:
+    """As `kubectl delete crd`, which does not wait for the end of its objects."""
+    home = kubeconfig.parent
+    context = ssl._create_unverified_context()
+    context.load_cert_chain(home / "admin.crt", home / "admin.key")
+    server = (home / "crd-url").read_text()
+    path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{plural}.{GROUP}"
+    request = urllib.request.Request(server + path, method="DELETE")
+    urllib.request.urlopen(request, context=context, timeout=20).close()
 
 
 def _run(*argv: object, environment: dict[str, str]) -> None:

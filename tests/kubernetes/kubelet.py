@@ -2,36 +2,25 @@
 
 What it does as a real one: mounts (ConfigMaps, Secrets, hostPath under a folder a node, emptyDir, tokens of
 the pod's ServiceAccount), environment and `$(NAME)` in arguments, readiness by the pod's HTTP probe,
-restarts, SIGTERM and after the grace period SIGKILL. What it stands in for: an image is this checkout's
-program, `0.0.0.0` is the pod's own address, and names of pods within the cluster are their addresses (no
-DNS). What it does not: containers, limits, liveness, several containers in a pod.
+restarts, SIGTERM and after the grace period SIGKILL, images that nobody has. What it stands in for: an
+image is this checkout's program, `0.0.0.0` is the pod's own address, and names of pods within the cluster
+are their addresses (no DNS). What it does not: containers, limits, liveness, several containers in a pod.
 
 Law: ends what it started, by process id.
 """
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
-import re
 import shutil
-import signal
-import ssl
-import subprocess
 import sys
 import threading
 import time
 import traceback
-from base64 import b64decode
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from lightkube import ApiError, Client, KubeConfig
 from lightkube.core.decoders import decode_list, decode_status
-from lightkube.models.authentication_v1 import TokenRequestSpec
-from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import (
     ConfigMap,
     Node,
@@ -43,14 +32,14 @@ from lightkube.resources.core_v1 import (
 )
 from lightkube.types import PatchType
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+from tests.kubernetes.provisioning import Provisioning
+from tests.kubernetes.running import Running
+from tests.kubernetes.starting import NoImageError, NotYetError, Starting
 
-PROGRAMS = {
-    "meshd": [sys.executable, "-m", "meshd"],
-    "operator": [sys.executable, "-m", "kopf"],
-    "i": ["sleep", "600"],  # a training pod
-}
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
 _KINDS: tuple[type, ...] = (
     ConfigMap,
     Node,
@@ -61,53 +50,27 @@ _KINDS: tuple[type, ...] = (
     ServiceAccountToken,
 )
 _TICK = 0.2
-_FIELDS = {
-    "metadata.name": lambda pod: pod["metadata"]["name"],
-    "metadata.namespace": lambda pod: pod["metadata"]["namespace"],
-    "spec.nodeName": lambda pod: pod["spec"]["nodeName"],
-}
-
-
-class NotYetError(Exception):
-    """Something that a pod names is not there yet."""
-
-
-@dataclass
-class Running:
-    """A pod's process. `ready`: as the API was told last."""
-
-    document: dict[str, Any]
-    address: str
-    place: Path
-    process: subprocess.Popen[bytes] | None = None
-    ready: bool | None = None
-    asked_to_end: float = 0.0
-    restarts: int = 0
-    again: float = 0.0
-    mounts: dict[str, Path] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """Of the pod."""
-        return str(self.document["metadata"]["name"])
-
-    def output(self) -> str:
-        """What it printed, in all its lives."""
-        log = self.place / "log"
-        return log.read_text(errors="replace") if log.exists() else ""
 
 
 class Kubelet:
     """Of all nodes of a test, in one thread."""
 
-    def __init__(self, kubeconfig: Path, place: Path, namespace: str) -> None:
-        self._config, self._place, self._namespace = kubeconfig, place, namespace
+    def __init__(
+        self,
+        kubeconfig: Path,
+        place: Path,
+        namespace: str,
+        checkouts: Mapping[str, Path] | None = None,
+    ) -> None:
+        """`checkouts`: by tag of an image, whose program it is, where it is not this checkout's."""
+        self._place = place
         self._client: Any = Client(config=KubeConfig.from_file(kubeconfig).get(), namespace=namespace)
         self._subnet = f"127.{os.getpid() % 200 + 20}.{os.getpid() // 200 % 250 + 1}"
         self._last = 0
         self._nodes: dict[str, Path] = {}
         self.pods: dict[str, Running] = {}
-        self._volumes: dict[str, str] = {}  # of claims, by their uid
+        self._starting = Starting(self._client, kubeconfig, place, namespace, self._nodes, checkouts or {})
+        self._provisioning = Provisioning(self._client, place, namespace)
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="kubelet")
@@ -123,7 +86,7 @@ class Kubelet:
         self._stop.set()
         self._thread.join(30)
         for running in self.pods.values():
-            self._kill(running)
+            running.kill()
         for name in list(self._nodes):
             self._delete_node(name)
         self._client.close()
@@ -180,7 +143,7 @@ class Kubelet:
         with self._lock:
             for running in self.pods.values():
                 if running.document["spec"]["nodeName"] == name:
-                    self._kill(running)
+                    running.kill()
                     running.again = float("inf")
             shutil.rmtree(self._nodes[name])
         self._delete_node(name)
@@ -205,10 +168,10 @@ class Kubelet:
             self._stop.wait(_TICK)
 
     def _tick(self) -> None:
-        self._provide()
+        self._provisioning.run()
         there = {each.metadata.uid: each.to_dict() for each in self._client.list(Pod)}
         for uid in self.pods.keys() - there.keys():
-            self._kill(self.pods[uid])
+            self.pods[uid].kill()
             del self.pods[uid]
         for uid, document in there.items():
             if document["spec"].get("nodeName") in self._nodes:
@@ -235,11 +198,14 @@ class Kubelet:
                 running.restarts += 1
             running.again = time.monotonic() + min(5.0, 0.5 * 2**running.restarts)
             try:
-                self._start(running)
+                self._starting.start(running)
             except NotYetError:
                 return
+            except NoImageError as error:
+                self._say(running, _without_image(running, str(error)))
+                return
             self._tell(running, ready=False)
-        elif (ready := self._is_ready(running)) != running.ready:
+        elif (ready := running.answers()) != running.ready:
             self._tell(running, ready=ready)
 
     def _end(self, running: Running) -> None:
@@ -250,7 +216,7 @@ class Kubelet:
                 running.asked_to_end = now
                 process.terminate()
             elif now > running.asked_to_end + grace:
-                self._kill(running)
+                running.kill()
             return
         metadata = running.document["metadata"]
         try:
@@ -258,169 +224,6 @@ class Kubelet:
         except ApiError as error:
             if error.status.code != 404:
                 raise
-
-    def _kill(self, running: Running) -> None:
-        process = running.process
-        if process is None or process.poll() is not None:
-            return
-        family = [process.pid, *_children(process.pid)]
-        for pid in family:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        process.wait(60)
-
-    def _start(self, running: Running) -> None:
-        pod = running.document
-        (container,) = pod["spec"]["containers"]
-        for mount in container.get("volumeMounts") or ():
-            running.mounts[mount["mountPath"]] = self._mounted(running, mount)
-        for volume in pod["spec"].get("volumes") or ():
-            self._localize(running, volume)
-        variables = {each["name"]: self._value(pod, each) for each in container.get("env") or ()}
-        own = {name: self._here(running, value) for name, value in variables.items() if value is not None}
-        inherited = {
-            k: v for k, v in os.environ.items() if not k.startswith(("MESHD_", "MESH_", "KUBERNETES_"))
-        }
-        kept = {k: os.environ[k] for k in ("PYTHONPATH",) if k in os.environ}
-        environment = (
-            inherited | kept | {"KUBECONFIG": str(self._kubeconfig(running)), "HOSTNAME": running.name} | own
-        )
-        image = str(container["image"]).rpartition("/")[2].partition(":")[0].partition("@")[0]
-        arguments = [self._here(running, _expanded(each, variables)) for each in container.get("args") or ()]
-        with (running.place / "log").open("ab") as log:
-            running.process = subprocess.Popen(
-                [*PROGRAMS[image], *arguments], env=environment, stdout=log, stderr=log, cwd=running.place
-            )
-
-    def _value(self, pod: Mapping[str, Any], variable: Mapping[str, Any]) -> str | None:
-        source = variable.get("valueFrom") or {}
-        if "fieldRef" in source:
-            return str(_FIELDS[source["fieldRef"]["fieldPath"]](pod))
-        if "secretKeyRef" in source:
-            wanted = source["secretKeyRef"]
-            return self._read(Secret, wanted["name"])[wanted["key"]].decode()
-        return str(variable.get("value") or "")
-
-    def _here(self, running: Running, text: str) -> str:
-        """Paths, addresses and names of the pod as they are on this machine."""
-        for path in sorted(running.mounts, key=len, reverse=True):
-            if text == path or text.startswith(path + "/"):
-                return str(running.mounts[path]) + text[len(path) :]
-        name = re.escape(running.name) + rf"\.[a-z0-9-]+\.{self._namespace}\.svc"
-        return re.sub(name, running.address, text.replace("0.0.0.0", running.address))
-
-    # --- volumes ------------------------------------------------------------------------------------------
-
-    def _mounted(self, running: Running, mount: Mapping[str, Any]) -> Path:
-        pod = running.document
-        volume = next(each for each in pod["spec"]["volumes"] if each["name"] == mount["name"])
-        below = mount.get("subPath") or _expanded(mount.get("subPathExpr") or "", {"POD_NAME": running.name})
-        if "hostPath" in volume:
-            found: Path = (
-                self._nodes[pod["spec"]["nodeName"]] / volume["hostPath"]["path"].lstrip("/") / below
-            )
-        elif "persistentVolumeClaim" in volume:
-            found = self._place / "volumes" / volume["persistentVolumeClaim"]["claimName"] / below
-        else:
-            found = running.place / mount["name"] / below
-        found.mkdir(parents=True, exist_ok=True)
-        files: dict[str, bytes] = {}
-        if "configMap" in volume:
-            files = self._read(ConfigMap, volume["configMap"]["name"])
-        elif "secret" in volume:
-            try:
-                files = self._read(Secret, volume["secret"]["secretName"])
-            except NotYetError:
-                if not volume["secret"].get("optional"):
-                    raise
-        for name, content in files.items():
-            (found / name).write_bytes(content.replace(b"0.0.0.0", running.address.encode()))
-        return found
-
-    def _localize(self, running: Running, volume: Mapping[str, Any]) -> None:
-        """Settings name files of other mounts: as they are on this machine."""
-        if "configMap" in volume:
-            paths = "|".join(map(re.escape, sorted(running.mounts, key=len, reverse=True)))
-            for file in (running.place / volume["name"]).iterdir():
-                text = file.read_text()
-                file.write_text(re.sub(f"(?<= )({paths})(?=/)", lambda m: str(running.mounts[m[1]]), text))
-
-    def _provide(self) -> None:
-        """As a storage plug-in: a volume for each claim that has none; it grows, and goes, with its claim."""
-        claims = {each.metadata.name: each for each in self._client.list(PersistentVolumeClaim)}
-        for name, claim in claims.items():
-            if claim.status.phase == "Pending" and claim.metadata.uid not in self._volumes:
-                self._volumes[claim.metadata.uid] = name
-                self._client.create(_volume(claim, self._namespace))
-            elif claim.status.phase == "Bound" and claim.status.capacity != claim.spec.resources.requests:
-                self._enlarge(claim)
-        for uid, name in list(self._volumes.items()):
-            if uid not in {claim.metadata.uid for claim in claims.values()}:
-                self._client.delete(PersistentVolume, f"pv-{uid}")
-                shutil.rmtree(self._place / "volumes" / name, ignore_errors=True)
-                del self._volumes[uid]
-
-    def _enlarge(self, claim: Any) -> None:
-        size = dict(claim.spec.resources.requests)
-        volume, change = {"spec": {"capacity": size}}, {"status": {"capacity": size}}
-        merge = PatchType.MERGE
-        self._client.patch(PersistentVolume, f"pv-{claim.metadata.uid}", volume, patch_type=merge)
-        self._client.patch(PersistentVolumeClaim.Status, claim.metadata.name, change, patch_type=merge)
-
-    def _read(self, kind: Any, name: str) -> dict[str, bytes]:
-        try:
-            found = self._client.get(kind, name)
-        except ApiError as error:
-            if error.status.code == 404:
-                raise NotYetError(name) from None
-            raise
-        if kind is Secret:
-            return {key: b64decode(value) for key, value in (found.data or {}).items()}
-        return {key: value.encode() for key, value in (found.data or {}).items()}
-
-    def _kubeconfig(self, running: Running) -> Path:
-        """With the rights of the pod's ServiceAccount, and no others."""
-        account = running.document["spec"].get("serviceAccountName") or "default"
-        wanted = ServiceAccountToken(
-            metadata=ObjectMeta(), spec=TokenRequestSpec(audiences=[], expirationSeconds=3600)
-        )
-        try:
-            token = str(self._client.create(wanted, account).status.token)
-        except ApiError as error:
-            if error.status.code == 404:
-                raise NotYetError(account) from None
-            raise
-        document = json.loads(self._config.read_text())
-        document["users"][0]["user"] = {"token": token}
-        document["contexts"][0]["context"]["namespace"] = self._namespace
-        path = running.place / "kubeconfig"
-        path.write_text(json.dumps(document))
-        return path
-
-    # --- what it tells ------------------------------------------------------------------------------------
-
-    def _is_ready(self, running: Running) -> bool:
-        (container,) = running.document["spec"]["containers"]
-        probe = (container.get("readinessProbe") or {}).get("httpGet")
-        if probe is None:
-            return True
-        port = probe["port"]
-        if isinstance(port, str):
-            port = next(each["containerPort"] for each in container["ports"] if each["name"] == port)
-        connection = http.client.HTTPConnection(running.address, port, timeout=2)
-        if probe.get("scheme") == "HTTPS":  # probes verify nothing
-            whoever = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            whoever.check_hostname, whoever.verify_mode = False, ssl.CERT_NONE
-            connection = http.client.HTTPSConnection(running.address, port, timeout=2, context=whoever)
-        try:
-            connection.request("GET", probe["path"])
-            return connection.getresponse().status < 400
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
 
     def _tell(self, running: Running, *, ready: bool) -> None:
         word = "True" if ready else "False"
@@ -432,37 +235,22 @@ class Kubelet:
             "podIPs": [{"ip": running.address}],
             "conditions": conditions,
         }
+        self._say(running, status)
+        running.ready = ready
+
+    def _say(self, running: Running, status: dict[str, Any]) -> None:
         try:
             self._client.patch(Pod.Status, running.name, {"status": status}, patch_type=PatchType.MERGE)
         except ApiError as error:
             if error.status.code != 404:
                 raise
-        running.ready = ready
 
 
-def _volume(claim: Any, namespace: str) -> Any:
-    name, uid = claim.metadata.name, claim.metadata.uid
-    spec = {
-        "capacity": claim.spec.resources.requests,
-        "accessModes": claim.spec.accessModes,
-        "persistentVolumeReclaimPolicy": "Retain",
-        "claimRef": {"namespace": namespace, "name": name, "uid": uid},
-        "hostPath": {"path": f"/volumes/{name}"},
-        "storageClassName": claim.spec.storageClassName or "",
-    }
-    return PersistentVolume.from_dict({"metadata": {"name": f"pv-{uid}"}, "spec": spec})
-
-
-def _expanded(text: str, variables: Mapping[str, str | None]) -> str:
-    return re.sub(r"\$\(([A-Z_]+)\)", lambda found: variables.get(found[1]) or found[0], text)
-
-
-def _children(pid: int) -> Iterator[int]:
-    """All processes below one."""
-    try:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                yield int(child)
-                yield from _children(int(child))
-    except OSError:
-        return
+def _without_image(running: Running, image: str) -> dict[str, Any]:
+    (container,) = running.document["spec"]["containers"]
+    waiting = {"reason": "ImagePullBackOff", "message": f'Back-off pulling image "{image}"'}
+    about = {"name": container["name"], "image": image, "imageID": "", "ready": False, "restartCount": 0}
+    conditions = [{"type": kind, "status": "False"} for kind in ("Ready", "ContainersReady")]
+    conditions += [{"type": kind, "status": "True"} for kind in ("Initialized", "PodScheduled")]
+    states = [about | {"state": {"waiting": waiting}}]
+    return {"phase": "Pending", "conditions": conditions, "containerStatuses": states}

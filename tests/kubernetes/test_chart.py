@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from functools import cache
@@ -14,6 +13,7 @@ import yaml
 
 from tests.kubernetes.control_plane import ROOT
 from tests.kubernetes.helm_binary import helm
+from tests.kubernetes.releases import copied_chart
 
 sys.path.insert(0, str(ROOT / "tests" / "docs"))
 from values_page import PAGE, page
@@ -163,11 +163,7 @@ def test_a_change_of_values_rolls_the_operator() -> None:
 def chart(tmp_path: Path) -> Path:
     """As it is, but for old API servers, too, and without the definitions, which are there already (the test
     plane's are on a server of their own, and its main one knows no CEL)."""
-    target = tmp_path / "shardmesh"
-    shutil.copytree(CHART, target, ignore=shutil.ignore_patterns("crds"))
-    lines = (target / "Chart.yaml").read_text().splitlines()
-    (target / "Chart.yaml").write_text("\n".join(line for line in lines if "kubeVersion" not in line))
-    return target
+    return copied_chart(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["default", "namespaced", "mesh", "no webhook"])

@@ -23,8 +23,9 @@ from meshoperator.admission import DONE, LABEL, SECRET
 from tests.kubernetes.front import Front
 from tests.kubernetes.helm_binary import helm
 from tests.kubernetes.kubelet import Kubelet
+from tests.kubernetes.releases import copied_chart, run_helm
+from tests.kubernetes.scenes import POOL, SPEC, Scene
 from tests.kubernetes.test_crds_served import create
-from tests.kubernetes.test_end_to_end import POOL, SPEC, Scene, _chart, _helm
 from tests.kubernetes.test_webhook import (
     GROUP_VERSION,
     dataset,
@@ -90,11 +91,13 @@ def installed(kubeconfig: Path, kube: Client, tmp_path_factory: pytest.TempPathF
                 },
                 "operator": {"extraEnv": [endpoint, eager, often]},
             }
-            _helm(program, "install", "mesh", str(_chart(place)), *where, "--values", "-", given=values)
+            run_helm(
+                program, "install", "mesh", str(copied_chart(place)), *where, "--values", "-", given=values
+            )
             try:
                 yield places[0]
             finally:
-                _helm(program, "uninstall", "mesh", *where)
+                run_helm(program, "uninstall", "mesh", *where)
     finally:
         kube.delete(Namespace, namespace)
 

@@ -7,184 +7,29 @@ whole and has its objects, whatever another scene, or a try of its own, left. Th
 
 from __future__ import annotations
 
-import json
 import os
-import random
 import secrets
-import shutil
-import subprocess
-import threading
-import time
-from base64 import b64decode
 from typing import TYPE_CHECKING, Any
 
-import boto3
 import pytest
-from botocore.config import Config
 from botocore.exceptions import ClientError
-from lightkube.generic_resource import create_namespaced_resource
-from lightkube.resources.core_v1 import ConfigMap, Event, Node, Pod, Secret
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.core_v1 import ConfigMap, Namespace, Node, Secret
 from lightkube.types import PatchType
 
-from meshwire.cluster import parse_map
-from tests.kubernetes.control_plane import ROOT
 from tests.kubernetes.front import Front
 from tests.kubernetes.helm_binary import helm
 from tests.kubernetes.kubelet import Kubelet
+from tests.kubernetes.releases import copied_chart, run_helm
+from tests.kubernetes.scenes import SPEC, MeshCluster, MeshNode, Reader, Scene, photographs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from lightkube import Client
 
-    from meshwire.cluster import ClusterMap
-
-PATIENCE = 100.0
 pytestmark = pytest.mark.timeout(240)  # of a scene, on a slow machine
-MeshCluster: Any = create_namespaced_resource("shardmesh.io", "v1alpha1", "MeshCluster", "meshclusters")
-MeshNode: Any = create_namespaced_resource("shardmesh.io", "v1alpha1", "MeshNode", "meshnodes")
-POOL: dict[str, Any] = {
-    "name": "s",
-    "replicas": 3,
-    "roles": ["store", "cache", "compute"],
-    "tiers": [{"name": "disk", "class": "nvme", "hostPath": "/mnt/shardmesh"}],
-    "nodeSelector": {"disks": "nvme"},
-    "weight": 1,
-    "extraArgs": ["--workers=1", "--transforms=1", "--lease=2", "--drain-timeout=1"],
-}
-SPEC = {"image": "registry.example.com/shardmesh/meshd:0.1.0", "nodePools": [POOL]}
-
-
-class Scene:
-    """The mesh, as tests see it."""
-
-    def __init__(self, kube: Client, namespace: str, kubelet: Kubelet) -> None:
-        self.kube: Any = kube
-        self.namespace, self.kubelet = namespace, kubelet
-        self.bodies: dict[str, bytes] = {}
-
-    def mesh(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.kube.get(MeshCluster, "mesh", namespace=self.namespace).to_dict()
-        return found
-
-    def change(self, **spec: Any) -> None:
-        self.kube.patch(
-            MeshCluster, "mesh", {"spec": spec}, namespace=self.namespace, patch_type=PatchType.MERGE
-        )
-
-    def scale(self, replicas: int) -> None:
-        self.change(nodePools=[POOL | {"replicas": replicas}])
-
-    def map(self) -> ClusterMap:
-        labels = {"shardmesh.io/store": "mesh", "shardmesh.io/topic": "cluster"}
-        (found,) = self.kube.list(ConfigMap, namespace=self.namespace, labels=labels)
-        return parse_map(found.data["value"])
-
-    def pods(self) -> dict[str, Any]:
-        labels = {"shardmesh.io/cluster": "mesh"}
-        return {
-            each.metadata.name: each for each in self.kube.list(Pod, namespace=self.namespace, labels=labels)
-        }
-
-    def evicted(self, name: str) -> bool:
-        """As `kubectl drain` asks: whether the budget lets the pod go."""
-        path = f"/api/v1/namespaces/{self.namespace}/pods/{name}/eviction"
-        metadata = {"name": name, "namespace": self.namespace}
-        wish = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": metadata}
-        answer = self.kube._client._client.post(path, json=wish)
-        assert answer.status_code in (201, 429), answer.text
-        return bool(answer.status_code == 201)
-
-    def until(self, wanted: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
-        end = time.monotonic() + patience
-        while not wanted():
-            if time.monotonic() > end:
-                raise AssertionError(f"not {what} in time\n{self.state()}")
-            time.sleep(0.3)
-
-    def settled(self, count: int) -> None:
-        """All is as it should be, and the operator says so of the present spec."""
-
-        def well() -> bool:
-            found = self.mesh()
-            status = found.get("status") or {}
-            conditions = {each["type"]: each["status"] for each in status.get("conditions") or ()}
-            current = status.get("observedGeneration") == found["metadata"]["generation"]
-            updated = all(pool["updated"] == pool["desired"] for pool in status.get("pools") or ())
-            states = [node.state for node in self.map().nodes] if current and status.get("ready") else []
-            return (
-                current
-                and updated
-                and (status["ready"], status["desired"]) == (count, count)
-                and (conditions["Settled"], conditions["Progressing"]) == ("True", "False")
-                and states == ["up"] * count
-            )
-
-        self.until(well, f"settled with {count} daemons")
-
-    def state(self) -> str:
-        mesh = self.mesh()
-        said = json.dumps(mesh.get("status"), indent=1)
-        events = [f"{e.reason}: {e.message}" for e in self.kube.list(Event, namespace=self.namespace)]
-        return f"{said}\n{[(p, v.status.phase) for p, v in self.pods().items()]}\n" + "\n".join(
-            [*events[-40:], self.kubelet.output()]
-        )
-
-    def reasons(self) -> set[str]:
-        return {each.reason for each in self.kube.list(Event, namespace=self.namespace)}
-
-    def places(self) -> list[tuple[str, int]]:
-        """Where a connection to the Service goes."""
-        return [
-            (each.address, 9000)
-            for each in list(self.kubelet.pods.values())
-            if each.name.startswith("mesh-s-") and each.ready and not each.asked_to_end
-        ]
-
-    def client(self, endpoint: str) -> Any:
-        keys = self.kube.get(Secret, "mesh-root", namespace=self.namespace).to_dict()["data"]
-        return boto3.session.Session().client(
-            "s3",
-            endpoint_url=endpoint,
-            aws_access_key_id=b64decode(keys["AWS_ACCESS_KEY_ID"]).decode(),
-            aws_secret_access_key=b64decode(keys["AWS_SECRET_ACCESS_KEY"]).decode(),
-            region_name="us-east-1",
-            config=Config(
-                retries={"mode": "standard", "total_max_attempts": 5}, s3={"addressing_style": "path"}
-            ),
-        )
-
-
-class Reader:
-    """A client that reads all the time, with ordinary retries."""
-
-    def __init__(self, client: Any, bodies: dict[str, bytes]) -> None:
-        self._client, self._bodies = client, bodies
-        self.read, self.failed = 0, list[str]()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="reader")
-
-    def __enter__(self) -> Reader:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(60)
-
-    def _run(self) -> None:
-        names, choose = sorted(self._bodies), random.Random(7)
-        while not self._stop.is_set():
-            name = choose.choice(names)
-            try:
-                body = self._client.get_object(Bucket="photos", Key=name)["Body"].read()
-                if body != self._bodies[name]:
-                    self.failed.append(f"{name}: {len(body)} other bytes")
-            except Exception as error:
-                self.failed.append(f"{name}: {type(error).__name__}: {error}")
-            self.read += 1
-            self._stop.wait(0.02)
 
 
 @pytest.fixture(autouse=True)
@@ -194,9 +39,6 @@ def _no_process_left() -> None:
 
 @pytest.fixture(scope="module")
 def installed(kubeconfig: Path, kube: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    from lightkube.models.meta_v1 import ObjectMeta
-    from lightkube.resources.core_v1 import Namespace
-
     if os.environ.get("MESH_TEST_KUBECONFIG") and list(kube.list(Node)):
         pytest.skip("this cluster has nodes of its own; machines of the tests must not be among them")
     program, place = helm(), tmp_path_factory.mktemp("kubelet")
@@ -217,29 +59,15 @@ def installed(kubeconfig: Path, kube: Client, tmp_path_factory: pytest.TempPathF
                     "extraEnv": [{"name": "MESH_OPERATOR_EAGER_SECONDS", "value": "0.5"}],
                 },
             }
-            _helm(program, "install", "mesh", str(_chart(place)), *where, "--values", "-", given=values)
+            run_helm(
+                program, "install", "mesh", str(copied_chart(place)), *where, "--values", "-", given=values
+            )
             try:
                 yield Scene(kube, namespace, kubelet)
             finally:
-                _helm(program, "uninstall", "mesh", *where)
+                run_helm(program, "uninstall", "mesh", *where)
     finally:
         kube.delete(Namespace, namespace)
-
-
-def _chart(place: Path) -> Path:
-    """As it is, but for old API servers, too; the definitions are there already."""
-    target = place / "shardmesh"
-    shutil.copytree(ROOT / "helm" / "shardmesh", target, ignore=shutil.ignore_patterns("crds"))
-    lines = (target / "Chart.yaml").read_text().splitlines()
-    (target / "Chart.yaml").write_text("\n".join(line for line in lines if "kubeVersion" not in line))
-    return target
-
-
-def _helm(*argv: str, given: object = None) -> None:
-    done = subprocess.run(
-        argv, input=json.dumps(given), capture_output=True, text=True, check=False, timeout=100
-    )
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -258,17 +86,6 @@ def scene(installed: Scene, front: str) -> Scene:
     if not installed.bodies:
         installed.bodies = photographs(installed.client(front))
     return installed
-
-
-def photographs(client: Any) -> dict[str, bytes]:
-    """What is in the bucket now."""
-    client.create_bucket(Bucket="photos")
-    bodies = {}
-    for number in range(60):
-        body = random.Random(number).randbytes(1000 + 3000 * (number % 7))
-        client.put_object(Bucket="photos", Key=f"{number:03}.bin", Body=body)
-        bodies[f"{number:03}.bin"] = body
-    return bodies
 
 
 def test_install(scene: Scene) -> None:
@@ -310,6 +127,30 @@ def test_roll_out(scene: Scene, front: str) -> None:
     assert reader.read > 20
     assert {name: _host(scene, name) for name in before} == hosts
     _all_there(scene, front)
+
+
+def test_a_wrong_image_is_told_and_put_right(scene: Scene, front: str) -> None:
+    """One daemon is tried with it, and no other; `kubectl get meshclusters` has why, and reads go on."""
+    right = scene.mesh()["spec"]["image"]
+    before = {name: pod.metadata.uid for name, pod in scene.pods().items()}
+    with Reader(scene.client(front), scene.bodies) as reader:
+        scene.change(image="registry.example.com/shardmesh/mehsd:0.1.0")
+        scene.until(lambda: scene.mesh()["status"].get("trouble") == "Image: mesh-s-0", "told")
+        told = {each["type"]: each["message"] for each in scene.mesh()["status"]["conditions"]}
+        assert 'mesh-s-0 ImagePullBackOff: Back-off pulling image "registry.example.com' in told["Available"]
+        assert "to do: put the image right" in told["Available"]
+        assert "mesh-s-1 is outdated; it waits" in told["Progressing"]
+        assert _anew(scene, before) == {"mesh-s-0"}
+        scene.change(image=right)
+        scene.settled(3)
+    assert reader.failed == []
+    assert scene.mesh()["status"].get("trouble") is None
+    assert _anew(scene, before) == {"mesh-s-0"}
+    _all_there(scene, front)
+
+
+def _anew(scene: Scene, before: dict[str, str]) -> set[str]:
+    return {name for name, pod in scene.pods().items() if pod.metadata.uid != before[name]}
 
 
 def _same(before: dict[str, str], scene: Scene) -> set[str]:

@@ -17,7 +17,8 @@ from lightkube.types import PatchType
 from tests.kubernetes.front import Front
 from tests.kubernetes.helm_binary import helm
 from tests.kubernetes.kubelet import Kubelet
-from tests.kubernetes.test_end_to_end import POOL, SPEC, Scene, _chart, _helm
+from tests.kubernetes.releases import copied_chart, run_helm
+from tests.kubernetes.scenes import POOL, SPEC, Scene
 from tests.kubernetes.test_webhook import dataset, pod
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def release(
     answers = {"name": "MESH_OPERATOR_ENDPOINT", "value": endpoint}
     spec = SPEC | {"copies": 1, "nodePools": [POOL | {"replicas": 1}]}
     values = {"cluster": {"create": True, "spec": spec}, "operator": {"extraEnv": [eager, answers]}}
-    chart = str(_chart(tmp_path))
+    chart = str(copied_chart(tmp_path))
     return (
         [helm(), "install", "mesh", chart, *where, "--values", "-"],
         [helm(), "uninstall", "mesh", *where],
@@ -78,12 +79,12 @@ def test_a_release_that_goes_leaves_the_daemons_their_rights_and_one_that_comes_
     tmp_path: Path,
 ) -> None:
     install, uninstall, values = release
-    _helm(*install, given=values)
+    run_helm(*install, given=values)
     scene.settled(1)
     uid = scene.pods()["mesh-s-0"].metadata.uid
     dataset(kube, NAMESPACE, "photos", f"file://{tmp_path}")
     scene.until(lambda: "BucketMade" in scene.reasons(), "a bucket of the dataset")
-    _helm(*uninstall)
+    run_helm(*uninstall)
     there = {each.metadata.name for each in scene.kube.list(MutatingWebhookConfiguration)}
     assert not any("mesh-going" in name for name in there)
     assert kube.get(ClusterRole, f"mesh-shardmesh-{NAMESPACE}-daemon")
@@ -92,13 +93,13 @@ def test_a_release_that_goes_leaves_the_daemons_their_rights_and_one_that_comes_
     client.put_object(Bucket=BUCKET, Key="a", Body=b"kept")
     kube.create(pod("train", "nowhere", "photos"), namespace=NAMESPACE)  # nothing holds it up
     kube.delete(Pod, "train", namespace=NAMESPACE, grace_period=0)
-    _helm(*install, given=values)
+    run_helm(*install, given=values)
     kube.delete(MeshDataset, "photos", namespace=NAMESPACE)
     scene.until(lambda: not list(scene.kube.list(MeshDataset, namespace=NAMESPACE)), "seen to by an operator")
     scene.settled(1)
     assert scene.pods()["mesh-s-0"].metadata.uid == uid
     assert client.get_object(Bucket=BUCKET, Key="a")["Body"].read() == b"kept"
-    _helm(*uninstall)
+    run_helm(*uninstall)
 
 
 def test_a_namespace_that_is_deleted_without_an_operator_hangs_until_finalizers_are_taken_away(

@@ -19,8 +19,9 @@ from meshd.testing.certificates import Authority
 from tests.kubernetes.front import Front
 from tests.kubernetes.helm_binary import helm
 from tests.kubernetes.kubelet import Kubelet
+from tests.kubernetes.releases import copied_chart, run_helm
+from tests.kubernetes.scenes import POOL, SPEC, MeshNode, Scene
 from tests.kubernetes.test_data_end_to_end import status
-from tests.kubernetes.test_end_to_end import POOL, SPEC, MeshNode, Scene, _chart, _helm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,11 +86,13 @@ def scene(
                     "extraEnv": [{"name": f"MESH_OPERATOR_{name}", "value": v} for name, v in said.items()]
                 },
             }
-            _helm(program, "install", "mesh", str(_chart(place)), *where, "--values", "-", given=values)
+            run_helm(
+                program, "install", "mesh", str(copied_chart(place)), *where, "--values", "-", given=values
+            )
             try:
                 yield scenes[0]
             finally:
-                _helm(program, "uninstall", "mesh", *where)
+                run_helm(program, "uninstall", "mesh", *where)
     finally:
         kube.delete(StorageClass, "elastic")
         kube.delete(Namespace, namespace)

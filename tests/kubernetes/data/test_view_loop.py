@@ -1,0 +1,73 @@
+"""MeshView: its loop against a real API server and a real daemon; killed at every call it makes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import cv2
+import numpy as np
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.core_v1 import ConfigMap
+
+from tests.kubernetes.data.operating import bucket_of, condition, killed_at_every_call, view
+
+if TYPE_CHECKING:
+    from tests.kubernetes.data.operating import Operator
+
+
+def test_a_view_is_made_replaced_and_removed(operator: Operator) -> None:
+    name = bucket_of(operator)
+    operator.make("MeshView", "small", view(name, 64))
+    operator.look("MeshView", "small")
+    status = operator.status("MeshView", "small")
+    assert condition(status, "Ready")[:2] == ("False", "NoSuchBucket")
+    operator.daemon.client().create_bucket(Bucket=name)
+    operator.look("MeshView", "small")
+    status = operator.status("MeshView", "small")
+    assert (status["ready"], status["address"]) == (True, f"{name}--small")
+    assert {each["op"] for each in status["opBuilds"]} == {"decode", "resize", "encode"}
+    image = cv2.imencode(".png", np.zeros((80, 80, 3), np.uint8))[1].tobytes()
+    operator.daemon.client().put_object(Bucket=name, Key="a.png", Body=image)
+    for _ in range(4):
+        operator.daemon.client().get_object(Bucket=f"{name}--small", Key="a.png")["Body"].read()
+    operator.daemons._metrics.clear()  # told again for half a minute
+    operator.until("MeshView", "small", lambda found: found["hitPercent"] == 75)
+    operator.change("MeshView", "small", {"spec": view(name, 32)})
+    operator.look("MeshView", "small")
+    assert operator.ear.heard[-1][0] == "ViewReplaced"
+    made = operator.ask("GET", f"/-/views/{name}--small")["view"]
+    assert made["ops"][1]["args"]["size"] == 32
+    operator.make("MeshView", "other", view(name, 48) | {"name": "small"})
+    operator.look("MeshView", "other")  # not this one's
+    assert condition(operator.status("MeshView", "other"), "Ready")[:2] == ("False", "ViewExists")
+    for each in ("other", "small"):
+        operator.delete("MeshView", each)
+        operator.look("MeshView", each)
+        assert operator.gone("MeshView", each)
+    assert operator.ask("GET", f"/-/views/{name}--small") == 404
+
+
+def test_the_module_of_a_view_is_pushed(operator: Operator) -> None:
+    name = bucket_of(operator)
+    operator.daemon.client().create_bucket(Bucket=name)
+    source = "import shardmesh_op\n"
+    spec = view(name, 64) | {"module": {"configMapRef": {"name": "ops"}, "name": "mine"}}
+    operator.make("MeshView", "own", spec)
+    operator.look("MeshView", "own")
+    assert "ConfigMap 'ops' is not there" in condition(operator.status("MeshView", "own"), "Ready")[2]
+    metadata = ObjectMeta(name="ops", namespace=operator.namespace)
+    operator.kube.create(ConfigMap(metadata=metadata, data={"mine.py": source}))
+    operator.look("MeshView", "own")
+    assert condition(operator.status("MeshView", "own"), "Ready")[0] == "False"  # no module of ops
+    assert "shardmesh_op" in condition(operator.status("MeshView", "own"), "Ready")[2]
+
+
+def test_views_converge_wherever_the_operator_dies(operator: Operator) -> None:
+    bucket = bucket_of(operator)
+    operator.daemon.client().create_bucket(Bucket=bucket)
+
+    def make(name: str) -> None:
+        operator.make("MeshView", name, view(bucket, 64))
+
+    killed_at_every_call(operator, "MeshView", make, lambda found: found.get("ready"), 24)
+    assert operator.ask("GET", f"/-/views?bucket={bucket}")["views"] == []
