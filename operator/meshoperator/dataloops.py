@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from meshoperator.daemons import DaemonError, NoMeshError, UnreachableError
 from meshoperator.loadsteps import stamp
-from meshoperator.resources import GROUP
+from meshoperator.resources import GROUP, ResourceError
 from meshoperator.statuses import conditions
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FINALIZER: Final = f"{GROUP}/daemons"
 PATIENCE: Final = 600.0
-"""Seconds for which a deletion waits for daemons that do not answer."""
+"""Seconds for which a deletion waits for daemons that do not answer, or for a spec that is understood."""
 SOON, LATER = 5.0, 60.0
 
 
@@ -70,7 +70,7 @@ class DataLoop:
         raise NotImplementedError
 
     async def clean(self, document: Manifest) -> None:
-        """Before it goes. Raises DaemonError, UnreachableError, ApiError."""
+        """Before it goes. Raises DaemonError, UnreachableError, ResourceError, ApiError."""
 
     async def _end(self, document: Manifest, finalizers: list[str]) -> float | None:
         if FINALIZER not in finalizers:
@@ -80,7 +80,7 @@ class DataLoop:
         except NoMeshError as error:  # as when a whole namespace is deleted: the mesh may go first
             stays = "what a store of that name keeps of it stays"
             await self._recorder.say(document, "Deleted", f"{error}; {stays}")
-        except (DaemonError, UnreachableError) as error:
+        except (DaemonError, UnreachableError, ResourceError) as error:
             since = datetime.fromisoformat(document["metadata"]["deletionTimestamp"])
             if self._now() - since.astimezone(UTC).timestamp() < PATIENCE:
                 await self._wait(document, str(error))

@@ -78,7 +78,9 @@ class DataProgram:
 
     def work(self) -> list[Coroutine[None, None, None]]:
         """What goes on until it is cancelled."""
-        found = [self._watch_pods(namespace) for namespace in self._settings.namespaces or (None,)]
+        found = []
+        for namespace in self._settings.namespaces or (None,):
+            found += [self._watch_pods(namespace), self._watch_new_pods(namespace)]
         found += [self._renew(), self._place(), self._measure(), self._notice()]
         return [*found, self._serve()] if self._settings.webhook is not None else found
 
@@ -117,6 +119,16 @@ class DataProgram:
                 _log.warning("the watch of training pods broke off: %s", error)
             await asyncio.sleep(_PAUSE)
 
+    async def _watch_new_pods(self, namespace: str | None) -> None:
+        """Those with a misspelt label are in no other watch."""
+        while True:
+            await self._leads.wait()
+            try:
+                await self._notices.watch(namespace, self._leads)
+            except (ApiError, httpx2.HTTPError) as error:
+                _log.warning("the watch of new pods broke off: %s", error)
+            await asyncio.sleep(_PAUSE)
+
     async def _renew(self) -> None:
         """All training pods, now and then; soon again while one could not be served."""
         while True:
@@ -131,7 +143,7 @@ class DataProgram:
             await asyncio.sleep(5 * _PAUSE if failed else _RENEW)
 
     async def _notice(self) -> None:
-        """All pods, now and then: those with a misspelt label are in no watch."""
+        """All pods, now and then: those that were not seen when they were made."""
         while True:
             await self._leads.wait()
             try:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import kopf
@@ -33,8 +35,9 @@ async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
     settings.posting.enabled = False  # events are ours
     settings.scanning.disabled = True  # no rights to look for new kinds or namespaces are needed
     settings.watching.server_timeout = 240
-    program = Program(_SETTINGS, KubeConfig.from_env(), holder())
-    program.start()
+    end = partial(os.kill, os.getpid(), signal.SIGTERM)  # kopf's way to end in order
+    program = Program(_SETTINGS, KubeConfig.from_env(), holder(), end)
+    await program.start()
     _PROGRAM.append(program)
 
 

@@ -6,13 +6,15 @@ what is not there is None.
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import httpx2
-from lightkube import ApiError, operators
+from lightkube import ApiError
 from lightkube.core.exceptions import LoadResourceError
 from lightkube.generic_resource import create_global_resource, create_namespaced_resource
+from lightkube.models.meta_v1 import Status
 from lightkube.types import CascadeType, PatchType
 
 from meshoperator.permissions import allowed
@@ -43,7 +45,9 @@ _BUILT_IN: Final[dict[str, tuple[str, str, str, bool]]] = {
     "Lease": ("coordination.k8s.io", "v1", "leases", True),
 }
 _PAGE: Final = 500
-_METADATA: Final = {"accept": "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"}
+_METADATA: Final = "application/json;as=PartialObjectMetadata"
+_QUIET: Final = 15.0
+"""Seconds after which a watch whose end the API server does not tell is taken for broken."""
 _ALL: Final = _BUILT_IN | {kind.name: (GROUP, VERSION, kind.plural, True) for kind in KINDS}
 
 
@@ -63,13 +67,22 @@ class Kube:
         return f"<Kube {len(self.used)} kinds of calls>"
 
     async def get(self, kind: str, name: str, namespace: str | None = None) -> Manifest | None:
-        """One object, None if it is not there."""
+        """One object, None if it is not there, or its API is not."""
         self._note("get", kind)
         try:
             return _plain(await self._client.get(self._class(kind), name, namespace=namespace))
-        except ApiError as error:
+        except (ApiError, httpx2.HTTPStatusError) as error:
             _none_if_missing(error)
             return None
+
+    async def served(self) -> frozenset[str]:
+        """Which of our own kinds the API server has definitions of, by plural. Raises ApiError,
+        httpx2.HTTPError."""
+        answer = await self._client._client._client.request("GET", f"/apis/{GROUP}/{VERSION}")
+        if answer.status_code == 404:
+            return frozenset()
+        self._client._client.raise_for_status(answer)
+        return frozenset(each["name"] for each in answer.json()["resources"] if "/" not in each["name"])
 
     async def list_all(
         self, kind: str, namespace: str | None = None, labels: Mapping[str, str | None] | None = None
@@ -88,16 +101,13 @@ class Kube:
         time; without a namespace in all of them. Raises ApiError; 410 when it takes so long that the API
         server has forgotten where it began."""
         self._note("list", kind)
-        group, version, plural, _ = _ALL[kind]
-        base = f"/apis/{group}/{version}" if group else f"/api/{version}"
-        path = f"{base}/namespaces/{namespace}/{plural}" if namespace else f"{base}/{plural}"
-        asked, more = {**chosen, "limit": str(page)}, ""
+        path, asked, more = _path(kind, namespace), {**chosen, "limit": str(page)}, ""
+        accept = {"accept": f"{_METADATA}List;v=v1;g=meta.k8s.io"}
         while True:
             answer = await self._client._client._client.request(  # lightkube's own call reads whole objects
-                "GET", path, params=asked | ({"continue": more} if more else {}), headers=_METADATA
+                "GET", path, params=asked | ({"continue": more} if more else {}), headers=accept
             )
-            if answer.is_error:
-                raise ApiError(response=answer)
+            self._client._client.raise_for_status(answer)
             found = answer.json()
             yield found["items"]
             more = found["metadata"].get("continue") or ""
@@ -182,15 +192,46 @@ class Kube:
     ) -> AsyncIterator[Manifest]:
         """What has a label, now and as it changes; without a namespace in all of them. Asked anew every so
         many seconds. What is missed shows in the next look. Raises ApiError, httpx2.HTTPError."""
+        asked = {"labelSelector": label, "timeoutSeconds": str(seconds)}
+        while True:
+            async for _, each in self._changes(kind, namespace, asked, "application/json"):
+                asked["resourceVersion"] = each["metadata"]["resourceVersion"]
+                yield each
+
+    async def watch_metadata(
+        self, kind: str, namespace: str | None, chosen: Mapping[str, str], since: str, seconds: int
+    ) -> AsyncIterator[tuple[str, Manifest]]:
+        """Metadata alone of what is chosen (`labelSelector`, `fieldSelector`), as (ADDED, MODIFIED, DELETED
+        or BOOKMARK, object): what happens after the version `since`, for so many seconds; after "0" what
+        there is, too. What leaves the choice is told as DELETED. Raises ApiError (410: `since` is
+        forgotten), httpx2.HTTPError."""
+        asked = {**chosen, "resourceVersion": since, "timeoutSeconds": str(seconds)}
+        asked["allowWatchBookmarks"] = "true"
+        async for found in self._changes(kind, namespace, asked, f"{_METADATA};v=v1;g=meta.k8s.io"):
+            yield found
+
+    async def _changes(
+        self, kind: str, namespace: str | None, asked: Mapping[str, str], accept: str
+    ) -> AsyncIterator[tuple[str, Manifest]]:
+        """One watch, to its end. Not lightkube's: that one reads whole objects, and takes any line break that
+        Unicode knows for an event's end."""
         self._note("watch", kind)
-        found = self._client.watch(
-            self._class(kind),
-            namespace=namespace or "*",
-            labels={label: operators.exists()},
-            server_timeout=seconds,
-        )
-        async for _, each in found:
-            yield _plain(each)
+        async with self._client._client._client.stream(
+            "GET",
+            _path(kind, namespace),
+            params={**asked, "watch": "true"},
+            headers={"accept": accept},
+            timeout=httpx2.Timeout(30, read=float(asked["timeoutSeconds"]) + _QUIET),
+        ) as answer:
+            if answer.is_error:
+                await answer.aread()
+            self._client._client.raise_for_status(answer)
+            async for line in _lines(answer.aiter_bytes()):
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    status: Any = Status.from_dict(event["object"])
+                    raise ApiError(status=status)
+                yield event["type"], event["object"]
 
     async def delete_all(self, kind: str, namespace: str, labels: dict[str, str]) -> None:
         """Everything with these labels, without looking at it; nothing, where its API is not there."""
@@ -231,8 +272,7 @@ class Kube:
         )
         if answer.status_code in (404, 409):
             return False
-        if answer.is_error:
-            raise ApiError(response=answer)
+        self._client._client.raise_for_status(answer)
         return True
 
     async def _merge(self, resource: Any, name: str, namespace: str | None, change: dict[str, Any]) -> None:
@@ -265,6 +305,20 @@ def _resource(group: str, version: str, kind: str, plural: str, *, namespaced: b
         return make(group, version, kind, plural)
     except LoadResourceError as error:  # lightkube keeps one class a kind
         raise ForbiddenError(str(error)) from error
+
+
+def _path(kind: str, namespace: str | None) -> str:
+    group, version, plural, _ = _ALL[kind]
+    base = f"/apis/{group}/{version}" if group else f"/api/{version}"
+    return f"{base}/namespaces/{namespace}/{plural}" if namespace else f"{base}/{plural}"
+
+
+async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    rest = b""
+    async for piece in pieces:
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            yield line
 
 
 def _plain(found: Any) -> Manifest:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from meshoperator import gauges
+from meshoperator.admission import LABEL
 from meshoperator.meshes import CLUSTER_LABEL
 from meshoperator.podmistakes import Shelf, explained, missed, misspelt
 
@@ -36,6 +37,13 @@ _CHOSEN: Final = {
     "labelSelector": f"!{CLUSTER_LABEL}",  # not our daemons
     "fieldSelector": ",".join(f"status.phase!={phase}" for phase in _OVER),
 }
+UNPLACED: Final = {
+    "labelSelector": f"!{CLUSTER_LABEL},!{LABEL}",  # those with the label have a watch of their own
+    "fieldSelector": "spec.nodeName=",
+}
+"""The API server keeps watches apart by the node they ask for: of this one it thinks when a pod is made,
+changes before it has a node, or gets one, and never again."""
+_WATCH_SECONDS: Final = 240
 
 
 @dataclass(slots=True)
@@ -98,6 +106,18 @@ class PodNotices:
                 await asyncio.sleep(self._rest)
         self._forget(before - seen)
         return count
+
+    async def watch(self, namespace: str | None, leads: asyncio.Event) -> None:
+        """Look at pods as they are made, until a watch breaks off; while this operator leads. Raises
+        ApiError, httpx2.HTTPError."""
+        since = "0"
+        while leads.is_set():
+            changes = self._kube.watch_metadata("Pod", namespace, UNPLACED, since, _WATCH_SECONDS)
+            async for what, pod in changes:
+                since = pod["metadata"]["resourceVersion"]
+                if what in ("ADDED", "MODIFIED"):
+                    await self.look(pod)
+            await asyncio.sleep(self._rest)
 
     async def look(self, pod: Manifest) -> None:
         """Tell a pod what it should know; `pod`: its metadata suffice. Raises ApiError, httpx2.HTTPError."""

@@ -19,6 +19,7 @@ from lightkube import ApiError, AsyncClient
 from meshoperator import gauges
 from meshoperator.clusters import ClusterLoop
 from meshoperator.dataprogram import DataProgram
+from meshoperator.definitions import Definitions
 from meshoperator.kube import Kube
 from meshoperator.leading import Leading
 from meshoperator.looking import is_ready
@@ -48,10 +49,14 @@ def stamp() -> str:
 class Program:
     """One a process. Make it within the loop it is to run in."""
 
-    def __init__(self, settings: OperatorSettings, config: KubeConfig, holder: str) -> None:
-        self._settings = settings
+    def __init__(
+        self, settings: OperatorSettings, config: KubeConfig, holder: str, end: Callable[[], None]
+    ) -> None:
+        """`end`: ends the process, in order."""
+        self._settings, self._end = settings, end
         self._client = AsyncClient(config=config.get(), timeout=httpx2.Timeout(30))
         self.kube = Kube(self._client)
+        self.definitions = Definitions(self.kube, end)
         self.recorder = Recorder(self.kube, stamp)
         namespace = settings.lease_namespace or self._client.namespace
         self.leading = Leading(self.kube, namespace, LEASE, holder, stamp=stamp, monotonic=time.monotonic)
@@ -67,10 +72,12 @@ class Program:
         clusters = ClusterLoop(self.kube, self._settings, self.recorder, stamp)
         return {"MeshCluster": clusters.run, **self.data.passes()}
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Begin to watch, and to act once it leads."""
         if self._settings.metrics is not None:
             gauges.serve(*self._settings.metrics)
+        await self.definitions.read()
+        self._spawn(self.definitions.keep())
         self._spawn(self.leading.keep())
         for work in self.data.work():
             self._spawn(work)
@@ -114,7 +121,15 @@ class Program:
         self.loops.look_at_all("MeshCluster")
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        self._tasks.append(asyncio.ensure_future(work))
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(self._ended)
+        self._tasks.append(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """An operator that lacks a part is none: it begins anew."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a part of the operator failed; it begins anew", exc_info=error)
+            self._end()
 
 
 async def watch(

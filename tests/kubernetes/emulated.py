@@ -20,6 +20,8 @@ from lightkube import AsyncClient
 from lightkube.config.kubeconfig import SingleConfig
 from lightkube.config.models import Cluster, Context, User
 
+from meshoperator.resources import GROUP, KINDS
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
@@ -47,8 +49,8 @@ class Fault:
 @dataclass
 class Api:
     """`effects`: calls so far that changed something, `changed`: what each of them changed. `streams`: what
-    the next watches answer. `orphaned`: names of what was deleted without what belongs to it. `monitors`:
-    whether the Prometheus Operator's API is there."""
+    the next watches answer that choose by labels; others are quiet. `orphaned`: names of what was deleted
+    without what belongs to it. `absent`: plurals that the API server does not serve."""
 
     objects: dict[Place, Document] = field(default_factory=dict)
     version: int = 0
@@ -58,7 +60,7 @@ class Api:
     fault: Fault | None = None
     streams: list[list[Document | Exception]] = field(default_factory=list)
     orphaned: set[str] = field(default_factory=set)
-    monitors: bool = False
+    absent: set[str] = field(default_factory=lambda: {"servicemonitors"})
 
     def client(self) -> AsyncClient:
         """lightkube, on this; one for all, for making one takes longer than a scene."""
@@ -88,18 +90,22 @@ class Api:
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """As a transport of httpx."""
         self.calls += 1
-        if "/monitoring.coreos.com/" in request.url.path and not self.monitors:
-            return httpx2.Response(404, text="404 page not found")
         path = [unquote(part) for part in request.url.path.strip("/").split("/")]
+        group = path[1] if path[0] == "apis" else ""
         path = path[2:] if path[0] == "api" else path[3:]
+        if not path:
+            return self._served(group)
         namespace = ""
         if path[0] == "namespaces" and len(path) > 2:
             namespace, path = path[1], path[2:]
         plural, name, sub = (*path, "", "")[:3]
+        if plural in self.absent:
+            return httpx2.Response(404, text="404 page not found")
         query = {key: values[0] for key, values in parse_qs(request.url.query.decode()).items()}
         body = json.loads(request.content) if request.content else {}
         if "watch" in query:
-            return httpx2.Response(200, stream=_Stream(self.streams.pop(0) if self.streams else None))
+            heard = self.streams and "fieldSelector" not in query
+            return httpx2.Response(200, stream=_Stream(self.streams.pop(0) if heard else None))
         if self.fault is not None and self.fault.when(request.method, plural, self.effects):
             fault, self.fault = self.fault, None if self.fault.status == 0 else self.fault
             return fault.raised()
@@ -109,6 +115,13 @@ class Api:
             self.effects += 1
             self.changed.append(plural)
         return answer
+
+    def _served(self, group: str) -> httpx2.Response:
+        """What of a group there are definitions of."""
+        found = [{"name": kind.plural} for kind in KINDS if kind.plural not in self.absent]
+        if group != GROUP or not found:
+            return httpx2.Response(404, text="404 page not found")
+        return _answer({"kind": "APIResourceList", "resources": found})
 
     def _done(
         self, request: httpx2.Request, place: Place, sub: str, query: dict[str, str], body: Document

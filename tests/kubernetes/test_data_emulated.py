@@ -15,6 +15,7 @@ from lightkube import ApiError
 
 from meshd.testing.daemons import Daemon
 from meshoperator.admission import LABEL, SECRET
+from meshoperator.dataloops import FINALIZER
 from meshoperator.dataprogram import DataProgram
 from meshoperator.kube import Kube
 from meshoperator.settings import OperatorSettings
@@ -108,6 +109,57 @@ def test_refusals_hold_nothing_up(daemon: Daemon, tmp_path: Path, seed: int) -> 
     assert daemon.request("GET", f"/-/buckets/{name}").status == 404
 
 
+def test_what_is_deleted_waits_for_no_mesh_whose_definition_is_gone(daemon: Daemon) -> None:
+    """As when all definitions are deleted at once: MeshClusters may be over before the others are."""
+    api = world(daemon)
+    kinds = {"meshdatasets": "MeshDataset", "meshloads": "MeshLoad", "meshviews": "MeshView"}
+    specs: dict[str, dict[str, Any]] = {
+        "meshdatasets": {"clusterRef": "mesh", "source": {"uri": "file:///nowhere"}},
+        "meshloads": {"datasetRef": "m"},
+        "meshviews": {"clusterRef": "mesh", "bucket": "photos", "kind": "transform", "ops": OPS},
+    }
+    for plural, kind in kinds.items():
+        api.put(plural, document(kind, "m", **specs[plural]))
+        found = api.find(plural, "m")
+        assert found is not None
+        found["metadata"] |= {"deletionTimestamp": "2030-01-01T00:00:00Z", "finalizers": [FINALIZER]}
+    api.absent.add("meshclusters")
+
+    async def end() -> None:
+        found = program(api, daemon, asyncio.Event())
+        try:
+            for kind in reversed(kinds.values()):
+                await found.passes()[kind](NAMESPACE, "m")
+        finally:
+            await found.aclose()
+
+    asyncio.run(end())
+    assert [name for plural, _, name in api.objects if plural in kinds] == []
+
+
+def test_what_is_not_understood_is_deleted_all_the_same(daemon: Daemon) -> None:
+    """After ten minutes, as where daemons do not answer: an earlier operator may have taken it."""
+    api = world(daemon)
+    for name, since in (("old", "2020-01-01T00:00:00Z"), ("new", "2030-01-01T00:00:00Z")):
+        api.put("meshviews", document("MeshView", name, clusterRef="mesh", bucket="m", kind="transform"))
+        found = api.find("meshviews", name)
+        assert found is not None
+        found["metadata"] |= {"deletionTimestamp": since, "finalizers": [FINALIZER]}
+
+    async def end() -> None:
+        found = program(api, daemon, asyncio.Event())
+        try:
+            for name in ("old", "new"):
+                await found.passes()["MeshView"](NAMESPACE, name)
+        finally:
+            await found.aclose()
+
+    asyncio.run(end())
+    (left,) = api.of("meshviews")
+    assert left["metadata"]["name"] == "new"
+    assert "Expected `str` of length >= 3" in left["status"]["conditions"][0]["message"]
+
+
 def test_a_watch_that_breaks_is_begun_again(daemon: Daemon) -> None:
     """Of two training pods one is told before the watch breaks, one by the next."""
     api = world(daemon)
@@ -121,6 +173,7 @@ def test_a_watch_that_breaks_is_begun_again(daemon: Daemon) -> None:
                 "name": name,
                 "namespace": NAMESPACE,
                 "uid": f"uid-{name}",
+                "resourceVersion": "1",
                 "labels": {LABEL: "words"},
                 "annotations": {SECRET: f"keys-{name}"},
             },

@@ -56,7 +56,7 @@ def test_what_a_changed_spec_asks_for_no_more_goes_and_nothing_of_others() -> No
     asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
     assert [each["metadata"]["name"] for each in api.of("networkpolicies")] == ["own"]
     assert api.of("servicemonitors") == []  # no such API
-    api.monitors = True
+    api.absent.clear()
     asyncio.run(Operator(api).loop.run(NAMESPACE, NAME))
     assert [each["metadata"]["name"] for each in api.of("servicemonitors")] == [NAME]
     change(world, metrics={"serviceMonitor": False})

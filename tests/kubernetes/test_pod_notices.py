@@ -12,7 +12,7 @@ from lightkube.types import PatchType
 
 from meshoperator.dataprogram import DataProgram
 from meshoperator.kube import Kube
-from meshoperator.podnotices import PodNotices
+from meshoperator.podnotices import UNPLACED, PodNotices
 from meshoperator.program import stamp
 from meshoperator.recording import Recorder
 from meshoperator.settings import OperatorSettings
@@ -106,8 +106,11 @@ def test_an_operator_looks_at_pods_by_itself(kubeconfig: Path, kube: Client, nam
         try:
             wanted = [("labelled", "DatasetUnknown"), ("misspelt", "KeyMisspelt")]
             await asyncio.to_thread(until, lambda: told(kube, namespace) == wanted)
-            create(kube, namespace, "later", {LABEL: "words"})  # the watch shows it: no sweep for minutes
-            await asyncio.to_thread(until, lambda: ("later", "DatasetUnknown") in told(kube, namespace))
+            # watches show them: no sweep for minutes
+            create(kube, namespace, "later", {LABEL: "words"})
+            create(kube, namespace, "mistaken", {"shardmesh.io/datset": "photos"})
+            wanted += [("later", "DatasetUnknown"), ("mistaken", "KeyMisspelt")]
+            await asyncio.to_thread(until, lambda: told(kube, namespace) == sorted(wanted))
         finally:
             for task in tasks:
                 task.cancel()
@@ -117,3 +120,67 @@ def test_an_operator_looks_at_pods_by_itself(kubeconfig: Path, kube: Client, nam
 
     with Loop() as loop:
         loop.run(work())
+
+
+def test_a_pod_is_in_the_watch_until_it_has_a_node_and_by_its_metadata_alone(
+    kubeconfig: Path, kube: Client, namespace: str
+) -> None:
+    """So that ten thousand pods that run cost the API server nothing, whatever their statuses do."""
+    account(kube, namespace)
+
+    def place(name: str) -> None:
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}/binding"
+        target = {"apiVersion": "v1", "kind": "Node", "name": "somewhere"}
+        wish = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
+        assert kube._client._client.post(path, json=wish).status_code == 201
+
+    def said(name: str, status: dict[str, Any]) -> None:
+        kube.patch(Pod.Status, name, {"status": status}, namespace=namespace, patch_type=PatchType.MERGE)
+
+    create(kube, namespace, "before", {})
+    create(kube, namespace, "labelled", {LABEL: "photos"})
+    seen: list[tuple[str, str]] = []
+    parts: set[str] = set()
+
+    async def work() -> None:
+        api = await client(kubeconfig)
+        try:
+            changes = Kube(api).watch_metadata("Pod", namespace, UNPLACED, "0", 60)
+            async for what, pod in changes:
+                name = pod["metadata"]["name"]
+                seen.append((what, name))
+                parts.update(pod)
+                if (what, name) == ("ADDED", "before"):
+                    place("before")
+                elif (what, name) == ("DELETED", "before"):
+                    said("before", {"phase": "Running"})
+                    said("before", {"phase": "Running", "message": "and on"})
+                    create(kube, namespace, "after", {})
+                elif name == "after":
+                    return
+        finally:
+            await api.close()
+
+    with Loop() as loop:
+        loop.run(work())
+    assert seen == [("ADDED", "before"), ("DELETED", "before"), ("ADDED", "after")]
+    assert parts == {"apiVersion", "kind", "metadata"}
+
+
+def test_a_line_break_in_an_annotation_ends_no_watch(kubeconfig: Path, kube: Client, namespace: str) -> None:
+    """Of those that JSON may have as they are, and Unicode takes for one: anybody may write them."""
+    account(kube, namespace)
+    text = "a\u0085b\u2028c"
+    create(kube, namespace, "odd", {LABEL: "photos"}, note=text)
+
+    async def first() -> str:
+        api = await client(kubeconfig)
+        try:
+            async for pod in Kube(api).watch("Pod", namespace, LABEL, 60):
+                return str(pod["metadata"]["annotations"]["shardmesh.io/note"])
+        finally:
+            await api.close()
+        return ""
+
+    with Loop() as loop:
+        assert loop.run(first()) == text

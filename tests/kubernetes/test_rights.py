@@ -36,6 +36,7 @@ VERBS = {
     "delete_pod": ("delete",),
     "delete_all": ("deletecollection",),
     "watch": ("watch",),
+    "watch_metadata": ("watch",),
 }
 # Calls whose kind is not written beside them, by module: what these modules make or change.
 BY_VALUE: dict[tuple[str, str], set[str]] = {

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import httpx2
 
+from meshoperator.definitions import Definitions
 from meshoperator.kube import Kube
 from meshoperator.leading import TTL, Leading
 from meshoperator.looping import Loops
@@ -112,3 +113,38 @@ def test_passes_wait_for_the_lead_and_are_repeated_when_they_fail() -> None:
     leads, calls = asyncio.Event(), list[str]()
     asyncio.run(run(leads, calls))
     assert calls == ["m", "m"]
+
+
+def test_a_definition_that_comes_has_the_operator_begin_anew() -> None:
+    """One that is not there when it begins; one that goes is none of it, for kopf ends by itself."""
+    api, ends = Api(absent={"meshclusters", "meshviews"}), list[str]()
+
+    async def run() -> None:
+        found = Definitions(Kube(api.client()), lambda: ends.append("end"), look=0)
+        await found.read()
+        task = asyncio.ensure_future(found.keep())
+        await asyncio.sleep(0.02)
+        api.absent.add("meshloads")
+        await asyncio.sleep(0.02)
+        assert not task.done()
+        assert ends == []
+        api.absent.remove("meshviews")
+        async with asyncio.timeout(60):
+            await task
+
+    asyncio.run(run())
+    assert ends == ["end"]
+
+
+def test_where_all_definitions_are_there_nobody_looks_again() -> None:
+    api = Api()
+
+    async def run() -> None:
+        found = Definitions(Kube(api.client()), lambda: None, look=0)
+        await found.read()
+        calls = api.calls
+        async with asyncio.timeout(60):
+            await found.keep()
+        assert api.calls == calls
+
+    asyncio.run(run())
