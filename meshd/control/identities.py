@@ -122,6 +122,11 @@ class IdentityTable:
     def __repr__(self) -> str:
         return f"<IdentityTable {len(self._view.users)} users, {len(self._view.keys)} keys>"
 
+    @property
+    def state(self) -> object:
+        """Of all entries: another object after each change."""
+        return self._now()
+
     def find(self, access_key: str) -> Signer | None:
         """Who signs with a key; None when it is unknown or disabled or its user gone. About a microsecond."""
         return self._now().signer(access_key)

@@ -34,11 +34,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Authenticated:
     """Without a signature it is ANYONE, and `claim` and `verified` are None; `verified` alone is None with
-    version 2, for no chunk can chain onto its signature."""
+    version 2, for no chunk can chain onto its signature. `then`: when it was found, in seconds since 1970;
+    `tables`: the state of the tables of identities by which it was."""
 
     identity: Identity
     claim: Claim | OldClaim | None
     verified: Verified | None
+    then: int = 0
+    tables: object = None
 
 
 VERSION_2, VERSION_4 = "AWS", "AWS4-HMAC-SHA256"  # as s3:signatureversion names them
@@ -109,16 +112,26 @@ class Authenticator:
         if claim is None:
             return ANONYMOUS
         trace.access_key = claim.access_key
+        signer = self._verified(claim, head, self._clock.now_ms() // 1000)
+        trace.identity = signer.identity
+        self._sessions.proved(signer.identity)
+        return signer
+
+    def again(self, head: RequestHead, signer: Authenticated) -> Authenticated:
+        """Who signed `head` by now: its body took its time, and what was disabled, revoked or changed
+        meanwhile carries out nothing more. Raises S3Error as `authenticate`."""
+        claim = signer.claim
+        if claim is None or signer.tables is self._sessions.tables:
+            return signer
+        return self._verified(claim, head, signer.then)
+
+    def _verified(self, claim: Claim | OldClaim, head: RequestHead, now: int) -> Authenticated:
+        tables = self._sessions.tables
         identity, secret_key = self._sessions.find(claim.access_key, claim.session_token)
-        now = self._clock.now_ms() // 1000
         if isinstance(claim, OldClaim):
             verify_old(claim, head, secret_key, now)
-            verified = None
-        else:
-            verified = verify(claim, head, secret_key, now)
-        trace.identity = identity
-        self._sessions.proved(identity)
-        return Authenticated(identity, claim, verified)
+            return Authenticated(identity, claim, None, now, tables)
+        return Authenticated(identity, claim, verify(claim, head, secret_key, now), now, tables)
 
     def authenticate_form(self, claim: FormClaim, trace: Trace) -> Identity:
         """Who signed an upload form's policy; `trace` is told. Raises S3Error."""

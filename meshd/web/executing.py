@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from meshd.service.authorization.access import Identity, RequestContext
     from meshd.service.objects.sources import FarSources
     from meshd.store.records import Record
-    from meshd.web.authentication import Authenticator
+    from meshd.web.authentication import Authenticated, Authenticator
     from meshd.web.incoming import MeshRequest
     from meshd.web.server import WebDeps
     from meshd.web.settling import Trace
@@ -39,15 +39,16 @@ _ABOUT_BUCKETS = (ops.CreateBucket, ops.DeleteBucket, ops.PutBucketSetting, ops.
 
 
 class Call:
-    """One admitted request on its way: who asks for what, and the body still to be read."""
+    """One admitted request on its way: who asks for what, and the body still to be read. `admitted` is the
+    operation as it was asked for."""
 
-    __slots__ = ("body", "context", "far", "head", "identity", "operation", "request", "trace")
+    __slots__ = ("admitted", "body", "context", "far", "head", "operation", "request", "signer", "trace")
 
     def __init__(
         self,
         head: RequestHead,
         operation: ops.Operation,
-        identity: Identity,
+        signer: Authenticated,
         body: RequestBody,
         context: RequestContext,
         trace: Trace,
@@ -55,8 +56,14 @@ class Call:
         far: Record | None = None,
     ) -> None:
         self.request, self.far = request, far
-        self.head, self.operation, self.identity, self.body = head, operation, identity, body
+        self.head, self.signer, self.body = head, signer, body
+        self.operation = self.admitted = operation
         self.context, self.trace = context, trace
+
+    @property
+    def identity(self) -> Identity:
+        """Who asks."""
+        return self.signer.identity
 
     def url(self, bucket: str, key: str) -> str:
         """Where the object is, by the name under which this node was asked."""
@@ -72,7 +79,7 @@ class Executor:
     """Carries out operations. One per process; holds no state of its own."""
 
     def __init__(self, deps: WebDeps, authenticator: Authenticator) -> None:
-        self._deps = deps
+        self._deps, self._authenticator = deps, authenticator
         self._forms = FormUploads(deps, authenticator)
         self._table: Mapping[type, Callable[[Call], Awaitable[Result]]] = {
             ops.ListBuckets: self._list_buckets,
@@ -124,13 +131,20 @@ class Executor:
             await self._deps.news.spread()
         return result
 
+    async def _document(self, call: Call, digests: ops.BodyDigests) -> bytes:
+        """The whole body. Who sends it is admitted once more when it is here: it may come over hours."""
+        document = await call.body.whole(digests, self._deps.http.max_xml_bytes)
+        call.signer = self._authenticator.again(call.head, call.signer)
+        self._deps.access.admit(call.identity, call.admitted, call.context)
+        return document
+
     # --- buckets ------------------------------------------------------------------------------------
 
     async def _list_buckets(self, call: Call) -> Result:
         return self._deps.buckets.list_all(cast("ops.ListBuckets", call.operation), call.identity)
 
     async def _create_bucket(self, call: Call) -> Result:
-        document = await call.body.whole(_NO_DIGESTS, self._deps.http.max_xml_bytes)
+        document = await self._document(call, _NO_DIGESTS)
         new = documents.parse_create_bucket(document)
         operation = cast("ops.CreateBucket", call.operation)
         return await self._deps.buckets.create(operation, call.identity, new)
@@ -149,7 +163,7 @@ class Executor:
 
     async def _put_setting(self, call: Call) -> Result:
         operation = cast("ops.PutBucketSetting", call.operation)
-        document = await call.body.whole(operation.digests, self._deps.http.max_xml_bytes)
+        document = await self._document(call, operation.digests)
         return await self._deps.settings.put(operation, document)
 
     async def _delete_setting(self, call: Call) -> Result:
@@ -224,7 +238,7 @@ class Executor:
 
     async def _delete_many(self, call: Call) -> Result:
         operation = cast("ops.DeleteObjects", call.operation)
-        document = await call.body.whole(operation.digests, self._deps.http.max_xml_bytes)
+        document = await self._document(call, operation.digests)
         request, hop, scatterer = documents.parse_delete(document), call.request.hop, self._deps.scatterer
         here = partial(self._delete_here, call, operation)
         if self._alone or scatterer is None:
@@ -246,7 +260,7 @@ class Executor:
 
     async def _put_tags(self, call: Call) -> Result:
         operation = cast("ops.PutObjectTagging", call.operation)
-        document = await call.body.whole(operation.digests, self._deps.http.max_xml_bytes)
+        document = await self._document(call, operation.digests)
         tags = parse_tagging(document)
         self._deps.access.admit(call.identity, operation, call.context, tags)  # now that they are known
         return await self._deps.tagging.put(operation, tags)
@@ -268,7 +282,7 @@ class Executor:
 
     async def _put_object_acl(self, call: Call) -> Result:
         operation = cast("ops.PutObjectAcl", call.operation)
-        document = await call.body.whole(operation.digests, self._deps.http.max_xml_bytes)
+        document = await self._document(call, operation.digests)
         return await self._deps.object_acls.put(operation, document)
 
     # --- multipart ----------------------------------------------------------------------------------
@@ -301,7 +315,7 @@ class Executor:
     async def _complete(self, call: Call) -> Result:
         operation = cast("ops.CompleteMultipartUpload", call.operation)
         # x-amz-checksum-* of a completion are of the object, not of this document.
-        document = await call.body.whole(_NO_DIGESTS, self._deps.http.max_xml_bytes)
+        document = await self._document(call, _NO_DIGESTS)
         done = await self._deps.uploads.complete(operation, documents.parse_complete(document))
         return replace(done, location=call.url(operation.bucket, operation.key))
 

@@ -31,7 +31,7 @@ from meshd.web.replies import Reply, SentReply
 from meshd.web.scattering import MEMBERS
 from meshd.web.sending import fetch_cold, first_of, send_groups, send_spans
 from meshd.web.settling import CLIENT_GONE, Trace, settle
-from meshd.web.streaming import RequestBody
+from meshd.web.streaming import RequestBody, kept_whole
 from meshd.web.tearing import TornError
 from meshwire.archives.kinds import MARK
 from meshwire.s3 import operations as ops
@@ -150,7 +150,7 @@ class S3Endpoint:
                     return await self._from_another(request, head, operation, trace, error)
             body = RequestBody(request, head, signer, deps.http.body_timeout)
             far = None if elsewhere is None else elsewhere.far
-            call = Call(head, operation, signer.identity, body, context, trace, request, far)
+            call = Call(head, operation, signer, body, context, trace, request, far)
             return await self._carry_out(call, trace, pressed=request.pressed)
         except S3Error as error:
             raise deps.access.veiled(signer.identity, operation, error, context) from error
@@ -203,6 +203,7 @@ class S3Endpoint:
         if isinstance(operation, ops.ListObjects) and MARK in operation.prefix:
             name, aim = await self._archive_of(operation), MEMBERS
         if isinstance(operation, ops.DeleteObjects):
+            self._admit(request, head, operation, trace)
             await self._hold(request, head)
         if name is not None and not deps.mesh.sure and forwarder.is_mine(name):
             await forwarder.dispel(name)
@@ -264,17 +265,23 @@ class S3Endpoint:
         FAR.set(((source.bucket, source.key, source.version), record))
         return Prepared(operation, record)
 
+    def _admit(self, request: MeshRequest, head: RequestHead, operation: ops.Operation, trace: Trace) -> None:
+        """Raises S3Error for whoever has no right to it: a body of theirs is not kept."""
+        with self._deps.still():
+            signer = self._authenticator.authenticate(head, trace)
+            charge(signer.identity.account)
+            self._deps.access.admit(signer.identity, operation, request_context(request, head, signer))
+
     async def _hold(self, request: MeshRequest, head: RequestHead) -> None:
         """Read a small body as it comes: it goes to several nodes."""
         most = 2 * self._deps.http.max_xml_bytes
-        if (request.content_length or 0) > most:
-            raise S3Error("MaxMessageLengthExceeded")
         pieces, size = [], 0
-        async for data in RequestBody(request, head, ANONYMOUS, self._deps.http.body_timeout).raw():
-            pieces.append(data)
-            size += len(data)
-            if size > most:
-                raise S3Error("MaxMessageLengthExceeded")
+        with kept_whole(request.content_length, most):
+            async for data in RequestBody(request, head, ANONYMOUS, self._deps.http.body_timeout).raw():
+                pieces.append(data)
+                size += len(data)
+                if size > most:
+                    raise S3Error("MaxMessageLengthExceeded")
         request.held_body = b"".join(pieces)
 
     async def _carry_out(self, call: Call, trace: Trace, *, pressed: bool) -> Reply:

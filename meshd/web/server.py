@@ -258,6 +258,7 @@ class Dispatcher:
                 request.verified_body = await body.whole(BodyDigests(), http.max_xml_bytes)
             finally:
                 request.trace.received += body.received
+            request.signer = signer = self._authenticator.again(head, signer)
         return signer.identity
 
     def _refuse(self, error: S3Error, trace: Trace) -> Reply:

@@ -7,10 +7,13 @@ Invariant: `digest` raises unless length, checksums and chunk signatures were al
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
 
 from aiohttp.web_protocol import RequestPayloadError
 
+from meshd.kit.accounts import account
+from meshd.kit.admission import Admission, FullError
 from meshwire.checksums import BodyVerifier
 from meshwire.s3.chunked import ChunkedDecoder
 from meshwire.s3.errors import S3Error
@@ -18,7 +21,7 @@ from meshwire.sigv4 import STREAMING_PAYLOADS, UNSIGNED_PAYLOAD
 from meshwire.sigv4.claims import read_payload_hash
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
     from meshd.web.authentication import Authenticated
     from meshd.web.incoming import MeshRequest
@@ -31,6 +34,7 @@ _INLINE = 64 << 10
 _PIECE = 256 << 10
 LEAST_RATE = 100
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_room: Final = Admission(256 << 20)  # bytes of documents that are being received by this process
 
 
 class RequestBody:
@@ -82,14 +86,13 @@ class RequestBody:
 
     async def whole(self, digests: BodyDigests, limit: int) -> bytes:
         """All of it. Raises S3Error MaxMessageLengthExceeded as soon as it is known to exceed `limit`
-        bytes."""
-        if (self.size or 0) > limit:
-            raise S3Error("MaxMessageLengthExceeded")
+        bytes, SlowDown when too much is being received already."""
         blocks: list[bytes] = []
-        async for block in self.pieces(digests):
-            blocks.append(block)
-            if sum(map(len, blocks)) > limit:
-                raise S3Error("MaxMessageLengthExceeded")
+        with kept_whole(self.size, limit):
+            async for block in self.pieces(digests):
+                blocks.append(block)
+                if sum(map(len, blocks)) > limit:
+                    raise S3Error("MaxMessageLengthExceeded")
         return b"".join(blocks)
 
     def _decoder(self, digests: BodyDigests) -> ChunkedDecoder:
@@ -142,6 +145,20 @@ class RequestBody:
             transport.write(_CONTINUE)
             self._request.continued = True
         self._expects_continue = False
+
+
+@contextmanager
+def kept_whole(size: int | None, limit: int) -> Iterator[None]:
+    """Room for a body of `size` bytes (None: unknown), at most `limit`, while it is received: who sends many
+    slowly fills no node, nor takes the others' share. Raises S3Error MaxMessageLengthExceeded, SlowDown."""
+    if (size or 0) > limit:
+        raise S3Error("MaxMessageLengthExceeded")
+    try:
+        with _room.hold(account(), max(1, limit if size is None else size)):
+            yield
+    except FullError as error:
+        why = "Too many requests with documents are being received; try again."
+        raise S3Error("SlowDown", why) from error
 
 
 async def _decoded(source: AsyncIterator[bytes], decoder: ChunkedDecoder) -> AsyncIterator[bytes]:

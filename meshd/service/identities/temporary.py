@@ -88,6 +88,11 @@ class Sessions:
     def __repr__(self) -> str:
         return "<Sessions>"
 
+    @property
+    def tables(self) -> object:
+        """The state of users, keys and policies: another object after each change."""
+        return self._table.state
+
     def find(self, access_key: str, token: str | None) -> Known:
         """Who signs with `access_key`, and `token` if there is one. Raises S3Error InvalidAccessKeyId,
         InvalidToken, ExpiredToken.
