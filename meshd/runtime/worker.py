@@ -146,5 +146,6 @@ async def _serve(
     reporter.ready()
     await stop.wait()
     porter.close()
+    await porter.settled()
     await drain(server, deps.clock, http.drain_timeout)
     count_now()

@@ -30,6 +30,8 @@ _TURN = 4  # connections taken before they, and others of this loop, get their t
 _SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _HANDSHAKES_SHARE = 8  # of the connections a worker may have, how many may be in their TLS handshake
 _RESPITE = 0.5  # seconds until the next try when the system has no room
+_QUEUED = 4096  # connections that are taken at the end, at most
+_ARRIVAL = 1.0  # seconds they get to be there
 _AWAY = 1 << 40
 _log = logging.getLogger("meshd.web")
 
@@ -85,7 +87,11 @@ class Porter:
         return f"<Porter of worker {self._worker}, {self._tally!r}>"
 
     def close(self) -> None:
-        """Take no more; those that are taken stay. Idempotent."""
+        """Take no more than those that are connected already: closing the last listener would reset them.
+        Those that are taken stay. Idempotent."""
+        for _ in range(_QUEUED if self._listener.fileno() >= 0 else 0):
+            if not self._take():
+                break
         self._server.when_lost = None
         self._tally.leave(self._worker)
         if self._timer is not None:
@@ -93,6 +99,11 @@ class Porter:
         if self._listener.fileno() >= 0:
             self._loop.remove_reader(self._listener)
             self._listener.close()
+
+    async def settled(self) -> None:
+        """Returns when those that were taken last are the server's, or show no sign of it."""
+        if self._coming:
+            await asyncio.wait(self._coming.values(), timeout=_ARRIVAL)
 
     def _tell(self) -> None:
         self._tally.tell(self._worker, self._server.open_ones + len(self._coming))

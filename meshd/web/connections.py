@@ -11,13 +11,13 @@ import logging
 from typing import TYPE_CHECKING, Any, cast
 
 from aiohttp import web
-from aiohttp.http_exceptions import BadStatusLine, LineTooLong
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_protocol import RequestHandler, RequestPayloadError
 
 from meshd.telemetry import metrics
 from meshd.web.encrypting import is_encrypted
 from meshd.web.hot import Boundary
 from meshd.web.lingering import Lingering
+from meshd.web.malformed import described, endless_head, is_malformed
 from meshd.web.mending import Mending
 from meshd.web.passing import PassedOn
 from meshd.web.replies import Reply, head_bytes, new_request_id
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_FIRST_WORD = 0.5  # seconds that a client has for its first request when the node stops
 _ENCRYPTED_BACKLOG = 128 << 10  # bytes kept for a slow client before they are encrypted
-_TOO_LARGE = 431  # RFC 6585 §5; S3's own table has 400 for the code
 
 
 class Connection(RequestHandler):
@@ -53,10 +53,12 @@ class Connection(RequestHandler):
     __slots__ = (
         "_at_once",
         "_boundary",
+        "_broken",
         "_encrypted",
         "_ending",
         "_guard",
         "_half_closed",
+        "_heading",
         "_hot",
         "_latest_body",
         "_lingering",
@@ -86,6 +88,8 @@ class Connection(RequestHandler):
         self._wrote_in = -1
         self._at_once: AtOnce | None = None
         self._half_closed = False
+        self._broken = False  # whether what comes cannot be understood any more, and is dropped
+        self._heading = 0  # bytes of a head whose end is missing
         self.truncated_body: StreamReader | None = None
         self._latest_body: StreamReader | None = None
         self._lingering: Lingering | None = None
@@ -230,7 +234,10 @@ class Connection(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         self.touched = self._loop.time()
-        if self._passed is not None:
+        if self._broken:
+            if self._lingering is not None:
+                self._lingering.came()
+        elif self._passed is not None:
             self._passed.hold(data)
         elif not (data and self._hot is not None and self._answered_at_once(self._hot, data)):
             self._parse(data)
@@ -239,14 +246,45 @@ class Connection(RequestHandler):
         """The ordinary way."""
         if data:  # aiohttp calls without any, to have its parser look again
             self._boundary.feed(data)
+        count, body = self._request_count, self._latest_body
+        in_head = body is None or body.is_eof()
         super().data_received(data)
-        if self._messages:
-            self._latest_body = self._messages[-1][1]
-            self.head_since = 0.0
-        elif not self.is_idle:
+        if self._request_count != count:
+            self._heading = 0
+            self._note(*self._messages[-1])
+        elif in_head:
+            self._heading += len(data)
+            if self._heading > self._guard.longest_head:
+                self._refuse_head()
+        if self._messages or not self.is_idle:
             self.head_since = 0.0
         elif not self.head_since:
             self.head_since = self.touched
+
+    def _note(self, message: Any, body: StreamReader) -> None:
+        """The parser's latest message."""
+        if is_malformed(message):
+            self._broke()
+        else:
+            self._latest_body = body
+
+    def _refuse_head(self) -> None:
+        """In its turn, as what the parser refuses itself."""
+        self._messages.append(endless_head(self._guard.longest_head))
+        self._request_count += 1
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+        self._broke()
+
+    def _broke(self) -> None:
+        """Nobody knows what the bytes from here on are. A body they belong to is incomplete: the parser tells
+        its reader nothing."""
+        self._broken = True
+        body = self._latest_body
+        if body is not None and not body.is_eof() and body.exception() is None:
+            body.set_exception(RequestPayloadError("malformed"))
+        self._buffer_paused = False
+        self.resume_reading(resume_parser=False)
 
     def _answered_at_once(self, hot: HotPath, data: bytes) -> bool:
         """Whether `data` was one request, the only one, and its answer is written."""
@@ -308,7 +346,8 @@ class Connection(RequestHandler):
         if self._passed is not None:
             self._passed.last = True
         elif waiter is not None and not waiter.done():
-            self.force_close()
+            if self._request_count or self._loop.time() - self.touched > _FIRST_WORD:
+                self.force_close()
         elif self._lingering is not None:
             self._lingering.hurry()
         elif request is not None and request.content.is_eof():
@@ -320,6 +359,11 @@ class Connection(RequestHandler):
         there is no half of a connection, it is gone."""
         if self._encrypted:
             return None
+        if self._broken:
+            self._half_closed = True
+            if self._lingering is not None:
+                self._lingering.client_gone()
+            return True
         if self._passed is not None:
             self._half_closed = self._passed.last = True
             return True
@@ -337,16 +381,29 @@ class Connection(RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Write the answer, then read and drop what the client sends of a body that nobody wanted."""
+        """Write the answer, then read and drop what the client sends that nobody wanted, or understood."""
         done = await super().finish_response(request, resp, start_time)
-        gone, body = done[1], request.content
-        if not (gone or self._force_close or body.is_eof()):
-            self._lingering = Lingering(body, self._guard.patience)
-            try:
-                await self._lingering.drop()
-            finally:
-                self._lingering = None
+        body = request.content
+        if done[1] or self._force_close:
+            return done
+        if self._broken and not resp.keep_alive:
+            await self._linger(None)
+        elif not body.is_eof():
+            await self._linger(body)
         return done
+
+    async def _linger(self, body: StreamReader | None) -> None:
+        """Without a `body` until the client ends, who is told that nothing comes any more."""
+        if body is None:
+            if self._half_closed:
+                return
+            if self.transport is not None and not self._encrypted:
+                self.transport.write_eof()
+        self._lingering = Lingering(body, self._guard.patience)
+        try:
+            await self._lingering.drop()
+        finally:
+            self._lingering = None
 
     def handle_error(
         self,
@@ -361,7 +418,7 @@ class Connection(RequestHandler):
         if request.writer.output_size > 0 or not isinstance(manager, MeshServer):
             raise ConnectionResetError("the response is under way already")
         request_id = new_request_id()
-        error, shown = _describe(exc, status)
+        error, shown = described(exc, status)
         if error.code == "InternalError":
             log.error("request %s failed", request_id, exc_info=exc)
         rendered = render_error(error, request_id, "")
@@ -370,17 +427,6 @@ class Connection(RequestHandler):
         reply.force_close()
         metrics.http_requests.labels("Malformed", str(shown)).inc()
         return reply
-
-
-def _describe(exc: BaseException | None, status: int) -> tuple[S3Error, int]:
-    """(error, status) for what aiohttp could not parse or did not catch."""
-    if isinstance(exc, LineTooLong):
-        return S3Error("RequestHeaderSectionTooLarge"), _TOO_LARGE
-    if status == 400 and not isinstance(exc, BadStatusLine):
-        return S3Error("BadRequest", "An error occurred when parsing the HTTP request."), 400
-    if status == 400:
-        return S3Error("BadRequest", "The request line is not valid HTTP."), 400
-    return S3Error("InternalError"), 500
 
 
 class MeshServer(web.Server):

@@ -51,6 +51,12 @@ class Guard:
         """Seconds for which a client may go on sending a body that was refused."""
         return self._http.body_timeout
 
+    @property
+    def longest_head(self) -> int:
+        """Bytes of a request's head whose end is waited for. One that is here in whole is judged by what it
+        says, at half of it."""
+        return 2 * self._http.max_header_bytes
+
     def start(self) -> None:
         """Begin to look at the connections every so often."""
         if self._timer is None:

@@ -16,6 +16,7 @@ from meshd.testing.certificates import Authority
 from meshd.testing.waiting import PATIENCE
 from meshd.web.accepting import Porter, Tally
 from meshd.web.connections import Connection
+from meshd.web.draining import drain
 from meshd.web.replies import Reply
 from meshd.web.server import make_server
 from meshd.web.tls import Tls, TlsFiles, listening_options
@@ -143,5 +144,59 @@ def test_handshakes_that_do_not_end_make_room_for_new_ones(tmp_path: Path) -> No
         porter.close()
         server.pre_shutdown()
         await server.shutdown(0.1)
+
+    run(scene)
+
+
+def test_who_is_connected_when_a_node_stops_is_answered() -> None:
+    """Connections that nobody has accepted yet, and their requests, are not reset with the listener."""
+
+    async def scene() -> None:
+        clock, door = SystemClock(), socket.create_server(("127.0.0.1", 0), backlog=64)
+        server = make_server(_answer, clock, HttpSettings())
+        porter = Porter(door, server, Tally(1), 0, {})
+        clients = [socket.create_connection(door.getsockname()) for _ in range(20)]
+        porter.close()  # in the same turn of the loop: it has accepted none
+        await porter.settled()
+        ending = asyncio.create_task(drain(server, clock, 30.0))
+        for client in clients:
+            client.setblocking(False)
+            await asyncio.get_running_loop().sock_sendall(client, ASK)
+        for client in clients:
+            said = await asyncio.get_running_loop().sock_recv(client, 100)
+            assert said.startswith(b"HTTP/1.1 200")
+            client.close()
+        async with asyncio.timeout(PATIENCE):
+            await ending
+
+    run(scene)
+
+
+def test_who_says_nothing_does_not_keep_a_node() -> None:
+    async def scene() -> None:
+        async with serving(HttpSettings()) as (server, port):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            await until(lambda: bool(server.connections))
+            async with asyncio.timeout(PATIENCE):
+                await drain(server, SystemClock(), 3600)
+            writer.close()
+
+    run(scene)
+
+
+def test_a_head_without_end_is_refused() -> None:
+    """Though each of its lines is short enough: together they are more than is ever read."""
+
+    async def scene() -> None:
+        async with serving(HttpSettings(max_header_bytes=8 << 10)) as (server, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n")
+            for number in range(100):
+                writer.write(b"X-%d: %b\r\n" % (number, b"y" * 1000))
+                await writer.drain()
+                await asyncio.sleep(0)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 431")
+            writer.close()
+            await until(lambda: not server.open_ones)
 
     run(scene)

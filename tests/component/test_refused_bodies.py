@@ -117,6 +117,43 @@ def test_a_body_that_never_ends_takes_no_memory(wire: Wire, daemon: Daemon, buck
     sock.close()
 
 
+MALFORMED = {
+    "line": (b"GARBAGE\r\n\r\n", 400),
+    "header": (b"GET / HTTP/1.1\r\nHost: x\r\nX-A: " + b"a" * (32 << 10), 431),
+    "chunk": (b"PUT /b/k HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nzz\r\n", 0),
+}
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_who_sends_what_is_no_http_is_told_so(wire: Wire, what: str) -> None:
+    """Also when all of it is sent before the answer is looked for: what follows is dropped."""
+    begun, status = MALFORMED[what]
+    sock, block = wire.connect(), bytes(MIB)
+    sock.sendall(begun)
+    for _ in range(16):
+        sock.sendall(block)
+    answer = read_answer(sock, "PUT")
+    assert answer.status == status or (not status and 400 <= answer.status < 500)
+    assert sock.recv(1) == b""
+
+
+@pytest.mark.parametrize("chunk", [b"zz\r\n", b"-1\r\n", b"5\r\nhello!\r\n"])
+def test_a_body_whose_chunks_are_none_is_incomplete(wire: Wire, bucket: str, chunk: bytes) -> None:
+    """At once, not when the patience with it is over."""
+    sock = wire.connect()
+    sock.settimeout(20)
+    sock.sendall(wire.head("PUT", f"/{bucket}/k", headers={"transfer-encoding": "chunked"}) + chunk)
+    assert read_answer(sock, "PUT").code in ("IncompleteBody", "BadRequest")
+    assert wire.call("HEAD", f"/{bucket}/k").status == 404
+
+
+def test_who_has_ended_with_what_is_no_http_is_told_so(wire: Wire) -> None:
+    sock = wire.connect()
+    sock.sendall(b"GARBAGE\r\n\r\n")
+    sock.shutdown(socket.SHUT_WR)
+    assert read_answer(sock).status == 400
+
+
 # --- limits, of a server of its own -----------------------------------------------------------------------
 
 
