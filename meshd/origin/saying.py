@@ -10,8 +10,9 @@ import re
 from typing import Final
 
 _CUT: Final = 160  # characters of foreign text
+_READ: Final = 16 << 10  # of what is looked through: a page of an origin's may be any
 _REASON: Final = re.compile(
-    r"^.*?\bin [\d.]+\S*?s(?:, after \d+ retr[^-]*)? +- (?:Server returned non-2xx status code: )?"
+    r"^.*?\bin [\d.]++[^\d.\s]?s(?:, after \d+ retr[^-]*)? +- (?:Server returned non-2xx status code: )?"
 )
 _FORBIDDEN: Final = re.compile(r" - Server returned non-2xx status code: 40[13] ")
 _CODE: Final = re.compile(r"<Code>(\w{1,64})</Code>")
@@ -40,7 +41,7 @@ def is_forbidden(said: str) -> bool:
 
 def reason_of(said: str) -> str:
     """Why a request failed, at most 160 characters of one line."""
-    line, _, debug = said.partition("\n")
+    line, _, debug = said[:_READ].partition("\n")
     reason = _REASON.sub("", line)
     if code := code_of(line):
         status = reason.partition(":")[0]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -91,7 +91,7 @@ class AuditLog:
 
     def write(self, entry: AuditEntry) -> None:
         """Queue a line. Called in the loop; never waits."""
-        line = _encode(entry) + b"\n"
+        line = _line(entry)
         if self.pending + len(line) > self._max:
             metrics.audit_dropped.inc()
             return
@@ -132,6 +132,25 @@ class AuditLog:
             else:
                 self._file.close()
         self._file.close()
+
+
+def _line(entry: AuditEntry) -> bytes:
+    """What is no UTF-8 in what a client claims stands in it escaped."""
+    try:
+        return _encode(entry) + b"\n"
+    except UnicodeEncodeError:
+        told = {name: _sound(getattr(entry, name)) for name in entry.__struct_fields__}
+        return _encode(AuditEntry(**told)) + b"\n"
+
+
+def _sound(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, tuple):
+        return tuple(map(_sound, value))
+    if isinstance(value, dict):
+        return {_sound(name): _sound(code) for name, code in value.items()}
+    return value
 
 
 class _Command:

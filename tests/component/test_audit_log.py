@@ -291,3 +291,17 @@ def test_to_the_standard_output(tmp_path: Path) -> None:
         daemon.stop()
         told = [line for line in daemon.output().splitlines() if line.startswith("{")]
     assert [json.loads(line)["path"] for line in told] == ["/-/whoami"]
+
+
+def test_an_access_key_that_is_no_text_has_its_line_and_one_answer(
+    audited: Daemon, raw: Wire, log: Path
+) -> None:
+    ask = b"GET %b HTTP/1.1\r\nHost: x\r\nAuthorization: AWS odd\xff:x\r\n\r\n"
+    sock = raw.connect()
+    for target in (b"/photos/big", b"/-/whoami"):
+        sock.sendall(ask % target)
+        assert read_answer(sock).status == 403
+    sock.sendall(b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert read_answer(sock).body == b"healthy\n"
+    assert "Traceback" not in audited.output()
+    eventually(lambda: sum(line.get("access_key") == "odd\\udcff" for line in lines(log)) == 2)

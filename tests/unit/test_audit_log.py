@@ -129,3 +129,14 @@ def test_a_line_is_written_soon_without_being_asked(tmp_path: Path) -> None:
         log.close(20)
 
     asyncio.run(main())
+
+
+def test_what_is_no_text_is_escaped(tmp_path: Path) -> None:
+    """A client claims any bytes; the line of its request is written all the same."""
+    path = tmp_path / "audit.jsonl"
+    odd = entry(1, access_key="a\udcff", keys=("\udcfe", "b"), failed={"\udcfd": "AccessDenied"})
+    session(path, lambda log: log.write(odd), lambda log: log.write(entry(2)))
+    first, second = map(json.loads, path.read_text().splitlines())
+    assert (first["access_key"], first["keys"]) == ("a\\udcff", ["\\udcfe", "b"])
+    assert first["failed"] == {"\\udcfd": "AccessDenied"}
+    assert second["request_id"] == "R2"

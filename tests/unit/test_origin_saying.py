@@ -68,3 +68,9 @@ def test_credentials_that_ran_out_are_refused_whatever_the_status() -> None:
     assert "(ExpiredToken): check its credentials" in str(found)
     assert isinstance(told(GenericError(coded("403 Forbidden", "Odd"))), OriginRefusedError)  # of a listing
     assert isinstance(told(GenericError(coded("400 Bad Request", "Odd"))), OriginDownError)
+
+
+@pytest.mark.parametrize("page", ["in " + "9" * 60_000, "in 1s, after 1 retr" * 3000])
+def test_a_page_of_any_length_costs_nothing(page: str) -> None:
+    """What an origin answers is its own: no search in it takes the square of its length."""
+    assert reason_of(page) == page[:160]
