@@ -15,6 +15,7 @@ import numpy as np
 
 from meshsdk.batches import Ragged
 from meshsdk.errors import BadSampleError, ConfigurationError, InvalidPlanError, PreflightError
+from meshsdk.sizes import human
 from meshwire.sniffing import look
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _UNTOLD = "the first sample does not tell"  # as the node says where it cannot c
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """How a preflight went.
+    """How a preflight went; `print(flight)` tells it in a few lines.
 
     Attributes:
         samples: of the dataset.
@@ -53,6 +54,18 @@ class Preflight:
     seconds: float
     bad: tuple[str, ...]
     notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        good = self.rows - len(self.bad)
+        each = f"; a rank's batch takes {human(self.batch_bytes)}" if self.batch_bytes else ""
+        return "\n".join(
+            [
+                f"{self.samples} samples; {good} of {self.rows} tried can be prepared",
+                *(f"  {name}: {field}" for name, field in self.schema.items()),
+                f"  a row takes {human(self.row_bytes)}{each}",
+                *(f"note: {note}" for note in self.notes),
+            ]
+        )
 
 
 def preflight(ds: Dataset, global_batch: int | None = None, *, world: int = 1, rows: int = ROWS) -> Preflight:

@@ -99,6 +99,14 @@ def test_what_works_is_told_with_its_size(client: Client) -> None:
     assert found.row_bytes == 16 * 16 * 3 + 8
     assert found.batch_bytes == 16 * found.row_bytes
     assert found.notes == ("global_batch=64 is more than the 40 samples: most rows are padding",)
+    assert str(found).splitlines() == [
+        "40 samples; 8 of 8 tried can be prepared",
+        "  image: uint8 [16, 16, 3]",
+        "  label: int64 []",
+        "  a row takes 776 B; a rank's batch takes 12.1 KiB",
+        "note: global_batch=64 is more than the 40 samples: most rows are padding",
+    ]
+    assert repr(found).startswith("Preflight(samples=40, schema=")
     assert (
         photos(client)
         .map(ops.decode("image"))
@@ -129,6 +137,7 @@ def test_some_bad_samples_are_a_note(client: Client) -> None:
     found = ds.preflight(rows=COUNT)
     assert len(found.bad) == COUNT // 2
     assert found.notes[0].startswith("20 of 40 samples are bad, the first: torn/001:")
+    assert str(found).startswith("40 samples; 20 of 40 tried can be prepared\n")
 
 
 def test_ops_that_do_not_fit_are_told_before_any_sample(client: Client) -> None:

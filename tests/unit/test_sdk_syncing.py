@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshsdk.cli.places import Local, Remote, Standard, parse_place, relative_name
-from meshsdk.cli.running import exit_code, human
+from meshsdk.cli.running import exit_code
 from meshsdk.cli.syncing import Entry, compare
 from meshsdk.client import object_path, query_string
 from meshsdk.errors import ConfigurationError, ConnectError, NotFoundError
+from meshsdk.sizes import human
 
 A, B = "a" * 32, "b" * 32
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from meshsdk.cli.places import RemoteType
-from meshsdk.cli.running import EXIT_MISSING, human, shared_options
+from meshsdk.cli.running import EXIT_MISSING, shared_options
 from meshsdk.errors import ConfigurationError
+from meshsdk.sizes import human
 from meshwire.archives.kinds import ENDINGS, MARK, archive_kind
 
 if TYPE_CHECKING:

@@ -21,8 +21,9 @@ import click
 from meshsdk import ops as op_constructors
 from meshsdk.cli.places import RemoteType
 from meshsdk.cli.reading import parse_fields
-from meshsdk.cli.running import human, shared_options
+from meshsdk.cli.running import shared_options
 from meshsdk.errors import ConfigurationError, NotFoundError
+from meshsdk.sizes import human
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

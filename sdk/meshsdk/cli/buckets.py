@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshsdk import buckets
-from meshsdk.cli.running import human, shared_options, size_of
+from meshsdk.cli.running import shared_options
 from meshsdk.errors import ConfigurationError
+from meshsdk.sizes import human, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from meshsdk.cli.running import human, shared_options
+from meshsdk.cli.running import shared_options
+from meshsdk.sizes import human
 
 if TYPE_CHECKING:
     from meshd.cache.policies.interface import Settings

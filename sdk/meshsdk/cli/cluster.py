@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshsdk import clusters
-from meshsdk.cli.running import human, shared_options
+from meshsdk.cli.running import shared_options
 from meshsdk.errors import ConnectError, DeadlineError
+from meshsdk.sizes import human
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

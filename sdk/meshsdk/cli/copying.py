@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, assert_never
 import click
 
 from meshsdk.cli.places import Local, PlaceType, Remote, Standard, relative_name
-from meshsdk.cli.running import EXIT_FAILED, human, report, shared_options
+from meshsdk.cli.running import EXIT_FAILED, report, shared_options
 from meshsdk.errors import ConfigurationError, MeshError, NotFoundError
+from meshsdk.sizes import human
 from meshsdk.transfers import Tuning, download, stream, upload
 from meshsdk.transfers import copy as copy_within
 

@@ -11,8 +11,9 @@ import click
 from meshsdk.cli.benching import OP_HELP, parse_op
 from meshsdk.cli.places import RemoteType
 from meshsdk.cli.reading import KIND_OPTION, chosen, parse_fields
-from meshsdk.cli.running import human, shared_options
+from meshsdk.cli.running import shared_options
 from meshsdk.errors import ConfigurationError
+from meshsdk.sizes import human
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -156,16 +157,10 @@ def preflight(session: Session, opened: Opening, batch: int | None, world: int, 
     with session.client(_PATIENCE) as client, session.steps("preflight", opened.steps + 1) as done:
         found = opened(client, done).preflight(batch, world=world, rows=rows)
         done(f"{rows} of them are tried")
-    fields = {name: str(field) for name, field in found.schema.items()}
-    lines = [f"{found.samples} samples; {found.rows - len(found.bad)} of {found.rows} tried can be prepared"]
-    lines += [f"  {name}: {told}" for name, told in fields.items()]
-    each = f"; a rank's batch takes {human(found.batch_bytes)}" if found.batch_bytes else ""
-    lines.append(f"  a row takes {human(found.row_bytes)}{each}")
-    lines += [f"note: {note}" for note in found.notes]
     session.show(
-        "\n".join(lines),
+        str(found),
         samples=found.samples,
-        fields=fields,
+        fields={name: str(field) for name, field in found.schema.items()},
         rows=found.rows,
         bad=list(found.bad),
         row_bytes=found.row_bytes,

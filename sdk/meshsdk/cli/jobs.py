@@ -14,8 +14,9 @@ import click
 
 from meshsdk import jobs
 from meshsdk.cli.places import RemoteType
-from meshsdk.cli.running import EXIT_FAILED, drawn, human, shared_options
+from meshsdk.cli.running import EXIT_FAILED, drawn, shared_options
 from meshsdk.errors import ConfigurationError
+from meshsdk.sizes import human
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

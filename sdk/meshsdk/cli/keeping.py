@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from meshsdk.cli.running import human, shared_options
+from meshsdk.cli.running import shared_options
 from meshsdk.errors import ConfigurationError
 from meshsdk.keeping import list_kept, remove_kept, show_kept
+from meshsdk.sizes import human
 
 if TYPE_CHECKING:
     from meshsdk.cli.running import Session

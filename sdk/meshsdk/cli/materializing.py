@@ -13,7 +13,8 @@ import click
 from meshsdk import jobs
 from meshsdk.cli.jobs import detach_option, followed, told_started
 from meshsdk.cli.places import RemoteType
-from meshsdk.cli.running import EXIT_FAILED, human, shared_options
+from meshsdk.cli.running import EXIT_FAILED, shared_options
+from meshsdk.sizes import human
 
 if TYPE_CHECKING:
     from meshsdk.cli.places import Remote

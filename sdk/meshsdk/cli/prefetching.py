@@ -13,8 +13,9 @@ import click
 from meshsdk import jobs
 from meshsdk.cli.jobs import detach_option, run_job, show_stopped
 from meshsdk.cli.places import RemoteType
-from meshsdk.cli.running import shared_options, size_of
+from meshsdk.cli.running import shared_options
 from meshsdk.errors import ConfigurationError
+from meshsdk.sizes import size_of
 
 if TYPE_CHECKING:
     from meshsdk.cli.places import Remote

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshsdk import modules
-from meshsdk.cli.running import EXIT_FAILED, human, shared_options
+from meshsdk.cli.running import EXIT_FAILED, shared_options
 from meshsdk.cli.viewing import parse_op
 from meshsdk.errors import ConfigurationError
+from meshsdk.sizes import human
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,8 +9,9 @@ import click
 import numpy as np
 
 from meshsdk.cli.places import RemoteType
-from meshsdk.cli.running import human, shared_options
+from meshsdk.cli.running import shared_options
 from meshsdk.errors import ConfigurationError
+from meshsdk.sizes import human
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
 EXIT_FAILED, EXIT_USAGE, EXIT_MISSING, EXIT_INTERRUPTED = 1, 2, 3, 130
 _PATIENCE = 15.0  # seconds a person waits for a server that does not answer
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-_SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_SIZES |= {f"{unit}i": 1 << (10 * power) for power, unit in enumerate("kmgt", start=1)}
 
 
 class Steps:
@@ -213,25 +210,3 @@ def report(error: MeshError, *, as_json: bool, stream: IO[str] | None = None) ->
         told = told.replace(LONGER, "To wait longer: --deadline SECONDS.")
     line = json.dumps({"error": code, "message": told}) if as_json else f"mesh: {told}"
     click.echo(line, file=stream or sys.stderr)
-
-
-def size_of(text: str, option: str) -> int:
-    """`500GiB` → bytes. Raises ConfigurationError, naming the option."""
-    digits = text.lower().removesuffix("b").rstrip("kmgti")
-    unit = text.lower().removesuffix("b")[len(digits) :]
-    try:
-        found = int(float(digits) * _SIZES[unit])
-    except (ValueError, KeyError, OverflowError):
-        found = -1
-    if found < 0:
-        raise ConfigurationError(f"{option} {text!r}: expected a size such as 500GiB")
-    return found
-
-
-def human(size: float) -> str:
-    """A size in bytes as a person reads it: `12.3 MiB`."""
-    unit = 0
-    while size >= 1024 and unit < len(_UNITS) - 1:
-        size /= 1024
-        unit += 1
-    return f"{size:.0f} B" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"

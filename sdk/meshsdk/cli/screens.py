@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from meshsdk.cli.running import human
+from meshsdk.sizes import human
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
