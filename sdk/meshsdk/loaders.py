@@ -12,31 +12,14 @@ import operator
 import os
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
-from meshsdk.addressing import Addresses
-from meshsdk.arenas import Arena
-from meshsdk.arguments import (
-    ELSEWHERE,
-    arena_bytes,
-    checked_batch,
-    checked_connections,
-    checked_dataset,
-    checked_deadline,
-    checked_normalize,
-    checked_share,
-    explaining,
-    frame_bytes,
-    takes_parts,
-    too_large,
-)
+from meshsdk.arguments import ELSEWHERE, checked_dataset, explaining, too_large
 from meshsdk.doctor import VARIABLE
 from meshsdk.errors import ClosedError, ConfigurationError
-from meshsdk.feeds import Feed
 from meshsdk.meters import Meter
-from meshsdk.native import bad_samples, register_plan
-from meshsdk.outputs import device_name, make_stage
-from meshsdk.ranks import find_rank
+from meshsdk.native import bad_samples
 from meshsdk.reporting import Reporter
 from meshsdk.resuming import Place
+from meshsdk.rigs import checked, make_rig
 from meshsdk.watchers import TRACE_LIMIT, Watchers
 from meshwire.plans import LoaderState
 
@@ -55,6 +38,7 @@ if TYPE_CHECKING:
     from meshsdk.normalizing import Normalize
     from meshsdk.orders import LengthBuckets, Shuffle
     from meshsdk.passes import Pass
+    from meshsdk.rigs import Arguments
 
 _log = logging.getLogger("meshsdk")
 
@@ -126,53 +110,22 @@ class Loader:
         normalize: Normalize | None = None,
         rows_from: Literal["owners", "one"] = "owners",
     ) -> None:
-        self._options = {name: value for name, value in locals().items() if name not in ("self", "dataset")}
+        given = dict(locals())
+        del given["self"], given["dataset"]
         checked_dataset(dataset)
         self.dataset = dataset
-        self.rank, self.world = find_rank(rank, world)
-        self._options |= {"rank": self.rank, "world": self.world}
-        self.global_batch = global_batch = checked_batch(global_batch, self.world)
-        share = checked_share(share)
-        deadline = checked_deadline(deadline)
-        connections = checked_connections(connections)
-        spec = dataset.spec(
-            seed=seed,
-            shuffle=shuffle,
-            tail=tail,
-            on_bad=on_bad,
-            max_bad=max_bad,
-            batch=global_batch,
-            buckets=buckets,
-        )
-        self._transport = dataset.client.transport
-        self.device = device = device_name(device)
-        self._options["device"] = device
-        stage = make_stage(device, output, normalize)
-        self.plan = register_plan(self._transport, dataset.snapshot.hash, spec, global_batch, deadline)
-        checked_normalize(normalize, self.plan.fields)
-        state = LoaderState(self.plan.hash, dataset.snapshot.hash, seed)
-        self._place = Place(state, self.plan.positions, global_batch, tail)
+        self._arguments = found = checked(given)
+        self.rank, self.world, self.device = found.rank, found.world, found.device
+        self.global_batch = found.global_batch
+        self.report = name = os.environ.get("MESH_REPORT", "") if report is None else report
         self._meter = Meter()
         self._watchers = Watchers(self)
-        self.report = name = os.environ.get("MESH_REPORT", "") if report is None else report
         reporter = Reporter(name, self.stats) if name else None
-        expected = frame_bytes(self.plan.fields, -(-global_batch // self.world))
-        parted = takes_parts(rows_from) and expected > 0 and not share and not spec.get("pack")
-        addresses = Addresses(self.plan, global_batch, self.rank, self.world, tail, share, parted, reporter)
-        budget = arena_bytes(prefetch_bytes, stage.memory.capacity(expected))
-        self._arena = Arena(budget, stage.memory)
-        self._feed = Feed(
-            self._transport,
-            addresses,
-            stage,
-            self._meter,
-            self._watchers,
-            expected,
-            budget,
-            connections,
-            deadline,
-            verify,
-        )
+        rig = make_rig(dataset, found, self._meter, self._watchers, reporter)
+        self.plan, self._arena, self._feed = rig.plan, rig.arena, rig.feed
+        self._transport = dataset.client.transport
+        state = LoaderState(self.plan.hash, dataset.snapshot.hash, seed)
+        self._place = Place(state, self.plan.positions, self.global_batch, tail)
         self._pass: Pass | None = None
         self._moves = 0
         self._closed = False
@@ -383,7 +336,7 @@ class Loader:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy for another process: the same plan at the same place, with connections of its own."""
-        return _copied, (self.dataset, self._options, self._place, self._moves)
+        return _copied, (self.dataset, self._arguments, self._place, self._moves)
 
     def __enter__(self) -> Self:
         return self
@@ -399,7 +352,7 @@ class Loader:
         )
 
 
-def _copied(dataset: Dataset, options: dict[str, Any], place: Place, moves: int) -> Loader:
-    made = Loader(dataset, **options)
+def _copied(dataset: Dataset, arguments: Arguments, place: Place, moves: int) -> Loader:
+    made = Loader(dataset, **arguments.again())
     made._place, made._moves = place, moves
     return made
