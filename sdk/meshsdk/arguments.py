@@ -54,8 +54,9 @@ def explaining(
     def made(function: Callable[_Taken, _Given]) -> Callable[_Taken, _Given]:
         @functools.wraps(function)
         def told(*args: _Taken.args, **kwargs: _Taken.kwargs) -> _Given:
-            for name in kwargs.keys() & elsewhere.keys():
-                raise TypeError(f"{function.__qualname__.split('.')[0]} takes no {name}: {elsewhere[name]}")
+            if wrong := [name for name in kwargs if name in elsewhere]:
+                words = "; no ".join(f"{name}: {elsewhere[name]}" for name in wrong)
+                raise TypeError(f"{function.__qualname__.split('.')[0]} takes no {words}")
             return function(*args, **kwargs)
 
         return told
@@ -70,7 +71,8 @@ def checked_dataset(dataset: object) -> None:
     if not isinstance(dataset, Dataset):
         raise ConfigurationError(
             f"a Loader loads a dataset, not {_short(dataset)}: ds = mesh.open('s3://photos/train'), "
-            "then mesh.Loader(ds, global_batch=…)"
+            "then mesh.Loader(ds, global_batch=…); parts of it are ds.filter(…) and ds.split(…), several "
+            "together mesh.mix(…)"
         )
 
 
@@ -162,6 +164,16 @@ def arena_bytes(prefetch_bytes: SupportsIndex | None, slot: int) -> int:
             f"prefetch_bytes={prefetch_bytes!r}: the arena's size in bytes, an integer above 0, as 256 << 20"
         )
     return found
+
+
+def too_small(budget: int, slot: int) -> str:
+    """What is to be told of an arena without room for a batch beside the one at hand; nothing of others."""
+    if budget >= 2 * slot:
+        return ""
+    return (
+        f"prefetch_bytes={budget} has no room for a batch of {slot} bytes beside the one at hand, so none is "
+        f"asked for ahead: give {4 * slot} or more, or leave it out"
+    )
 
 
 def _integer(value: object) -> int | None:

@@ -17,6 +17,7 @@ from meshsdk.doctor import VARIABLE
 from meshsdk.errors import ClosedError, ConfigurationError
 from meshsdk.meters import Meter
 from meshsdk.native import bad_samples
+from meshsdk.ranks import check_still
 from meshsdk.reporting import Reporter
 from meshsdk.resuming import Place
 from meshsdk.rigs import checked, make_rig
@@ -114,6 +115,7 @@ class Loader:
         del given["self"], given["dataset"]
         checked_dataset(dataset)
         self.dataset = dataset
+        self._found = rank is None
         self._arguments = found = checked(given)
         self.rank, self.world, self.device = found.rank, found.world, found.device
         self.global_batch = found.global_batch
@@ -206,6 +208,8 @@ class Loader:
         go on.
         """
         self._check_open()
+        if self._found:
+            check_still(self.rank, self.world)
         if VARIABLE in os.environ and (looked_into := self._looked_into()) is not None:
             return looked_into
         return self._iterate()

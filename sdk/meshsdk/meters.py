@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from meshsdk.stalls import Stall
+
+_PAD: Final = 3  # of a batch's status
 
 
 @dataclass(slots=True)
@@ -48,6 +50,8 @@ class LoaderStats:
         frames: how the nodes came by the frames: "miss" (prepared for this request), "joined" (together with
             another job), "hit" (prepared before).
         local: frames taken over as shared memory from a node on this host, not received.
+        stand_ins: of the flagged rows, those in place of a sample that could not be prepared: substitutes and
+            masked ones, not pads.
         preprocessing, fetch: seconds waited while nodes ran ops, or got sources.
         au: accelerator utilisation as MLPerf Storage defines it, 0…1: compute as a share of the loop's
             time, the first step of each loop left out.
@@ -69,6 +73,7 @@ class LoaderStats:
     au: float = 0.0
     parted: int = 0
     local: int = 0
+    stand_ins: int = 0
 
     @property
     def compute(self) -> float:
@@ -104,7 +109,7 @@ class LoaderStats:
         return (
             f"{self.samples} samples, {self.samples_per_second:.0f}/s, waited {self.wait_share:.0%} "
             f"({self._parts()}), client CPU {self.cpu_per_1000:.3f} s a 1000, {self.retries} retries, "
-            f"{self.hits} hits"
+            f"{self.hits} hits{f', stand-ins: {self.stand_ins}' if self.stand_ins else ''}"
         )
 
     def _parts(self) -> str:
@@ -126,6 +131,7 @@ class Meter:
     cpu: float = 0.0
     retries: int = 0
     flagged: int = 0
+    stand_ins: int = 0
     preprocessing: float = 0.0
     fetch: float = 0.0
     parted: int = 0
@@ -160,6 +166,14 @@ class Meter:
         self.fetch += stall.fetch
         if steady:
             self._steady_waited += seconds
+
+    def rows(self, status: Any) -> None:
+        """A batch was given, with these flags."""
+        self.batches += 1
+        self.samples += len(status)
+        if flagged := int((status != 0).sum()):
+            self.flagged += flagged
+            self.stand_ins += flagged - int((status == _PAD).sum())
 
     def absorb(self, tally: Tally) -> None:
         """Adds what a finished reader did."""
@@ -207,6 +221,7 @@ _NAMES = (
     "cpu",
     "retries",
     "flagged",
+    "stand_ins",
     "preprocessing",
     "fetch",
     "parted",

@@ -6,6 +6,7 @@ closing it ends its thread and sockets, whatever state it is in.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,13 @@ if TYPE_CHECKING:
     from meshsdk.transport import Transport
 
 
+_log = logging.getLogger("meshsdk")
+
 _NONE = Stall()
+_STAND_IN = (
+    "epoch %d, step %d: a sample could not be prepared, and a row of this batch stands in for it: its "
+    "batch.status is not 0. loader.bad() says which and why, loader.stats() how many; this is told once"
+)
 
 
 class Pass:
@@ -77,9 +84,10 @@ class Pass:
             meter.wait(now - clock, stall, steady=self._given > 0)
             meter.cpu += time.thread_time() - cpu
         self._given += 1
-        meter.batches += 1
-        meter.samples += batch.rows
-        meter.flagged += int((batch.status != 0).sum())
+        good = meter.stand_ins == 0
+        meter.rows(batch.status)
+        if good and meter.stand_ins:
+            _log.warning(_STAND_IN, batch.epoch, batch.step)
         if self._observers:
             self._tell(batch, clock, now, stall)
         return batch

@@ -36,6 +36,18 @@ def find_rank(
     return rank, world
 
 
+def check_still(rank: int, world: int) -> None:
+    """Of a rank that was found: raises ConfigurationError where torch.distributed, initialised since, says
+    another. Each process would go on as if it were alone."""
+    now = _from_torch()
+    if now is not None and now != (rank, world):
+        raise ConfigurationError(
+            f"this loader takes the part of rank {rank} of {world}, as it was made before torch.distributed "
+            f"was initialised, and this is rank {now[0]} of {now[1]}: make it after init_process_group, or "
+            "pass rank= and world="
+        )
+
+
 def _from_torch() -> tuple[int, int] | None:
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():

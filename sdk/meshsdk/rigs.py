@@ -6,6 +6,7 @@ epoch is known here.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +21,7 @@ from meshsdk.arguments import (
     checked_share,
     frame_bytes,
     takes_parts,
+    too_small,
 )
 from meshsdk.feeds import Feed
 from meshsdk.native import register_plan
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from meshsdk.reporting import Reporter
     from meshsdk.watchers import Watchers
     from meshwire.slices import Tail
+
+_log = logging.getLogger("meshsdk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +115,7 @@ def make_rig(
     """Registers the plan. Raises ConfigurationError, and what registering raises."""
     transport, spec = dataset.client.transport, arguments.spec(dataset)
     stage = make_stage(arguments.device, arguments.output, arguments.normalize)
-    plan = register_plan(
-        transport, dataset.snapshot.hash, spec, arguments.global_batch, arguments.deadline
-    )
+    plan = register_plan(transport, dataset.snapshot.hash, spec, arguments.global_batch, arguments.deadline)
     checked_normalize(arguments.normalize, plan.fields)
     expected = frame_bytes(plan.fields, -(-arguments.global_batch // arguments.world))
     alike = expected > 0 and not arguments.share and not spec.get("pack")
@@ -145,4 +147,7 @@ def make_rig(
 
 def _arena(arguments: Arguments, stage: Stage, expected: int) -> Arena:
     slot = stage.memory.capacity(expected)
-    return Arena(arena_bytes(arguments.prefetch_bytes, slot), stage.memory)
+    budget = arena_bytes(arguments.prefetch_bytes, slot)
+    if expected and (told := too_small(budget, slot)):
+        _log.warning("%s", told)
+    return Arena(budget, stage.memory)

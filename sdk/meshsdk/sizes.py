@@ -32,4 +32,3 @@ def human(size: float) -> str:
         size /= 1024
         unit += 1
     return f"{size:.0f} B" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"
-

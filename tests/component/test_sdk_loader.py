@@ -300,6 +300,8 @@ def test_stats(server: ScriptedMesh) -> None:
         list(one)
         stats = one.stats()
     assert (stats.samples, stats.batches, stats.flagged) == (112, 7, 9)
+    assert stats.stand_ins == 0  # they are pads
+    assert "stand-ins" not in str(stats)
     assert stats.frames == {"miss": 7}
     assert stats.bytes > 112 * 192
     assert 0 <= stats.wait_share <= 1

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch.distributed
 
 import meshsdk as mesh
 from meshsdk import ops
@@ -109,6 +110,38 @@ def test_a_batch_that_no_epoch_fills_is_told(ds: mesh.Dataset, caplog: pytest.Lo
     with mesh.Loader(ds, 12) as loader:
         assert [found.rows for found in loader] == [12]
     assert "more than the 10 samples" in caplog.text
+
+
+def test_an_arena_without_room_ahead_is_told(ds: mesh.Dataset, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "meshsdk")
+    with mesh.Loader(ds, 4, prefetch_bytes=100_000):
+        assert not caplog.records
+    with mesh.Loader(ds, 4, prefetch_bytes=20_000) as loader:
+        assert [found.rows for found in loader] == [4, 4, 4]
+    assert "prefetch_bytes=20000 has no room for a batch of" in caplog.text
+    ragged = mesh.open(f"s3://{BUCKET}/", fields={"x": "bin"}, client=ds.client)
+    caplog.clear()
+    with mesh.Loader(ragged, 4, prefetch_bytes=1):  # how large its batches are is not known
+        assert not caplog.records
+
+
+def test_a_loader_that_was_made_before_the_ranks_met(
+    ds: mesh.Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each process would take itself for the only one."""
+    given: Any = {"output": "numpy"}
+    with (
+        mesh.Loader(ds, 4, **given) as early,
+        mesh.Loader(ds, 4, **given, rank=0, world=1) as alone,
+    ):
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+        with pytest.raises(ConfigurationError, match=r"rank 0 of 1, .* this is rank 1 of 2: make it after"):
+            iter(early)
+        assert len(list(alone)) == 3
+        with mesh.Loader(ds, 4, **given) as late:
+            assert [found.rows for found in late] == [2, 2, 2]
 
 
 def test_a_batch_is_no_tuple_and_no_tensor(ds: mesh.Dataset) -> None:
@@ -226,6 +259,8 @@ def test_what_torchs_loader_calls_otherwise(ds: mesh.Dataset, name: str, words: 
         pytest.raises(AttributeError, match=f"no attribute '{name}': .*{words}"),
     ):
         getattr(loader, name)
+    with pytest.raises(TypeError, match=r"no batch_size: global_batch is .*; no pin_memory: device="):
+        mesh.Loader(ds, batch_size=4, shuffle=True, pin_memory=True)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="unexpected keyword argument 'color'"):
         mesh.Loader(ds, 4, color=1)  # type: ignore[call-arg]
 

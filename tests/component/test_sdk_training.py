@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import logging
 import os
 import pickle
 import signal
@@ -201,16 +202,21 @@ def test_tar_shards_with_ragged_text(client: mesh.Client, photos: str) -> None:
     assert bytes(ds[3]["text"]) == b"xxx"
 
 
-def test_a_bad_photograph(client: mesh.Client, photos: str) -> None:
+def test_a_bad_photograph(client: mesh.Client, photos: str, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(8):
         body = picture(number) if number != 3 else b"\xff\xd8 torn"
         client.put(photos, f"torn/{number}.jpg", body)
     ds = mesh.open(f"s3://{photos}/torn", fields={"image": "jpg"}, client=client)
     ds = ds.map(ops.decode("image"), ops.center_crop("image", 16))
+    caplog.set_level(logging.WARNING, "meshsdk")
     with mesh.Loader(ds, 8, max_bad=0.5, output="numpy") as loader:
         (batch,) = loader
         assert sorted(batch.status) == [0] * 7 + [1]
         assert loader.stats().flagged == 1
+        assert len(list(loader)) == 1
+        assert str(loader.stats()).endswith(", stand-ins: 2")
+        (told,) = caplog.messages  # once a loader
+        assert told.startswith("epoch 0, step 0: a sample could not be prepared")
         assert ["torn/3" in bad.key for bad in loader.bad()] == [True]
     with (
         mesh.Loader(ds, 8, on_bad="raise", output="numpy") as loader,
