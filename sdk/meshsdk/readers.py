@@ -268,7 +268,7 @@ class Reader:
             self._attempts.failed(step, error, request, endpoint, now)
         except MeshError as final:
             self._stop = min(self._stop, step + 1)
-            self._finish(step, final)
+            self._finish(step, final.with_traceback(None))  # the loop it ends is shown, not this thread
         else:
             self.tally.retries += 1
 

@@ -40,6 +40,14 @@ def progress_of(error: BaseException) -> float | None:
     return float(told) if isinstance(told, (int, float)) else None
 
 
+def _forget_places(error: BaseException) -> None:
+    """Of a failure and its causes only the words are left to be shown: where in the SDK they were noticed is
+    a screen of text that tells nobody anything."""
+    each: BaseException | None = error
+    while each is not None:
+        each, _ = each.__cause__, each.with_traceback(None)
+
+
 @dataclass(frozen=True, slots=True)
 class BackOff:
     """Exponential back-off with full jitter: the n-th wait is uniform in (0, min(cap, base·2ⁿ)] seconds.
@@ -82,6 +90,7 @@ class Patience:
         wait = max(self.jitter.uniform(0, ceiling), getattr(error, "retry_after", None) or 0.0)
         if now + wait > self._until(error, now):
             why = str(error)
+            _forget_places(error)
             raise DeadlineError(
                 f"gave up after {self.attempts} attempts in {now - self.started:.0f} s: {why}"
                 f"{' ' if why.endswith(('.', '?')) else '. '}"

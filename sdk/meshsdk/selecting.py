@@ -85,4 +85,16 @@ def check_source(url: str) -> str:
     try:
         return str(parse_source(url, "url"))
     except PlanError as error:
-        raise ConfigurationError(f"{error}; a dataset is a bucket's folder, as s3://photos/train") from error
+        raise ConfigurationError(
+            f"{error}; a dataset is a bucket's folder, as s3://photos/train{_instead(url)}"
+        ) from error
+
+
+def _instead(url: object) -> str:
+    """What to do about data that are elsewhere."""
+    text = str(url)
+    if text.startswith(("/", "./", "../", "~")):
+        return f". Files of this machine are uploaded first: mesh cp -r {text} s3://photos/train"
+    if "://" in text and not text.startswith("s3://"):
+        return ". Another store's bucket is read through one with it as its origin: mesh bucket create --help"
+    return ""

@@ -84,6 +84,8 @@ class _Tally:
             self.examples.append(f"{shown(name)} lacks {', '.join(lacking)}")
 
     def empty(self, source: Source, specs: Mapping[str, FieldSpec]) -> EmptySnapshotError:
+        if not self.seen:
+            return EmptySnapshotError("source", f"no sample in {source}: there is nothing in it")
         wanted = "; ".join(f"{name}: {_wanted(spec)}" for name, spec in specs.items())
         there = ", ".join(f".{shown(ext)[1:-1]} ({count})" for ext, count in self.extensions.most_common(8))
         examples = "".join(f"; {example}" for example in self.examples)

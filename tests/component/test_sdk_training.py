@@ -220,9 +220,10 @@ def test_a_bad_photograph(client: mesh.Client, photos: str, caplog: pytest.LogCa
         assert ["torn/3" in bad.key for bad in loader.bad()] == [True]
     with (
         mesh.Loader(ds, 8, on_bad="raise", output="numpy") as loader,
-        pytest.raises(BadSampleError, match=r"torn/3"),
+        pytest.raises(BadSampleError, match=r"torn/3") as raised,
     ):
         list(loader)
+    assert "readers.py" not in {os.path.basename(entry.path) for entry in raised.traceback}
     with pytest.raises(BadSampleError, match=r"torn/3"):
         ds[3]
 

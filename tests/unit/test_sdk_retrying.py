@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import random
 
@@ -29,6 +30,12 @@ def patience(deadline: float = 100.0) -> Patience:
     return Patience(BackOff(deadline), started=0.0, jitter=random.Random(1))
 
 
+def raised_once(error: Exception) -> Exception:
+    with contextlib.suppress(Exception):
+        raise error
+    return error
+
+
 def test_waits_grow_are_jittered_and_capped() -> None:
     patient = patience(1e9)
     waits = [patient.delay(ConnectError("down"), 0.0) for _ in range(200)]
@@ -41,10 +48,13 @@ def test_a_servers_retry_after_is_never_undercut() -> None:
     assert patience().delay(BusyError("busy", status=503, retry_after=7.5), 0.0) >= 7.5
 
 
-def test_past_the_deadline_the_last_failure_is_the_cause() -> None:
-    last = BusyError("busy", status=503, retry_after=7.5)
+def test_past_the_deadline_the_last_failure_is_the_cause_in_words_alone() -> None:
+    first, last = raised_once(OSError("refused")), BusyError("busy", status=503, retry_after=7.5)
+    last.__cause__ = first
+    assert first.__traceback__ is not None
     with pytest.raises(DeadlineError, match="1 attempts") as raised:
         patience(5.0).delay(last, 0.0)
+    assert (last.__cause__, first.__traceback__) == (first, None)
     assert raised.value.__cause__ is last
     assert "busy. Look at the nodes" in str(raised.value)
     assert str(raised.value).endswith("deadline=SECONDS, of mesh.Loader or mesh.connect.")

@@ -46,6 +46,10 @@ def test_sources() -> None:
     assert check_source("s3://photos/train") == "s3://photos/train/"
     with pytest.raises(ConfigurationError, match="s3://photos/train"):
         check_source("photos/train")
+    with pytest.raises(ConfigurationError, match=r"mesh cp -r \./train s3://"):
+        check_source("./train")
+    with pytest.raises(ConfigurationError, match="as its origin: mesh bucket create"):
+        check_source("gs://photos/train")
 
 
 @pytest.mark.parametrize(

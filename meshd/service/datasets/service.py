@@ -51,7 +51,7 @@ _PARTS = {"zarr": "array", "tfrecord": "feature", "mds": "column", "parquet": "c
 _READ_THROUGH = ("auto", "tar", "lines", "tfrecord", "mds", "parquet")  # files are read once, before all else
 _PAGE = 1000
 _EMPTY = {
-    "source": "check the source's prefix and the fields' extensions",
+    "source": "Check the source's prefix (`mesh ls` shows what there is) and the fields' extensions.",
     "filter": "look at what there is with: mesh head; names and content are compared as they are stored",
     "join": 'say with `on` what the two have in common, as part(name, "/", 0)',
 }
