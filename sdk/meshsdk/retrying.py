@@ -45,7 +45,7 @@ def _forget_places(error: BaseException) -> None:
     a screen of text that tells nobody anything."""
     each: BaseException | None = error
     while each is not None:
-        each, _ = each.__cause__, each.with_traceback(None)
+        each = each.with_traceback(None).__cause__
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ def index_lines(pieces: Iterable[Buffer]) -> LineIndex:
     starts: list[Integers] = []
     numbers: list[Integers] = []
     trimmed: list[Integers] = []
-    begin, at, line, last = 0, 0, 1, -1
+    begin, at, line, last = 0, 0, 1, 0  # before the first byte: none that matters
     for piece in pieces:
         octets = np.frombuffer(piece, np.uint8)
         if not octets.size:
