@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from meshd.store.records import Extent
+    from meshd.store.records import Extent, Span
 
 MOST: Final = 10_000
 _noticed: Final[dict[Extent, None]] = {}
@@ -21,6 +21,16 @@ def notice(extent: Extent) -> None:
     """Its bytes could not be had as they were written (any thread)."""
     if len(_noticed) < MOST:
         _noticed[extent] = None
+
+
+def notice_behind(spans: Sequence[Span], sent: int) -> None:
+    """The bytes behind the first `sent` of these could not be had."""
+    for span in spans:
+        if sent < span.length:
+            if span.extent is not None:
+                notice(span.extent)
+            return
+        sent -= span.length
 
 
 def take_noticed(wanted: Callable[[Extent], bool]) -> list[Extent]:

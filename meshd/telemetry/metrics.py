@@ -206,7 +206,7 @@ remote_failures = _counter(
 remote_bytes = _counter("meshd_remote_bytes_total", "Bytes of objects fetched from other nodes.")
 reads_continued = _counter(
     "meshd_reads_continued_total",
-    "Answers under way whose bytes ended here: whole by way of another node, or cut.",
+    "Answers under way whose bytes ended here: whole by way of another node, by way of the origin, or cut.",
     "result",
 )
 near_reads = _counter(

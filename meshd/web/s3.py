@@ -19,7 +19,7 @@ from meshd.service.remote.continuing import CutShortError
 from meshd.service.semantics.translation import translate
 from meshd.service.views.dispatch import Assembled
 from meshd.store.errors import CorruptExtentError, DiskFailedError, StoreError
-from meshd.store.noticing import notice
+from meshd.store.noticing import notice, notice_behind
 from meshd.web.authentication import ANONYMOUS, request_context, request_head
 from meshd.web.cors import cors_headers
 from meshd.web.executing import Call, Executor
@@ -382,7 +382,8 @@ class S3Endpoint:
         if asked.head or not found.length:
             return Reply(status, headers, b"", self._now())
         try:
-            keep_alive = await send_groups(request, status, headers, assembled.groups, self._now())
+            torn = None if assembled.tear is None else assembled.tear.met
+            keep_alive = await send_groups(request, status, headers, assembled.groups, self._now(), torn)
         except StoreError as error:
             raise translate(error) from error
         trace.sent += found.length
@@ -399,25 +400,20 @@ class S3Endpoint:
 
 
 def rest_of(deps: WebDeps, operation: ops.GetObject, found: Found, spans: Sequence[Span]) -> Rest:
-    """What an answer goes on with whose bytes cannot be read to their end: those of another owner. They are
-    noticed here."""
+    """What an answer goes on with whose bytes cannot be read to their end: those of another owner, or of the
+    origin. They are noticed here."""
 
     def rest(torn: TornError) -> AsyncGenerator[bytes, None]:
-        _notice_at(spans, torn.sent)
+        notice_behind(spans, torn.sent)
+        if deps.backed is not None:
+            cached = deps.backed.rest(operation.bucket, operation.key, found, torn.sent)
+            if cached is not None:
+                return cached
         if deps.rest is None or deps.mesh.alone:
             raise torn
         return deps.rest(operation.bucket, operation.key, found, torn.sent)
 
     return rest
-
-
-def _notice_at(spans: Sequence[Span], sent: int) -> None:
-    """The one whose bytes come behind the first `sent`."""
-    for span in spans:
-        if sent < span.length:
-            _notice_all([span])
-            return
-        sent -= span.length
 
 
 def _notice_all(spans: Sequence[Span]) -> None:

@@ -22,7 +22,7 @@ from meshd.web.replies import connection_word, head_bytes
 from meshd.web.tearing import TornError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 
     from aiohttp import web
 
@@ -80,9 +80,11 @@ async def send_groups(
     headers: Iterable[Header],
     groups: AsyncGenerator[Sequence[Span], None],
     now: int,
+    torn: Callable[[int], None] | None = None,
 ) -> bool:
     """As `send_spans`, for a body that comes a group of spans at a time; each must stay valid until the next
-    is asked for. What fails after the first group has the connection cut."""
+    is asked for. What fails after the first group has the connection cut. `torn` is told how many bytes went
+    out of one that cannot be read to its end: the next must begin behind them. Without it that fails, too."""
     keep_alive, transport = bool(request.keep_alive), request.transport
     head = _head(request, status, headers, now)
     pump: _Pump | None = None
@@ -91,7 +93,12 @@ async def send_groups(
             async for spans in groups:
                 if pump is None and not is_encrypted(_open_transport(request)):
                     pump = _Pump(_open_transport(request))
-                await _send(request, head, spans, pump=pump)
+                try:
+                    await _send(request, head, spans, pump=pump, mendable=torn is not None)
+                except TornError as error:
+                    if torn is None:
+                        raise
+                    torn(error.sent)
                 head = b""
     except Exception as error:
         if head:  # nothing went out yet: an answer can still say what is wrong

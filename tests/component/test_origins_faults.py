@@ -10,9 +10,20 @@ from typing import TYPE_CHECKING
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 
-from tests.component.origin_working import bucket, code, eventually, metric, put, read, until_kept
+from tests.component.origin_working import (
+    bucket,
+    code,
+    eventually,
+    metric,
+    put,
+    read,
+    small_daemon,
+    until_kept,
+)
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from meshd.testing.daemons import Daemon
     from tests.component.origin_places import Place
 
@@ -129,6 +140,50 @@ def test_down_is_told_at_once_and_passes(backed: Daemon, origin: Place) -> None:
     assert code(backed.client().get_object, Bucket="gone", Key="never") == "ServiceUnavailable"
     origin.faults.fail = 0
     eventually(lambda: code(client.get_object, Bucket="gone", Key="never") == "NoSuchKey")
+
+
+def _torn(daemon: Daemon, least: int) -> Path:
+    """The largest file of the cache's, of `least` bytes or more, ends in its middle from now on."""
+    files = [path for path in (daemon.data_dir / "cache").rglob("*") if path.is_file()]
+    path = max((path for path in files if path.suffix != ".mdb"), key=lambda path: path.stat().st_size)
+    size = path.stat().st_size
+    assert size > least, path
+    os.truncate(path, size // 2)
+    return path
+
+
+@pytest.mark.parametrize(("size", "first"), [(21 * MIB + 5, 0), (21 * MIB + 5, 3 * MIB + 7), (3 * MIB, 0)])
+def test_what_the_cache_cannot_give_in_the_middle_of_an_answer_comes_from_the_origin(
+    origin: Place, tmp_path: Path, size: int, first: int
+) -> None:
+    data, how = os.urandom(size), {"Range": f"bytes={first}-"} if first else {}
+    put(origin, "torn", "k", data)
+    with small_daemon(origin, tmp_path, cache="200MiB", workers=1) as daemon:
+        client = bucket(daemon, origin, "torn", ttl=300.0)
+        until_kept(client, "torn", "k", origin)
+        _torn(daemon, min(size, 8 * MIB) // 2)
+        asked = len(origin.faults.gets("torn/k"))
+        assert read(client, "torn", "k", **how) == data[first:]
+        assert len(origin.faults.gets("torn/k")) == asked + 1
+        assert metric(daemon, "meshd_reads_continued_total") == 1
+        assert read(client, "torn", "k") == data  # what came is kept in place of what was damaged
+        assert len(origin.faults.gets("torn/k")) == asked + 1
+
+
+@pytest.mark.parametrize("size", [21 * MIB, 3 * MIB])
+def test_an_answer_is_cut_that_the_cache_cannot_give_any_more_of_what_the_origin_has_replaced(
+    origin: Place, tmp_path: Path, size: int
+) -> None:
+    data = os.urandom(size)
+    put(origin, "torn-old", "k", data)
+    with small_daemon(origin, tmp_path, cache="200MiB", workers=1) as daemon:
+        client = bucket(daemon, origin, "torn-old", ttl=300.0)
+        until_kept(client, "torn-old", "k", origin)
+        _torn(daemon, min(size, 8 * MIB) // 2)
+        put(origin, "torn-old", "k", data[::-1])
+        with pytest.raises(BotoCoreError):
+            read(client, "torn-old", "k")
+        eventually(lambda: _or_nothing(client, "torn-old", "k") == data[::-1])
 
 
 def test_listings_and_what_is_not_there_are_remembered(backed: Daemon, origin: Place) -> None:

@@ -18,7 +18,7 @@ from meshd.store.noticing import take_noticed
 from meshd.store.records import NULL, Meta, Span
 from meshd.testing.certificates import Authority
 from meshd.web.replies import SentReply
-from meshd.web.sending import send_spans
+from meshd.web.sending import send_groups, send_spans
 from tests.archive_making import tar_of
 from tests.component.mesh_nodes import NodesBeside
 
@@ -185,26 +185,12 @@ def test_other_bytes_never_come(beside: NodesBeside) -> None:
         body.read()
 
 
-@pytest.mark.parametrize("encrypted", [False, True])
-def test_the_rest_comes_right_behind_what_was_sent(tmp_path: Path, *, encrypted: bool) -> None:
-    """Whoever gives it is asked once, for the bytes behind the last that went out, over TLS too."""
-    file, asked = tmp_path / "file", list[int]()
-    file.write_bytes(DATA[:TORN])
+def _served(tmp_path: Path, handle: Any, *, encrypted: bool) -> None:
+    """DATA comes twice over one connection from a server that has requests answered by `handle`."""
     authority = Authority(tmp_path / "tls")
     pair, told = authority.issue(), ssl.create_default_context(cafile=authority.cert)
     served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     served.load_cert_chain(pair.cert, pair.key)
-
-    async def rest(torn: TornError) -> AsyncGenerator[bytes, None]:
-        asked.append(torn.sent)
-        yield DATA[torn.sent : torn.sent + 10]
-        yield DATA[torn.sent + 10 :]
-
-    async def handle(request: web.BaseRequest) -> web.StreamResponse:
-        with file.open("rb") as found:
-            spans = [Span(found.fileno(), 0, len(DATA))]
-            keep = await send_spans(request, 200, [("content-length", str(len(DATA)))], spans, 0, rest)
-        return SentReply(200, keep_alive=keep)
 
     async def run() -> None:
         loop, server = asyncio.get_running_loop(), web.Server(handle, access_log=None)
@@ -221,5 +207,47 @@ def test_the_rest_comes_right_behind_what_was_sent(tmp_path: Path, *, encrypted:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_the_rest_comes_right_behind_what_was_sent(tmp_path: Path, *, encrypted: bool) -> None:
+    """Whoever gives it is asked once, for the bytes behind the last that went out, over TLS too."""
+    file, asked = tmp_path / "file", list[int]()
+    file.write_bytes(DATA[:TORN])
+
+    async def rest(torn: TornError) -> AsyncGenerator[bytes, None]:
+        asked.append(torn.sent)
+        yield DATA[torn.sent : torn.sent + 10]
+        yield DATA[torn.sent + 10 :]
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        with file.open("rb") as found:
+            spans = [Span(found.fileno(), 0, len(DATA))]
+            keep = await send_spans(request, 200, [("content-length", str(len(DATA)))], spans, 0, rest)
+        return SentReply(200, keep_alive=keep)
+
+    _served(tmp_path, handle, encrypted=encrypted)
     assert len(asked) == 2
     assert all(0 < sent <= TORN for sent in asked)
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+@pytest.mark.parametrize("ends", [0, TORN])
+def test_groups_go_on_behind_what_was_sent(tmp_path: Path, ends: int, *, encrypted: bool) -> None:
+    """Whoever gives them is told how many bytes of the last one went out, and gives those behind."""
+    whole, short, told = tmp_path / "whole", tmp_path / "short", list[int]()
+    whole.write_bytes(DATA)
+    short.write_bytes(DATA[:ends])
+
+    async def groups() -> AsyncGenerator[list[Span], None]:
+        with short.open("rb") as ending, whole.open("rb") as found:
+            yield [Span(ending.fileno(), 0, len(DATA))]
+            yield [Span(found.fileno(), told[-1], len(DATA) - told[-1])]
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        length = [("content-length", str(len(DATA)))]
+        return SentReply(200, keep_alive=await send_groups(request, 200, length, groups(), 0, told.append))
+
+    _served(tmp_path, handle, encrypted=encrypted)
+    assert len(told) == 2
+    assert all((sent > 0 or not ends) and sent <= ends for sent in told)

@@ -2,12 +2,14 @@
 
 Law: an answer is of one ETag throughout. Who may read is asked before. Chunks ahead of the reader are fetched
 while it takes those before them; its memory is bounded. An origin that is down: what is cached is served.
+What the cache cannot give any more in the middle of an answer comes from the origin.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import os
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -20,10 +22,14 @@ from meshd.origin.errors import (
     OriginRangeError,
     OriginRefusedError,
 )
+from meshd.service.backed.ahead import Ahead
 from meshd.service.caching.shelf import CHUNK, Piece, record_of, shelf_name
 from meshd.service.semantics.found import found_of
+from meshd.service.semantics.tearing import Tear
+from meshd.service.views.copies import cut_spans
 from meshd.service.views.dispatch import Assembled
-from meshd.store.errors import ExtentGoneError
+from meshd.store.errors import CorruptExtentError, DiskFailedError, ExtentGoneError
+from meshd.store.noticing import notice_behind
 from meshd.store.records import Span
 from meshd.telemetry import metrics
 from meshwire.s3.errors import S3Error
@@ -42,8 +48,9 @@ if TYPE_CHECKING:
     from meshd.store.store import Store
     from meshwire.s3.operations import GetObject
 
-_AHEAD: Final = 12  # chunks of one reader under way
 _STEP: Final = 512 << 10  # bytes a reader is given at a time, after the first
+_PIECE: Final = 1 << 20  # bytes that are read at a time
+_UNREADABLE: Final = (ExtentGoneError, CorruptExtentError, DiskFailedError)
 _FINDS: Final = 4  # looks at an object that changes while it is found
 
 
@@ -105,12 +112,14 @@ class BackedReader:
             if operation.head or not found.length:
                 return Assembled(found, _nothing())
             if record is not None:
-                return Assembled(found, self._cached(bucket, facts, record, key, found))
+                tear = Tear()
+                return Assembled(found, self._cached(bucket, facts, record, key, found, tear), tear)
             if first is None and self.chunk(bucket, key, facts, found.offset // CHUNK) is None:
                 first = await self._first(bucket, key, found.offset // CHUNK, facts.etag)
-            groups = self._groups(bucket, key, facts, found.offset, found.length, first)
+            tear = Tear()
+            groups = self.groups(bucket, key, facts, found.offset, found.length, first, tear)
             first = None
-            return Assembled(found, groups)
+            return Assembled(found, groups, tear)
         finally:
             if first is not None:
                 first[1].release()
@@ -156,17 +165,23 @@ class BackedReader:
         return record if record is not None and record.etag == facts.etag else None
 
     async def _cached(
-        self, bucket: Bucket, facts: Facts, record: Record, key: str, found: Found
+        self, bucket: Bucket, facts: Facts, record: Record, key: str, found: Found, tear: Tear
     ) -> AsyncGenerator[Sequence[Span], None]:
-        """The bytes of what is cached whole, as long as it is."""
+        """The bytes of what is cached whole, as long as it is, and can be read."""
         self._note(bucket, key, facts, found.offset, found.length)
-        try:
-            with self._store.reading(record, found.offset, found.length) as spans:
-                yield spans
+        sent: int | None = None
+        reading = self._store.reading(record, found.offset, found.length)
+        with suppress(*_UNREADABLE), reading as spans:  # evicted this moment, say: nothing was given out
+            yield spans
+            sent = tear.take()
+            if sent is None:
                 return
-        except ExtentGoneError:  # evicted this moment: nothing was given out
-            pass
-        async for group in self._groups(bucket, key, facts, found.offset, found.length, None):
+            notice_behind(spans, sent)
+        offset, length = found.offset + (sent or 0), found.length - (sent or 0)
+        ahead = Ahead(self, bucket, key, facts, offset, length, None, tear)
+        if sent is not None:
+            ahead.tore(offset // CHUNK)
+        async for group in self._read(ahead, key):
             yield group
 
     def _note(self, bucket: Bucket, key: str, facts: Facts, offset: int, length: int) -> None:
@@ -178,28 +193,23 @@ class BackedReader:
         for number in range(offset // CHUNK, (offset + length - 1) // CHUNK + 1):
             self.keeper.noted(Piece(shelf, key, number, _length(facts, number)))
 
-    async def _groups(
-        self,
-        bucket: Bucket,
-        key: str,
-        facts: Facts,
-        offset: int,
-        length: int,
-        first: tuple[int, Flight] | None,
-    ) -> AsyncGenerator[Sequence[Span], None]:
+    async def _read(self, ahead: Ahead, key: str) -> AsyncGenerator[Sequence[Span], None]:
         """The bytes, chunk by chunk: cached ones from their files, others from their flights."""
-        ahead = _Ahead(self, bucket, key, facts, offset, length, first)
+        whole = False
         try:
-            end = offset + length
-            for number in range(offset // CHUNK, (end - 1) // CHUNK + 1):
-                begin = max(offset - number * CHUNK, 0)
+            end = ahead.offset + ahead.length
+            for number in range(ahead.offset // CHUNK, (end - 1) // CHUNK + 1):
+                begin = max(ahead.offset - number * CHUNK, 0)
                 stop = min(end - number * CHUNK, CHUNK)
                 async for group in self._chunk(ahead, number, begin, stop):
                     yield group
+            whole = True
         except OriginError as error:
             raise told(error, key) from error
         finally:
             ahead.close()
+            if ahead.torn:
+                metrics.reads_continued.labels("origin" if whole else "cut").inc()
 
     def groups(
         self,
@@ -209,27 +219,59 @@ class BackedReader:
         offset: int,
         length: int,
         first: tuple[int, Flight] | None = None,
+        tear: Tear | None = None,
     ) -> AsyncGenerator[Sequence[Span], None]:
         """Bytes of an object of this ETag, a group of open files at a time. `first`: the chunk they begin in,
-        on its way; given away."""
+        on its way; given away. `tear`: see `Tear`."""
         if not length:
             if first is not None:
                 first[1].release()
             return _nothing()
-        return self._groups(bucket, key, facts, offset, length, first)
+        return self._read(Ahead(self, bucket, key, facts, offset, length, first, tear), key)
+
+    async def pieces(
+        self,
+        bucket: Bucket,
+        key: str,
+        facts: Facts,
+        offset: int,
+        length: int,
+        first: tuple[int, Flight] | None = None,
+        *,
+        torn: bool = False,
+    ) -> AsyncGenerator[bytes, None]:
+        """The same, read: what the cache cannot give comes from the origin. `torn`: it could not give the
+        byte at `offset`. Raises S3Error."""
+        ahead = Ahead(self, bucket, key, facts, offset, length, first)
+        if torn:
+            ahead.tore(offset // CHUNK)
+        async with aclosing(self._read(ahead, key)) as groups:
+            async for spans in groups:
+                sent = 0
+                for few in cut_spans(spans, _PIECE):
+                    data = await asyncio.to_thread(_read_of, few)
+                    if data:
+                        yield data
+                    sent += len(data)
+                    if len(data) != sum(span.length for span in few):
+                        ahead.tear.met(sent)
+                        break
 
     async def _chunk(
-        self, ahead: _Ahead, number: int, begin: int, stop: int
+        self, ahead: Ahead, number: int, begin: int, stop: int
     ) -> AsyncGenerator[Sequence[Span], None]:
         record = ahead.cached(number)
         if record is not None:
-            try:
-                with self._store.reading(record, begin, stop - begin) as spans:
-                    ahead.go_on(number)
-                    yield spans
+            with suppress(*_UNREADABLE), self._store.reading(record, begin, stop - begin) as spans:
+                ahead.go_on(number)
+                yield spans
+                sent = ahead.tear.take()
+                if sent is None:
                     return
-            except ExtentGoneError:
-                pass
+                notice_behind(spans, sent)
+                begin += sent
+                ahead.tore(number)
+            ahead.spoil(number)
         flight = await ahead.flight(number)
         try:
             at = begin
@@ -237,6 +279,8 @@ class BackedReader:
                 wanted = at + 1 if at == begin else min(at + _STEP, stop)
                 have = min(await flight.reaches(wanted), stop)
                 yield [Span(flight.fd, flight.base + at, have - at)]
+                if ahead.tear.take() is not None:
+                    raise OriginDownError("the disk that takes what the origin gives cannot be read")
                 at = have
         finally:
             flight.release()
@@ -249,90 +293,10 @@ class BackedReader:
             record = self._shelf.chunk(shelf_name(bucket), key, facts.etag, number)
         return record if record is not None and record.etag == facts.etag else None
 
-    async def fetch(self, bucket: Bucket, key: str, facts: Facts, number: int) -> Flight:
-        """A chunk on its way."""
-        return await self.begun(bucket, key, number, facts.etag)
-
     async def begun(self, bucket: Bucket, key: str, number: int, etag: str) -> Flight:
-        """The same, of exactly this ETag."""
+        """A chunk on its way, of exactly this ETag."""
         metrics.cache_reads.labels("miss").inc()
         return await self._crew.of(bucket.name, key).fetch(bucket, key, number, etag)
-
-
-class _Ahead:
-    """The chunks of one reader that are fetched before it comes to them."""
-
-    def __init__(
-        self,
-        reader: BackedReader,
-        bucket: Bucket,
-        key: str,
-        facts: Facts,
-        offset: int,
-        length: int,
-        first: tuple[int, Flight] | None,
-    ) -> None:
-        self._reader, self._bucket, self._key, self._facts = reader, bucket, key, facts
-        self._next = offset // CHUNK
-        self._last = (offset + length - 1) // CHUNK
-        self._tasks: deque[tuple[int, asyncio.Task[Flight]]] = deque()
-        self._first = first
-
-    def cached(self, number: int) -> Record | None:
-        if self._first is not None and self._first[0] == number:
-            return None
-        return self._reader.chunk(self._bucket, self._key, self._facts, number)
-
-    def go_on(self, number: int) -> None:
-        """Have what follows chunk `number` fetched."""
-        self._next = max(self._next, number + 1)
-        while self._tasks and self._tasks[0][0] <= number:
-            self._let_go(self._tasks.popleft()[1])
-        while self._next <= self._last and self._next <= number + _AHEAD:
-            if self.cached(self._next) is None:
-                task = asyncio.ensure_future(
-                    self._reader.fetch(self._bucket, self._key, self._facts, self._next)
-                )
-                self._tasks.append((self._next, task))
-            self._next += 1
-
-    async def flight(self, number: int) -> Flight:
-        """The flight of chunk `number`, the caller's to release. Raises OriginError."""
-        if self._first is not None and self._first[0] == number:
-            flight = self._first[1]
-            self._first = None
-            self.go_on(number)
-            return flight
-        task = None
-        while self._tasks and self._tasks[0][0] <= number:
-            at, found = self._tasks.popleft()
-            if at == number:
-                task = found
-            else:
-                self._let_go(found)
-        if task is None:
-            task = asyncio.ensure_future(self._reader.fetch(self._bucket, self._key, self._facts, number))
-        self.go_on(number)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            self._let_go(task)
-            raise
-
-    def close(self) -> None:
-        if self._first is not None:
-            self._first[1].release()
-            self._first = None
-        while self._tasks:
-            self._let_go(self._tasks.popleft()[1])
-
-    @staticmethod
-    def _let_go(task: asyncio.Task[Flight]) -> None:
-        def release(done: asyncio.Task[Flight]) -> None:
-            if not done.cancelled() and done.exception() is None:
-                done.result().release()
-
-        task.add_done_callback(release)
 
 
 def told(error: OriginError, key: str) -> S3Error:
@@ -362,6 +326,20 @@ def _begins(operation: GetObject) -> int | None:
 
 def _length(facts: Facts, number: int) -> int:
     return min(CHUNK, facts.size - number * CHUNK)
+
+
+def _read_of(spans: Sequence[Span]) -> bytes:
+    """Their bytes, as far as they can be read (blocking)."""
+    found = bytearray()
+    for span in spans:
+        try:
+            data = os.pread(span.fd, span.length, span.offset)
+        except OSError:
+            break
+        found += data
+        if len(data) != span.length:
+            break
+    return bytes(found)
 
 
 async def _nothing() -> AsyncGenerator[Sequence[Span], None]:

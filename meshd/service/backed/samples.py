@@ -7,7 +7,6 @@ at the origin is an error. Only the node that decides about a name asks here; th
 from __future__ import annotations
 
 import asyncio
-import os
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
@@ -131,10 +130,9 @@ class OriginSamples:
         finally:
             if first is not None:
                 first.release()
-        pieces = []
-        async with aclosing(reader.groups(bucket, part.key, facts, part.offset, length, flown)) as groups:
-            async for spans in groups:
-                pieces += [os.pread(span.fd, span.length, span.offset) for span in spans]
+        found = reader.pieces(bucket, part.key, facts, part.offset, length, flown)
+        async with aclosing(found) as given:
+            pieces = [piece async for piece in given]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def _inflated(self, part: Part, facts: Facts) -> bytes:

@@ -6,7 +6,7 @@ Law: one table of what an origin can keep; the rest is refused with a sentence, 
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 from meshd.kit.tasks import Tasks
@@ -15,6 +15,7 @@ from meshd.origin.interface import Facts
 from meshd.origin.remote import checked
 from meshd.service.backed.reading import told
 from meshd.service.caching.shelf import record_of
+from meshd.service.remote.continuing import CutShortError
 from meshd.service.semantics.bodies import MAX_PUT_BYTES
 from meshd.service.semantics.copying import checked_source, judge_source, part_range
 from meshd.service.semantics.translation import store_errors
@@ -27,7 +28,7 @@ from meshwire.s3 import operations as ops
 from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable
 
     from meshd.cluster.mesh import Mesh
     from meshd.control.buckets import Bucket
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from meshd.service.backed.sharing import Crew
     from meshd.service.caching.fetching import Keeper
     from meshd.service.caching.shelf import Shelf
+    from meshd.service.semantics.found import Found
     from meshd.service.views.dispatch import Assembled
     from meshd.store.interface import ObjectStore
     from meshd.store.records import Record
@@ -151,6 +153,25 @@ class BackedService:
     async def opened(self, operation: ops.GetObject) -> Assembled | None:
         """See `BackedReader.opened`."""
         return await self.reader.opened(operation)
+
+    def rest(self, bucket: str, key: str, found: Found, sent: int) -> AsyncGenerator[bytes, None] | None:
+        """What is left of an answer from the cache of which `sent` bytes are out, from the origin; None for
+        one that was not. Raises CutShortError."""
+        backed = self._shelf.backed(bucket)
+        if backed is None or self._store.own(bucket, key) is not None:
+            return None
+        return self._rest(backed, key, found, sent)
+
+    async def _rest(self, bucket: Bucket, key: str, found: Found, sent: int) -> AsyncGenerator[bytes, None]:
+        record, offset = found.record, found.base + found.offset + sent
+        facts = Facts(record.size, record.etag, record.modified, record.headers, record.metadata)
+        pieces = self.reader.pieces(bucket, key, facts, offset, found.length - sent, torn=True)
+        try:
+            async with aclosing(pieces) as given:
+                async for piece in given:
+                    yield piece
+        except S3Error as error:
+            raise CutShortError(f"s3://{bucket.name}/{key} from byte {offset} on: {error.message}") from error
 
     async def listing(self, operation: ops.ListObjects) -> ObjectListing | None:
         """See `BackedListings.objects`."""

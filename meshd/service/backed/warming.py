@@ -142,7 +142,7 @@ class _Question:
         pause = _PAUSE
         for attempt in range(_TRIES):
             try:
-                flight = await self._backed.reader.fetch(self._bucket, key, facts, piece)
+                flight = await self._backed.reader.begun(self._bucket, key, piece, facts.etag)
                 try:
                     await flight.over()
                 finally:

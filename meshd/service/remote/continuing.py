@@ -79,8 +79,8 @@ class Continuing:
         raise CutShortError(f"s3://{bucket}/{key} from byte {offset} on: {why}")
 
     def _holders(self, bucket: str, key: str) -> list[Node]:
-        """The other nodes that may be read."""
-        readers = self._asking.mesh.route(bucket, key).readers
+        """The other nodes that hold it and may be read; also what is not at its bucket's origin yet."""
+        readers = self._asking.mesh.routes(bucket).of(bucket, key).readers
         return [node for node in readers if node.node_id != self._asking.mesh.node_id]
 
     async def _from(self, node: Node, ask: wire.RestAsk) -> AsyncGenerator[bytes, None]:

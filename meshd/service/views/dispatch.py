@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from meshd.service.semantics.found import Found
+    from meshd.service.semantics.tearing import Tear
     from meshd.service.views.definitions import ViewDefinitions
     from meshd.service.views.kinds import ViewKind
     from meshd.store.interface import ObjectStore
@@ -47,10 +48,12 @@ _SETTINGS_REFUSED = frozenset({"versioning", "lifecycle"})
 
 
 class Assembled(NamedTuple):
-    """`groups`: the bytes of `found` as open files, a group at a time."""
+    """`groups`: the bytes of `found` as open files, a group at a time. `tear`: is told where one cannot be
+    read to its end, if `groups` go on from there."""
 
     found: Found
     groups: AsyncGenerator[Sequence[Span], None]
+    tear: Tear | None = None
 
 
 class ViewReader:
