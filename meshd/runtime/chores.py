@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from meshd.cluster.clocks import compared
 from meshd.cluster.surveying import survey
 from meshd.control.interface import ControlError
+from meshd.runtime import memory
 from meshd.runtime.data import node_catalog
 from meshd.runtime.node import naming, node_census
 from meshd.runtime.scrubbing import examine, replace_disks, watch_disks
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from meshd.store.store import Store
 
 _log = logging.getLogger("meshd.chores")
+_ROLES = ("supervisor", "worker", "steward", "transform", "mover")
 _DEAD_SHARE = 0.5  # below this, rewriting a segment costs more than the room it wins
 
 
@@ -95,6 +97,7 @@ def node_chores(node: Node) -> list[Chore]:
         Chore("view results", 60.0, results.sweep),
         Chore("lifecycle", settings.lifecycle_interval, lifecycle.sweep),
         Chore("measure", 15.0, lambda: asyncio.to_thread(measure, node)),
+        Chore("memory", 15.0, lambda: asyncio.to_thread(measure_memory)),
         Chore("others", 30.0, lambda: look_at_others(node)),
         Chore("disks", 5.0, lambda: watch_disks(node)),
         Chore("gone disks", 0.5, lambda: replace_disks(node)),
@@ -148,6 +151,17 @@ def measure(node: Node) -> None:
             room = os.statvfs(disk)
             metrics.store_disk_free_bytes.labels(str(disk)).set(room.f_bavail * room.f_frsize)
             metrics.store_disk_bytes.labels(str(disk)).set(room.f_blocks * room.f_frsize)
+
+
+def measure_memory() -> None:
+    """Put what the machine and the node's processes have into the gauges; the parent is the supervisor."""
+    found = memory.room()
+    if found is not None:
+        metrics.memory_free_bytes.set(found.free)
+        metrics.memory_bytes.set(found.whole)
+    sizes = memory.residents(os.getppid())
+    for role in _ROLES:
+        metrics.process_memory_bytes.labels(role).set(sizes.get(role, 0))
 
 
 async def look_at_others(node: Node) -> None:

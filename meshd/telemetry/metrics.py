@@ -335,6 +335,11 @@ lifecycle_expired = _counter("meshd_lifecycle_expired_total", "What lifecycle ru
 
 # processes; role is worker, steward or transform
 process_restarts = _counter("meshd_process_restarts_total", "Children that died and were replaced.", "role")
+memory_bytes = _gauge("meshd_memory_bytes", "Memory there is, or the limit set for it.", mode="mostrecent")
+memory_free_bytes = _gauge("meshd_memory_free_bytes", "What of it may still be taken.", mode="mostrecent")
+process_memory_bytes = _gauge(
+    "meshd_process_memory_bytes", "Memory that processes have for themselves.", "role", mode="mostrecent"
+)
 processes_up = _gauge("meshd_processes_up", "Children that are ready.", "role", mode="mostrecent")
 
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import urllib.parse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -23,7 +24,6 @@ from meshd.testing.daemons import Daemon, DaemonFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 def get(daemon: Daemon, path: str) -> tuple[int, str]:
@@ -349,3 +349,13 @@ def test_a_worker_whose_loop_stands_still_is_replaced() -> None:
         wait_until(lambda: get(daemon, "/-/ready")[0] == 200)
         assert "worker-0 hangs" in daemon.output()
         client.put_object(Bucket="still", Key="k", Body=b"served again")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's order is Linux's")
+def test_when_memory_runs_out_the_supervisor_is_the_last_to_go(daemon: Daemon) -> None:
+    """With it all others end, and nobody starts them again."""
+    own = int(Path(f"/proc/{daemon.pid}/oom_score_adj").read_text())
+    scores = {
+        name: int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for name, pid in daemon.children().items()
+    }
+    assert scores["transform-0"] > scores["worker-0"] > own

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="prometheus: apt install prometheus"
 )
-EXPRESSIONS = sorted(
-    {query.expr for dashboard in DASHBOARDS for panel in dashboard.panels() for query in panel.queries}
-)
+PANELS = [panel for dashboard in DASHBOARDS for panel in dashboard.panels()]
+EXPRESSIONS = sorted({query.expr for panel in PANELS if not panel.empty for query in panel.queries})
+MAY_BE_EMPTY = sorted({query.expr for panel in PANELS if panel.empty for query in panel.queries})
 
 
 def test_panels_do_not_overlap_and_have_words() -> None:
@@ -102,11 +102,20 @@ def work(daemon: Daemon, place: Path) -> None:
         assert jobs.wait_for_job(client.transport, job.id).state == "done"
 
 
+def _asked(expr: str) -> str:
+    return expr.replace("$instance", ".*").replace("$__rate_interval", "30s")
+
+
 @needs_prometheus
 @pytest.mark.parametrize("expr", EXPRESSIONS)
 def test_it_gives_data(busy: Prometheus, expr: str) -> None:
-    asked = expr.replace("$instance", ".*").replace("$__rate_interval", "30s")
-    assert busy.wait(asked)
+    assert busy.wait(_asked(expr))
+
+
+@needs_prometheus
+@pytest.mark.parametrize("expr", MAY_BE_EMPTY)
+def test_what_is_empty_when_all_is_well_is_an_expression(busy: Prometheus, expr: str) -> None:
+    busy.query(_asked(expr))
 
 
 @needs_prometheus

@@ -210,6 +210,16 @@ CASES: dict[str, tuple[Series, Series]] = {
         {f'meshd_process_restarts_total{{role="worker", {AT}}}': grows(1)},
         {f'meshd_process_restarts_total{{role="worker", {AT}}}': grows(0.1)},
     ),
+    "ShardmeshMemoryShort": (
+        {
+            f"meshd_memory_free_bytes{{{AT}}}": "40x100 4x140",
+            f"meshd_memory_bytes{{{AT}}}": "100x240",
+        },
+        {
+            f"meshd_memory_free_bytes{{{AT}}}": "6x200 4x4 6x36",
+            f"meshd_memory_bytes{{{AT}}}": "100x240",
+        },
+    ),
     "ShardmeshErrors": (
         {
             f'meshd_http_requests_total{{operation="GetObject", status="200", {AT}}}': grows(900),
@@ -316,8 +326,21 @@ CASES: dict[str, tuple[Series, Series]] = {
         },
     ),
     "ShardmeshTransformsQueue": (
-        {f"meshd_transform_queue_rows{{{AT}}}": "9000x240"},
-        {f"meshd_transform_queue_rows{{{AT}}}": "9000x5 0x3 9000x5 0x240"},
+        {
+            f"meshd_transform_queue_rows{{{AT}}}": "60x240"
+        },  # three jobs that starved at one process had so many
+        {f"meshd_transform_queue_rows{{{AT}}}": "0 " + "9000x3 0 " * 60},
+    ),
+    "ShardmeshBatchesRefused": (
+        {
+            f'meshd_http_requests_total{{operation="GET /-/plans/", status="200", {AT}}}': grows(5),
+            f'meshd_http_requests_total{{operation="GET /-/plans/", status="503", {AT}}}': grows(67),
+        },
+        {
+            f'meshd_http_requests_total{{operation="GET /-/plans/", status="200", {AT}}}': grows(100),
+            f'meshd_http_requests_total{{operation="GET /-/plans/", status="503", {AT}}}': grows(5),
+            f'meshd_http_requests_total{{operation="GetObject", status="503", {AT}}}': grows(500),
+        },
     ),
     "ShardmeshBadSamples": (
         {

@@ -109,6 +109,14 @@ DAEMONS: Final = (
         "{{ $value | humanize }} restarts in a quarter of an hour.",
     ),
     Alert(
+        "ShardmeshMemoryShort",
+        "meshd_memory_free_bytes / meshd_memory_bytes < 0.05",
+        "5m",
+        "critical",
+        "{{ $labels.instance }} has {{ $value | humanizePercentage }} of its memory left",
+        "Of the machine's, or of the limit set for it. Soon the kernel ends processes.",
+    ),
+    Alert(
         "ShardmeshErrors",
         "instance:meshd_http_errors:ratio5m > 0.01",
         "5m",
@@ -249,11 +257,20 @@ DAEMONS: Final = (
     ),
     Alert(
         "ShardmeshTransformsQueue",
-        "meshd_transform_queue_rows > 4096",
+        "min_over_time(meshd_transform_queue_rows[5m]) > 0",
         "10m",
         "warning",
-        "{{ $value | humanize }} rows wait for a transform process of {{ $labels.instance }}",
+        "Rows wait for a transform process of {{ $labels.instance }} all the time, {{ $value | humanize }} at"
+        " least",
         "Decoding and augmenting is what limits the jobs of this node.",
+    ),
+    Alert(
+        "ShardmeshBatchesRefused",
+        "instance:meshd_batches_refused:ratio5m > 0.1",
+        "5m",
+        "warning",
+        "{{ $labels.instance }} puts {{ $value | humanizePercentage }} of the requests for batches off (503)",
+        "Loaders ask again every second or so. A job that is put off for 10 minutes (deadline) ends.",
     ),
     Alert(
         "ShardmeshBadSamples",

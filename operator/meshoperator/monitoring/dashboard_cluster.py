@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from meshoperator.monitoring.expressions import AT, FAILED, HITS, quantile, rate
+from meshoperator.monitoring.expressions import (
+    AT,
+    AWAY,
+    FAILED,
+    HITS,
+    ORIGIN_ASKED,
+    ORIGIN_FAILED,
+    quantile,
+    rate,
+)
 from meshoperator.monitoring.panels import Dashboard, Panel, Query, Row
 
 CLUSTER: Final = Dashboard(
@@ -16,21 +25,50 @@ CLUSTER: Final = Dashboard(
             "Is all well",
             (
                 Panel(
+                    "Alerts",
+                    (
+                        Query(
+                            'count by (alertname) (ALERTS{alertname=~"Shardmesh.+", alertstate="firing"})',
+                            "{{alertname}}",
+                        ),
+                    ),
+                    "none",
+                    "That fire now, and how many times; docs/runbooks.md has a section of each one's name.",
+                    "stat",
+                    24,
+                    4,
+                    limits=(1, 1),
+                    empty="none",
+                ),
+                Panel(
                     "Nodes that answer",
                     (Query('sum(up{job="shardmesh"})'),),
                     "none",
-                    "Nodes that Prometheus reaches. Fewer than you have: runbook of ShardmeshNodeDown.",
+                    "Nodes that Prometheus reaches.",
                     "stat",
-                    4,
+                    3,
                     4,
                 ),
                 Panel(
+                    "Nodes that do not answer",
+                    (
+                        Query('count(up{job="shardmesh"} == 0) or vector(0)', "Prometheus"),
+                        Query(f"{AWAY} or vector(0)", "the others"),
+                    ),
+                    "none",
+                    "Runbooks of ShardmeshNodeDown, and of ShardmeshNodeAway: away or given up by the map.",
+                    "stat",
+                    5,
+                    4,
+                    limits=(1, 1),
+                ),
+                Panel(
                     "Failed requests",
-                    (Query(f"({FAILED} or vector(0)) / {rate('meshd_http_requests_total')}"),),
+                    (Query(f"{FAILED} / ({rate('meshd_http_requests_total')} > 0) or vector(0)"),),
                     "percentunit",
                     "Answers of 500 and above, of all.",
                     "stat",
-                    5,
+                    4,
                     4,
                     limits=(0.001, 0.01),
                 ),
@@ -40,7 +78,7 @@ CLUSTER: Final = Dashboard(
                     "reqps",
                     "S3 and native, all nodes chosen.",
                     "stat",
-                    5,
+                    3,
                     4,
                 ),
                 Panel(
@@ -49,7 +87,7 @@ CLUSTER: Final = Dashboard(
                     "Bps",
                     "Bytes of answers' bodies.",
                     "stat",
-                    5,
+                    3,
                     4,
                 ),
                 Panel(
@@ -58,9 +96,19 @@ CLUSTER: Final = Dashboard(
                     "percentunit",
                     "Of the fullest disk. Below 3 % writes are soon refused.",
                     "stat",
-                    5,
+                    3,
                     4,
                     limits=(0.15, 0.03),
+                ),
+                Panel(
+                    "Least memory left",
+                    (Query(f"min(meshd_memory_free_bytes{{{AT}}} / meshd_memory_bytes{{{AT}}})"),),
+                    "percentunit",
+                    "Of the node with the least. Runbook of ShardmeshMemoryShort.",
+                    "stat",
+                    3,
+                    4,
+                    limits=(0.15, 0.05),
                 ),
             ),
         ),
@@ -86,6 +134,25 @@ CLUSTER: Final = Dashboard(
                     "reqps",
                     "403 and 404 are mostly clients' doing; 503 asks for patience; other 5xx are faults.",
                     stacked=True,
+                ),
+                Panel(
+                    "Failed requests by operation",
+                    (
+                        Query(
+                            rate(
+                                "meshd_http_requests_total",
+                                "instance",
+                                "operation",
+                                "status",
+                                more='status=~"5.."',
+                            ),
+                            "{{instance}} {{operation}} {{status}}",
+                        ),
+                    ),
+                    "reqps",
+                    "Who fails at what: runbook of ShardmeshErrors. /-/plans/ is batches.",
+                    stacked=True,
+                    empty="none",
                 ),
                 Panel(
                     "Time of an answer",
@@ -193,6 +260,30 @@ CLUSTER: Final = Dashboard(
                     "short",
                     "Those that wait for a node, and those that were answered with 503 a second.",
                 ),
+                Panel(
+                    "Certificates that are refused",
+                    (
+                        Query(
+                            f"sum by (instance) (meshd_cluster_certificates_refused{{{AT}}})",
+                            "{{instance}} refuses",
+                        ),
+                    ),
+                    "none",
+                    "Of other nodes: no new connection to them. Runbook of ShardmeshCertificateRefused.",
+                    limits=(1, 1),
+                ),
+                Panel(
+                    "Clocks",
+                    (
+                        Query(
+                            f"abs(sum by (instance) (meshd_cluster_clock_ahead_seconds{{{AT}}}))",
+                            "{{instance}}",
+                        ),
+                    ),
+                    "s",
+                    "Distance from what most nodes show. From 5 min on nodes refuse each other's requests.",
+                    limits=(60, 300),
+                ),
             ),
         ),
         Row(
@@ -208,7 +299,7 @@ CLUSTER: Final = Dashboard(
                     ),
                     "percentunit",
                     "Of objects and chunks of buckets with an origin.",
-                    width=8,
+                    width=6,
                 ),
                 Panel(
                     "Bytes from and to origins",
@@ -219,20 +310,26 @@ CLUSTER: Final = Dashboard(
                     ),
                     "Bps",
                     "What the cache cannot serve, prefetching, and what is written through and back.",
-                    width=8,
+                    width=6,
                 ),
                 Panel(
-                    "Trouble with origins",
+                    "Requests to origins that fail",
                     (
-                        Query(rate("meshd_origin_errors_total", "instance"), "{{instance}} failed requests"),
                         Query(
-                            f"sum by (instance) (meshd_origin_dirty_objects{{{AT}}}) or vector(0)",
-                            "{{instance}} not written back yet",
+                            f"{ORIGIN_FAILED} / ({ORIGIN_ASKED} > 0) or 0 * {ORIGIN_FAILED}", "{{instance}}"
                         ),
                     ),
+                    "percentunit",
+                    "Of all. Runbook of ShardmeshOriginFails; the nodes' logs name bucket and reason.",
+                    width=6,
+                    limits=(0.01, 0.05),
+                ),
+                Panel(
+                    "Not written back yet",
+                    (Query(f"sum by (instance) (meshd_origin_dirty_objects{{{AT}}})", "{{instance}}"),),
                     "short",
-                    "Runbooks of ShardmeshOriginFails and ShardmeshWriteBackStuck.",
-                    width=8,
+                    "Objects not at their origin. Does not fall: runbook of ShardmeshWriteBackStuck.",
+                    width=6,
                 ),
             ),
         ),

@@ -7,6 +7,12 @@ from typing import Final
 from meshoperator.monitoring.expressions import AT, quantile, rate
 from meshoperator.monitoring.panels import Dashboard, Panel, Query, Row
 
+
+def _lately(counter: str, *labels: str) -> str:
+    """By how much a counter of nodes grew within the hour: what is long over is no trouble."""
+    return f"sum by ({', '.join(('instance', *labels))}) (increase({counter}{{{AT}}}[1h]))"
+
+
 NODES: Final = Dashboard(
     "shardmesh-nodes",
     "Shardmesh / Nodes and disks",
@@ -73,19 +79,26 @@ NODES: Final = Dashboard(
             "Trouble",
             (
                 Panel(
-                    "Corrupt reads and disk errors",
+                    "Disks in trouble",
                     (
-                        Query(
-                            f"sum by (instance) (meshd_store_corrupt_reads_total{{{AT}}})",
-                            "{{instance}} corrupt reads",
-                        ),
-                        Query(
-                            f"sum by (instance, kind) (meshd_store_disk_errors_total{{{AT}}}) or vector(0)",
-                            "{{instance}} disk {{kind}}",
-                        ),
+                        Query(f"sum by (instance) (meshd_store_disks_lost{{{AT}}})", "{{instance}} lost"),
+                        Query(_lately("meshd_store_disk_errors_total", "kind"), "{{instance}} {{kind}}"),
                     ),
                     "none",
-                    "Since the nodes started. Anything that grows wants a look at the runbooks.",
+                    "Disks out of service, and errors of disks within the hour: full or failed.",
+                    limits=(1, 1),
+                ),
+                Panel(
+                    "Damaged bytes",
+                    (
+                        Query(
+                            f"sum by (instance) (meshd_store_quarantined{{{AT}}})", "{{instance}} not mended"
+                        ),
+                        Query(_lately("meshd_store_corrupt_reads_total"), "{{instance}} read"),
+                    ),
+                    "none",
+                    "Versions that no other node could give, and reads of such bytes within the hour.",
+                    limits=(1, 1),
                 ),
                 Panel(
                     "Processes",
@@ -95,7 +108,32 @@ NODES: Final = Dashboard(
                         ),
                     ),
                     "none",
-                    "Ready processes of each role.",
+                    "Ready processes of each role. The mover is there while data moves.",
+                ),
+                Panel(
+                    "Processes that died",
+                    (Query(_lately("meshd_process_restarts_total", "role"), "{{instance}} {{role}}"),),
+                    "none",
+                    "Within the hour. Runbook of ShardmeshProcessesRestart.",
+                    limits=(1, 4),
+                ),
+                Panel(
+                    "Memory left",
+                    (Query(f"meshd_memory_free_bytes{{{AT}}} / meshd_memory_bytes{{{AT}}}", "{{instance}}"),),
+                    "percentunit",
+                    "Of the machine, or of the limit set for the node. Runbook of ShardmeshMemoryShort.",
+                    limits=(0.15, 0.05),
+                ),
+                Panel(
+                    "Memory of processes",
+                    (
+                        Query(
+                            f"sum by (instance, role) (meshd_process_memory_bytes{{{AT}}})",
+                            "{{instance}} {{role}}",
+                        ),
+                    ),
+                    "bytes",
+                    "Of each role together. Finished batches are not in it: --frame-cache bounds them.",
                 ),
                 Panel(
                     "Connections turned away",

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from meshoperator.monitoring.expressions import AT, KEPT, OP_TIME, rate
+from meshoperator.monitoring.expressions import (
+    ASKED_BATCHES,
+    AT,
+    KEPT,
+    OP_TIME,
+    REFUSED_BATCHES,
+    TRANSFORMS,
+    rate,
+)
 from meshoperator.monitoring.panels import Dashboard, Panel, Query, Row
 
 TRAINING: Final = Dashboard(
@@ -72,8 +80,32 @@ TRAINING: Final = Dashboard(
                     "Rows that wait for a transform process",
                     (Query(f"sum by (instance) (meshd_transform_queue_rows{{{AT}}})", "{{instance}}"),),
                     "short",
-                    "Always more than 0: decoding limits. Add compute nodes, or make the ops cheaper.",
+                    "With those under way. Never 0: decoding limits, runbook of ShardmeshTransformsQueue.",
                     width=8,
+                ),
+                Panel(
+                    "Transform processes that are busy",
+                    (
+                        Query(
+                            f"{rate('meshd_transform_seconds_sum', 'instance')} / {TRANSFORMS}",
+                            "{{instance}}",
+                        ),
+                    ),
+                    "percentunit",
+                    "Of those that run. Near 1: decoding limits.",
+                    limits=(0.8, 0.95),
+                ),
+                Panel(
+                    "Requests for batches that are put off",
+                    (
+                        Query(
+                            f"{REFUSED_BATCHES} / ({ASKED_BATCHES} > 0) or 0 * {ASKED_BATCHES}",
+                            "{{instance}}",
+                        ),
+                    ),
+                    "percentunit",
+                    "With 503, of all. Runbook of ShardmeshBatchesRefused.",
+                    limits=(0.01, 0.1),
                 ),
                 Panel(
                     "Processor time by op",

@@ -23,3 +23,14 @@ OP_TIME: Final = rate("meshd_op_seconds_total", "op")
 FAILED: Final = rate("meshd_http_requests_total", more='status=~"5.."')
 KEPT: Final = 'result="hit"'
 HITS: Final = rate("meshd_cache_reads_total", more='result="hit"')
+AWAY: Final = f'max(sum by (instance) (meshd_cluster_nodes{{state=~"away|down", {AT}}}))'
+ORIGIN_FAILED: Final = rate("meshd_origin_errors_total", "instance")
+ORIGIN_ASKED: Final = (
+    f"{rate('meshd_origin_fetches_total', 'instance')} + {rate('meshd_origin_checks_total', 'instance')}"
+    f" + {ORIGIN_FAILED}"
+)
+BATCHES: Final = 'operation=~"(GET|POST) /-/plans/"'
+"""Requests for batches, and for rows of one's choice."""
+ASKED_BATCHES: Final = rate("meshd_http_requests_total", "instance", more=BATCHES)
+REFUSED_BATCHES: Final = rate("meshd_http_requests_total", "instance", more=f'{BATCHES}, status="503"')
+TRANSFORMS: Final = f'sum by (instance) (meshd_processes_up{{role="transform", {AT}}})'

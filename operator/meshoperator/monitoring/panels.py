@@ -29,7 +29,7 @@ class Query:
 @dataclass(frozen=True, slots=True)
 class Panel:
     """`width` of 24 columns. `help` says how to read it, and what to do when it looks bad. `limits`: from
-    which values on it turns yellow and red."""
+    which values on it turns yellow and red. `empty`: what it shows where the queries give nothing."""
 
     title: str
     queries: tuple[Query, ...]
@@ -40,6 +40,7 @@ class Panel:
     height: int = 8
     stacked: bool = False
     limits: tuple[float, float] | None = None
+    empty: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +181,15 @@ def _defaults(panel: Panel) -> dict[str, Any]:
     }
     if panel.unit == "percentunit":
         defaults["max"] = 1
+    if panel.empty:
+        defaults["noValue"] = panel.empty
     if panel.kind == "timeseries":
         defaults["custom"] = {
             "lineWidth": 1,
             "fillOpacity": 25 if panel.stacked else 8,
             "showPoints": "never",
             "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},
+            "thresholdsStyle": {"mode": "off" if panel.limits is None else "line"},
         }
     return defaults
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from meshoperator.monitoring.alerting import Recording
 from meshoperator.monitoring.alerts_daemons import DAEMONS
 from meshoperator.monitoring.alerts_kubernetes import KUBERNETES
+from meshoperator.monitoring.expressions import BATCHES
 
 if TYPE_CHECKING:
     from meshoperator.monitoring.alerting import Alert
@@ -38,6 +39,12 @@ RECORDINGS: Final = (
     Recording(
         "instance:meshd_frames_kept:ratio5m",
         _share('meshd_frames_total{result!="miss"}', "meshd_frames_total"),
+    ),
+    Recording(
+        "instance:meshd_batches_refused:ratio5m",
+        _share(
+            f'meshd_http_requests_total{{{BATCHES}, status="503"}}', f"meshd_http_requests_total{{{BATCHES}}}"
+        ),
     ),
     Recording(
         "loader:meshd_loader_stall:ratio5m",
