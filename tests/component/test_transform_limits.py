@@ -19,15 +19,16 @@ from meshd.transform import pool as pool_module
 from meshd.transform.fieldtypes import FieldType
 from meshd.transform.limiting import Limits
 from meshd.transform.parameters import Parameter
-from meshd.transform.pool import RowWork, TransformPool
+from meshd.transform.pool import TransformPool
 from meshd.transform.registry import OPS, operation
+from meshd.transform.work import RowWork
 from tests.component.transform_crew import running, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from meshd.transform.pool import Rendered
+    from meshd.transform.work import Rendered
 
 FIXED = FieldType("array", "uint8", (4,))
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshd.transform.fieldtypes import BYTES
-from meshd.transform.pool import RowWork
 from meshd.transform.programs import load_program
 from meshd.transform.registry import OPS, operation
+from meshd.transform.work import RowWork
 from tests.component.transform_crew import jpeg, running, text_of
 
 if TYPE_CHECKING:
