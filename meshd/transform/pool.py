@@ -20,6 +20,7 @@ from meshd.transform.counting import count_reply
 from meshd.transform.errors import PoolClosedError
 from meshd.transform.lanes import Lane
 from meshd.transform.messages import Failure
+from meshd.transform.pacing import Pace
 from meshd.transform.process import program_key
 from meshd.transform.queueing import FairQueue
 from meshd.transform.work import Call, Order, RaggedPart, Rendered, RowChecksums, Slice
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from meshd.transform.reading import Piece
     from meshd.transform.work import RowWork
 
-SLICE_ROWS = 32
+SLICE_ROWS = 32  # at most; fewer where fewer wait
 DRAGGING = 5.0  # seconds; a job with a row that took longer leaves processes to other accounts
 DISTRUST = 60.0  # seconds from a death until the job that caused it may use all processes again
 _LOST = 2 * SLICE_ROWS  # deaths of processes that come to a slice behind one whose every row kills, twice
@@ -52,6 +53,8 @@ class TransformPool:
         """When each account asked for something last."""
         self._queue: FairQueue[Slice] = FairQueue()
         self._tasks = Tasks("transform-pool")
+        self._pace = Pace()
+        self._waiting_rows = 0
         self.closed = False
         self.queued_rows = 0
 
@@ -122,17 +125,29 @@ class TransformPool:
 
     def _put(self, item: Slice, *, first: bool = False) -> None:
         order = item.call.order
+        self._waiting_rows += len(item.rows)
         self._queue.put(order.account, order.job, item, first=first)
 
     async def next_slice(self, *, brave: bool) -> Slice:
         """The next slice somebody still waits for; `brave`: also of jobs that killed processes."""
         while True:
             turn = await self._queue.get(shy=brave)
-            if turn.item.call.wanted:
-                turn.item.turn = turn
-                return turn.item
+            item = turn.item
+            waiting, self._waiting_rows = self._waiting_rows, self._waiting_rows - len(item.rows)
+            if item.call.wanted:
+                item.turn = turn
+                self._share(item, waiting)
+                return item
             self._queue.done(turn)
-            turn.item.call.leave()
+            item.call.leave()
+
+    def _share(self, item: Slice, waiting: int) -> None:
+        """Put back what is for other processes; `waiting`: rows, those of `item` among them."""
+        portion = self._pace.portion(item.call.order.job, len(item.rows), waiting, len(self._lanes))
+        if portion < len(item.rows):
+            rest = Slice(item.call, item.rows[portion:])
+            item.rows = item.rows[:portion]
+            self._put(rest, first=True)
 
     def _end_turn(self, item: Slice, seconds: float | None) -> None:
         if item.turn is not None:
@@ -147,6 +162,7 @@ class TransformPool:
             self._distrust(item.call.order.job)
         count_reply(reply)
         told = {*reply.rendered, *(failure.row for failure in reply.failures)}
+        self._pace.took(item.call.order.job, len(told), reply.seconds)
         left = [work for work in item.rows if work.row not in told]
         if len(left) == len(item.rows):
             left, reply = [], msgspec.structs.replace(reply, failures=_failures(item, "op", _SILENT))

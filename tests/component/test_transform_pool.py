@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meshd.transform.fieldtypes import BYTES
+from meshd.transform.pool import SLICE_ROWS
 from meshd.transform.programs import load_program
 from meshd.transform.registry import OPS, operation
 from meshd.transform.work import RowWork
@@ -89,6 +91,44 @@ def test_killed_processes_lose_no_row(tmp_path: Path) -> None:
                 np.testing.assert_array_equal(await asking, wanted)
 
     asyncio.run(run())
+
+
+def test_few_rows_are_shared_out_among_all_processes(tmp_path: Path) -> None:
+    """One batch of a slice's rows does not wait for one process while the others have nothing to do."""
+
+    @operation("test_whose")
+    class Whose:
+        """The number of the process, after a while."""
+
+        def infer(self, field: Any) -> Any:
+            return BYTES
+
+        def apply(self, value: bytes, random: Any) -> bytes:
+            time.sleep(0.002)  # all of them in less than the time after which a slice ends by itself
+            return str(os.getpid()).encode()
+
+    (tmp_path / "data").write_bytes(b"row")
+    rows = [RowWork(number, number, (((str(tmp_path / "data"), 0, 3),),)) for number in range(SLICE_ROWS)]
+
+    async def run() -> None:
+        async with running(tmp_path, 3) as (crew, pool):
+            text = text_of([{"op": "test_whose", "field": "b"}], ["b"])
+            fd = os.memfd_create("frame")
+            try:
+                got = await pool.render("job", text, 0, rows, frame_fd=fd, frame_bytes=0, targets=[None])
+                told = [os.pread(part.fd, 4096, 0) for part in got.parts]
+                lengths = [part.columns[0].lengths for part in got.parts]
+                got.close()
+            finally:
+                os.close(fd)
+            busy = {data[: length[0]] for data, length in zip(told, lengths, strict=True)}
+            assert busy == {str(child.pid).encode() for child in crew.processes}
+            assert sum(len(part) for part in lengths) == len(rows)
+
+    try:
+        asyncio.run(run())
+    finally:
+        del OPS["test_whose"]
 
 
 def test_a_sample_that_kills_twice_is_bad_and_named(tmp_path: Path) -> None:
