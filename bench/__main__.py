@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from bench import machine, reporting, results
+from bench import headlines, machine, reporting, results
 from bench.albums import peers_python
 from bench.catalogue import BY_NAME, ENTRIES, listing
 from bench.measuring import Bench
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT, REPORT = ROOT / "bench" / "figures", ROOT / "docs" / "benchmarks.md"
+README = ROOT / "README.md"
+"""A few of the report's ratios stand there, too."""
 WITHOUT_FIGURE, MISSED, INTERRUPTED = 1, 3, 130
 """Exit codes beside 0 and click's 2 for wrong usage."""
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
@@ -243,6 +245,8 @@ def main(
             shutil.rmtree(scratch / "run", ignore_errors=True)
     target.write_text(reporting.render(results.load(kept), QUICK if quick else FULL))
     console.print(f"wrote {shown(target)}, of what is kept in {shown(kept)}")
+    if target == REPORT:
+        README.write_text(headlines.placed(README.read_text(), results.load(kept)))
     sys.exit(code or judged(rows, scale, strict=strict))
 
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench import __main__ as command
-from bench import catalogue, machine, provenance, reporting
+from bench import catalogue, headlines, machine, provenance, reporting
 from bench.catalogue import BY_NAME, ENTRIES, Entry
 from bench.loaderreporting import OURS
 from bench.processes import ChildError
@@ -42,6 +42,15 @@ def row(name: str, *figures: Figure, **fields: Any) -> RowResult:
 def test_the_report_is_what_the_kept_figures_give() -> None:
     """`python -m bench --report` writes it anew, after a change of its words or a row."""
     assert command.REPORT.read_text() == reporting.render(load(command.KEPT), FULL)
+
+
+def test_the_readme_shows_ratios_of_the_kept_figures() -> None:
+    page, kept = command.README.read_text(), load(command.KEPT)
+    assert page == headlines.placed(page, kept)
+    without = headlines.placed(page, {name: found for name, found in kept.items() if name != "loaders"})
+    assert len(page.splitlines()) == len(without.splitlines()) + 2  # the first epoch, the same again
+    with pytest.raises(ValueError, match="no place"):
+        headlines.placed("# A page", kept)
 
 
 def test_kept_rows_say_where_they_come_from() -> None:
