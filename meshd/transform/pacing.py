@@ -35,7 +35,8 @@ class Pace:
 
     def portion(self, job: str, rows: int, waiting: int, processes: int) -> int:
         """How many of `rows` rows at the head of the line one of the processes takes; `waiting`: rows in all
-        lines, these among them. Even, where it is not all of them: neighbours may be mixed with each other."""
+        lines, these among them. Even, where it is not all of them: neighbours may be mixed with each other.
+        """
         least = int(WORTHWHILE / max(self._seconds.get(job, _UNKNOWN), 1e-9)) + 1
         share = max(least, -(-waiting // processes))
         share += share % 2
