@@ -16,7 +16,7 @@ import click
 from meshd.config import ConfigError, load_settings
 from meshd.errors import DirectoryInUseError
 from meshd.runtime.directory import prepare_directory
-from meshd.runtime.environment import set_environment
+from meshd.runtime.environment import set_environment, unread_authorities
 
 _EXAMPLE = """
 \b
@@ -104,8 +104,9 @@ def serve(config: str | None, **flags: Any) -> None:
         lock = prepare_directory(settings)
         set_environment(settings, os.environ)
         gc.disable()  # a sixth of what a thousand modules take to load
-        from meshd.runtime.launching import launch
-
+        with unread_authorities(os.environ):
+            from meshd.runtime.launching import launch
+        gc.freeze()  # modules stay: the first look through them, at once otherwise, is another sixth
         gc.enable()
         launch(settings, os.environ, _say)
         lock.release()

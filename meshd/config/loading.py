@@ -11,8 +11,6 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-import yaml
-
 from meshd.config.options import OPTIONS
 from meshd.config.settings import (
     ClusterSettings,
@@ -27,6 +25,8 @@ from meshd.config.settings import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    import yaml
 
     from meshd.config.options import Option
 
@@ -75,6 +75,8 @@ def _known(name: str, source: str) -> str:
 
 
 def _read_file(path: Path) -> dict[str, object]:
+    import yaml  # most nodes have no such file
+
     try:
         document = yaml.safe_load(path.read_bytes())
     except OSError as error:

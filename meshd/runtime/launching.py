@@ -39,7 +39,6 @@ from meshd.runtime.sparing import spare_disk
 from meshd.runtime.steward import run_steward
 from meshd.runtime.supervisor import Hooks, Stage, Supervisor
 from meshd.runtime.transforming import run_transform
-from meshd.runtime.users import read_users
 from meshd.runtime.worker import run_worker
 from meshd.store.preparing import recover
 from meshd.store.unreadable import advice, check_readable
@@ -191,7 +190,10 @@ class _People:
     def read(self) -> None:
         """Read the file. Raises ConfigError."""
         path = self._settings.users_file
-        self._users = read_users(path, [self._root.key.access_key]) if path else ()
+        if path is not None:
+            from meshd.runtime.users import read_users  # it needs YAML, which most nodes do not
+
+            self._users = read_users(path, [self._root.key.access_key])
         logs.scrubber.hide(account.key.secret_key for account in (self._root, *self._users))
 
     def reload(self) -> None:

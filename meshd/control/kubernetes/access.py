@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-import yaml
-
 from meshd.control.interface import ControlError
 
 if TYPE_CHECKING:
@@ -66,6 +64,8 @@ def _of_pod(environ: Mapping[str, str]) -> ApiServer:
 
 def of_kubeconfig(path: Path) -> ApiServer:
     """The server of a file's current context. Raises ControlError."""
+    import yaml  # pods have no such file
+
     try:
         document = yaml.safe_load(path.read_text())
         context = _named(document, "contexts", document["current-context"])["context"]
