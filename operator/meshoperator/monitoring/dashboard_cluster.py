@@ -8,6 +8,7 @@ from meshoperator.monitoring.expressions import (
     AT,
     AWAY,
     FAILED,
+    FAILED_BY,
     HITS,
     ORIGIN_ASKED,
     ORIGIN_FAILED,
@@ -52,8 +53,8 @@ CLUSTER: Final = Dashboard(
                 Panel(
                     "Nodes that do not answer",
                     (
-                        Query('count(up{job="shardmesh"} == 0) or vector(0)', "Prometheus"),
-                        Query(f"{AWAY} or vector(0)", "the others"),
+                        Query('count(up{job="shardmesh"} == 0) or on() vector(0)', "Prometheus"),
+                        Query(f"{AWAY} or on() vector(0)", "the others"),
                     ),
                     "none",
                     "Runbooks of ShardmeshNodeDown, and of ShardmeshNodeAway: away or given up by the map.",
@@ -64,7 +65,7 @@ CLUSTER: Final = Dashboard(
                 ),
                 Panel(
                     "Failed requests",
-                    (Query(f"{FAILED} / ({rate('meshd_http_requests_total')} > 0) or vector(0)"),),
+                    (Query(f"{FAILED} / ({rate('meshd_http_requests_total')} > 0) or on() vector(0)"),),
                     "percentunit",
                     "Answers of 500 and above, of all.",
                     "stat",
@@ -137,22 +138,10 @@ CLUSTER: Final = Dashboard(
                 ),
                 Panel(
                     "Failed requests by operation",
-                    (
-                        Query(
-                            rate(
-                                "meshd_http_requests_total",
-                                "instance",
-                                "operation",
-                                "status",
-                                more='status=~"5.."',
-                            ),
-                            "{{instance}} {{operation}} {{status}}",
-                        ),
-                    ),
+                    (Query(f"{FAILED_BY} or on() vector(0)", "{{instance}} {{operation}} {{status}}"),),
                     "reqps",
                     "Who fails at what: runbook of ShardmeshErrors. /-/plans/ is batches.",
                     stacked=True,
-                    empty="none",
                 ),
                 Panel(
                     "Time of an answer",
@@ -225,7 +214,7 @@ CLUSTER: Final = Dashboard(
                     (
                         Query(f"max(meshd_cluster_moving{{{AT}}})", "1: the map wants data elsewhere"),
                         Query(
-                            f"sum by (instance) (meshd_moves_lacking{{{AT}}}) or vector(0)",
+                            f"sum by (instance) (meshd_moves_lacking{{{AT}}}) or on() vector(0)",
                             "{{instance}} is known to lack",
                         ),
                     ),
@@ -235,7 +224,7 @@ CLUSTER: Final = Dashboard(
                 ),
                 Panel(
                     "Passed on to the node that answers",
-                    (Query(f"{rate('meshd_forwarded_total', 'result')} or vector(0)", "{{result}}"),),
+                    (Query(f"{rate('meshd_forwarded_total', 'result')} or on() vector(0)", "{{result}}"),),
                     "reqps",
                     "misdirected: by another map, asked again; unreachable: another copy was asked. Clients "
                     "that know the map go straight to the owner.",
@@ -293,7 +282,7 @@ CLUSTER: Final = Dashboard(
                     "Reads served by the cache",
                     (
                         Query(
-                            f"({HITS} or vector(0)) / ({rate('meshd_cache_reads_total')} or vector(0))",
+                            f"{HITS} / {rate('meshd_cache_reads_total')} or on() vector(0)",
                             "hit ratio",
                         ),
                     ),
@@ -305,7 +294,8 @@ CLUSTER: Final = Dashboard(
                     "Bytes from and to origins",
                     (
                         Query(
-                            f"{rate('meshd_origin_bytes_total', 'direction')} or vector(0)", "{{direction}}"
+                            f"{rate('meshd_origin_bytes_total', 'direction')} or on() vector(0)",
+                            "{{direction}}",
                         ),
                     ),
                     "Bps",

@@ -9,8 +9,9 @@ from meshoperator.monitoring.panels import Dashboard, Panel, Query, Row
 
 
 def _lately(counter: str, *labels: str) -> str:
-    """By how much a counter of nodes grew within the hour: what is long over is no trouble."""
-    return f"sum by ({', '.join(('instance', *labels))}) (increase({counter}{{{AT}}}[1h]))"
+    """By how much a counter of nodes grew within the hour: what is long over is no trouble. 0 of what never
+    happened."""
+    return f"sum by ({', '.join(('instance', *labels))}) (increase({counter}{{{AT}}}[1h])) or on() vector(0)"
 
 
 NODES: Final = Dashboard(
@@ -139,7 +140,7 @@ NODES: Final = Dashboard(
                     "Connections turned away",
                     (
                         Query(
-                            f"{rate('meshd_http_turned_away_total', 'why')} or vector(0)",
+                            f"{rate('meshd_http_turned_away_total', 'why')} or on() vector(0)",
                             "{{why}}",
                         ),
                     ),

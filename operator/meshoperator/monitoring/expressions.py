@@ -21,6 +21,7 @@ def quantile(q: float, metric: str, *labels: str, more: str = "") -> str:
 
 OP_TIME: Final = rate("meshd_op_seconds_total", "op")
 FAILED: Final = rate("meshd_http_requests_total", more='status=~"5.."')
+FAILED_BY: Final = rate("meshd_http_requests_total", "instance", "operation", "status", more='status=~"5.."')
 KEPT: Final = 'result="hit"'
 HITS: Final = rate("meshd_cache_reads_total", more='result="hit"')
 AWAY: Final = f'max(sum by (instance) (meshd_cluster_nodes{{state=~"away|down", {AT}}}))'
