@@ -61,6 +61,9 @@ pair again (that also when it changes) and opens the audit log anew.
 @click.option("--view-cache", metavar="SIZE", help="Disk for results of views.  [10GiB]")
 @click.option("--cache", metavar="SIZE", help="Disk for buckets with an origin.  [half of what is free]")
 @click.option("--origin-credentials", metavar="DIR", help="Credentials for them, a file a name.")
+@click.option(
+    "--origin-patience", metavar="SECONDS", help="Of readers of what is cached, with a silent one.  [3]"
+)
 @click.option("--scrub-interval", metavar="SECONDS", help="Between looks at all bytes.  [1209600: 14 days]")
 @click.option("--scrub-rate", metavar="SIZE", help="Most bytes a second that it reads then.  [64MiB]")
 @click.option("--repair-interval", metavar="SECONDS", help="Between looks at the other copies.  [21600: 6 h]")

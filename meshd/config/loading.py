@@ -147,6 +147,7 @@ def _assemble(values: Mapping[str, object]) -> NodeSettings:
         view_cache_bytes=value["view-cache"],
         cache_bytes=value["cache"],
         credentials_dir=value["origin-credentials"],
+        origin_patience=value["origin-patience"],
         lifecycle_interval=value["lifecycle-interval"],
         stale_upload_days=value["stale-uploads"],
         keep_documents_days=value["keep-documents"],

@@ -83,6 +83,7 @@ OPTIONS: Mapping[str, Option] = {
         Option("view-cache", at_least(1 << 20), lambda: 10 << 30),
         Option("cache", at_least(1 << 20), lambda: 0),
         Option("origin-credentials", parse_path, lambda: None),
+        Option("origin-patience", parse_seconds, lambda: 3.0),
         Option("lifecycle-interval", parse_seconds, lambda: 900.0),
         Option("stale-uploads", parse_days, lambda: 7),
         Option("keep-documents", parse_days, lambda: 90),

@@ -207,6 +207,8 @@ class NodeSettings:
     """Most bytes kept of buckets that are backed by origins. Default (0): half of what is free at start."""
     credentials_dir: Path | None = None
     """Files of credentials for origins, by name. Default: `<data_dir>/origins`."""
+    origin_patience: float = 3.0
+    """Seconds that a reader of what is cached waits for an origin's word that it is still so."""
     stale_upload_days: int = 7
     """A multipart upload this old is aborted where no lifecycle rule is about it; 0: never."""
     keep_documents_days: int = 90

@@ -32,5 +32,9 @@ class OriginDownError(OriginError):
     """The origin cannot be reached, or answers errors; what is cached is served."""
 
 
+class OriginPieceError(OriginDownError):
+    """The origin has answered, and a disk here cannot take, or give, what came: it is to be asked again."""
+
+
 class OriginKeyError(OriginError):
     """A key that origins cannot be asked for."""

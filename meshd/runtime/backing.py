@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from meshd.kit.tasks import Tasks
 from meshd.runtime.node import node_shelf
+from meshd.service.backed.asking import Questions
 from meshd.service.backed.bringing import Bringer
 from meshd.service.backed.listing import BackedListings
 from meshd.service.backed.reading import BackedReader
@@ -43,6 +44,7 @@ async def backing(node: Node, index: int | None) -> AsyncIterator[BackedService]
     writer = OriginWriter(origins, node.store, node.shared, node.mesh, fetcher, succession)
     own = OwnDoer(fetcher, writer)
     crew = Crew([settings.fetch_socket(each) for each in range(settings.workers)], index, own)
+    questions = Questions(crew, settings.origin_patience)
     tasks = Tasks("backing")
     if index is not None:
         tasks.spawn(serve_fetches(settings.fetch_socket(index), own, shelf), "fetches")
@@ -56,7 +58,7 @@ async def backing(node: Node, index: int | None) -> AsyncIterator[BackedService]
         shelf,
         crew,
         Bringer(crew, shelf, node.mesh, node.peers, node.clock),
-        BackedReader(node.store, shelf, crew, keeper),
+        BackedReader(node.store, shelf, crew, keeper, questions),
         BackedListings(origins, node.store, shelf, node.clock, node.mesh, merged, marker),
         node.mesh,
     )
@@ -70,6 +72,7 @@ async def backing(node: Node, index: int | None) -> AsyncIterator[BackedService]
             await near.aclose()
         await tasks.aclose()
         await service.aclose()
+        await questions.aclose()
         await crew.aclose()
         await fetcher.aclose()
 

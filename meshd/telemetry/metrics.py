@@ -182,6 +182,10 @@ origin_passed = _counter(
     "Writes and removals that another node brought to an origin, for it decides by now; push or remove.",
     "what",
 )
+origin_unanswered = _counter(
+    "meshd_origin_unanswered_total",
+    "Reads that were given what is cached because the origin did not say in time whether it is still so.",
+)
 cache_reads = _counter(
     "meshd_cache_reads_total",
     "Objects and chunks read of backed buckets; result is hit or miss.",

@@ -112,12 +112,14 @@ def eventually(true: Any, seconds: float = 60.0, told: Any = lambda: "never") ->
 
 
 @contextmanager
-def small_daemon(origin: Place, scratch: Path, cache: str = "16MiB", workers: int = 2) -> Iterator[Daemon]:
-    """A daemon whose cache is small."""
+def small_daemon(
+    origin: Place, scratch: Path, cache: str = "16MiB", workers: int = 2, fail: str = ""
+) -> Iterator[Daemon]:
+    """A daemon whose cache is small. `fail`: its failpoints."""
     credentials = scratch / "credentials"
     credentials.mkdir()
     write_credentials(credentials, origin)
     flags = ["--origin-credentials", str(credentials), "--cache", cache]
-    with Daemon.start(workers=workers, args=flags) as daemon:
+    with Daemon.start(workers=workers, args=flags, env={"MESHD_FAILPOINTS": fail}) as daemon:
         yield daemon
         assert "Traceback" not in daemon.output()

@@ -170,6 +170,17 @@ def test_what_the_cache_cannot_give_in_the_middle_of_an_answer_comes_from_the_or
         assert len(origin.faults.gets("torn/k")) == asked + 1
 
 
+def test_an_answer_goes_on_when_the_cache_cannot_take_any_more_of_it(origin: Place, tmp_path: Path) -> None:
+    data = os.urandom(21 * MIB + 5)
+    put(origin, "untaken", "k", data)
+    broken = "store.own.before_write=error(5):after 4"
+    with small_daemon(origin, tmp_path, cache="200MiB", workers=1, fail=broken) as daemon:
+        client = bucket(daemon, origin, "untaken", ttl=300.0)
+        assert read(client, "untaken", "k") == data
+        assert read(client, "untaken", "k", Range="bytes=9000000-20000000") == data[9_000_000:20_000_001]
+        assert metric(daemon, "meshd_reads_continued_total") >= 1
+
+
 @pytest.mark.parametrize("size", [21 * MIB, 3 * MIB])
 def test_an_answer_is_cut_that_the_cache_cannot_give_any_more_of_what_the_origin_has_replaced(
     origin: Place, tmp_path: Path, size: int
@@ -184,6 +195,29 @@ def test_an_answer_is_cut_that_the_cache_cannot_give_any_more_of_what_the_origin
         with pytest.raises(BotoCoreError):
             read(client, "torn-old", "k")
         eventually(lambda: _or_nothing(client, "torn-old", "k") == data[::-1])
+
+
+def test_a_silent_origin_is_waited_for_once_by_who_reads_what_is_cached(
+    origin: Place, tmp_path: Path
+) -> None:
+    for key in ("a", "b", "never"):
+        put(origin, "silent", key, b"old " + key.encode())
+    with small_daemon(origin, tmp_path, workers=1) as daemon:
+        client = bucket(daemon, origin, "silent", ttl=0.0)
+        for key in ("a", "b"):
+            until_kept(client, "silent", key, origin)
+            put(origin, "silent", key, b"new " + key.encode())
+        origin.faults.delay = 15.0
+        with ThreadPoolExecutor(1) as pool:
+            cold = pool.submit(read, daemon.client(), "silent", "never")
+            assert read(client, "silent", "a") == b"old a"
+            for _ in range(20):
+                assert [read(client, "silent", key) for key in ("a", "b")] == [b"old a", b"old b"]
+            assert not cold.done()  # 41 reads took less time than one answer
+            assert metric(daemon, "meshd_origin_unanswered_total") == 41
+            origin.faults.delay = 0.0
+            assert cold.result(60) == b"old never"
+        eventually(lambda: [read(client, "silent", key) for key in ("a", "b")] == [b"new a", b"new b"])
 
 
 def test_listings_and_what_is_not_there_are_remembered(backed: Daemon, origin: Place) -> None:

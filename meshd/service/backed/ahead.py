@@ -49,7 +49,7 @@ class Ahead:
         first: tuple[int, Flight] | None = None,
         tear: Tear | None = None,
     ) -> None:
-        self._chunks, self._bucket, self._key, self._facts = chunks, bucket, key, facts
+        self._chunks, self.bucket, self._key, self._facts = chunks, bucket, key, facts
         self.offset, self.length = offset, length
         self.tear = tear or Tear()
         self.torn = False
@@ -75,7 +75,7 @@ class Ahead:
         """A chunk that the cache has."""
         if number in self._spoilt or (self._first is not None and self._first[0] == number):
             return None
-        return self._chunks.chunk(self._bucket, self._key, self._facts, number)
+        return self._chunks.chunk(self.bucket, self._key, self._facts, number)
 
     def go_on(self, number: int) -> None:
         """Have what follows chunk `number` fetched."""
@@ -111,7 +111,7 @@ class Ahead:
             raise
 
     def _fetch(self, number: int) -> asyncio.Task[Flight]:
-        return asyncio.ensure_future(self._chunks.begun(self._bucket, self._key, number, self._facts.etag))
+        return asyncio.ensure_future(self._chunks.begun(self.bucket, self._key, number, self._facts.etag))
 
     def close(self) -> None:
         """Idempotent."""

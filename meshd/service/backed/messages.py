@@ -76,6 +76,7 @@ _KINDS: dict[str, type[MeshdError]] = {
         errors.OriginRangeError,
         errors.OriginRefusedError,
         errors.OriginDownError,
+        errors.OriginPieceError,
         errors.OriginKeyError,
         NotDeciderError,
         NotReplicatedError,

@@ -1,13 +1,14 @@
 """Reading a backed bucket: from the cache what is there and still so, the rest from the origin as it comes.
 
 Law: an answer is of one ETag throughout. Who may read is asked before. Chunks ahead of the reader are fetched
-while it takes those before them; its memory is bounded. An origin that is down: what is cached is served.
-What the cache cannot give any more in the middle of an answer comes from the origin.
+while it takes those before them; its memory is bounded. While an origin is down or silent what is cached is
+served. What the cache cannot give any more in the middle of an answer comes from the origin.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from contextlib import aclosing, suppress
 from functools import partial
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING, Final
 
 from meshd.origin.errors import (
     OriginChangedError,
-    OriginDownError,
     OriginError,
     OriginKeyError,
     OriginMissingError,
+    OriginPieceError,
     OriginRangeError,
     OriginRefusedError,
 )
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from meshd.control.buckets import Bucket
     from meshd.origin.interface import Facts
+    from meshd.service.backed.asking import Questions
     from meshd.service.backed.sharing import Crew
     from meshd.service.caching.fetching import Keeper
     from meshd.service.caching.flights import Flight
@@ -48,17 +50,20 @@ if TYPE_CHECKING:
     from meshd.store.store import Store
     from meshwire.s3.operations import GetObject
 
+_log = logging.getLogger("meshd.origins")
 _STEP: Final = 512 << 10  # bytes a reader is given at a time, after the first
 _PIECE: Final = 1 << 20  # bytes that are read at a time
 _UNREADABLE: Final = (ExtentGoneError, CorruptExtentError, DiskFailedError)
+_LOSSES: Final = 2  # of a chunk on its way, by a disk that fails, until an answer is cut
 _FINDS: Final = 4  # looks at an object that changes while it is found
 
 
 class BackedReader:
     """One a process."""
 
-    def __init__(self, store: Store, shelf: Shelf, crew: Crew, keeper: Keeper) -> None:
+    def __init__(self, store: Store, shelf: Shelf, crew: Crew, keeper: Keeper, questions: Questions) -> None:
         self._store, self._shelf, self._crew, self.keeper = store, shelf, crew, keeper
+        self._questions = questions
 
     def __repr__(self) -> str:
         return f"<BackedReader of {self._shelf!r}>"
@@ -148,17 +153,12 @@ class BackedReader:
         return None
 
     async def facts(self, bucket: Bucket, key: str) -> Facts:
-        """What the origin has; what is cached, while it is down. Raises OriginError, S3Error NoSuchKey."""
+        """What the origin has; what is cached, while it is down or silent. Raises OriginError, S3Error
+        NoSuchKey."""
         known = self.known(bucket, key)
         if known is not None:
             return known
-        try:
-            return await self._crew.of(bucket.name, key).check(bucket, key)
-        except OriginDownError:
-            held = self._shelf.held(bucket, key)
-            if held is None:
-                raise
-            return held
+        return await self._questions.answered(bucket, key, self._shelf.held(bucket, key))
 
     def _whole(self, bucket: Bucket, key: str, facts: Facts) -> Record | None:
         record = self._shelf.record(bucket, key)
@@ -195,7 +195,7 @@ class BackedReader:
 
     async def _read(self, ahead: Ahead, key: str) -> AsyncGenerator[Sequence[Span], None]:
         """The bytes, chunk by chunk: cached ones from their files, others from their flights."""
-        whole = False
+        why = "its client left"
         try:
             end = ahead.offset + ahead.length
             for number in range(ahead.offset // CHUNK, (end - 1) // CHUNK + 1):
@@ -203,13 +203,14 @@ class BackedReader:
                 stop = min(end - number * CHUNK, CHUNK)
                 async for group in self._chunk(ahead, number, begin, stop):
                     yield group
-            whole = True
+            why = ""
         except OriginError as error:
+            why = str(error)
             raise told(error, key) from error
         finally:
             ahead.close()
             if ahead.torn:
-                metrics.reads_continued.labels("origin" if whole else "cut").inc()
+                _told_of_tear(ahead, key, why)
 
     def groups(
         self,
@@ -272,18 +273,25 @@ class BackedReader:
                 begin += sent
                 ahead.tore(number)
             ahead.spoil(number)
-        flight = await ahead.flight(number)
-        try:
-            at = begin
-            while at < stop:
-                wanted = at + 1 if at == begin else min(at + _STEP, stop)
-                have = min(await flight.reaches(wanted), stop)
-                yield [Span(flight.fd, flight.base + at, have - at)]
-                if ahead.tear.take() is not None:
-                    raise OriginDownError("the disk that takes what the origin gives cannot be read")
-                at = have
-        finally:
-            flight.release()
+        for left in range(_LOSSES, -1, -1):
+            flight = await ahead.flight(number)
+            try:
+                wanted = begin + 1
+                while begin < stop:
+                    have = min(await flight.reaches(wanted), stop)
+                    yield [Span(flight.fd, flight.base + begin, have - begin)]
+                    sent = ahead.tear.take()
+                    begin = have if sent is None else begin + sent
+                    _check(sent)
+                    wanted = min(begin + _STEP, stop)
+            except OriginPieceError:
+                ahead.torn = True
+                if not left:
+                    raise
+            else:
+                return
+            finally:
+                flight.release()
 
     def chunk(self, bucket: Bucket, key: str, facts: Facts, number: int) -> Record | None:
         """A chunk that is cached, or the whole of a small object."""
@@ -310,6 +318,21 @@ def told(error: OriginError, key: str) -> S3Error:
     if isinstance(error, OriginRefusedError):
         return S3Error("AccessDenied", str(error))
     return S3Error("ServiceUnavailable", str(error))
+
+
+def _check(sent: int | None) -> None:
+    """Raises OriginPieceError where bytes that came could not all be read."""
+    if sent is not None:
+        raise OriginPieceError("a disk of the cache's cannot give what came from the origin")
+
+
+def _told_of_tear(ahead: Ahead, key: str, why: str) -> None:
+    """`why` it was cut in the end, if it was."""
+    metrics.reads_continued.labels("cut" if why else "origin").inc()
+    said = "an answer under way was cut" if why else "an answer under way went on from its origin"
+    _log.warning(
+        said, extra={"bucket": ahead.bucket.name, "key": key, "why": why or "a disk of the cache failed"}
+    )
 
 
 def _uncounted() -> None:

@@ -28,10 +28,10 @@ _STILL: Final = 8.0  # seconds without a byte, then the rest is asked for anew
 
 
 class Draft:
-    """One a flight."""
+    """One a flight. `in_memory`: the disks are spared until its end."""
 
-    def __init__(self, flight: Flight) -> None:
-        self.flight = flight
+    def __init__(self, flight: Flight, *, in_memory: bool = False) -> None:
+        self.flight, self._in_memory = flight, in_memory
         self._writer: StoredWriter | None = None
         self._gathered = 0
 
@@ -42,7 +42,7 @@ class Draft:
         """The origin has answered: make room."""
         writer = shelf.writer(bucket, key, number, reply.facts, reply.length)
         try:
-            place = await writer.share()
+            place = None if self._in_memory else await writer.share()
         except StoreError:  # a full disk: then it is not kept, and flies through memory
             place = None
         if place is None:

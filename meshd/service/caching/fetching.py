@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from meshd.kit.singleflight import SingleFlight
 from meshd.kit.tasks import Tasks
-from meshd.origin.errors import OriginChangedError, OriginDownError, OriginError, OriginMissingError
+from meshd.origin.errors import (
+    OriginChangedError,
+    OriginDownError,
+    OriginError,
+    OriginMissingError,
+    OriginPieceError,
+)
 from meshd.service.caching.drafts import Draft
 from meshd.service.caching.flights import Flight
 from meshd.service.caching.shelf import CHUNK, Piece, shelf_name
@@ -36,6 +42,7 @@ _AT_ONCE: Final = 64  # fetches of one process
 _EACH: Final = 40  # of them of one bucket: who waits for a slow origin leaves room for others
 _TRIES: Final = 4  # of a piece whose bytes stop coming
 _REMEMBERED: Final = 100_000  # keys whose last write is remembered
+_SPARED: Final = 15.0  # seconds after a disk has failed in which pieces fly through memory
 _PAUSE: Final = 0.1  # seconds before the second, then twice as long
 
 Name = tuple[str, str, int]
@@ -69,6 +76,7 @@ class Fetcher:
         self._slots = Slots(_AT_ONCE, _EACH)
         self._writes: dict[tuple[str, str], int] = {}  # the number of a key's last write
         self._numbers = itertools.count(1)
+        self._spared_until = 0.0
         self._before = 0  # of keys whose number was forgotten
         self._tasks = Tasks("fetching")
 
@@ -106,7 +114,7 @@ class Fetcher:
 
     async def _run(self, bucket: Bucket, key: str, number: int, etag: str, flight: Flight) -> None:
         name, writes = (shelf_name(bucket), key, number), self._count(bucket, key)
-        draft = Draft(flight)
+        draft = Draft(flight, in_memory=asyncio.get_running_loop().time() < self._spared_until)
         try:
             async with self._slots.taken(bucket.name):
                 if await self._found(bucket, key, number, etag, flight):
@@ -114,6 +122,12 @@ class Fetcher:
                 await self._fetch(bucket, key, number, etag, draft, writes)
                 if flight.error is None:
                     await self._keep(bucket, key, number, draft, writes)
+        except StoreError as error:
+            self._spared_until = asyncio.get_running_loop().time() + _SPARED
+            _log.warning(
+                "the cache cannot take what is read", extra={"bucket": bucket.name, "why": str(error)}
+            )
+            flight.failed(OriginPieceError(f"the cache cannot take what its origin gives: {error}"))
         except Exception as error:
             if not isinstance(error, OriginError):
                 _log.exception("a fetch failed", extra={"bucket": bucket.name})
