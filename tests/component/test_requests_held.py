@@ -118,6 +118,21 @@ def test_a_right_that_was_taken_away_deletes_nothing(node: Daemon, ann: Person) 
     s3.close()
 
 
+def test_nothing_comes_into_a_bucket_that_is_anothers_by_now(node: Daemon, ann: Person) -> None:
+    """A name that was given up and taken by somebody else is another bucket."""
+    bucket, s3, body = f"name-{ann.user_id}", node.client(), b"of the one before"
+    assert ann.wire.call("PUT", f"/{bucket}").status == 200
+    held = [hold(ann.wire, "PUT", f"/{bucket}/{key}", body) for key in ("k", "other")]
+    until_begun(node)
+    assert ann.wire.call("DELETE", f"/{bucket}").status == 204
+    s3.create_bucket(Bucket=bucket)
+    s3.put_object(Bucket=bucket, Key="k", Body=b"mine")
+    assert {let_go(sock, body, "PUT").code for sock in held} == {"NoSuchBucket"}
+    assert [entry["Key"] for entry in s3.list_objects_v2(Bucket=bucket)["Contents"]] == ["k"]
+    assert s3.get_object(Bucket=bucket, Key="k")["Body"].read() == b"mine"
+    s3.close()
+
+
 def test_what_did_not_change_is_carried_out(node: Daemon, ann: Person) -> None:
     """A body may take its time; another user's changes meanwhile are nothing to it."""
     body = b'{"name": "slow"}'

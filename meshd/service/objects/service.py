@@ -103,8 +103,10 @@ class ObjectService:
     # --- writing ------------------------------------------------------------------------------------
 
     async def put(self, operation: PutObject, identity: Identity, body: Body) -> ObjectStored:
-        """Store the body. Raises S3Error EntityTooLarge, PreconditionFailed and whatever the body raises."""
+        """Store the body. Raises S3Error EntityTooLarge, PreconditionFailed, NoSuchBucket (also when the name
+        is another bucket's by the time the body is here) and whatever the body raises."""
         check_size(body.size)
+        born = self._versions.born(operation.bucket)
         self._precheck(operation.bucket, operation.key, operation.conditions)
         with store_errors():
             writer = self._store.writer(operation.bucket, operation.key, size=body.size)
@@ -121,6 +123,8 @@ class ObjectService:
                     tags=dict(operation.tags),
                     acl=operation.acl,
                 )
+                if self._versions.born(operation.bucket) != born:
+                    raise S3Error("NoSuchBucket", extra={"BucketName": operation.bucket})
                 setting = self._versions.setting(operation.bucket)
                 record = await writer.commit(meta, conditions=operation.conditions, versioning=setting)
             except BaseException:

@@ -41,6 +41,10 @@ class Versions:
         """Whether the bucket is (still) there."""
         return self._buckets.get(name) is not None
 
+    def born(self, name: str) -> int:
+        """Tells a bucket from an earlier one of its name; 0: there is none."""
+        return self._buckets.born(name)
+
     def setting(self, bucket: str) -> Versioning:
         """The bucket's versioning now."""
         found = self._buckets.get(bucket)
