@@ -64,5 +64,12 @@ def job_runner(node: Node, access: Access, views: ViewReader, backed: BackedServ
         "prefetch": Prefetching(access, backed, catalog, node.buckets, node.objects, spreading),
     }
     return JobRunner(
-        JobTable(node.control), node.control, node.identities, kinds, shelf, node.clock, node.mesh
+        JobTable(node.control),
+        node.control,
+        node.identities,
+        node.buckets,
+        kinds,
+        shelf,
+        node.clock,
+        node.mesh,
     )

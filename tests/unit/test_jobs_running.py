@@ -41,7 +41,7 @@ def test_a_run_cancelled_before_its_first_step_ends_and_leaves_its_place() -> No
         lonely: Any = SimpleNamespace(alone=True, node_id="n1")
         nobody: Any = SimpleNamespace()
         shelf: Any = Shelf()
-        runner = JobRunner(table, control, nobody, {}, shelf, clock, lonely)
+        runner = JobRunner(table, control, nobody, nobody, {}, shelf, clock, lonely)
         following = asyncio.ensure_future(runner.run())
         await asyncio.sleep(0)  # it has looked once
         many = [f"{number:016x}" for number in range(2 * AT_A_TIME)]

@@ -22,8 +22,8 @@ from meshd.kit import failpoints
 from meshd.kit.accounts import charged
 from meshd.kit.tasks import Tasks
 from meshd.net.peers import PeerUnreachableError
+from meshd.service.jobs.footing import footing, upheld
 from meshd.service.jobs.kinds import Running, Tally
-from meshd.service.jobs.principals import caller_of
 from meshd.store.errors import CorruptExtentError, NotReplicatedError, StoreError
 from meshd.telemetry import metrics
 from meshwire.cluster.meeting import meeting
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from meshd.cluster.mesh import Mesh
+    from meshd.control.buckets import BucketTable
     from meshd.control.identities import IdentityTable
     from meshd.control.interface import ControlStore
     from meshd.control.jobs import Job, JobTable, State
@@ -65,13 +66,15 @@ class JobRunner:
         table: JobTable,
         control: ControlStore,
         identities: IdentityTable,
+        buckets: BucketTable,
         kinds: Mapping[str, JobKind],
         shelf: PlanShelf,
         clock: Clock,
         mesh: Mesh,
     ) -> None:
         self._mesh = mesh
-        self._table, self._control, self._identities = table, control, identities
+        self._table, self._control = table, control
+        self._identities, self._buckets = identities, buckets
         self._kinds, self._shelf, self._clock = kinds, shelf, clock
         self._tasks = Tasks("jobs")
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -215,10 +218,16 @@ class JobRunner:
         await self._table.change(job.job_id, lambda now: _merged(now, began))
         failpoints.hit("jobs.begun")
         spec = parse_job(job.spec)
-        caller = caller_of(job.principal, self._identities)
-        with charged(caller.identity.account):
-            rate = partial(self._rate, job.job_id)
-            await self._kinds[job.kind].work(Running(job.job_id, job.run, spec, caller, tally, rate))
+        look = partial(footing, job.principal, spec, self._identities, self._buckets)
+        rate = partial(self._rate, job.job_id)
+        while True:
+            began_on = look()
+            running = Running(job.job_id, job.run, spec, began_on.caller, tally, rate)
+            with charged(began_on.caller.identity.account):
+                if await upheld(self._kinds[job.kind].work(running), look, began_on):
+                    break
+            await self._shelf.clear(job.job_id)  # what it may read is looked up anew, too
+            tally.again()
         failpoints.hit("jobs.worked")
 
     def _rate(self, job_id: str) -> float:

@@ -123,8 +123,7 @@ class ObjectService:
                     tags=dict(operation.tags),
                     acl=operation.acl,
                 )
-                if self._versions.born(operation.bucket) != born:
-                    raise S3Error("NoSuchBucket", extra={"BucketName": operation.bucket})
+                self._versions.require_same(operation.bucket, born)
                 setting = self._versions.setting(operation.bucket)
                 record = await writer.commit(meta, conditions=operation.conditions, versioning=setting)
             except BaseException:

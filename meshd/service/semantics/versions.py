@@ -45,6 +45,11 @@ class Versions:
         """Tells a bucket from an earlier one of its name; 0: there is none."""
         return self._buckets.born(name)
 
+    def require_same(self, name: str, born: int) -> None:
+        """Raises S3Error NoSuchBucket when the name is another bucket's by now, or nobody's."""
+        if self.born(name) != born:
+            raise S3Error("NoSuchBucket", extra={"BucketName": name})
+
     def setting(self, bucket: str) -> Versioning:
         """The bucket's versioning now."""
         found = self._buckets.get(bucket)
