@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from meshsdk.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -108,6 +110,16 @@ class Batch(Mapping[str, Any]):
     def __contains__(self, name: object) -> bool:
         return name in self._fields
 
+    def to(self, device: Any, *, non_blocking: bool = False) -> Batch:
+        """This batch with its tensors on a device of torch's, as trainers move what they are given; positions
+        and status stay in host memory. A Loader with `device="cuda"` copies ahead instead, from pinned
+        memory.
+
+        Raises ConfigurationError for arrays.
+        """
+        moved = {name: _moved(value, device, non_blocking) for name, value in self._fields.items()}
+        return Batch(moved, self.positions, self.status, self.epoch, self.step)
+
     if not TYPE_CHECKING:  # as of Ragged
 
         def __getattr__(self, name: str) -> NoReturn:
@@ -116,10 +128,8 @@ class Batch(Mapping[str, Any]):
             if not name.startswith("_"):
                 if name in self._fields:
                     hint = f": write batch[{name!r}]"
-                elif name in ("to", "cuda", "pin_memory"):
-                    hint = (
-                        ": a Loader with device='cuda' has batches there; else move its tensors, batch[FIELD]"
-                    )
+                elif name in ("cuda", "pin_memory"):
+                    hint = ": a Loader with device='cuda' has batches there; else write batch.to('cuda')"
             raise AttributeError(f"a Batch has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __iter__(self) -> Iterator[str]:
@@ -139,6 +149,17 @@ class Batch(Mapping[str, Any]):
         flagged = int((self.status != 0).sum())
         rows = f"{self.rows} ({flagged} flagged)" if flagged else str(self.rows)
         return f"Batch(epoch={self.epoch}, step={self.step}, rows={rows}, {shapes})"
+
+
+def _moved(value: Any, device: Any, non_blocking: bool) -> Any:
+    if isinstance(value, Ragged):
+        data, offsets = (_moved(each, device, non_blocking) for each in (value.data, value.offsets))
+        return Ragged(data, offsets, value.shapes)
+    if not hasattr(value, "to"):
+        raise ConfigurationError(
+            "arrays of numpy stay in host memory: a Loader with output='torch' has tensors"
+        )
+    return value.to(device, non_blocking=non_blocking)
 
 
 def _unpacked(fields: tuple[str, ...]) -> str:

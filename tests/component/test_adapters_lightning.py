@@ -91,6 +91,21 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(dataset: mesh.Dataset, tmp_path
     assert begun + fit(resume=checkpoint) == whole
 
 
+def test_a_loader_that_is_given_as_it_is(dataset: mesh.Dataset) -> None:
+    """Lightning moves a batch by its `to`."""
+
+    class Bare(Model):
+        def training_step(self, batch: Any, _: int) -> Any:
+            assert type(batch) is mesh.Batch
+            self.seen.append(batch["n"].tolist())
+            return self.layer(batch["n"].float()[:, None]).mean()
+
+    model, quiet = Bare(), dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+    with mesh.Loader(dataset, 4, seed=3) as loader:
+        pl.Trainer(accelerator="cpu", max_epochs=1, enable_checkpointing=False, **quiet).fit(model, loader)
+    assert sorted(value for batch in model.seen for value in batch) == list(range(20))
+
+
 def test_a_ragged_field_is_plain_in_its_parts(dataset: mesh.Dataset) -> None:
     from meshsdk.adapters.plain import as_dict
 

@@ -150,7 +150,7 @@ def test_a_batch_is_no_tuple_and_no_tensor(ds: mesh.Dataset) -> None:
     with pytest.raises(AttributeError, match=r"write batch\['x'\]"):
         batch.x  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError, match="device='cuda'"):
-        batch.to("cpu")  # type: ignore[attr-defined]
+        batch.cuda()  # type: ignore[attr-defined]
     with pytest.raises(KeyError, match="this batch has x"):
         batch["y"]
 

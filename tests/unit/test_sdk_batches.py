@@ -65,6 +65,20 @@ def test_only_unpacking_a_batch_warns() -> None:
     assert len(values) == 2
 
 
+def test_a_batch_goes_to_a_device_as_trainers_move_it() -> None:
+    arrays = {"x": np.zeros((3, 2)), "t.data": np.arange(4), "t.offsets": np.array([0, 1, 2, 4])}
+    rows: dict[str, np.ndarray] = {"__pos": np.arange(3), "__status": np.zeros(3, np.uint8)}
+    batch = make_batch(Frame(5, arrays | rows, 100), 2, torch.from_numpy)
+    moved = batch.to("meta", non_blocking=True)
+    text = moved["t"]
+    assert {tensor.device.type for tensor in (moved["x"], text.data, text.offsets)} == {"meta"}
+    assert moved.positions is batch.positions
+    assert (moved.epoch, moved.step, moved.rows) == (2, 5, 3)
+    assert batch.to("cpu")["x"].data_ptr() == batch["x"].data_ptr()
+    with pytest.raises(ConfigurationError, match="output='torch'"):
+        batch_of({"x": np.arange(3)}).to("cpu")
+
+
 def test_ragged_rows() -> None:
     batch = batch_of({"text.data": np.arange(6, dtype=np.uint8), "text.offsets": np.array([0, 2, 2, 6])})
     text = batch["text"]
