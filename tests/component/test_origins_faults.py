@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,8 +23,6 @@ from tests.component.origin_working import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from meshd.testing.daemons import Daemon
     from tests.component.origin_places import Place
 
@@ -144,8 +143,9 @@ def test_down_is_told_at_once_and_passes(backed: Daemon, origin: Place) -> None:
 
 def _torn(daemon: Daemon, least: int) -> Path:
     """The largest file of the cache's, of `least` bytes or more, ends in its middle from now on."""
-    files = [path for path in (daemon.data_dir / "cache").rglob("*") if path.is_file()]
-    path = max((path for path in files if path.suffix != ".mdb"), key=lambda path: path.stat().st_size)
+    extents = daemon.data_dir / "cache" / "extents"
+    eventually(lambda: not list((extents / "drafts").iterdir()))  # what is read twice at first is kept twice
+    path = max(filter(Path.is_file, extents.rglob("*")), key=lambda path: path.stat().st_size)
     size = path.stat().st_size
     assert size > least, path
     os.truncate(path, size // 2)
@@ -211,10 +211,10 @@ def test_a_silent_origin_is_waited_for_once_by_who_reads_what_is_cached(
         with ThreadPoolExecutor(1) as pool:
             cold = pool.submit(read, daemon.client(), "silent", "never")
             assert read(client, "silent", "a") == b"old a"
-            for _ in range(20):
+            for _ in range(5):
                 assert [read(client, "silent", key) for key in ("a", "b")] == [b"old a", b"old b"]
-            assert not cold.done()  # 41 reads took less time than one answer
-            assert metric(daemon, "meshd_origin_unanswered_total") == 41
+            assert not cold.done()  # eleven reads took less time than one answer
+            assert metric(daemon, "meshd_origin_unanswered_total") == 11
             origin.faults.delay = 0.0
             assert cold.result(60) == b"old never"
         eventually(lambda: [read(client, "silent", key) for key in ("a", "b")] == [b"new a", b"new b"])

@@ -55,6 +55,7 @@ _STEP: Final = 512 << 10  # bytes a reader is given at a time, after the first
 _PIECE: Final = 1 << 20  # bytes that are read at a time
 _UNREADABLE: Final = (ExtentGoneError, CorruptExtentError, DiskFailedError)
 _LOSSES: Final = 2  # of a chunk on its way, by a disk that fails, until an answer is cut
+_PAUSE: Final = 0.2  # seconds before it is asked for again
 _FINDS: Final = 4  # looks at an object that changes while it is found
 
 
@@ -288,6 +289,7 @@ class BackedReader:
                 ahead.torn = True
                 if not left:
                     raise
+                await asyncio.sleep(_PAUSE)  # until whoever keeps it in the cache has noticed, too
             else:
                 return
             finally:
