@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _OOM: Final = Path("/proc/self/oom_score_adj")
 _SOONER: Final = 100  # of 1000: as if it had a tenth of the memory more; transform processes say 500
+_WHY: Final[dict[int, str]] = {
+    signal.SIGBUS: " (what it reads as memory cannot be read: the index)",
+    signal.SIGKILL: " (if nobody did, the kernel: memory ran out, see dmesg)",
+}
 _log = logging.getLogger("meshd.child")
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -174,6 +178,5 @@ def ended(status: int) -> str:
     """How a process ended, from its wait status, in words."""
     number = killed_by(status)
     if number:
-        why = " (what it reads as memory cannot be read: the index)" if number == signal.SIGBUS else ""
-        return f"killed by {signal.Signals(number).name}{why}"
+        return f"killed by {signal.Signals(number).name}{_WHY.get(number, '')}"
     return f"exit code {os.waitstatus_to_exitcode(status)}"

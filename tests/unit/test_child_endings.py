@@ -1,0 +1,22 @@
+"""How a child of the supervisor ended, in words that say where to look on."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from meshd.runtime.children import ended
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (signal.SIGKILL, "killed by SIGKILL (if nobody did, the kernel: memory ran out, see dmesg)"),
+        (signal.SIGBUS, "killed by SIGBUS (what it reads as memory cannot be read: the index)"),
+        (signal.SIGSEGV, "killed by SIGSEGV"),
+        (3 << 8, "exit code 3"),
+    ],
+)
+def test_of_its_wait_status(status: int, words: str) -> None:
+    assert ended(status) == words
