@@ -6,7 +6,6 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
 
 import meshsdk as mesh
@@ -27,25 +26,29 @@ class Preempted(Exception):
     """What ends the first run."""
 
 
-class Model(pl.LightningModule):
-    """One weight; notes what it is given."""
+def kind() -> Any:
+    """Of models: one weight; notes what it is given."""
+    import pytorch_lightning as pl  # three seconds, which processes that run other tests do not spend
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-        self.seen: list[list[int]] = []
+    class Model(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+            self.seen: list[list[int]] = []
 
-    def training_step(self, batch: dict[str, Any], _: int) -> Any:
-        self.seen.append(batch["n"].tolist())
-        assert batch["__status"].tolist() == [0] * 4
-        assert len(batch["text.offsets"]) == 5
-        return self.layer(batch["n"].float()[:, None]).mean()
+        def training_step(self, batch: dict[str, Any], _: int) -> Any:
+            self.seen.append(batch["n"].tolist())
+            assert batch["__status"].tolist() == [0] * 4
+            assert len(batch["text.offsets"]) == 5
+            return self.layer(batch["n"].float()[:, None]).mean()
 
-    def validation_step(self, batch: dict[str, Any], _: int) -> None:
-        assert batch["__pos"].shape == (4,)
+        def validation_step(self, batch: dict[str, Any], _: int) -> None:
+            assert batch["__pos"].shape == (4,)
 
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), 0.01)
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.01)
+
+    return Model
 
 
 @pytest.fixture
@@ -59,6 +62,8 @@ def dataset(daemon: Daemon, bucket: str) -> Iterator[mesh.Dataset]:
 
 
 def test_a_run_goes_on_in_the_middle_of_an_epoch(dataset: mesh.Dataset, tmp_path: Path) -> None:
+    import pytorch_lightning as pl
+
     from meshsdk.adapters.lightning import MeshDataModule
 
     checkpoint = str(tmp_path / "run.ckpt")
@@ -73,7 +78,7 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(dataset: mesh.Dataset, tmp_path
         return mesh.Loader(dataset, 4, seed=3)
 
     def fit(*callbacks: Any, resume: str | None = None) -> list[list[int]]:
-        model = Model()
+        trained = kind()()
         quiet = dict.fromkeys(
             ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False
         )
@@ -81,8 +86,9 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(dataset: mesh.Dataset, tmp_path
             accelerator="cpu", max_epochs=2, use_distributed_sampler=False, callbacks=list(callbacks), **quiet
         )
         with contextlib.suppress(Preempted):
-            trainer.fit(model, MeshDataModule(loader, loader), ckpt_path=resume)
-        return model.seen
+            trainer.fit(trained, MeshDataModule(loader, loader), ckpt_path=resume)
+        seen: list[list[int]] = trained.seen
+        return seen
 
     whole = fit()
     for epoch in (whole[:5], whole[5:]):
@@ -93,8 +99,11 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(dataset: mesh.Dataset, tmp_path
 
 def test_a_loader_that_is_given_as_it_is(dataset: mesh.Dataset) -> None:
     """Lightning moves a batch by its `to`."""
+    import pytorch_lightning as pl
 
-    class Bare(Model):
+    model_of_dicts: Any = kind()
+
+    class Bare(model_of_dicts):
         def training_step(self, batch: Any, _: int) -> Any:
             assert type(batch) is mesh.Batch
             self.seen.append(batch["n"].tolist())
