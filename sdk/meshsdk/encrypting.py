@@ -40,7 +40,7 @@ def wrap_tls(sock: socket.socket, endpoint: Endpoint) -> socket.socket:
         raise ConfigurationError(f"{endpoint}: its certificate is not believed: {why}. {advice}") from error
     except ssl.SSLError as error:
         if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
-            raise ConfigurationError(f"{endpoint} does not speak TLS: is it http:// there?") from error
+            raise ConfigurationError(f"{endpoint} does not speak TLS: is it http:// there?") from None
         raise
     return wrapped
 
