@@ -225,7 +225,7 @@ def held_before_origins(mesh: Mesh, places: dict[str, Path]) -> Iterator[None]:
     run, client = secrets.token_hex(4), mesh["n1"].client()
     nodes = [node for node in mesh.nodes.values() if node.running]
     begun: list[tuple[str, str, bytes, Held, str, Held]] = []
-    for number in range(2 * NAMES):
+    for number in range(NAMES):
         bucket, key, body = (THROUGH, BACK)[number % 2], f"{run}-{number}", os.urandom(SIZES[number // 2 % 2])
         node = nodes[number // 2 % len(nodes)]
         upload = client.create_multipart_upload(Bucket=bucket, Key=f"{key}-up")["UploadId"]
