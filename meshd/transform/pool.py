@@ -98,9 +98,11 @@ class TransformPool:
             raise _closed()
         if not rows:
             return Rendered()
-        self._asked[account] = asyncio.get_running_loop().time()
+        now = self._asked[account] = asyncio.get_running_loop().time()
         program = program_key(program_text)
-        order = Order(account, job, program_text, program, epoch, frame_bytes, tuple(targets), tuple(assets))
+        order = Order(
+            now, account, job, program_text, program, epoch, frame_bytes, tuple(targets), tuple(assets)
+        )
         call = Call(order, frame_fd, len(rows))
         for start in range(0, len(rows), SLICE_ROWS):
             self._put(Slice(call, rows[start : start + SLICE_ROWS]))
@@ -126,7 +128,7 @@ class TransformPool:
     def _put(self, item: Slice, *, first: bool = False) -> None:
         order = item.call.order
         self._waiting_rows += len(item.rows)
-        self._queue.put(order.account, order.job, item, first=first)
+        self._queue.put(order.account, order.job, item, first=first, place=item.place)
 
     async def next_slice(self, *, brave: bool) -> Slice:
         """The next slice somebody still waits for; `brave`: also of jobs that killed processes."""

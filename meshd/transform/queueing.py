@@ -1,7 +1,8 @@
 """Work waiting for a transform process: a line a job, jobs by account; accounts share the time evenly.
 
 Law: whoever has been given least time is served next: among accounts, then among the jobs of the account
-chosen. Within a job, first come first. Time not asked for is not saved up.
+chosen. Within a job, first come first; of what was asked for at about the same time, what comes first in the
+epoch. Time not asked for is not saved up.
 A job marked as shy is only handed to those who take such.
 Invariant: of two accounts that always have work waiting, neither gets ahead of the other by more time than
 what is under way takes.
@@ -10,14 +11,35 @@ what is under way takes.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
-from typing import TYPE_CHECKING, Generic, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
 T = TypeVar("T")
 EXPECTED = 0.05  # seconds that a slice is taken to need until a job's first ones are done
+TOGETHER: Final = 0.25
+"""Seconds: a loader asks for several frames at once, and some come to a process that has to read the plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where work belongs: when it was `asked` for, in seconds of one clock, and where its rows begin."""
+
+    asked: float = math.inf  # never: it overtakes nobody
+    epoch: int = 0
+    position: int = 0
+
+    def before(self, other: Place) -> bool:
+        """Whether what is asked for now overtakes what waits already."""
+        together = other.asked > self.asked - TOGETHER
+        return together and (self.epoch, self.position) < (other.epoch, other.position)
+
+
+NOWHERE: Final = Place()
 
 
 class _Job(Generic[T]):
@@ -26,8 +48,14 @@ class _Job(Generic[T]):
     __slots__ = ("line", "spent", "underway", "usual")
 
     def __init__(self, spent: float) -> None:
-        self.line: deque[T] = deque()
+        self.line: deque[tuple[T, Place]] = deque()
         self.spent, self.underway, self.usual = spent, 0, EXPECTED
+
+    def line_up(self, item: T, place: Place) -> None:
+        at = len(self.line)
+        while at and place.before(self.line[at - 1][1]):
+            at -= 1
+        self.line.insert(at, (item, place))
 
 
 class _Account(Generic[T]):
@@ -68,7 +96,7 @@ class FairQueue(Generic[T]):
     def __repr__(self) -> str:
         return f"<FairQueue of {self._length}, {len(self._accounts)} accounts>"
 
-    def put(self, account: str, job: str, item: T, *, first: bool = False) -> None:
+    def put(self, account: str, job: str, item: T, *, first: bool = False, place: Place = NOWHERE) -> None:
         """Add to the job's line; `first`: at its head (what is retried has waited already)."""
         owner = self._accounts.get(account)
         if owner is None:
@@ -81,9 +109,9 @@ class FairQueue(Generic[T]):
         elif not mine.line:
             mine.spent = max(mine.spent, owner.now)
         if first:
-            mine.line.appendleft(item)
+            mine.line.appendleft((item, place))
         else:
-            mine.line.append(item)
+            mine.line_up(item, place)
         owner.waiting += 1
         self._length += 1
         self._wake(job)
@@ -134,7 +162,7 @@ class FairQueue(Generic[T]):
             return None
         name, owner, job, mine = found
         self._now, owner.now = max(self._now, owner.spent), max(owner.now, mine.spent)
-        turn = Turn(name, job, mine.line.popleft(), mine.usual)
+        turn = Turn(name, job, mine.line.popleft()[0], mine.usual)
         owner.spent += turn.expected
         mine.spent += turn.expected
         mine.underway += 1

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from meshd.transform.messages import RenderRequest, Row
+from meshd.transform.queueing import Place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,8 +73,9 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be done with the rows of a call, and for whom."""
+    """What is to be done with the rows of a call, and for whom; `asked`: when, by the event loop's clock."""
 
+    asked: float
     account: str
     job: str
     program_text: str
@@ -144,6 +146,11 @@ class Slice:
         self.number, self.lost = 0, 0
         self.turn: Turn[Slice] | None = None
         call.enter()
+
+    @property
+    def place(self) -> Place:
+        """Where it belongs in its job's line."""
+        return Place(self.call.order.asked, self.call.order.epoch, self.rows[0].position)
 
     def request(self, number: int, *, with_text: bool) -> RenderRequest:
         self.number = number

@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 
-from meshd.transform.queueing import EXPECTED, FairQueue
+from meshd.transform.queueing import EXPECTED, FairQueue, Place
 
 
 def test_jobs_take_turns() -> None:
@@ -99,6 +99,40 @@ def test_nothing_is_kept_of_what_is_over() -> None:
         return repr(queue)
 
     assert asyncio.run(run()) == "<FairQueue of 0, 0 accounts>"
+
+
+def places(*, later: float) -> list[int]:
+    """The order of four frames of a job; the epoch's first is asked for last, so many seconds later."""
+
+    async def run() -> list[int]:
+        queue: FairQueue[int] = FairQueue()
+        for position in (256, 512, 768):
+            queue.put("ann", "job", position, place=Place(10.0, 3, position))
+        queue.put("ann", "job", 0, place=Place(10.0 + later, 3, 0))
+        return [(await queue.get()).item for _ in range(4)]
+
+    return asyncio.run(run())
+
+
+def test_of_what_is_asked_for_together_the_epochs_first_comes_first() -> None:
+    assert places(later=0.1) == [0, 256, 512, 768]
+
+
+def test_nobody_is_overtaken_for_long() -> None:
+    assert places(later=0.3) == [256, 512, 768, 0]
+
+
+def test_an_epoch_comes_before_the_next_and_other_jobs_are_not_concerned() -> None:
+    async def run() -> list[str]:
+        queue: FairQueue[str] = FairQueue()
+        queue.put("ann", "other", "o", place=Place(1.0, 9, 9))
+        queue.put("ann", "job", "next epoch", place=Place(1.0, 4, 0))
+        queue.put("ann", "job", "this epoch", place=Place(1.1, 3, 500))
+        queue.put("ann", "job", "again", first=True, place=Place(0.9, 3, 900))
+        queue.put("ann", "job", "unplaced")
+        return [(await queue.get()).item for _ in range(5)]
+
+    assert asyncio.run(run()) == ["o", "again", "this epoch", "next epoch", "unplaced"]
 
 
 def test_what_is_retried_goes_first() -> None:
