@@ -200,6 +200,7 @@ class Scrubber:
         _log.info(
             "scrubbed", extra={"bytes": state.bytes, "extents": state.extents, "damaged": state.damaged}
         )
+        self._sweep_at = -_AGAIN  # what is told of a pass that has ended is what is so then
         if self._comparing is None or self._comparing.done():
             self._comparing = asyncio.ensure_future(self._compared())
 

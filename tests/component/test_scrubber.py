@@ -19,6 +19,8 @@ from meshd.testing.store_writing import put
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
+
 
 class Node:
     """A store with a scrubber whose mending and comparing are counted."""
@@ -89,6 +91,34 @@ def test_a_pass_begins_in_its_time_and_when_it_is_asked_for(tmp_path: Path) -> N
             assert (again.asked, again.began > told.began, node.compared) == (1, True, 2)
             node.clock.advance(2)
             assert (await node.turn()).began == again.began
+
+    asyncio.run(run())
+
+
+def test_a_pass_that_ends_tells_what_is_in_quarantine_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the look before took, and so however long the next one is put off."""
+
+    async def run() -> None:
+        with closing(Node(tmp_path)) as node:
+            await put(node.store, "a", b"a" * 5000)
+            await node.turn()
+            look = node.store.lacking
+
+            async def long_look() -> int:
+                node.clock.advance(10)
+                return await look()
+
+            monkeypatch.setattr(node.store, "lacking", long_look)
+            node.damage("a")
+            assert await node.store.examine() == 1
+            assert (await node.turn()).quarantined == 1
+            await put(node.store, "a", b"again")
+            assert (await node.turn()).quarantined == 1  # nobody has looked since
+            await node.ask(1)
+            told = await node.turn()
+            assert (told.asked, told.compared, told.quarantined) == (1, True, 0)
 
     asyncio.run(run())
 
