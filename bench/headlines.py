@@ -27,7 +27,12 @@ _STORE: Final = ("get-10k", "get-1m", "put-10k", "put-64m", "list")
 def headlines(rows: Mapping[str, RowResult]) -> str:
     """A table: what was done, how many times the peer's rate, the peer."""
     lines = [line for line in (*_loading(rows), *_stored(rows)) if line[1] is not None]
-    return table(("", "times", "of"), [(what, number(ratio, 1, "×"), peer) for what, ratio, peer in lines])
+    return table(("", "times", "of"), [(what, _times(ratio), peer) for what, ratio, peer in lines])
+
+
+def _times(ratio: float | None) -> str:
+    """As exact as the report has it: 1.99 is not 2.0."""
+    return number(ratio, 1 if ratio is not None and ratio >= 10 else 2, "×")
 
 
 _Line = tuple[str, float | None, str]
