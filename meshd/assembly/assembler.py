@@ -275,11 +275,11 @@ class Assembler:
         who = account()
         self._check_clients(who)
         with ExitStack() as held:
-            try:
-                held.enter_context(self._rows_room.hold(who, rows))
-                held.enter_context(self._bytes_room.hold(who, size))
-            except FullError as error:
-                raise busy(f"{self._rows_room.held} rows are being built already") from error
+            for room, units, unit in ((self._rows_room, rows, "rows"), (self._bytes_room, size, "bytes")):
+                try:
+                    held.enter_context(room.hold(who, units))
+                except FullError as error:
+                    raise busy(f"{error.held} {unit} are being built already") from error
             yield
 
     def _check_clients(self, who: str) -> None:

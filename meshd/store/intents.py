@@ -169,7 +169,7 @@ class PutObject(Intent):
     ) -> None:
         self.bucket, self.key, self.meta, self.payload = bucket, key, meta, payload
         self.conditions, self.versioning = conditions, versioning
-        self.exclusive = conditions is not None
+        self.exclusive = self.exclusive or conditions is not None
         self.weight = 0 if payload.own else payload.size
         self.placed: Placed | None = None
         self.modified = 0
@@ -219,18 +219,8 @@ class PutObject(Intent):
 class PutParted(PutObject):
     """A new version whose bytes were uploaded in parts elsewhere: a manifest says in which."""
 
-    def __init__(
-        self,
-        bucket: str,
-        key: str,
-        meta: Meta,
-        payload: Payload,
-        conditions: Conditions | None,
-        versioning: Versioning,
-    ) -> None:
-        super().__init__(bucket, key, meta, payload, conditions, versioning)
-        self.exclusive = True  # a manifest without use would be believed by a rebuild
-        self.record: Record | None = None
+    exclusive = True  # a manifest without use would be believed by a rebuild
+    record: Record | None = None
 
     def place(self, work: Work, txn: Any | None) -> None:
         stamp = work.stamp()

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
+
+from meshwire.frames import Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from meshsdk.stalls import Stall
-
-_PAD: Final = 3  # of a batch's status
 
 
 @dataclass(slots=True)
@@ -173,7 +173,7 @@ class Meter:
         self.samples += len(status)
         if flagged := int((status != 0).sum()):
             self.flagged += flagged
-            self.stand_ins += flagged - int((status == _PAD).sum())
+            self.stand_ins += flagged - int((status == Status.PAD).sum())
 
     def absorb(self, tally: Tally) -> None:
         """Adds what a finished reader did."""

@@ -301,13 +301,19 @@ def test_nobody_waits_nothing_is_built(bench: Bench) -> None:
     asyncio.run(run())
 
 
-def test_beyond_its_room_the_assembler_says_come_back(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("first_rows", "bytes_room", "bound"), [(20_000, 1 << 20, "20000 rows"), (2_000, 50_000, r"\d+ bytes")]
+)
+def test_beyond_its_room_the_assembler_says_come_back(
+    bench: Bench, first_rows: int, bytes_room: int, bound: str
+) -> None:
     async def run() -> None:
         plan = await bench.plan(tail="pad")
         bench.renderer.gate = asyncio.Event()
-        first = asyncio.ensure_future(bench.get(FrameAddress(plan, 0, 0, batch=20_000)))
+        bench.assembler._bytes_room.limit = bytes_room
+        first = asyncio.ensure_future(bench.get(FrameAddress(plan, 0, 0, batch=first_rows)))
         await bench.renderer.called.wait()
-        with pytest.raises(BatchError, match="being built") as caught:
+        with pytest.raises(BatchError, match=f"^{bound} are being built already") as caught:
             await bench.get(FrameAddress(plan, 1, 0, batch=20_000))
         assert (caught.value.code, caught.value.retry_after) == ("Busy", 1)
         first.cancel()
