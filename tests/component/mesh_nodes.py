@@ -111,7 +111,7 @@ async def running_nodes(
     )
     await IdentityTable(control).replace(frozenset({"root"}), [account], clock.now_ms())
     nodes = [await _run(loop, place / f"n{i + 1}", control, routes) for i in range(number)]
-    await ClusterMaps(control).change(lambda _: _everybody([node.member for node in nodes], copies))
+    await ClusterMaps(control).change(lambda _: everybody([node.member for node in nodes], copies))
     try:
         yield nodes
     finally:
@@ -120,7 +120,8 @@ async def running_nodes(
         shutil.rmtree(place)
 
 
-def _everybody(members: list[Member], copies: int) -> ClusterMap:
+def everybody(members: list[Member], copies: int) -> ClusterMap:
+    """A map in which all of these are up and have what they should."""
     cluster = founded(members[0], copies=copies)
     for member in members[1:]:
         cluster = joined(cluster, member)

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import os
 import tarfile
 import urllib.error
 import urllib.request
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvloop
 from botocore.exceptions import ClientError
 
-from tests.component.mesh_nodes import running_nodes
+from meshd.control.clustermaps import ClusterMaps
+from meshd.net.peers import Peers
+from meshd.service.objects.sources import FIND, READ
+from meshwire.cluster import routes
+from tests.component.mesh_nodes import NodesBeside, everybody, running_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from meshd.store.interface import ObjectStore
+    from meshwire.cluster import Node as Member
     from tests.component.mesh_nodes import Running
 
 
@@ -171,6 +180,62 @@ def test_copies_of_what_other_nodes_hold() -> None:
             assert _body(client, key) == body[5:5500001]
 
     _among(3, test)
+
+
+@pytest.mark.parametrize(
+    ("door", "now", "part"), [(FIND, 0, False), (FIND, 2, True), (READ, 0, True), (READ, 2, False)]
+)
+def test_a_source_that_moves_while_it_is_asked_for_is_copied(
+    door: str, now: int, part: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From whoever holds it then: a third node, or the one that makes the copy."""
+    body = os.urandom(70_000)
+    with NodesBeside(3) as beside:
+        nodes, client = beside.nodes, beside.nodes[0].client()
+        before = nodes[0].node.mesh.map()
+        after = replace(everybody([nodes[0].member, nodes[2].member], 1), version=before.version + 1)
+        source = next(
+            key
+            for key in (f"source-{number}" for number in itertools.count())
+            if [routes(each, 1).of("bench", key).readers[0].node_id for each in (before, after)]
+            == [nodes[1].member.node_id, nodes[now].member.node_id]
+        )
+        target = beside.key_of(0, "target")
+        client.put_object(Bucket="bench", Key=source, Body=body)
+        beside.run(_carried(nodes[1].node.store, nodes[now].node.store, source))
+        asked, call = list[str](), Peers.call
+
+        @asynccontextmanager
+        async def called(peers: Peers, node: Member, method: str, path: str, **more: Any) -> Any:
+            if path == door:
+                asked.append(node.node_id)
+                await ClusterMaps(nodes[0].node.control).change(lambda _: after)
+            async with call(peers, node, method, path, **more) as answer:
+                yield answer
+
+        monkeypatch.setattr(Peers, "call", called)
+        copied = {"Bucket": "bench", "Key": target, "CopySource": {"Bucket": "bench", "Key": source}}
+        if part:
+            upload = client.create_multipart_upload(Bucket="bench", Key=target)["UploadId"]
+            made = client.upload_part_copy(**copied, UploadId=upload, PartNumber=1)["CopyPartResult"]
+            parts = {"Parts": [{"PartNumber": 1, "ETag": made["ETag"]}]}
+            client.complete_multipart_upload(
+                Bucket="bench", Key=target, UploadId=upload, MultipartUpload=parts
+            )
+        else:
+            client.copy_object(**copied)
+        assert asked[0] == nodes[1].member.node_id
+        assert _body(client, target) == body
+        client.close()
+
+
+async def _carried(giver: ObjectStore, taker: ObjectStore, key: str) -> None:
+    """As movement does it before the map changes."""
+    record = giver.get("bench", key)
+    assert record is not None
+    writer = taker.replica_writer("bench", key, size=record.size)
+    await writer.write(giver.read(record, 0, record.size))
+    await writer.commit_as(record)
 
 
 def test_members_of_archives() -> None:

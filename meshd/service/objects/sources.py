@@ -18,6 +18,7 @@ from meshd.net.pieces import PieceError
 from meshd.net.wires import PeerUnreachableError
 from meshd.service.semantics.bodies import MAX_PUT_BYTES, check_size
 from meshd.service.semantics.copying import checked_source, copied_meta, judge_source, part_range, read_pieces
+from meshd.service.semantics.translation import store_errors
 from meshd.service.views.copies import MadeBody, as_part
 from meshd.store.records import Record
 from meshwire.checksums import BodyVerifier
@@ -42,6 +43,8 @@ READ: Final = f"{PREFIX}sources/read"
 STAT: Final = f"{PREFIX}sources/stat"
 _SILENCE: Final = 30.0
 _ROUNDS: Final = 8
+_PAUSE: Final = 0.5  # seconds for a newer map
+_LOST: Final = (PeerUnreachableError, PieceError, StaleMapError)
 
 Copy = ops.CopyObject | ops.UploadPartCopy
 
@@ -141,14 +144,17 @@ class FarSources:
 
     async def has(self, bucket: str, key: str) -> bool:
         """Whether a name has any version, wherever it is. Raises S3Error SlowDown."""
-        if self._mesh.is_reader(bucket, key):
-            return self._local.has(bucket, key)
-        return bool(await self._asked(SourceAsk(bucket, key), STAT))
+        found = await self._asked(SourceAsk(bucket, key), STAT)
+        return self._local.has(bucket, key) if found is None else bool(found)
 
     async def find(self, source: ops.CopySource) -> Record:
         """What a copy reads of another node. Raises S3Error, as `Versions.source` does, and SlowDown."""
         ask = SourceAsk(source.bucket, source.key, source.version, source.member)
-        return msgspec.msgpack.decode(await self._asked(ask, FIND), type=Record)
+        found = await self._asked(ask, FIND)
+        if found is None:
+            with store_errors():
+                return await self._local.find(ask)
+        return msgspec.msgpack.decode(found, type=Record)
 
     async def copied(self, operation: ops.CopyObject, record: Record) -> tuple[ops.PutObject, FarBody]:
         """The copy as the upload that it is. Raises S3Error."""
@@ -178,8 +184,8 @@ class FarSources:
 
     async def pieces(self, ask: SourceAsk) -> AsyncGenerator[bytes, None]:
         """Bytes of a source, from a node that holds it; from the next one while none came. Raises S3Error."""
-        error: S3Error | None = None
-        for node in self._readers(ask):
+        search = _Search(self._mesh, ask)
+        while (node := await search.holder()) is not None:
             begun = False
             try:
                 async with self._peers.call(
@@ -190,37 +196,65 @@ class FarSources:
                         yield piece
             except PeerRefusedError as refused:
                 raise _refusal(refused) from refused
-            except (PeerUnreachableError, PieceError, StaleMapError) as lost:
-                error = S3Error("SlowDown", f"The source cannot be read at present: {lost}. Try again.")
+            except _LOST as lost:
                 if begun:
-                    raise error from lost
+                    why = f"The source cannot be read at present: {lost}. Try again."
+                    raise S3Error("SlowDown", why) from lost
+                await search.missed(node, lost)
             else:
                 return
-        raise error or _nobody(ask)
+        with store_errors():
+            async with aclosing(self._local.read(ask)) as pieces:
+                async for piece in pieces:
+                    yield piece
 
-    async def _asked(self, ask: SourceAsk, door: str) -> bytes:
-        body = msgspec.msgpack.encode(ask)
-        for _ in range(_ROUNDS):
-            version, unreachable = self._mesh.map().version, ""
-            for node in self._readers(ask):
-                try:
-                    async with self._peers.call(node, "POST", door, body=body, timeout=_SILENCE) as answer:
-                        return await answer.read()
-                except PeerRefusedError as refused:
-                    raise _refusal(refused) from refused
-                except (PeerUnreachableError, PieceError):
-                    unreachable = node.node_id
-                except StaleMapError as stale:
-                    await self._mesh.newer_than(max(stale.version - 1, version), 0.5)
-                    break
-            if unreachable:
-                await self._mesh.suspect(unreachable, version)
-            await self._mesh.newer_than(version, 0.5)
-        raise _nobody(ask)
+    async def _asked(self, ask: SourceAsk, door: str) -> bytes | None:
+        """What a node that holds it answers; None: this one holds it, by now. Raises S3Error."""
+        body, search = msgspec.msgpack.encode(ask), _Search(self._mesh, ask)
+        while (node := await search.holder()) is not None:
+            try:
+                async with self._peers.call(node, "POST", door, body=body, timeout=_SILENCE) as answer:
+                    return await answer.read()
+            except PeerRefusedError as refused:
+                raise _refusal(refused) from refused
+            except _LOST as lost:
+                await search.missed(node, lost)
+        return None
 
-    def _readers(self, ask: SourceAsk) -> tuple[Node, ...]:
-        readers = self._mesh.route(ask.bucket, ask.key).readers
-        return tuple(node for node in readers if node.node_id != self._mesh.node_id)
+
+class _Search:
+    """Who holds a source, by the map of each moment: a change that is completed moves all readers of a name
+    at once, this node among them."""
+
+    def __init__(self, mesh: Mesh, ask: SourceAsk) -> None:
+        self._mesh, self._ask, self._rounds = mesh, ask, _ROUNDS
+        self._version = 0
+        self._missed: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<_Search of {self._ask.bucket}/{self._ask.key}, {self._rounds} rounds left>"
+
+    async def holder(self) -> Node | None:
+        """The next to be asked; None: this node. Raises S3Error SlowDown when nobody is left."""
+        while not self._mesh.is_reader(self._ask.bucket, self._ask.key):
+            self._version = self._mesh.map().version
+            for node in self._mesh.route(self._ask.bucket, self._ask.key).readers:
+                if self._missed.get(node.node_id, -1) < self._version:
+                    return node
+            if not self._rounds:
+                raise _nobody(self._ask)
+            self._rounds -= 1
+            self._missed.clear()
+            await self._mesh.newer_than(self._version, _PAUSE)
+        return None
+
+    async def missed(self, node: Node, lost: Exception) -> None:
+        """It did not give it: by this map the others are asked first."""
+        self._missed[node.node_id] = self._version
+        if isinstance(lost, StaleMapError):
+            await self._mesh.newer_than(max(lost.version - 1, self._version), _PAUSE)
+        else:
+            await self._mesh.suspect(node.node_id, self._version)
 
 
 def _refusal(refused: PeerRefusedError) -> S3Error:
