@@ -14,13 +14,14 @@ import pytest
 from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.assembly.errors import BatchError
 from meshd.kit.clock import ManualClock
+from meshd.service.archives import inflating, walking
 from meshd.service.archives.reading import COPIES, INDEXES, REFUSALS, Archives
 from meshd.store.memory import MemoryStore
 from meshd.store.records import Meta
-from tests.archive_making import KINDS, archive_of, tar_of, zip_of
+from tests.archive_making import KINDS, archive_of, tar_of, zip_of, zstd
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from meshd.store.records import Record
 
@@ -236,3 +237,60 @@ def test_what_is_asked_beyond_the_queue_is_told_to_come_again(shelf: Shelf) -> N
         ]
 
     asyncio.run(look())
+
+
+@pytest.mark.parametrize("kind", ["tgz", "tar.zst"])
+def test_streams_of_a_few_bytes_cost_what_they_are(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hostile file has thousands in a piece: what is behind one must not be copied for it."""
+    fed: list[int] = []
+    for name in ("_fed_zlib", "_fed_zstd"):
+        feed = getattr(inflating, name)
+
+        def counted(codec: object, data: bytes, feed: Callable[..., tuple[bytes, bytes]] = feed) -> object:
+            fed.append(len(data))
+            return feed(codec, data)
+
+        monkeypatch.setattr(inflating, name, counted)
+    tar = tar_of(FILES)
+    nothing, whole = archive_of(kind, {}), archive_of(kind, FILES)
+    pack = gzip.compress if kind == "tgz" else zstd.compress
+    tiny = [pack(tar[at : at + 7]) for at in range(0, 7 * 5_000, 7)] + [pack(b"")] * 5_000
+    packed = b"\0".join(tiny) + pack(tar[7 * 5_000 :]) + bytes(100)
+    pieces = [packed[at : at + inflating.PIECE] for at in range(0, len(packed), inflating.PIECE)]
+    assert b"".join(inflating.inflated(kind, iter(pieces))) == tar  # type: ignore[arg-type]  # one of its kinds
+    assert sum(fed) < 5_000 * len(tiny) + 2 * len(packed)
+    assert b"".join(inflating.inflated(kind, [whole, nothing])) == tar + tar_of({})  # type: ignore[arg-type]  # as above
+
+
+@pytest.mark.parametrize("kind", ["tgz", "tar.zst"])
+def test_names_are_believed_by_the_size_of_the_archive(
+    shelf: Shelf, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are kept in memory, and deflate to next to nothing."""
+    files = {f"{number}/{'n' * 5_000}": b"" for number in range(100)} | {"noise": _source.randbytes(9_000)}
+    shelf_of_few = Shelf(room=200_000)  # no copy: it is run through
+
+    async def look(shelf: Shelf, match: str) -> None:
+        record = await shelf.put(f"x.{kind}", archive_of(kind, files))
+        with pytest.raises(BatchError, match=match):
+            await shelf.archives.index("b", f"x.{kind}", record)
+
+    monkeypatch.setattr(walking, "_FEW_NAMES", 100_000)
+    for each in (shelf, shelf_of_few):
+        asyncio.run(look(each, "longer names"))
+    shelf_of_few.store.close()
+
+
+def test_members_are_believed_by_the_size_of_the_archive(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def look(key: str, files: dict[str, bytes]) -> int:
+        record = await shelf.put(key, archive_of(key.partition(".")[2], files))
+        return len(await shelf.archives.index("b", key, record))
+
+    monkeypatch.setattr(walking, "_FEW", 50)
+    assert asyncio.run(look("plain.tar", {f"{number}": b"" for number in range(1000)})) == 1000
+    noise = {f"{number}": _source.randbytes(100) for number in range(1000)}
+    assert asyncio.run(look("noise.tgz", noise)) == 1000
+    with pytest.raises(BatchError, match="more members"):
+        asyncio.run(look("same.tar.zst", {f"{number}": b"" for number in range(30_000)}))

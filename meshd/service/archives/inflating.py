@@ -6,6 +6,7 @@ in the stream vouch for, or ArchiveError; an end that is missing is an error, no
 
 from __future__ import annotations
 
+import re
 import sys
 import zlib
 from typing import TYPE_CHECKING, Any, Final
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from meshwire.archives.kinds import CopyKind
 
 PIECE: Final = 1 << 20
+_FIRST: Final = 4 << 10
+"""Bytes that a stream is given first, then twice as many each time: what it leaves of them is copied, and a
+hostile file has a stream every few bytes."""
+_FILLED: Final = re.compile(rb"[^\0]")
 _GZIP, _RAW = 31, -15  # zlib's window bits: a gzip member, a bare deflate stream
 _WINDOW_LOG: Final = 27  # 128 MiB: what zstd writes without --ultra --long
 _Codec = Any  # zlib's and zstd's decompressors have no common type
@@ -62,19 +67,22 @@ def _zstd() -> _Codec:
 
 def _streams(packed: Iterable[bytes], make: Callable[[], _Codec], name: str) -> Iterator[bytes]:
     """Streams one after the other, as both formats allow; zeros may follow them."""
-    codec, begun, ended = make(), False, False
+    codec, begun, ended, most = make(), False, False, _FIRST
     for chunk in packed:
-        data = chunk
-        while data:
+        at = 0
+        while at < len(chunk):
             if ended:
-                data = data.lstrip(b"\0")
-                if not data:
+                filled = _FILLED.search(chunk, at)
+                if filled is None:
                     break
-                codec, ended, begun = make(), False, False
+                at = filled.start()
+                codec, begun, ended, most = make(), False, False, _FIRST
             begun = True
+            data = chunk[at : at + most]
+            at, most = at + len(data), min(2 * most, PIECE)
             yield from _pieces(codec, data, _fed_zlib if name == "gzip" else _fed_zstd)
             ended = codec.eof
-            data = codec.unused_data if ended else b""
+            at -= len(codec.unused_data) if ended else 0
     if not ended:
         raise ArchiveError(f"the {name} stream is cut off" if begun else f"there is no {name} stream")
 

@@ -27,8 +27,8 @@ from meshd.service.archives.walking import (
     ENDLESS,
     SCATTERED,
     TooMuchError,
+    believed,
     bounded,
-    counted,
     member_pieces,
     zip_files,
 )
@@ -243,19 +243,19 @@ class Archives:
 
     async def _indexed(self, kind: ArchiveKind, record: Record, most: int) -> ArchiveIndex:
         if kind == "tar":
-            return await self._scanned(kind, record)
+            return await self._scanned(kind, record, record.size)
         if kind == "zip":
             return await self._zip(record, most)
         # Inflated it is seldom smaller: one pass, then, instead of a copy that breaks off.
         copy = await self._written(kind, record, most) if record.size <= most else None
         if copy is not None:
-            return await self._scanned(kind, copy)
+            return await self._scanned(kind, copy, record.size)
         with self._store.reading(record, 0, record.size) as spans:
             return await asyncio.to_thread(_run_through, kind, spans, record.size, self._believed(record))
 
-    async def _scanned(self, kind: ArchiveKind, record: Record) -> ArchiveIndex:
+    async def _scanned(self, kind: ArchiveKind, record: Record, packed: int) -> ArchiveIndex:
         with self._store.reading(record, 0, record.size) as spans:
-            return await asyncio.to_thread(_scan, kind, spans, record.size)
+            return await asyncio.to_thread(_scan, kind, spans, record.size, packed)
 
     async def _zip(self, record: Record, most: int) -> ArchiveIndex:
         with self._store.reading(record, 0, record.size) as spans:
@@ -372,16 +372,16 @@ def _read(document: bytes) -> ArchiveIndex:
     return index
 
 
-def _scan(kind: ArchiveKind, spans: Iterable[Span], size: int) -> ArchiveIndex:
+def _scan(kind: ArchiveKind, spans: Iterable[Span], size: int, packed: int) -> ArchiveIndex:
     """Index a tar by its headers alone (blocking). Raises TarError."""
-    members = counted(scan(Ahead(list(spans)).read, 0, size))
+    members = believed(scan(Ahead(list(spans)).read, 0, size), packed)
     return ArchiveIndex(kind, index_tar(members), size, inflated=kind != "tar")
 
 
 def _run_through(kind: ArchiveKind, spans: Iterable[Span], size: int, most: int) -> ArchiveIndex:
     """Index a compressed tar without keeping a copy (blocking). Raises ArchiveError, TarError."""
     source = Forward(bounded(inflated(kind, pieces(list(spans), 0, size)), most))
-    files = index_tar(counted(scan(source.read, 0, ENDLESS)))
+    files = index_tar(believed(scan(source.read, 0, ENDLESS), size))
     source.drain()
     return ArchiveIndex(kind, files, source.seen, inflated=True)
 

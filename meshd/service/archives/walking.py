@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from meshwire.tars import TarMember
 
 MAX_MEMBERS: Final = 10_000_000
+_MAX_NAMES: Final = 1 << 30
+_FEW, _FEW_NAMES = 500_000, 64 << 20
+_PACKED: Final = 8
+"""Beyond the first few: bytes that a member takes at least, compressed; bytes of a name for each of them."""
 SCATTERED: Final = ("tar", "zip", "parquet")
 """Read here and there, not from the first byte to the last."""
 ENDLESS: Final = 1 << 60  # the end of a stream whose end is not known
@@ -108,6 +112,19 @@ def bounded(stream: Iterable[bytes], most: int) -> Iterator[bytes]:
         if left < 0:
             raise TooMuchError(most)
         yield piece
+
+
+def believed(members: Iterable[TarMember], packed: int) -> Iterator[TarMember]:
+    """The members of a tar that is stored in `packed` bytes, compressed or not: as many, and names as long,
+    as may be kept in memory for an archive of this size. Raises TarError."""
+    names = min(_MAX_NAMES, _FEW_NAMES + _PACKED * packed)
+    for number, member in enumerate(counted(members)):
+        names -= len(member.name)
+        if names < 0 or number >= _FEW + packed // _PACKED:
+            raise TarError(
+                f"more members, or longer names, than are believed of {packed} bytes", member.start
+            )
+        yield member
 
 
 def counted(members: Iterable[TarMember]) -> Iterator[TarMember]:
