@@ -12,7 +12,7 @@ import os
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from meshd.store.members import Member
     from meshd.store.records import Extent
     from meshd.store.surveying import Found, Progress
+
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -59,6 +61,7 @@ class _Account:
     refs: int = 0
     tombs: int = 0
     members: int = 0
+    damaged: bool = False
     stamps: list[int] = field(default_factory=list)
 
 
@@ -72,6 +75,7 @@ class Rebuilder:
         self.index, self._tombstone_seconds = index, tombstone_seconds
         self.report = RebuildReport()
         self._accounts: dict[int, _Account] = {}
+        self._doubtful = False
         self._versions = GatheredVersions(index)
         self._ended = index.env.open_db(b"ended")
 
@@ -88,14 +92,26 @@ class Rebuilder:
                     if self._tombstone_seconds and undoes(found.member):
                         self._bury(txn, graves, found.member)
             except OSError as error:  # what was read before counts
-                account.state = "lost"
+                account.state, self._doubtful = "lost", True
                 told = f"{path}: the device cannot read it: {error.strerror}; what lies behind is lost"
                 self.report.problems.append(told)
             graves.settle(txn)
-            self.report.problems += [f"{path}: {damage}; what it was is lost" for damage in survey.damage]
+            for damage in survey.damage:
+                self._tell_lost(account, f"{path}: {damage}")
         if first is not None and is_own(first, count):
             account.kind, account.end = "own", first.extent.offset + first.extent.length
         self.report.files += 1
+
+    def _tell_lost(self, account: _Account, told: str) -> None:
+        self.report.problems.append(f"{told}; what it was is lost")
+        account.damaged = self._doubtful = True
+
+    def _damaged(self, survey: FileSurvey, found: Found, how: str) -> None:
+        member = found.member
+        told = (
+            f"{survey.path}: the {member.kind} of {member.bucket}/{member.key} at byte {found.extent.offset}"
+        )
+        self._tell_lost(self._accounts[survey.file], f"{told} {how}")
 
     @staticmethod
     def _count(account: _Account, found: Found) -> None:
@@ -113,6 +129,8 @@ class Rebuilder:
         for found in survey.members():
             if not torn or survey.intact(found.extent):
                 yield found
+            else:
+                self._damaged(survey, found, "was being written when the node ended, or is damaged")
 
     def _take(self, txn: Any, survey: FileSurvey, found: Found) -> None:
         member = found.member
@@ -121,21 +139,29 @@ class Rebuilder:
         if member.kind in ("object", "marker"):
             self._versions.enter(txn, name, _record(found))
         elif member.kind == "manifest":
-            record = msgspec.json.decode(survey.read(found.extent), type=Record)
-            self._versions.enter(
-                txn, name, msgspec.structs.replace(record, stamp=stamp, manifest=found.extent)
-            )
+            record = self._document(survey, found, Record)
+            if record is not None:
+                record = msgspec.structs.replace(record, stamp=stamp, manifest=found.extent)
+                self._versions.enter(txn, name, record)
             if member.upload:
                 txn.put(member.upload.encode(), b"", db=self._ended)
         elif member.kind == "deleted":
             self._versions.remove(txn, name, member.version, stamp)
         elif member.kind == "upload":
-            upload = msgspec.json.decode(survey.read(found.extent), type=Upload)
-            self._upload(txn, msgspec.structs.replace(upload, place=found.extent, moves=member.moves))
+            upload = self._document(survey, found, Upload)
+            if upload is not None:
+                self._upload(txn, msgspec.structs.replace(upload, place=found.extent, moves=member.moves))
         elif member.kind == "aborted":
             txn.put(member.upload.encode(), b"", db=self._ended)
         elif member.kind == "part" and member.upload:
             self._part(txn, found, stamp)
+
+    def _document(self, survey: FileSurvey, found: Found, kind: type[_T]) -> _T | None:
+        """What a member's bytes say; None where they are damaged, which is told."""
+        if survey.intact(found.extent):
+            return msgspec.json.decode(survey.read(found.extent), type=kind)
+        self._damaged(survey, found, "is damaged")
+        return None
 
     @staticmethod
     def _bury(txn: Any, graves: Graves, member: Member) -> None:
@@ -218,6 +244,7 @@ class Rebuilder:
             for name, record in self.index.all_records(txn)
             if not all(self._present(extent) for extent in record.extents)
         ]
+        self._doubtful = self._doubtful or bool(lost)
         for name, record in lost:
             self._versions.drop(txn, name, record)
             told = f" (version {record.version})" if record.version else ""
@@ -242,15 +269,20 @@ class Rebuilder:
         for _, part in self.index.all_parts(txn):
             yield from part.extents
 
+    def _is_kept(self, account: _Account) -> bool:
+        """Whether what could not be read may tell what an unused file is for."""
+        return self._doubtful and bool(account.members or account.damaged)
+
     def _write_accounts(self, txn: Any) -> None:
         for file, account in self._accounts.items():
-            if not account.refs and not account.tombs and account.state == "sealed":
+            unused = not account.refs and not account.tombs and account.state == "sealed"
+            if unused and not self._is_kept(account):
                 continue  # nothing in it counts: recovery removes the file
             first, last = account.stamps or (0, 0)
             info = DataFile(
                 account.disk,
                 account.kind,
-                account.state,
+                "lost" if unused else account.state,
                 "rebuilt",
                 account.end,
                 account.live,

@@ -138,7 +138,8 @@ class DataFile(msgspec.Struct, frozen=True, array_like=True):
 
     disk: int
     kind: str  # "segment" | "own"
-    state: str  # "open" | "sealed" | "retired" | "lost": a rebuild could not read all of it; it is kept
+    state: str  # "open" | "sealed" | "retired" | "lost": a rebuild could not read all of it,
+    # or of another one that may tell what it is for; it is kept
     writer: str
     end: int = 0
     live: int = 0

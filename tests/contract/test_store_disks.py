@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import tracemalloc
@@ -21,9 +22,11 @@ from meshd.store.index import Index
 from meshd.store.rebuilding import rebuild
 from meshd.store.records import NULL, Meta
 from meshd.store.store import Store
+from meshd.store.surveying import FileSurvey
 from meshd.telemetry import metrics
 from meshd.testing.store_writing import LARGE, put, put_part, refused
 from meshd.testing.version_suite import OFF, ON, shape
+from meshwire.tars import END
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -231,6 +234,63 @@ def test_a_rebuild_keeps_a_file_that_cannot_be_read(settings: StoreSettings) -> 
     Store.recover(settings)
     assert sorted(settings.data_dir.glob("extents/*/*.tar")) == files
     assert rebuild(settings).objects == 20
+    assert check(settings).clean
+
+
+async def _upload(store: Store, key: str) -> None:
+    upload = await store.create_upload("b", key)
+    for number in (1, 2):
+        await put_part(store, upload, number, os.urandom(LARGE))
+    await store.complete_upload(upload, [1, 2], Meta("whole"))
+
+
+async def _another(store: Store) -> None:
+    await put(store, "another", bytes(LARGE))
+
+
+def _no_pread(monkeypatch: pytest.MonkeyPatch, bad: Path) -> None:
+    """The device cannot read one file."""
+    read = FileSurvey._pread
+
+    def pread(survey: FileSurvey, offset: int, length: int) -> bytes:
+        if survey.path == str(bad):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(survey, offset, length)
+
+    monkeypatch.setattr(FileSurvey, "_pread", pread)
+
+
+@pytest.mark.parametrize("how", ["unreadable", "damaged", "damaged and sealed", "a part is away"])
+def test_a_rebuild_keeps_what_it_cannot_account_for(
+    settings: StoreSettings, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """While a manifest cannot be read nothing says what its parts are for; while a part is away it is not
+    believed."""
+    run(settings, lambda store: _upload(store, "k"))
+    files = sorted(settings.data_dir.glob("extents/*/*.tar"))
+    large = [path for path in files if path.stat().st_size > LARGE]
+    (segment,) = set(files) - set(large)
+    whole = segment.read_bytes()
+    if how == "unreadable":
+        _no_pread(monkeypatch, segment)
+    elif how.startswith("damaged"):
+        at = whole.rindex(b'"whole"')
+        segment.write_bytes(whole[:at] + b"-" + whole[at + 1 :] + (END if "sealed" in how else b""))
+    else:
+        large[0].rename(settings.data_dir / "away")
+    report = rebuild(settings)
+    assert (report.objects, len(report.problems)) == (0, 1)
+    Store.recover(settings)
+    run(settings, _another)
+    Store.recover(settings)
+    monkeypatch.undo()
+    if how.startswith("damaged"):
+        segment.write_bytes(whole)
+    elif how == "a part is away":
+        (settings.data_dir / "away").rename(large[0])
+    report = rebuild(settings)
+    assert (report.objects, report.problems) == (2, [])
+    Store.recover(settings)
     assert check(settings).clean
 
 
