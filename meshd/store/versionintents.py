@@ -60,9 +60,11 @@ class RemoveVersion(Intent):
     def apply(self, work: Work, txn: Any) -> Removed:
         name = object_key(self.bucket, self.key)
         existing = work.index.versions.find(txn, name, self.version)
-        if existing is None:
-            return Removed()
         assert self.placed is not None
+        if existing is None:
+            if self.version == NULL:  # its member ends what is older all the same
+                work.graves(txn).bury(txn, name, self.placed.stamp)
+            return Removed()
         # of the null version it ends what is older than itself
         stamp = self.placed.stamp if existing.version else work.overtake(self.placed, existing.stamp)
         work.graves(txn).bury(txn, name, stamp, existing.version)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from meshd.config import StoreSettings
+from meshd.kit import failpoints
 from meshd.kit.clock import ManualClock
 from meshd.store.errors import ConditionFailedError, StoreError
 from meshd.store.store import Store
@@ -56,6 +57,12 @@ async def create_versions(store: Store, keys: list[str]) -> int:
     return made
 
 
+def _pass(store: Store, seconds: float) -> None:
+    clock = store._clock
+    assert isinstance(clock, ManualClock)
+    clock.advance(seconds)
+
+
 async def obey(store: Store, command: dict[str, Any]) -> Any:
     if command["do"] == "increment":
         return await increment(store, command["key"], command["times"])
@@ -64,6 +71,12 @@ async def obey(store: Store, command: dict[str, Any]) -> Any:
     if command["do"] == "put and delete":
         await put(store, command["key"], b"gone")
         return (await store.delete("b", command["key"])).record is not None
+    if command["do"] == "delete twice":
+        failpoints.call("store.delete.placed", lambda: _pass(store, command["seconds"]))
+        return [
+            removed.record is not None
+            for removed in await asyncio.gather(*[store.delete("b", command["key"]) for _ in range(2)])
+        ]
     if command["do"] == "delete many":
         keys = [f"many{number}" for number in range(command["count"])]
         await asyncio.gather(*[put(store, key) for key in keys])

@@ -86,6 +86,29 @@ def test_a_write_that_missed_a_deletion_still_holds_after_a_rebuild(tmp_path: Pa
             assert check(settings_at(tmp_path)).clean
 
 
+def test_a_put_before_a_deletion_of_nothing_still_holds_after_a_rebuild(tmp_path: Path) -> None:
+    """Two deletions of a key are placed together, ours between them; the second finds nothing to delete."""
+    clock = ManualClock()
+    with (
+        closing(Store.open(settings_at(tmp_path), writer="w0", clock=clock)) as store,
+        Neighbour(tmp_path, "w1", clock_ahead=1000) as neighbour,
+    ):
+        asyncio.run(put(store, "k", b"before"))
+        clock.advance(1001)
+
+        def overtake() -> None:
+            failpoints.configure("")
+            neighbour.tell(do="delete twice", key="k", seconds=2)
+            assert neighbour.answer() == [True, False]
+
+        failpoints.call("store.data.after_sync", overtake)
+        asyncio.run(put(store, "k", b"ours"))
+        assert value(store, "k") == b"ours"
+    assert rebuild(settings_at(tmp_path)).problems == []
+    with opened(tmp_path, "w0") as store:
+        assert value(store, "k") == b"ours"
+
+
 def test_a_put_behind_an_overtaken_deletion_still_holds_after_a_rebuild(tmp_path: Path) -> None:
     """One group deletes and puts a key that a neighbour, its clock ahead, has just written."""
     point, held, gathered = "store.data.after_sync", threading.Event(), threading.Event()
