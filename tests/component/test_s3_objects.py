@@ -7,10 +7,13 @@ import hashlib
 import os
 import zlib
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from botocore.exceptions import ClientError
+
+if TYPE_CHECKING:
+    from tests.component.s3_raw import Wire
 
 SIZES = [0, 1, 10_240, 128 << 10, (128 << 10) + 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 9_000_000]
 KEYS = [
@@ -329,3 +332,22 @@ def test_overwriting_swaps_the_whole(s3: Any, bucket: str) -> None:
     s3.put_object(Bucket=bucket, Key="k", Body=b"new data")
     got = s3.get_object(Bucket=bucket, Key="k")
     assert (got["Body"].read(), got["Metadata"]) == (b"new data", {})
+
+
+def test_a_range_of_another_content_is_the_whole(s3: Any, bucket: str, wire: Wire) -> None:
+    """If-Range: browsers and `wget -c` go on with what they have only if it is of the same content."""
+    for size in (1000, 300_000):
+        data = os.urandom(size)
+        etag = s3.put_object(Bucket=bucket, Key="k", Body=data)["ETag"]
+        modified = s3.head_object(Bucket=bucket, Key="k")["ResponseMetadata"]["HTTPHeaders"]["last-modified"]
+        target = f"/{bucket}/k"
+        for same in (etag, etag.strip('"'), modified):
+            answer = wire.call("GET", target, headers={"range": "bytes=10-19", "if-range": same})
+            assert (answer.status, answer.body) == (206, data[10:20])
+        for other in ('"x"', f"W/{etag}", "Wed, 21 Oct 2015 07:28:00 GMT", "", "nonsense"):
+            for asked in ("bytes=10-19", "bytes=9999999-", "bytes=-5"):
+                answer = wire.call("GET", target, headers={"range": asked, "if-range": other})
+                assert (answer.status, answer.body) == (200, data), (other, asked)
+        assert wire.call("GET", target, headers={"if-range": '"x"'}).body == data
+        ranged = wire.call("HEAD", target, headers={"range": "bytes=10-19", "if-range": etag})
+        assert (ranged.status, ranged.headers["content-length"]) == (206, "10")

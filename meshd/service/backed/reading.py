@@ -343,6 +343,8 @@ def _uncounted() -> None:
 
 def _begins(operation: GetObject) -> int | None:
     """The first byte that is asked for; None where the size must be known to say."""
+    if operation.if_range is not None:
+        return None
     if operation.part_number is not None or operation.range is None:
         return 0
     start = operation.range.first

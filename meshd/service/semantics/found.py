@@ -48,11 +48,16 @@ def found_of(
         _judge(operation.conditions, record, version)
     if operation.part_number is not None:
         return _find_part(record, version, operation, extra)
-    window = select_window(operation, record.size)
+    window = select_window(operation, record.size) if _is_meant(operation, record) else None
     if window is None:
         head = _object_head(record, version, extra, record.checksums, record.checksum_type)
         return Found(record, head, 0, record.size, partial=False)
     return Found(record, _object_head(record, version, extra), *window, partial=True)
+
+
+def _is_meant(operation: GetObject, record: Record) -> bool:
+    """Whether the range is one of this content."""
+    return operation.if_range in (None, record.etag, record.modified // 1000)
 
 
 def _judge(conditions: Conditions, record: Record, version: str) -> None:

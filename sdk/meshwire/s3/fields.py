@@ -244,6 +244,18 @@ def _conditions(headers: Mapping[str, str], names_: tuple[str, ...]) -> Conditio
     )
 
 
+def if_range(headers: Mapping[str, str]) -> str | int | None:
+    """If-Range (RFC 9110 §13.1.5): an ETag, or a time in seconds since the epoch; a weak tag is none that any
+    content has."""
+    value = headers.get("if-range")
+    if value is None:
+        return None
+    seconds = httpdates.parse_http(value)
+    if seconds is not None:
+        return seconds
+    return "" if value.startswith("W/") else etags.unquote(value)
+
+
 # --- copies ---------------------------------------------------------------------------------------------
 
 

@@ -158,7 +158,8 @@ class ListObjectVersions:
 @dataclass(frozen=True, slots=True)
 class GetObject:
     """GET, or HEAD with `head` set. `overrides` are the response-* parameters (header name, lower-case
-    → value); `member` is a file of the archive that the object is."""
+    → value); `member` is a file of the archive that the object is. `if_range`: of which content the range is
+    meant, by its ETag or its time in seconds since the epoch; of another one the whole is."""
 
     bucket: str
     key: str
@@ -170,6 +171,7 @@ class GetObject:
     overrides: Mapping[str, str] = field(default_factory=dict)
     version: str | None = None
     member: str | None = None
+    if_range: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)

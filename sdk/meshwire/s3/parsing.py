@@ -217,8 +217,11 @@ def _read_object(bucket: str, key: str, query: Query, headers: Headers, *, head:
     conditions = fields.conditions(headers)
     checksum_mode = headers.get("x-amz-checksum-mode", "").upper() == "ENABLED"
     span = None if range_header is None else parse_range(range_header)
+    if_range = None if span is None else fields.if_range(headers)
     if not query.values:
-        return operations.GetObject(bucket, key, head, span, conditions, None, checksum_mode)
+        return operations.GetObject(
+            bucket, key, head, span, conditions, None, checksum_mode, if_range=if_range
+        )
     version, number = query.version(), fields.part_number(query)
     if number is not None and range_header is not None:
         raise S3Error("InvalidRequest", "Cannot specify both Range header and partNumber query parameter")
@@ -233,6 +236,7 @@ def _read_object(bucket: str, key: str, query: Query, headers: Headers, *, head:
         fields.overrides(query),
         version,
         memberlistings.read_member(query),
+        if_range,
     )
 
 
