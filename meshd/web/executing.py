@@ -40,9 +40,20 @@ _ABOUT_BUCKETS = (ops.CreateBucket, ops.DeleteBucket, ops.PutBucketSetting, ops.
 
 class Call:
     """One admitted request on its way: who asks for what, and the body still to be read. `admitted` is the
-    operation as it was asked for."""
+    operation as it was asked for; `born`: see `Versions.born`, of its bucket then."""
 
-    __slots__ = ("admitted", "body", "context", "far", "head", "operation", "request", "signer", "trace")
+    __slots__ = (
+        "admitted",
+        "body",
+        "born",
+        "context",
+        "far",
+        "head",
+        "operation",
+        "request",
+        "signer",
+        "trace",
+    )
 
     def __init__(
         self,
@@ -58,6 +69,7 @@ class Call:
         self.request, self.far = request, far
         self.head, self.signer, self.body = head, signer, body
         self.operation = self.admitted = operation
+        self.born = 0
         self.context, self.trace = context, trace
 
     @property
@@ -120,6 +132,7 @@ class Executor:
 
     async def __call__(self, call: Call) -> Result:
         """The operation's result. Raises S3Error."""
+        call.born = self._deps.versions.born(getattr(call.operation, "bucket", ""))
         call.operation = await self._deps.views.redirected(self._deps.acls.admitted(call.operation))
         if self._deps.backed is not None:
             self._deps.backed.check(call.operation)
@@ -213,6 +226,7 @@ class Executor:
         made = None if self._deps.backed is None else await self._deps.backed.copied(operation)
         if made is None:
             made = await self._deps.members.copied(operation) or await self._deps.views.copied(operation)
+        self._deps.versions.require_same(operation.bucket, call.born)
         if made is None:
             return await self._deps.objects.copy(operation, call.identity)
         stored = await self._deps.objects.put(made[0], call.identity, made[1])
@@ -223,6 +237,7 @@ class Executor:
         self, call: Call, operation: ops.CopyObject, record: Record, far: FarSources
     ) -> Result:
         put, body = await far.copied(operation, record)
+        self._deps.versions.require_same(operation.bucket, call.born)
         stored = await self._deps.objects.put(put, call.identity, body)
         return CopyResult(
             stored.etag,

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from meshd.control.buckets import Bucket
 from meshd.service.objects.attributes import attributes
 from meshd.store.memory import MemoryStore
 from meshwire.s3 import operations as ops
 from tests.unit.service_desk import MIB, NEVER, Desk, refusal, run
 
 if TYPE_CHECKING:
-    from meshd.store.records import PartPage, Upload
+    from meshd.store.records import PartPage, Record, Upload
     from meshwire.s3 import results as res
 
 PIECES = (b"a" * (5 * MIB), b"b" * (5 * MIB), b"c")
@@ -196,3 +197,34 @@ def test_an_upload_that_another_process_ends_between_two_reads_has_ended() -> No
     abort = desk.uploads.abort(ops.AbortMultipartUpload("b", "k", later))
     desk.store.rival = threading.Thread(target=run, args=(abort,))
     assert refusal(desk.uploads.list_parts, ops.ListParts("b", "k", later)).code == "NoSuchUpload"
+
+
+class _Read(MemoryStore):
+    """While bytes are read, somebody else acts, to the end and once: `rival`."""
+
+    rival: threading.Thread | None = None
+
+    def reading(self, record: Record, offset: int, length: int) -> Any:
+        rival, self.rival = self.rival, None
+        if rival is not None:
+            rival.start()
+            rival.join(60)
+        return super().reading(record, offset, length)
+
+
+def test_nothing_is_copied_into_a_bucket_that_is_anothers_by_now() -> None:
+    """Nor does a copy replace what versions are kept of by the time its bytes were read."""
+    desk = Desk(store=_Read)
+    assert isinstance(desk.store, _Read)
+    desk.put("k", b"copied")
+    desk.put("there", b"mine")
+
+    def taken() -> None:
+        run(desk.buckets.delete("b"))
+        run(desk.buckets.create(Bucket("b", "bob", desk.clock.now_ms())))
+
+    desk.store.rival = threading.Thread(target=desk.set, args=("Enabled",))
+    assert desk.copy("k", "there", checksum_algorithm="sha256").version
+    assert desk.read("there", "null") == b"mine"
+    desk.store.rival = threading.Thread(target=taken)
+    assert refusal(desk.copy, "k", "there", checksum_algorithm="sha1").code == "NoSuchBucket"

@@ -159,8 +159,9 @@ class ObjectService:
 
     async def copy(self, operation: CopyObject, identity: Identity) -> CopyResult:
         """A copy that shares the source's extents. Raises S3Error NoSuchKey, NoSuchVersion, InvalidRequest,
-        PreconditionFailed."""
-        source, record = await again_if_gone(lambda: self._link(operation, identity), operation.source)
+        PreconditionFailed, NoSuchBucket (as `put`)."""
+        born = self._versions.born(operation.bucket)
+        source, record = await again_if_gone(lambda: self._link(operation, identity, born), operation.source)
         await self.settle(operation.bucket, operation.key, record)
         return CopyResult(
             record.etag,
@@ -172,14 +173,16 @@ class ObjectService:
             self._versions.expiration(operation.bucket, operation.key, record),
         )
 
-    async def _link(self, operation: CopyObject, identity: Identity) -> tuple[Record, Record]:
+    async def _link(self, operation: CopyObject, identity: Identity, born: int) -> tuple[Record, Record]:
         bucket, key = operation.bucket, operation.key
         source = self._versions.source(operation.source)
-        setting = self._versions.setting(bucket)
-        checked_source(source, operation, MAX_PUT_BYTES, versioned=bool(setting))
+        versioned = bool(self._versions.setting(bucket))
+        checked_source(source, operation, MAX_PUT_BYTES, versioned=versioned)
         rehashed = await rehash(self._store, source, operation.checksum_algorithm)
+        self._versions.require_same(bucket, born)
         owner = self._versions.owner(bucket, identity.user_id, operation.acl)
         meta = copied_meta(rehashed, operation, owner)
+        setting = self._versions.setting(bucket)
         record = await self._store.link(bucket, key, rehashed, meta, operation.conditions, versioning=setting)
         return source, record
 
