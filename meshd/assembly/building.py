@@ -145,10 +145,10 @@ class FrameBuilder:
             failures += await self._render_once(unread)
         for failure in failures:
             if failure.kind == "read":
-                raise busy(f"{self._name(failure.row)} cannot be read now: {failure.message}")
+                raise busy(f"{self._name(failure)} cannot be read now: {failure.message}")
             if failure.kind == "damaged" and self._noticed(failure):
                 raise busy(
-                    f"{self._name(failure.row)} is damaged here; another owner's copy is taken in a moment"
+                    f"{self._name(failure)} is damaged here; another owner's copy is taken in a moment"
                 )
             if failure.kind == "damaged":
                 await self._kitchen.ledger.record(self._plan.hash, [self._entry(failure)])
@@ -308,18 +308,24 @@ class FrameBuilder:
         found = self._draft.rows.status
         found[rows] = np.where(found[rows] == Status.PAD, Status.PAD, status)
 
-    def _name(self, row: int) -> str:
-        return self._snapshot.sample_name(int(self._draft.rows.samples[row]))
+    def _sample(self, failure: RowFailure) -> int:
+        """What it is of: the row's own sample, or the one that is mixed into it."""
+        rows = self._draft.rows
+        beside = rows.partners if failure.partner else None
+        return int((rows.samples if beside is None else beside)[failure.row])
+
+    def _name(self, failure: RowFailure) -> str:
+        return self._snapshot.sample_name(self._sample(failure))
 
     def _field_name(self, failure: RowFailure) -> str:
         return list(self._plan.outputs)[failure.field]
 
     def _entry(self, failure: RowFailure) -> BadSample:
         position = int(self._draft.rows.positions[failure.row])
-        return BadSample(self._name(failure.row), failure.op, failure.message, position, self._epoch)
+        return BadSample(self._name(failure), failure.op, failure.message, position, self._epoch)
 
     def _bad(self, failure: RowFailure, why: str) -> BatchError:
-        name, field = self._name(failure.row), self._field_name(failure)
+        name, field = self._name(failure), self._field_name(failure)
         return BatchError(
             "BadSample",
             f"the sample {name} is bad: {failure.op} of {field!r}: {failure.message}{why}",
@@ -331,7 +337,7 @@ class FrameBuilder:
     def _broken(self, failure: RowFailure) -> BatchError:
         return BatchError(
             "OpFailed",
-            f"the op {failure.op!r} broke on the sample {self._name(failure.row)}: {failure.message}",
+            f"the op {failure.op!r} broke on the sample {self._name(failure)}: {failure.message}",
             help="this is a defect of the op, not of the data; replay its row with: "
             f"{self._command(failure)}",
             detail=self._detail(failure),
@@ -339,7 +345,7 @@ class FrameBuilder:
 
     def _detail(self, failure: RowFailure) -> dict[str, Any]:
         return {
-            "key": self._name(failure.row),
+            "key": self._name(failure),
             "url": self._object_url(failure),
             "node": self._kitchen.node,
             "op": failure.op,
@@ -361,7 +367,7 @@ class FrameBuilder:
         return record is not None
 
     def _object_url(self, failure: RowFailure) -> str:
-        sample = int(self._draft.rows.samples[failure.row])
+        sample = self._sample(failure)
         column: Any = self._snapshot.fields[self._field_name(failure)]
         objects = self._snapshot.objects
         number = int(column.object[sample])

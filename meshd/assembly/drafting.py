@@ -18,7 +18,7 @@ from meshd.assembly.checksumming import fold_rows
 from meshd.assembly.errors import BatchError
 from meshd.assembly.memory import MemoryFrame
 from meshwire.frameparts import PLACES
-from meshwire.frames import DTYPES, Status, dtype_code, layout
+from meshwire.frames import DTYPES, dtype_code, layout
 from meshwire.snapshots import LabelColumn
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ class Draft:
             name: [None] * len(rows) for name in plan.outputs if name not in self._fixed
         }
         self._sums = {name: np.zeros(len(rows), dtype=np.uint32) for name in self._fixed}
+        self._blanks: list[int] = []
         self._rendered: list[Rendered] = []
         self._layout = self._lay_out()
         self._memory = memory
@@ -144,7 +145,9 @@ class Draft:
             )
 
     def blank(self, row: int) -> None:
-        """Make a row nothing: what a failed rendering left of it is overwritten with zeros."""
+        """Make a row nothing, its labels too: what a failed rendering left of it is overwritten with
+        zeros."""
+        self._blanks.append(row)
         for rows in self._ragged.values():
             rows[row] = None
         for name in self._fixed:
@@ -200,7 +203,8 @@ class Draft:
         checksums = {
             name: fold_rows(sums.tolist(), self._row_bytes(name)) for name, sums in self._sums.items()
         }
-        masked = self.rows.status == Status.MASKED
+        masked = np.zeros(len(self.rows), np.bool_)
+        masked[self._blanks] = True  # a pad among them has the status of a pad
         small = {
             name: np.where(masked, 0, column.values[self.rows.samples])
             for name, column in self._labels.items()

@@ -36,7 +36,7 @@ class RowWork:
 
 class RowFailure(Protocol):
     """`kind`: "bad" (the data), "op" (a defect of the op), "read" (the bytes were not there) or "damaged"
-    (they are not those that were stored).
+    (they are not those that were stored). `partner`: for what the row's partner is.
     """
 
     @property
@@ -49,6 +49,8 @@ class RowFailure(Protocol):
     def op(self) -> str: ...
     @property
     def message(self) -> str: ...
+    @property
+    def partner(self) -> bool: ...
 
 
 class RaggedColumn(Protocol):

@@ -170,6 +170,7 @@ class RowStart:
     def of(self, number: int) -> Any:
         """The value of a field, by its number."""
         self.join()
+        self.number = number
         return self._begun(number)
 
     def _begun(self, number: int) -> Any:

@@ -62,7 +62,8 @@ class RenderRequest(msgspec.Struct, frozen=True, array_like=True):
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
     """A row that was not rendered. `bad`: its data; `op`: a defect of the op; `read`: its bytes were not
-    there; `damaged`: they are not those that were stored.
+    there; `damaged`: they are not those that were stored. `partner`: for what the row is that it was to be
+    mixed with.
     """
 
     row: int
@@ -70,6 +71,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     kind: FailureKind
     op: str
     message: str
+    partner: bool = False
 
 
 class RaggedColumn(msgspec.Struct, frozen=True, array_like=True):

@@ -195,7 +195,18 @@ class PairRenderer:
         self._program, self._epoch, self._read, self._tally = program, epoch, read, tally
         self._names = list(program.chains)
         self.number = self._names.index(pairing.field)
+        self._beside: RowStart | None = None
         self._known: dict[tuple[int, Any], Any] = {}
+        self._draws: dict[tuple[int, Any], Draw] = {}
+
+    def draw(self, position: int, sources: Sequence[Pieces]) -> Draw:
+        """The draws of a row: the same ones for all that is done to it, by itself and as the other one of its
+        pair. Ops over several fields remember in them what they drew for the first."""
+        key = position, sources[self.number]
+        found = self._draws.get(key)
+        if found is None:
+            found = self._draws[key] = self._program.draw(self._epoch, position)
+        return found
 
     def begin(self, row: Row, draw: Draw, start: RowStart) -> PairedRow:
         """The row, which begins with `start`, with its field mixed. Raises BadSampleError for the row's own
@@ -203,6 +214,7 @@ class PairRenderer:
         """
         position = row.position & ~1
         self._known = {key: value for key, value in self._known.items() if key[0] & ~1 == position}
+        self._draws = {key: draws for key, draws in self._draws.items() if key[0] & ~1 == position}
         pairing = self.pairing
         value = self._prepared(row.position, row.sources, draw, start)
         other = self._other(row) if row.partner else None
@@ -241,16 +253,25 @@ class PairRenderer:
 
     def _other(self, row: Row) -> _Other | None:
         position = partner(row.position)
-        draw = self._program.draw(self._epoch, position)
+        draw = self.draw(position, row.partner)
         pairing = self.pairing
-        start = RowStart(self._program.joints, row.partner, self._read, draw, self._tally)
+        self._beside = start = RowStart(self._program.joints, row.partner, self._read, draw, self._tally)
+        start.number = self.number
         try:
             value = self._prepared(position, row.partner, draw, start)
             soft = {self._names.index(name): self._label(name, draw, start) for name in pairing.soft}
             labels = {name: self._label(name, draw, start) for name in pairing.others}
         except BadSampleError:  # the neighbour's own row tells of it
+            self._beside = None
             return None
+        self._beside = None
         return _Other(value, soft, labels)
+
+    def through(self) -> int | None:
+        """Of a row that failed: if it did while the other one of its pair was prepared, the number of the
+        field that was at hand. Ready for the next row."""
+        beside, self._beside = self._beside, None
+        return None if beside is None else beside.number
 
     def _label(self, name: str, draw: Draw, start: RowStart) -> Any:
         value = start.of(self._names.index(name))

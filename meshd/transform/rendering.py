@@ -173,7 +173,7 @@ class _Slice:
                 yield from self._request.places(pieces)
 
     def _row(self, row: Row) -> bool:
-        draw = self._program.draw(self._request.epoch, row.position)
+        draw = self._draw(row)
         values: list[tuple[_Ragged, Any]] = []
         start = RowStart(self._program.joints, row.sources, self._read, draw, self._tally)
         pair = None
@@ -205,6 +205,11 @@ class _Slice:
             if column is not None:
                 column.store(row.row)
         return True
+
+    def _draw(self, row: Row) -> Draw:
+        if self._pairs is not None:
+            return self._pairs.draw(row.position, row.sources)
+        return self._program.draw(self._request.epoch, row.position)
 
     def _fill_pair(self, pair: PairedRow) -> None:
         """The columns that mixing adds."""
@@ -246,7 +251,9 @@ class _Slice:
         values.append((self._ragged[number], value))
 
     def _failed(self, row: Row, field_number: int, kind: FailureKind, op: str, message: str) -> bool:
-        self._failures.append(Failure(row.row, field_number, kind, op, message))
+        beside = None if self._pairs is None else self._pairs.through()
+        number = field_number if beside is None else beside
+        self._failures.append(Failure(row.row, number, kind, op, message, beside is not None))
         return False
 
 

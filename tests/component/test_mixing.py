@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -12,24 +13,25 @@ import pytest
 from PIL import Image
 
 import meshsdk as mesh
+from meshd.testing.daemons import Daemon
 from meshsdk import ops, views
 from meshsdk.cli import run
 from meshsdk.connecting import connect
 from meshsdk.errors import BadSampleError, MeshError
 from meshwire.plans import OpSpec
 from meshwire.randomness import KeyedRandom
+from tests.component.native_working import Mesh
+from tests.component.test_integrity_copies import damage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from meshd.testing.daemons import Daemon
 
 SAMPLES, SIDE, SEED, EPOCH = 41, 16, 7, 1
 BROKEN = 17
 
 
-def picture(number: int) -> bytes:
-    pixels = np.random.default_rng(number).integers(0, 256, (20, 24, 3), dtype=np.uint8)
+def picture(number: int, width: int = 24) -> bytes:
+    pixels = np.random.default_rng(number).integers(0, 256, (20, width, 3), dtype=np.uint8)
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, "PNG")
     return out.getvalue()
@@ -195,6 +197,60 @@ def test_the_neighbour_of_a_bad_sample_stands_alone(on_bad: Any) -> None:
     np.testing.assert_array_equal(whole["image"], parts["image"])
     with pytest.raises(BadSampleError, match=f"{BROKEN:04d}"):
         epoch(dataset(mixing, bucket="broken"), on_bad="raise")
+
+
+def test_a_pair_whose_fields_differ_in_size_is_judged_alike_wherever_a_slice_begins(
+    daemon: Daemon, bucket: str
+) -> None:
+    """A row whose picture was prepared for the one before it had its mask cut without a look at that."""
+    count, unlike = 8, (2, 5)
+    with connect(daemon.endpoint, access_key=daemon.access_key, secret_key=daemon.secret_key) as client:
+        for number in range(count):
+            client.put(bucket, f"{number}.png", picture(number))
+            client.put(bucket, f"{number}.mask.png", picture(number, 25 if number in unlike else 24))
+        ds = mesh.open(f"s3://{bucket}/", fields={"image": "png", "mask": "mask.png"}, client=client)
+        both = ops.over(("image", "mask"), ops.random_resized_crop, SIDE, scale=(0.2, 1.0))
+        ds = ds.map(ops.decode("image"), ops.decode("mask"), both, ops.mixup("image"))
+        for batch in (count, 3, 1):
+            with mesh.Loader(ds, batch, shuffle=False, on_bad="mask", max_bad=1.0, tail="ragged") as loader:
+                found = [status for each in loader for status in each.status.tolist()]
+            assert [number for number, status in enumerate(found) if status == 2] == list(unlike)
+
+
+def test_what_is_damaged_of_a_pair_is_named() -> None:
+    """Not the row that it is mixed with, which a node would have looked at instead, again and again."""
+    texts = [str(10**9 + 7 * number).encode() for number in range(6)]
+    with (
+        Daemon.start(workers=1) as node,
+        contextlib.closing(Mesh(node.endpoint, node.access_key, node.secret_key)) as wire,
+    ):
+        client = node.client()
+        client.create_bucket(Bucket="pairs")
+        for number, text in enumerate(texts):
+            client.put_object(Bucket="pairs", Key=f"{number}.png", Body=picture(number))
+            client.put_object(Bucket="pairs", Key=f"{number}.cls", Body=text)
+        client.close()
+        fields = {"image": {"ext": "png"}, "number": {"ext": "cls"}}
+        done = [
+            {"op": "decode", "field": "image"},
+            {"op": "resize", "field": "image", "args": {"size": [SIDE, SIDE]}},
+            {"op": "mixup", "field": "image"},
+            {"op": "int_label", "field": "number"},
+        ]
+        snapshot = wire.snapshot("s3://pairs/", fields)["snapshot"]
+        plan = wire.plan(snapshot, done, shuffle={"kind": "none"})["plan"]
+        damage(node, picture(1))
+        damage(node, texts[2])
+        answers = [wire.raw(plan, batch=6, rank=rank, world=6) for rank in range(6)]
+        told = [json.loads(answer.body)["error"] if answer.status == 500 else None for answer in answers]
+        assert [error and (error["code"], error["detail"]["url"]) for error in told] == [
+            ("CorruptData", "s3://pairs/1.png"),
+            ("CorruptData", "s3://pairs/1.png"),
+            ("CorruptData", "s3://pairs/2.cls"),
+            ("CorruptData", "s3://pairs/2.cls"),
+            None,
+            None,
+        ]
 
 
 @pytest.mark.usefixtures("environment")

@@ -44,6 +44,7 @@ SAMPLES = 30
 class Failure:
     def __init__(self, row: int, kind: str) -> None:
         self.row, self.field, self.kind, self.op, self.message = row, 0, kind, "stamp", "no good"
+        self.partner = False
 
 
 class Rendered:
