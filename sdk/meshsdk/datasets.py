@@ -186,8 +186,14 @@ class Dataset:
         """Each sample with the fields of `other`'s sample of the same name, in this dataset's order; samples
         without a partner are left out (`snapshot.skipped`).
 
-        Names count from the sources on; `on` is an expression to use instead, or one for each side.
+        Names count from the sources on; `on` is an expression to use instead, or one for each side. Neither
+        side is a mix, or packed.
         """
+        if other.packing is not None or other.mixing is not None:
+            raise ConfigurationError(
+                f"the other side is {'a mix' if other.packing is None else 'packed'}, and would be none "
+                "any more: join before mix and pack"
+            )
         change: dict[str, Any] = {"join": other.snapshot.hash}
         if on is not None:
             change["on"] = on if isinstance(on, str) else list(on)
@@ -295,12 +301,12 @@ class Dataset:
         return preflight(self, global_batch, world=world, rows=rows)
 
     def unmapped(self) -> Dataset:
-        """The dataset without its ops: what is stored."""
-        return Dataset(self.client, self.snapshot, (), self.epoch)
+        """The dataset without its ops, and without `pack`: what is stored. A mix stays one."""
+        return Dataset(self.client, self.snapshot, (), self.epoch, None, self.mixing)
 
     def unpacked(self) -> Dataset:
         """The dataset without `pack`."""
-        return Dataset(self.client, self.snapshot, self.ops, self.epoch)
+        return Dataset(self.client, self.snapshot, self.ops, self.epoch, None, self.mixing)
 
     def manifest(self) -> Snapshot:
         """The snapshot's document: objects, ETags, and where each sample lies. Downloads it."""

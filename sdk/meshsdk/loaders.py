@@ -156,6 +156,11 @@ class Loader:
         """Batches the next `for` gives."""
         return self._place.remaining
 
+    @property
+    def _under_way(self) -> int:
+        """Batches of the `for` that runs, those it has given included; of none, of the next one."""
+        return self.remaining if self._pass is None else self._pass.length
+
     def __len__(self) -> int:
         """Steps of a whole epoch, the same on every rank; `remaining` is what is left of the present one."""
         return self._place.steps_an_epoch
@@ -281,10 +286,12 @@ class Loader:
         """The batch of a step (as `Batch.step` counts) of the present or another epoch, in memory of its own;
         changes no state. Raises IndexError, and what iterating raises."""
         self._check_open()
-        place, step = self._place, operator.index(step)
-        if not 0 <= step < place.steps:
-            raise IndexError(f"step {step}: the epoch has steps 0 to {place.steps - 1}")
-        return self._feed.one(place.state.epoch if epoch is None else epoch, step, place.origin)
+        epoch, step = self.epoch if epoch is None else operator.index(epoch), operator.index(step)
+        origin = self._place.origin_of(epoch)
+        steps = self._place.count(origin)
+        if epoch < 0 or not 0 <= step < steps:
+            raise IndexError(f"epoch {epoch}, step {step}: that epoch has steps 0 to {steps - 1}")
+        return self._feed.one(epoch, step, origin)
 
     def __getitem__(self, index: object) -> NoReturn:
         """A loader is no sequence: raises TypeError."""

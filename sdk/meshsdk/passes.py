@@ -39,7 +39,7 @@ _STAND_IN = (
 
 
 class Pass:
-    """Batches of `order.steps`, by `next`. One consumer."""
+    """Batches of `order.steps`, by `next`; `length`: how many these are. One consumer."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Pass:
         self._epoch = epoch
         self._observers = observers
         self._arrived: deque[tuple[Arrival | None, str, int]] = deque()
-        self._untaken = len(order.steps)
+        self.length = self._untaken = len(order.steps)
         self._given = 0
         self._stall = _NONE
         self._begun: deque[Any] = deque()

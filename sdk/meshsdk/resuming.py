@@ -23,12 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The next batch is at `state`, of epochs of `positions`, in batches of `batch` rows."""
+    """The next batch is at `state`, of epochs of `positions`, in batches of `batch` rows. `gone_on`: the
+    epoch that was gone on with in other batches, and its origin.
+    """
 
     state: LoaderState
     positions: int
     batch: int
     tail: Tail
+    gone_on: tuple[int, int] = (0, 0)
 
     @property
     def step(self) -> int:
@@ -48,14 +51,21 @@ class Place:
     @property
     def steps(self) -> int:
         """Of the present epoch, from its origin on."""
-        return self._count(self.origin)
+        return self.count(self.origin)
 
     @property
     def steps_an_epoch(self) -> int:
         """Of a whole one."""
-        return self._count(0)
+        return self.count(0)
 
-    def _count(self, origin: int) -> int:
+    def origin_of(self, epoch: int) -> int:
+        """The position where step 0 of an epoch is, which that of the present one need not be."""
+        if epoch == self.state.epoch:
+            return self.origin
+        return self.gone_on[1] if epoch == self.gone_on[0] else 0
+
+    def count(self, origin: int) -> int:
+        """Steps of an epoch, from its origin on."""
         return plans.steps(self.positions, self.batch, origin, self.tail)
 
     def _at(self, epoch: int, position: int, skipped: int = 0) -> Place:
@@ -83,7 +93,7 @@ class Place:
             raise StateMismatchError(str(error), error.path.removeprefix("state.")) from error
         except plans.PlanError as error:
             raise ConfigurationError(f"not a loader's state: {error}") from error
-        return replace(self, state=loaded)
+        return replace(self, state=loaded, gone_on=(loaded.epoch, loaded.origin(self.batch)))
 
     def sought(self, epoch: int, step: int) -> Place:
         """A step of an epoch, from its beginning on. What is passed over of the present epoch counts as
@@ -93,7 +103,7 @@ class Place:
             raise IndexError(f"epoch {epoch}, step {step}: an epoch has steps 0 to {self.steps_an_epoch - 1}")
         position = step * self.batch
         ahead = position - self.state.position if epoch == self.state.epoch else 0
-        return self._at(epoch, position, max(ahead, 0))
+        return replace(self._at(epoch, position, max(ahead, 0)), gone_on=(epoch, 0))
 
     def skipped(self, steps: int) -> Place:
         """So many batches on, into the next epochs where they are more than are left. Raises IndexError."""

@@ -85,6 +85,15 @@ def test_what_was_broken_off_is_begun_again_and_a_moved_loader_goes_on_there(ser
         assert {batch.epoch for batch in given} == {6}
 
 
+def test_a_loop_knows_its_length_while_it_runs(server: ScriptedMesh) -> None:
+    with loader(server, output="torch") as one:
+        one.skip(2)
+        given = DataLoader(one.as_iterable())
+        for wanted in (len(one) - 2, len(one)):
+            assert len(given) == wanted
+            assert [len(given) for _ in given] == [wanted] * wanted
+
+
 def test_more_workers_than_batches(server: ScriptedMesh) -> None:
     with loader(server, batch=60) as one:
         given = DataLoader(one.as_iterable(), num_workers=4)

@@ -103,4 +103,6 @@ class LoaderIterable(IterableDataset):
         self._passes.ended(moves, count, part, parts, (seed, self._number))
 
     def __len__(self) -> int:
-        return len(self.loader) if self._passes.since(self.loader._moves) else self.loader.remaining
+        if self._passes.since(self.loader._moves):
+            return len(self.loader)
+        return self.loader._under_way

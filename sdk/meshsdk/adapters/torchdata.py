@@ -41,7 +41,7 @@ class LoaderDataset(IterableDataset):
         return iter(self.loader)
 
     def __len__(self) -> int:
-        return self.loader.remaining
+        return self.loader._under_way
 
     def state_dict(self) -> dict[str, Any]:
         return self.loader.state_dict()
