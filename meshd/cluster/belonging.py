@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
-from meshd.control.interface import ABSENT, VersionConflictError
+from meshd.control.interface import ABSENT, MESH_ID, VersionConflictError
 from meshd.errors import StartupError
 from meshwire.cluster import transitions as turn
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from meshwire.cluster import ClusterMap
 
 FILE: Final = "cluster.json"
-_ID_KEY: Final = "mesh/id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +97,11 @@ async def belong(control: ControlStore, maps: ClusterMaps, settings: NodeSetting
 
 
 async def _mesh_id(control: ControlStore) -> str:
-    entry = await control.get(_ID_KEY)
+    entry = await control.get(MESH_ID)
     if entry is None:
         with suppress(VersionConflictError):
-            await control.put(_ID_KEY, secrets.token_hex(8).encode(), expect=ABSENT)
-        entry = await control.get(_ID_KEY)
+            await control.put(MESH_ID, secrets.token_hex(8).encode(), expect=ABSENT)
+        entry = await control.get(MESH_ID)
         assert entry is not None
     return entry.value.decode()
 

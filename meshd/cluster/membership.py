@@ -113,8 +113,8 @@ class Membership:
     async def _hold(self) -> bool:
         """Renew the lease, or take it; whether it is held now. One that was renewed was never lost, so the
         map looked at before is the newest that can have anything against this node, until it may run out."""
+        version = await self._maps.newest()
         if self._lease is not None:
-            version = await self._maps.newest()
             began = self._clock.monotonic()
             with suppress(LeaseLostError):
                 self._lease = await self._control.renew(self._lease)

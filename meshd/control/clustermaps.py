@@ -1,24 +1,33 @@
 """The cluster map in the control store: one document, changed by comparing and swapping.
 
 Law: of two changes to one version only one happens; the other is worked out again from what there is then. A
-side that cannot reach the store changes nothing, and goes on by the last map it saw.
+side that cannot reach the store changes nothing, and goes on by the last map it saw. Invariant: nobody goes
+back behind a map that was seen. An older one in the store is a backup's: the newest known is put back, for it
+says where the objects are; a store that lost the mesh itself is not written to.
 """
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from meshd.control.interface import ABSENT, VersionConflictError
+from meshd.control.interface import ABSENT, MESH_ID, ControlError, VersionConflictError
 from meshwire.cluster import parse_map
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from meshd.control.interface import ControlStore
+    from meshd.control.interface import ControlStore, Versioned
     from meshwire.cluster import ClusterMap
 
+_log = logging.getLogger("meshd.cluster")
 TOPIC = "cluster"
 _KEY = f"{TOPIC}/map"
+
+
+class StoreChangedError(ControlError):
+    """The control store is not this mesh's any more."""
 
 
 class ClusterMaps:
@@ -29,6 +38,8 @@ class ClusterMaps:
         self._seen = -1
         self._map: ClusterMap | None = None
         self._version = ABSENT
+        self._mesh: bytes | None = None
+        self.current()
 
     def __repr__(self) -> str:
         return f"<ClusterMaps {self._map}>"
@@ -38,26 +49,35 @@ class ClusterMaps:
         revision = self._control.revision(TOPIC)
         if revision != self._seen:
             entry = self._control.peek(TOPIC).get(_KEY)
-            if entry is None:
-                self._map, self._version = None, ABSENT
-            elif entry.version != self._version:
-                self._map, self._version = parse_map(entry.value), entry.version
+            if entry is not None and entry.version != self._version:
+                self._learn(parse_map(entry.value))
+                self._version = entry.version
             self._seen = revision
         return self._map
 
+    def _learn(self, found: ClusterMap) -> None:
+        if self._map is None or found.version > self._map.version:
+            self._map, self._mesh = found, _value(self._control.peek("mesh").get(MESH_ID))
+
     async def newest(self) -> int:
-        """The version of the map that the control store has, 0 before there is one. Raises ControlError."""
-        entry = await self._control.get(_KEY)
-        return 0 if entry is None else parse_map(entry.value).version
+        """The version of the map that the control store has, 0 before there is one; a store with an older one
+        than is known here is given that back first. Raises ControlError, StoreChangedError."""
+        known = self.current()
+        found = _parsed(await self._control.get(_KEY))
+        if _is_behind(found, known):
+            found = await self.change(_as_it_is)
+        return 0 if found is None else found.version
 
     async def change(self, change: Callable[[ClusterMap | None], ClusterMap]) -> ClusterMap:
         """Replaces the map by what `change` makes of it, durably; called again with the newer map when
-        somebody else was quicker. Raises what `change` raises (nothing is written then), ControlError.
+        somebody else was quicker. Raises what `change` raises (nothing is written then), ControlError,
+        StoreChangedError.
         """
         while True:
+            known = self.current()
             entry = await self._control.get(_KEY)
-            present = None if entry is None else parse_map(entry.value)
-            wanted = change(present)
+            present = _parsed(entry)
+            wanted = change(await self._put_back(known) if _is_behind(present, known) else present)
             if wanted == present:
                 return wanted
             try:
@@ -66,3 +86,37 @@ class ClusterMaps:
             except VersionConflictError:
                 continue
             return wanted
+
+    async def _put_back(self, known: ClusterMap | None) -> ClusterMap:
+        """The known map as the next version, in a store that has an older one. Raises StoreChangedError."""
+        assert known is not None
+        if _value(await self._control.get(MESH_ID)) != self._mesh:
+            raise StoreChangedError(
+                "the control store was emptied, or is another mesh's: nothing is written to it; put this "
+                "mesh's back from its backup"
+            )
+        _log.warning(
+            "the control store has an older map, from a backup: the newest known is put back",
+            extra={"map": known.version},
+        )
+        return replace(known, version=known.version + 1)
+
+
+def _parsed(entry: Versioned | None) -> ClusterMap | None:
+    return None if entry is None else parse_map(entry.value)
+
+
+def _value(entry: Versioned | None) -> bytes | None:
+    return None if entry is None else bytes(entry.value)
+
+
+def _is_behind(found: ClusterMap | None, known: ClusterMap | None) -> bool:
+    """Whether the store, which was asked after `known` was seen, has lost that."""
+    if known is None or found is None:
+        return known is not None
+    return found.version < known.version or (found.version == known.version and found != known)
+
+
+def _as_it_is(present: ClusterMap | None) -> ClusterMap:
+    assert present is not None
+    return present

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 ABSENT: Final = 0
 """As `expect`: the key must not exist. Real versions are above it."""
 MAX_KEY_BYTES: Final = 480
+MESH_ID: Final = "mesh/id"
+"""The key that says whose store it is. Written once: where it is another, so is the store."""
 
 
 class ControlError(MeshdError):

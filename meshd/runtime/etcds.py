@@ -45,6 +45,10 @@ def binary() -> str:
     return on_path
 
 
+def _tool(name: str, *args: str) -> None:
+    subprocess.run([Path(binary()).with_name(name), *args], check=True, capture_output=True, timeout=60)
+
+
 def free_ports(count: int) -> list[int]:
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
@@ -143,6 +147,21 @@ class EtcdCluster:
             if status["leader"] == status["header"]["member_id"]:
                 return number
         raise AssertionError("nobody leads")
+
+    def save(self, backup: Path) -> None:
+        """What the members have, into a file."""
+        _tool("etcdctl", f"--endpoints={self._scheme}://{self.members[0]}", "snapshot", "save", str(backup))
+
+    def restore(self, backup: Path) -> None:
+        """Put the only member, which does not run, back from a file."""
+        directory, peer = self._place / "m0", f"http://127.0.0.1:{self._peers[0]}"
+        shutil.rmtree(directory)
+        about = ("--name=m0", f"--initial-cluster=m0={peer}", f"--initial-advertise-peer-urls={peer}")
+        _tool("etcdutl", "snapshot", "restore", str(backup), *about, f"--data-dir={directory}")
+
+    def empty(self) -> None:
+        """Take all it has from the only member, which does not run."""
+        shutil.rmtree(self._place / "m0")
 
     def signal(self, number: int, what: signal.Signals) -> None:
         """Send a signal to a member."""

@@ -18,6 +18,7 @@ from meshd.testing.relays import Relay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from meshwire.cluster import ClusterMap
 
@@ -140,6 +141,67 @@ def test_without_the_control_store_everything_about_data_goes_on(parted: Parted)
     assert documents(mesh) == before, "nobody was taken for gone afterwards"
     reads(mesh, kept)
     reads(mesh, during)
+
+
+def _back_from(mesh: Mesh, backup: Path) -> None:
+    """Put the control store back while the nodes run."""
+    mesh.etcd.kill(0)
+    mesh.etcd.restore(backup)
+    mesh.etcd.start(0)
+    mesh.etcd.await_reads()
+
+
+def _buckets(mesh: Mesh) -> list[set[str]]:
+    """As each node knows them."""
+    every = [node.client().list_buckets()["Buckets"] for node in mesh.nodes.values()]
+    return [{bucket["Name"] for bucket in buckets} for buckets in every]
+
+
+def test_a_control_store_of_yesterday_has_the_map_of_today(parted: Parted, tmp_path: Path) -> None:
+    """What is in its backup is known everywhere, and not what was made since; where objects are is not
+    forgotten, though the map of the backup says otherwise."""
+    mesh = parted.mesh
+    mesh.etcd.save(tmp_path / "backup")
+    mesh["n1"].client().create_bucket(Bucket="younger")
+    mesh["n1"].client().put_object(Bucket="younger", Key="kept", Body=b"kept")
+    for action in ("drain", "undrain"):
+        body = json.dumps({"action": action}).encode()
+        assert mesh["n1"].request("POST", "/-/cluster/nodes/n3", body).status == 200
+    before, kept = parted.whole().mesh.map(), works(mesh, "yesterday")
+    _back_from(mesh, tmp_path / "backup")
+    mesh.await_map(lambda found: found.version > before.version)
+    for node_id in mesh.nodes:
+        mesh.await_metric(node_id, LEASE, 1)
+    while any("younger" in known for known in _buckets(mesh)):
+        threading.Event().wait(0.1)
+    assert [node.state for node in mesh.map().nodes] == ["up", "up", "up"]
+    reads(mesh, kept)
+    reads(mesh, works(mesh, "today"))
+    mesh["n2"].client().create_bucket(Bucket="younger")
+    assert mesh["n3"].client().get_object(Bucket="younger", Key="kept")["Body"].read() == b"kept"
+    mesh.stop("n2")
+    mesh.up("n2")
+    mesh.await_state("n2", "up")
+    reads(mesh, kept)
+
+
+def test_an_emptied_control_store_is_none(parted: Parted, tmp_path: Path) -> None:
+    mesh = parted.mesh
+    mesh.etcd.save(tmp_path / "backup")
+    before, kept = documents(mesh), works(mesh, "emptied")
+    mesh.etcd.kill(0)
+    mesh.etcd.empty()
+    mesh.etcd.start(0)
+    parted.await_failures(*mesh.nodes)
+    reads(mesh, kept)
+    reads(mesh, works(mesh, "none"))
+    assert documents(mesh) == before
+    status = json.loads(mesh["n1"].request("GET", "/-/cluster").body)
+    assert "put this mesh's back from its backup" in status["control"]
+    _back_from(mesh, tmp_path / "backup")
+    parted.whole()
+    assert documents(mesh) == before
+    reads(mesh, kept)
 
 
 def test_a_node_that_alone_has_lost_it_stays_a_member(parted: Parted) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.control.clustermaps import ClusterMaps
+from meshd.control.clustermaps import ClusterMaps, StoreChangedError
 from meshd.control.embedded import EmbeddedControl
 from meshd.control.memory import MemoryControl
 from meshd.kit.clock import ManualClock
@@ -51,6 +51,38 @@ def test_everybody_who_joins_at_once_is_in_the_map(control: ControlStore) -> Non
     assert found is not None
     assert [n.node_id for n in found.nodes] == [f"n{number:02d}" for number in range(12)]
     assert found.version == 12, "each change is one version"
+
+
+def test_an_older_map_in_the_store_is_replaced_by_the_newest_known(control: ControlStore) -> None:
+    async def put_back() -> ClusterMap:
+        maps = ClusterMaps(control)
+        await control.put("mesh/id", b"1")
+        await maps.change(lambda _: turn.founded(node(0)))
+        entry = await control.get("cluster/map")
+        assert entry is not None
+        grown = await maps.change(lambda present: turn.joined(present or turn.founded(node(0)), node(1)))
+        assert maps.current() == grown
+        await control.put("cluster/map", entry.value)
+        assert maps.current() == grown, "nobody goes back behind what was seen"
+        assert await maps.newest() == grown.version + 1
+        found = ClusterMaps(control).current()
+        assert found is not None
+        assert found.nodes == grown.nodes
+        return found
+
+    async def lose() -> None:
+        maps, found = ClusterMaps(control), await put_back()
+        assert maps.current() == found
+        for key in ("cluster/map", "mesh/id"):
+            await control.delete(key)
+        with pytest.raises(StoreChangedError, match="from its backup"):
+            await maps.newest()
+        with pytest.raises(StoreChangedError):
+            await maps.change(lambda _: turn.founded(node(1)))
+        assert maps.current() == found
+        assert await control.get("cluster/map") is None
+
+    asyncio.run(lose())
 
 
 def test_a_change_that_raises_writes_nothing(control: ControlStore) -> None:

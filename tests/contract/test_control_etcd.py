@@ -160,6 +160,78 @@ def test_without_etcd_reads_go_on_and_writes_say_so(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_backup_that_was_put_back_is_what_there_is(tmp_path: Path) -> None:
+    """It ends at an earlier revision than the copy: a watch from there on would tell nothing for long."""
+
+    async def main() -> None:
+        with EtcdCluster(tmp_path) as cluster, closed(EtcdControl(cluster.gateway())) as control:
+            await control.put("mesh/id", b"1")
+            first = await control.put("topic/a", b"old")
+            await control.put("topic/gone", b"1")
+            cluster.save(tmp_path / "backup")
+            await control.put("topic/a", b"new")
+            await control.put("topic/later", b"1")
+            await control.delete("topic/gone")
+            later = control.revision("topic")
+            cluster.kill(0)
+            cluster.restore(tmp_path / "backup")
+            cluster.start(0)
+            async with closing_watch(control) as watch:
+                while "topic/later" in control.peek("topic"):
+                    await anext(watch)
+            assert {key: entry.value for key, entry in control.peek("topic").items()} == {
+                "topic/a": b"old",
+                "topic/gone": b"1",
+            }
+            assert control.revision("topic") != later, "who remembers what was there looks again"
+            await control.put("topic/a", b"newer", expect=first)
+            assert control.peek("topic")["topic/a"].value == b"newer"
+            with closed(EtcdControl(cluster.gateway())) as other:
+                await other.put("topic/b", b"1")
+                async with closing_watch(control) as watch:
+                    while control.peek("topic").keys() != other.peek("topic").keys():
+                        await anext(watch)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["disk", "keys"])
+def test_an_emptied_etcd_counts_as_one_that_is_out_of_reach(tmp_path: Path, how: str) -> None:
+    async def main() -> None:
+        with EtcdCluster(tmp_path) as cluster, closed(EtcdControl(cluster.gateway())) as control:
+            for key in ("mesh/id", "topic/a"):
+                await control.put(key, b"1")
+            cluster.save(tmp_path / "backup")
+            if how == "disk":
+                cluster.kill(0)
+                cluster.empty()
+                cluster.start(0)
+            else:
+                with closed(cluster.gateway()) as gateway:
+                    gateway.call("kv/deleterange", {"key": "AA==", "range_end": "AA=="}, repeatable=True)
+            said = ""
+            while "etcd was emptied" not in said:
+                await asyncio.sleep(0.05)
+                try:
+                    await control.list_all("topic/")
+                except ControlError as error:
+                    said = str(error)
+            for change in (control.put("topic/b", b"1"), control.acquire("node/n1", "n1", 2)):
+                with pytest.raises(ControlError, match="from its backup"):
+                    await change
+            assert list(control.peek("topic")) == ["topic/a"]
+            cluster.kill(0)
+            cluster.restore(tmp_path / "backup")
+            cluster.start(0)
+            while "topic/b" not in control.peek("topic"):
+                try:
+                    await control.put("topic/b", b"1")
+                except ControlError:
+                    await asyncio.sleep(0.05)
+
+    asyncio.run(main())
+
+
 def test_a_leader_that_dies_costs_time_and_nothing_else(tmp_path: Path) -> None:
     """Counting up by compare-and-swap from two clients while leaders are killed: no step is lost or doubled,
     unless a client was told that nobody knows."""

@@ -113,8 +113,8 @@ class Gateway:
             pause.wait(0.1)
 
     def stream(self, path: str, body: Mapping[str, Any], idle: float) -> Iterator[dict[str, Any]]:
-        """The messages of a streaming call, until a member ends it or is silent for `idle` seconds (then it
-        just ends). Raises EtcdError when it cannot begin."""
+        """The messages of a streaming call, until a member ends it or is silent for `idle` seconds (then an
+        empty message is the last). Raises EtcdError when it cannot begin."""
         for turn in range(len(self._members)):
             number = (self._first + turn) % len(self._members)
             connection = self._connection(number, idle)
@@ -245,10 +245,13 @@ def _answer(status: int, data: bytes) -> dict[str, Any]:
 
 
 def _messages(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    """A line, a message. Ends quietly when nothing comes, or the connection does."""
+    """A line, a message. Ends quietly when the connection does, and with an empty one when nothing comes."""
     while True:
         try:
             line = response.readline()
+        except TimeoutError:
+            yield {}
+            return
         except (OSError, http.client.HTTPException, ValueError):
             return
         if not line.strip():

@@ -3,7 +3,8 @@
 Law: versions are etcd's revisions. `revision` and `peek` look at the copy and never wait; what this process
 wrote is in the copy when the write returns. While etcd cannot be reached the copy stays as it is, and writes
 fail within seconds, saying so. Invariant: the copy is what the prefix was at one revision, and revisions only
-grow.
+grow, but where etcd was put back from a backup: then the copy is what that has. Without the mesh's id it is
+another store, and counts as one that cannot be reached.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from meshd.control.etcd.gateway import EtcdError, decoded, encoded, number
 from meshd.control.etcd.leases import EtcdLeases
-from meshd.control.interface import ControlError, VersionConflictError, Versioned, check_key
+from meshd.control.interface import MESH_ID, ControlError, VersionConflictError, Versioned, check_key
 from meshd.control.watching import Watchers
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ _IDLE: Final = 10.0  # seconds without a word after which a watch is begun anew
 _PAUSE: Final = 0.5
 _PATIENCE: Final = 5.0  # for this process's own write to come back by the watch
 _TXN_WRITES: Final = 100  # etcd takes 128 in one transaction
+_FOREIGN: Final = (
+    "etcd was emptied, or is another mesh's: nothing is read from it or written to it; put this mesh's back "
+    "from its backup"
+)
 
 
 class _Copy(NamedTuple):
@@ -50,7 +55,7 @@ class EtcdControl:
     def __init__(self, gateway: Gateway, prefix: str = "/shardmesh/") -> None:
         self._gateway, self._prefix = gateway, prefix.encode()
         self._end = self._prefix[:-1] + bytes([self._prefix[-1] + 1])
-        self._closed = self._lost = False
+        self._closed = self._lost = self._torn = self._foreign = False
         self._moved = threading.Condition()
         self._watchers = Watchers()
         self._leases = EtcdLeases(gateway, self._prefix)
@@ -85,8 +90,9 @@ class EtcdControl:
         for key, entry in entries.items():
             topic = key.partition("/")[0]
             topics[topic] = max(topics.get(topic, 0), entry.version)
-        for key in before.entries:  # what is gone went at some revision up to this one
-            if key not in entries:
+        for key, entry in before.entries.items():  # what is gone went at some revision up to this one
+            found = entries.get(key)
+            if found is None or found.version < entry.version:  # by a backup a key may be an earlier one
                 topics[key.partition("/")[0]] = revision
         return _Copy(dict(sorted(entries.items())), topics, revision)
 
@@ -97,7 +103,7 @@ class EtcdControl:
                 self._watch()
                 self._lost = False
             except EtcdError as error:
-                level = logging.DEBUG if self._lost else logging.WARNING
+                level = logging.DEBUG if self._lost or self._closed else logging.WARNING
                 _log.log(level, "the control store is out of reach: %s; data is served all the same", error)
                 self._lost = True
             except Exception:
@@ -106,20 +112,33 @@ class EtcdControl:
                 threading.Event().wait(_PAUSE)
 
     def _watch(self) -> None:
+        if self._torn:
+            self._read_anew()
+        self._torn = True
         wanted = {
             "key": encoded(self._prefix),
             "range_end": encoded(self._end),
             "start_revision": str(self._copy.revision + 1),
         }
         for message in self._gateway.stream("watch", {"create_request": wanted}, _IDLE):
-            if self._closed:
+            if not message:  # nothing happened, and nothing was missed
+                self._torn = False
                 return
-            if number(message.get("compact_revision")):  # what came between is forgotten
-                self._take_newer()
-                return
-            if message.get("canceled"):
+            if self._closed or message.get("canceled"):  # of what was missed some is forgotten
                 return
             self._apply(message)
+
+    def _read_anew(self) -> None:
+        """After a watch that broke off. No less is there than was known, unless etcd was put back from a
+        backup meanwhile: then revisions count on from that, and a watch would wait for a late one."""
+        before = self._copy
+        copy = self._load(before)
+        self._check_mesh(copy.entries)
+        if copy.revision < before.revision:
+            told = {"revision": copy.revision, "before": before.revision}
+            _log.error("etcd was put back from a backup: what was changed since is lost", extra=told)
+        if copy.revision < before.revision or copy.revision >= self._copy.revision:
+            self._take(copy)
 
     def _apply(self, message: Mapping[str, Any]) -> None:
         events = message.get("events") or []
@@ -136,7 +155,15 @@ class EtcdControl:
             else:
                 fresh |= key not in entries
                 entries[key] = Versioned(decoded(event["kv"].get("value")), at)
+        self._check_mesh(entries)
         self._take(_Copy(dict(sorted(entries.items())) if fresh else entries, topics, revision))
+
+    def _check_mesh(self, entries: Mapping[str, Versioned]) -> None:
+        """Raises EtcdError where the mesh of the copy is not in these."""
+        mine, theirs = self._copy.entries.get(MESH_ID), entries.get(MESH_ID)
+        self._foreign = mine is not None and (theirs is None or theirs.value != mine.value)
+        if self._foreign:
+            raise EtcdError(_FOREIGN)
 
     def _take(self, copy: _Copy) -> None:
         with self._moved:
@@ -264,6 +291,8 @@ class EtcdControl:
     async def _off(self, call: Callable[[], T]) -> T:
         if self._closed:
             raise ControlError("the control store is closed")
+        if self._foreign:
+            raise EtcdError(_FOREIGN)
         return await asyncio.to_thread(call)
 
     # --- watches and leases -------------------------------------------------------------------------------
