@@ -15,6 +15,7 @@ import pytest_timeout
 from hypothesis import HealthCheck, settings
 
 from meshd.testing.daemons import Daemon, live_daemons
+from meshd.testing.forkserver import ForkServers, forked_from
 from meshd.testing.meshes import running_nodes
 from tests import scheduling
 from tests.one_node import one_node
@@ -28,6 +29,16 @@ _INTERRUPT_AGAIN = 60.0
 # A machine that is slow, or has other things to do, is no failure.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+
+_servers = ForkServers()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked_nodes() -> Iterator[None]:
+    """Nodes are forked from a process that has loaded all modules, but where a test says otherwise."""
+    with _servers, forked_from(_servers):
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -70,16 +81,19 @@ def _no_process_left() -> Iterator[None]:
     before.add(getattr(resource_tracker._resource_tracker, "_pid", None) or 0)
     before |= {daemon.pid for daemon in shared}  # a test may have restarted one that others use, too
     before |= running_nodes()  # of meshes that a whole module uses, restarted in between
+    before |= _servers.pids
     left = {pid: _command(pid) for pid in _children() - before}
     assert not left, f"the test left processes running: {left}"
 
 
 def _children() -> set[int]:
-    """Process ids of this process's children. All processes are not looked at: that is 2 ms, twice a test."""
+    """Process ids of this process's children, and of the nodes that are forked for it. All processes are not
+    looked at: that is 2 ms, twice a test."""
     found = set[int]()
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that ends meanwhile
-            found |= {int(pid) for pid in (task / "children").read_text().split()}
+    for parent in ("self", *_servers.pids):
+        for task in Path(f"/proc/{parent}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # a thread that ends meanwhile
+                found |= {int(pid) for pid in (task / "children").read_text().split()}
     return found
 
 

@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 from weakref import WeakSet
 
 from meshd.kit.clock import SystemClock
+from meshd.testing.forkserver import launch
 from meshwire.s3.parsing import RequestHead
 from meshwire.sigv4 import Credential, sign
 
@@ -33,8 +34,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from meshd.testing.certificates import Authority
+    from meshd.testing.forkserver import Process
 
-_READY = re.compile(r"^meshd ready endpoint=(\S+)", re.MULTILINE)
+_READY = re.compile(r"^meshd ready endpoint=(\S+).*\n", re.MULTILINE)
 _clock = SystemClock()
 _all: WeakSet[Daemon] = WeakSet()
 
@@ -86,7 +88,7 @@ class Daemon:
         _all.add(self)
         self.host, self.prefix = "127.0.0.1", tuple[str, ...]()
         self._stdout = ""
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
 
     def __repr__(self) -> str:
         return f"<Daemon {self.endpoint or 'down'} pid={self.pid} {self.data_dir}>"
@@ -116,17 +118,17 @@ class Daemon:
     def up(self, timeout: float = 60.0) -> None:
         """Start the process (again); a restart keeps the port."""
         listen = urlsplit(self.endpoint).netloc or f"{self.host}:0"
-        command = [*self.prefix, sys.executable, "-m", "meshd", "serve", "--data-dir", str(self.data_dir)]
-        command += ["--listen", listen, "--workers", str(self.workers), "--transforms", "1"]
+        arguments = ["serve", "--data-dir", str(self.data_dir), "--listen", listen]
+        arguments += ["--workers", str(self.workers), "--transforms", "1"]
         if self.pair is not None:
-            command += ["--tls-cert", str(self.pair.cert), "--tls-key", str(self.pair.key)]
-        command += self.args
+            arguments += ["--tls-cert", str(self.pair.cert), "--tls-key", str(self.pair.key)]
+        self._process = self._launched([*arguments, *self.args])
+        self._await_ready(timeout)
+
+    def _launched(self, arguments: Sequence[str]) -> Process:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("MESHD_")}
         with self.stderr_path.open("ab") as stderr:
-            self._process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=stderr, env=inherited | self.env
-            )
-        self._await_ready(timeout)
+            return launch(arguments, inherited | self.env, stderr, self.prefix)
 
     def stop(self, timeout: float = 60.0) -> int:
         """SIGTERM, wait, return the exit code; 0 when it is not running. Kills it when it takes too long."""
@@ -135,12 +137,12 @@ class Daemon:
             return 0
         process.terminate()
         try:
-            process.wait(timeout)
+            code = process.wait(timeout)
         except subprocess.TimeoutExpired:
             self.kill()
             raise DaemonFailedError(f"meshd did not end within {timeout} s\n{self.output()}") from None
         self._forget()
-        return process.returncode
+        return code
 
     def kill(self) -> None:
         """SIGKILL to the supervisor (its children follow), and wait."""

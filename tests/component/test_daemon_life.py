@@ -21,9 +21,17 @@ import psutil
 import pytest
 
 from meshd.testing.daemons import Daemon, DaemonFailedError
+from meshd.testing.forkserver import forked_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _executed() -> Iterator[None]:
+    """Nodes begin here as those of users do, and are not forked from a process that has loaded everything."""
+    with forked_from(None):
+        yield
 
 
 def get(daemon: Daemon, path: str) -> tuple[int, str]:

@@ -1,0 +1,200 @@
+"""Nodes forked from processes that have loaded all modules, not executed: a quarter of what a start costs,
+for tests that make hundreds of them.
+
+Law: ends what it started; a node lives on if nobody ends it, as a subprocess does. There are several
+processes to fork from, taken in turn: nodes of a mesh do not all hash strings alike.
+
+    with ForkServers() as servers, forked_from(servers):
+        Daemon.start()
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import contextmanager, suppress
+from itertools import cycle
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Final, Protocol, Self
+
+from meshd.kit.clock import SHIFT
+from meshd.testing.forking import MOST
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+SERVERS: Final = 2
+_PATIENCE: Final = 60.0
+_used: list[ForkServers] = []
+
+
+class Process(Protocol):
+    """What is asked of a `subprocess.Popen`, or of what stands for one."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+@contextmanager
+def forked_from(servers: ForkServers | None) -> Iterator[None]:
+    """Meanwhile what is launched is forked from these (None: executed)."""
+    before = _used[:]
+    _used[:] = [servers] if servers is not None else []
+    try:
+        yield
+    finally:
+        _used[:] = before
+
+
+def launch(
+    arguments: Sequence[str], env: Mapping[str, str], stderr: IO[bytes], prefix: Sequence[str] = ()
+) -> Process:
+    """`python -m meshd` with these arguments in this environment, its output a pipe; forked where servers are
+    used and that makes no difference to it. `prefix`: what goes before the command."""
+    if _used and not prefix and SHIFT not in env:  # clocks are made while modules load
+        return _used[0].start(arguments, env, stderr)
+    command = [*prefix, sys.executable, "-m", "meshd", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, env=env)
+
+
+class ForkedProcess:
+    """As `subprocess.Popen` of `python -m meshd …` with a pipe for its output."""
+
+    def __init__(self, arguments: Sequence[str], stdout: int, told: socket.socket) -> None:
+        self.args, self.stdout, self._told = list(arguments), os.fdopen(stdout, "rb", 0), told
+        self.returncode: int | None = None
+        self.pid = self._read(_PATIENCE)
+
+    def __repr__(self) -> str:
+        return f"<ForkedProcess {self.pid} returncode={self.returncode}>"
+
+    def poll(self) -> int | None:
+        """Its exit code, or minus the number of the signal that ended it; None while it runs."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end, so many seconds at most. Raises subprocess.TimeoutExpired."""
+        if self.returncode is None:
+            self.returncode = self._read(timeout)
+            self._told.settimeout(_PATIENCE)
+            self._told.shutdown(socket.SHUT_WR)
+            self._told.recv(1)  # the end: it is no zombie any more
+            self._told.close()
+        return self.returncode
+
+    def terminate(self) -> None:
+        """SIGTERM, unless it has ended."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL, unless it has ended."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def _read(self, timeout: float | None) -> int:
+        """A number that the server tells."""
+        line = b""
+        self._told.settimeout(timeout)
+        while not line.endswith(b"\n"):
+            try:
+                got = self._told.recv(1)
+            except (TimeoutError, BlockingIOError):
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0) from None
+            if not got:
+                raise ChildProcessError("the process that nodes are forked from has ended")
+            line += got
+        return int(line)
+
+
+class _ForkServer:
+    """One process to fork from."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._place = tempfile.TemporaryDirectory(prefix="meshd-forkserver-")
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        words = ("-m", "meshd.testing.forking", str(theirs.fileno()), str(Path(self._place.name) / "data"))
+        self.process = subprocess.Popen(
+            [sys.executable, *words],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env=dict(env),
+        )
+        theirs.close()
+
+    def start(self, arguments: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> ForkedProcess:
+        asked = {"arguments": list(arguments), "environment": dict(env), "folder": str(Path.cwd())}
+        text = json.dumps(asked).encode()
+        assert len(text) <= MOST, "the environment is too large"
+        mine, theirs = socket.socketpair()
+        output, printed = os.pipe()
+        try:
+            socket.send_fds(self._requests, [text], [printed, stderr.fileno(), theirs.fileno()])
+        finally:
+            theirs.close()
+            os.close(printed)
+        return ForkedProcess(arguments, output, mine)
+
+    def close(self) -> None:
+        self._requests.close()
+        self.process.wait(_PATIENCE)
+        self._place.cleanup()
+
+
+class ForkServers:
+    """Started when the first node is, in the environment of now. Safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._servers = list[_ForkServer]()
+        self._turns = cycle(range(SERVERS))
+        self._env = {name: value for name, value in os.environ.items() if not name.startswith("MESHD_")}
+
+    def __repr__(self) -> str:
+        return f"<ForkServers {sorted(self.pids)}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+
+    @property
+    def pids(self) -> set[int]:
+        """Of the processes that nodes are forked from, whose children these are."""
+        return {server.process.pid for server in self._servers}
+
+    def start(self, arguments: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> ForkedProcess:
+        """As `python -m meshd` with these arguments in this environment."""
+        with self._lock:
+            while len(self._servers) < SERVERS:
+                self._servers.append(_ForkServer(self._env))
+            server = self._servers[next(self._turns)]
+        return server.start(arguments, env, stderr)
