@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import itertools
+import os
+import tarfile
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import pytest
 
+from meshd.kit import failpoints
+from meshd.store.noticing import take_noticed
 from meshsdk.views import batches_view, shards_view, transform_view, zarr_view
 from tests.component.mesh_crew import ROOT, MeshCrew
 from tests.component.native_working import CROP, Mesh, png
@@ -124,3 +131,46 @@ def test_a_view_follows_what_other_nodes_write(crews: list[MeshCrew]) -> None:
     assert before != after
     for wire in wires:
         wire.close()
+
+
+@pytest.mark.parametrize("how", ["ends", "errors", "small"])
+def test_a_shard_goes_on_from_another_owner(crews: list[MeshCrew], how: str) -> None:
+    """Of a member that cannot be read here, in the middle of an answer."""
+    crew, folder, large = crews[1], f"torn-{how}", os.urandom(3_000_000)
+    files = {"a": large[:40_000], "b": large, "c": large[::-1], "d": b"d"}
+    if how == "small":
+        files["b"] = large[:50_000]
+    for name, data in files.items():
+        crew.put("pictures", f"{folder}/{name}", data)
+    owners = crew.nodes[0].node.mesh.route("pictures", f"{folder}/b").readers
+    first = next(one for one in crew.nodes if one.node.mesh.node_id == owners[0].node_id)
+    wire = Mesh(first.endpoint, *ROOT)
+    view = shards_view(count=10, prefix=f"{folder}/")
+    assert wire.post("/-/views", {"bucket": "pictures", "name": folder, "view": view}).status == 200
+    target = f"/pictures--{folder}/shard-000000.tar"
+    answer = wire.call("GET", target)
+    assert answer.status == 200, answer.body
+    whole = answer.body
+    with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
+        assert {entry.name: tar.extractfile(entry).read() for entry in tar} == files  # type: ignore[union-attr]  # files all
+    record = first.node.store.get("pictures", f"{folder}/b")
+    assert record is not None
+    (extent,) = record.extents
+    if how == "errors":
+        hits = itertools.count()
+
+        def fail() -> None:
+            if next(hits) == 2:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        failpoints.call("web.send.before", fail)
+    else:
+        at = extent.offset + (1_500_077 if how == "ends" else 7)
+        os.truncate(first.node.store._disks.path(extent.disk, extent.file), at)
+    assert wire.call("GET", target).body == whole
+    failpoints.configure("")
+    assert extent in take_noticed(lambda extent: True)
+    if how != "errors":
+        ranged = wire.call("GET", target, headers={"range": "bytes=41000-5000000"})
+        assert (ranged.status, ranged.body) == (206, whole[41_000:5_000_001])
+    wire.close()

@@ -48,10 +48,16 @@ class Continuing:
     def __repr__(self) -> str:
         return f"<Continuing {self._asking!r}>"
 
-    async def rest(self, bucket: str, key: str, found: Found, sent: int) -> AsyncGenerator[bytes, None]:
+    def rest(self, bucket: str, key: str, found: Found, sent: int) -> AsyncGenerator[bytes, None]:
         """What is left of an answer of which `sent` bytes are out. Raises CutShortError."""
-        record, offset = found.record, found.base + found.offset + sent
-        ask = wire.RestAsk(bucket, key, record.version, record.etag, record.size, offset, found.length - sent)
+        offset = found.base + found.offset + sent
+        return self.of_others(bucket, key, found.record, offset, found.length - sent)
+
+    async def of_others(
+        self, bucket: str, key: str, record: Record, offset: int, length: int
+    ) -> AsyncGenerator[bytes, None]:
+        """Bytes of this version, as other nodes have them. Raises CutShortError."""
+        ask = wire.RestAsk(bucket, key, record.version, record.etag, record.size, offset, length)
         why = "no other node holds it"
         for node in self._holders(bucket, key):
             given = 0

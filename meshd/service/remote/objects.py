@@ -58,7 +58,8 @@ class RemoteObjects:
         documents = RemoteDocuments(self._asking)
         frames = self._frames = RemoteFrames(self._asking, self._fetching, self._memory)
         self.document, self.documents, self.spread = documents.document, documents.documents, documents.spread
-        self.rest = Continuing(self._asking).rest
+        continuing = Continuing(self._asking)
+        self.rest, self.of_others = continuing.rest, continuing.of_others
         self.kept = documents.kept
         self.met, self.kept_frame, self.keep_frame = frames.met, frames.kept_frame, frames.keep_frame
 

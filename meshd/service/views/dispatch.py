@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from meshd.service.semantics.bodies import MAX_PUT_BYTES
 from meshd.service.semantics.copying import checked_source, judge_source, part_range
 from meshd.service.semantics.found import found_of
+from meshd.service.semantics.tearing import Tear
 from meshd.service.semantics.translation import store_errors
 from meshd.service.views import counting
 from meshd.service.views.copies import MadeBody, as_part, as_upload
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from meshd.service.semantics.found import Found
-    from meshd.service.semantics.tearing import Tear
     from meshd.service.views.definitions import ViewDefinitions
     from meshd.service.views.kinds import ViewKind
     from meshd.store.interface import ObjectStore
@@ -138,7 +138,10 @@ class ViewReader:
         if isinstance(made, Kept):
             return replace(operation, bucket=made.bucket, key=made.key, version=None)
         found = found_of(operation, made.record)
-        return Assembled(found, made.groups(found.offset, found.length))
+        if made.mended is None:
+            return Assembled(found, made.groups(found.offset, found.length))
+        tear = Tear()
+        return Assembled(found, made.mended(tear, found.offset, found.length), tear)
 
     async def described(self, operation: ops.GetObjectAttributes) -> Record | None:
         """What is known of what is put together; None for all that has an object."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from meshd.service.authorization.access import Caller
+    from meshd.service.semantics.tearing import Tear
     from meshd.store.proving import Proofs
     from meshd.store.records import Record, Span
     from meshwire.s3.operations import ListObjects
@@ -35,12 +36,14 @@ class Made:
     """A view's object that is put together while it is sent. `record`: size, ETag, time and headers.
     `groups(offset, length)`: those bytes as open files, a group at a time, each valid until the next is asked
     for; what cannot be made raises S3Error or StoreError before the first. `proved`: the same, where spans of
-    no extent have bytes of stored objects in them.
+    no extent have bytes of stored objects in them. `mended`: `groups`, told where one cannot be read to its
+    end: they go on from there.
     """
 
     record: Record
     groups: Callable[[int, int], AsyncGenerator[Sequence[Span], None]]
     proved: Callable[[Proofs, int, int], AsyncGenerator[Sequence[Span], None]] | None = None
+    mended: Callable[[Tear, int, int], AsyncGenerator[Sequence[Span], None]] | None = None
 
     def copied(self, proofs: Proofs, offset: int, length: int) -> AsyncGenerator[Sequence[Span], None]:
         """`groups`, for a copy. Raises CorruptExtentError, too."""

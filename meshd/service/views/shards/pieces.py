@@ -1,48 +1,45 @@
-"""Pieces of shards as open files: what is made goes through shared memory, large members lie where they are.
+"""Pieces of shards as open files, from this node's disks and from other nodes.
 
-Law: a member is read only if the object it is in is still the one that was laid out. Small members' checksums
-are compared on the way; the sum of a record is put together of the extents' sums where those are known.
+Law: a member is read only if the object it is in is still the one that was laid out. What cannot be read here
+comes from another owner of that very version, or not at all.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, aclosing, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
-
-from awscrt.checksums import combine_crc32c, crc32c
 
 from meshd.assembly.elsewhere import Lost, Part
 from meshd.assembly.errors import BatchError
 from meshd.assembly.memory import Memory
+from meshd.service.remote.continuing import CutShortError
 from meshd.service.remote.objects import local_objects
 from meshd.service.remote.waiting import Waiting
 from meshd.service.remote.wire import FarRecord
 from meshd.service.semantics.translation import store_errors
 from meshd.service.views.failing import refusal, unreachable
+from meshd.service.views.shards.stretches import Scratch, Stretch
 from meshd.store.errors import CorruptExtentError, ExtentGoneError
-from meshd.store.proving import Passing, naming
+from meshd.store.noticing import notice_behind
+from meshd.store.proving import naming
 from meshd.store.records import Span
-from meshd.telemetry import metrics
 from meshwire.s3.errors import S3Error
-from meshwire.tfrecords import MAX_NUMBER, NumberError, converted, masked
+from meshwire.tfrecords import MAX_NUMBER, NumberError, converted
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Sequence
 
     from meshd.service.remote.objects import RemoteObjects
+    from meshd.service.semantics.tearing import Tear
     from meshd.store.interface import ObjectStore
     from meshd.store.proving import Proofs
-    from meshd.store.records import Extent, Record
+    from meshd.store.records import Record
     from meshwire.shardforms import Piece, Shard, SourceObject
 
-_COPIED: Final = 64 << 10
-"""Members up to here are copied beside their headers: one send for many instead of two for each."""
 _GROUP: Final = 1 << 20
 _GROUP_PIECES: Final = 600
-_READ: Final = 1 << 20
 
 
 class Plain(Protocol):
@@ -98,6 +95,16 @@ class Source:
         record = self.record(member.key)
         return record if record is not None and record.etag == member.etag else None
 
+    async def of_others(self, piece: Piece) -> AsyncGenerator[bytes, None]:
+        """A piece of an object that this node cannot read. Raises CutShortError, S3Error."""
+        if piece.object is None:
+            raise CutShortError("what was made here cannot be read")
+        record, key = await self.holder(piece.object), piece.object.key
+        rest = self.objects.of_others(self.bucket, key, record, piece.offset, piece.length)
+        async with aclosing(rest) as pieces:
+            async for data in pieces:
+                yield data
+
     async def holder(self, member: SourceObject) -> Record:
         """The object with a member's bytes. Raises S3Error SlowDown, UnprocessableSource."""
         await self.look_up({member.key})
@@ -122,23 +129,55 @@ def unprocessable() -> Iterator[None]:
 
 
 async def shard_groups(
-    source: Source, shard: Shard, offset: int, length: int, proofs: Proofs | None = None
+    source: Source,
+    shard: Shard,
+    offset: int,
+    length: int,
+    proofs: Proofs | None = None,
+    tear: Tear | None = None,
 ) -> AsyncGenerator[Sequence[Span], None]:
     """Open files and ranges of a part of a shard, about a megabyte at a time, each group valid until the next
-    is asked for. `proofs`: a copy's, of members that are parts of extents (files in archives). Raises S3Error
+    is asked for. `proofs`: a copy's, of members that are parts of extents (files in archives). Told by `tear`
+    that a member cannot be read to its end they go on with what another node has of it. Raises S3Error
     SlowDown when a member was replaced meanwhile, StoreError."""
+    for group in _grouped(shard.pieces(offset, length)):
+        left = group
+        while left:
+            with ExitStack() as stack:
+                spans = await _Opening(source, stack, proofs).spans(left)
+                yield spans
+                sent = None if tear is None else tear.take()
+            if sent is None:
+                break
+            notice_behind(spans, sent)
+            torn, left = _behind(left, sent)
+            async with aclosing(source.of_others(torn)) as rest:
+                async for data in rest:
+                    with Scratch() as scratch:
+                        yield scratch.assemble([Stretch(data=data, length=len(data))])
+
+
+def _grouped(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     group: list[Piece] = []
     size = 0
-    for piece in shard.pieces(offset, length):
+    for piece in pieces:
         group.append(piece)
         size += piece.length
         if size >= _GROUP or len(group) >= _GROUP_PIECES:
-            with ExitStack() as stack:
-                yield await _Opening(source, stack, proofs).spans(group)
+            yield group
             group, size = [], 0
     if group:
-        with ExitStack() as stack:
-            yield await _Opening(source, stack, proofs).spans(group)
+        yield group
+
+
+def _behind(group: Sequence[Piece], sent: int) -> tuple[Piece, list[Piece]]:
+    """What is left of the piece that ended behind `sent` bytes of a group, and the pieces behind it."""
+    for number, piece in enumerate(group):
+        if sent < piece.length:
+            left = replace(piece, offset=piece.offset + sent, length=piece.length - sent)
+            return left, list(group[number + 1 :])
+        sent -= piece.length
+    raise ValueError("a group ended behind its end")
 
 
 class _Opening:
@@ -147,14 +186,36 @@ class _Opening:
     def __init__(self, source: Source, stack: ExitStack, proofs: Proofs | None) -> None:
         self._source, self._stack, self._proofs = source, stack, proofs
         self._fetched: dict[Part, Span] = {}
-        self._parts: dict[int, _Part] = {}  # by the identity of pieces that the group holds
+        self._parts: dict[int, Stretch] = {}  # by the identity of pieces that the group holds
 
     async def spans(self, group: Sequence[Piece]) -> Sequence[Span]:
         """Large members as they lie, all that is between them copied together by a thread."""
         await self._fetch(group)
         parts = [await self._part(piece) for piece in group]
-        scratch = self._stack.enter_context(_Scratch())
-        return await asyncio.to_thread(scratch.assemble, parts)
+        scratch = self._stack.enter_context(Scratch())
+        try:
+            return await asyncio.to_thread(scratch.assemble, parts)
+        except (CorruptExtentError, OSError) as error:
+            if self._source.objects.alone or self._proofs is not None:
+                raise
+            sound = [await self._sound(*each, error) for each in zip(group, parts, strict=True)]
+        again = self._stack.enter_context(Scratch())
+        return await asyncio.to_thread(again.assemble, sound)
+
+    async def _sound(self, piece: Piece, part: Stretch, error: Exception) -> Stretch:
+        """A part, or, where a small one cannot be read here, what another node has of it. Raises `error`."""
+        if part.lies or not part.spans:
+            return part
+        try:
+            return replace(part, data=await asyncio.to_thread(part.read))
+        except (CorruptExtentError, OSError):
+            notice_behind(part.spans, 0)
+        try:
+            return Stretch(
+                data=b"".join([data async for data in self._source.of_others(piece)]), length=part.length
+            )
+        except CutShortError:
+            raise error from None
 
     async def _fetch(self, group: Sequence[Piece]) -> None:
         """What other nodes hold of a group's pieces, all at once. Raises S3Error SlowDown."""
@@ -179,19 +240,19 @@ class _Opening:
                 raise S3Error("SlowDown", f"{part.key} cannot be read now: {place.message or place.code}")
             self._fetched[part] = Span(fetched.fd, place.offset, place.length)
 
-    async def _part(self, piece: Piece) -> _Part:
+    async def _part(self, piece: Piece) -> Stretch:
         """A piece that is sent and summed is opened once."""
         found = self._parts.get(id(piece))
         if found is None:
             found = self._parts[id(piece)] = await self._opened(piece)
         return found
 
-    async def _opened(self, piece: Piece) -> _Part:
+    async def _opened(self, piece: Piece) -> Stretch:
         if piece.summed:
             parts = tuple([await self._part(each) for each in piece.summed])
-            return _Part(length=piece.length, summed=parts, skip=piece.offset)
+            return Stretch(length=piece.length, summed=parts, skip=piece.offset)
         if piece.object is None:
-            return _Part(data=piece.data, length=piece.length)
+            return Stretch(data=piece.data, length=piece.length)
         if piece.told:
             return await self._number(piece, piece.object)
         try:
@@ -202,7 +263,7 @@ class _Opening:
             await self._proofs.require(part.spans)
         return part
 
-    async def _number(self, piece: Piece, item: SourceObject) -> _Part:
+    async def _number(self, piece: Piece, item: SourceObject) -> Stretch:
         """What a file spells. Raises S3Error UnprocessableSource."""
         name = f"{item.key}/-/{item.name}" if item.name else item.key
         if item.size > MAX_NUMBER:
@@ -211,7 +272,7 @@ class _Opening:
             data = converted(piece.told, await self._text(item))[piece.offset :][: piece.length]
         except NumberError as error:
             raise S3Error("UnprocessableSource", f"{name}: {error}") from error
-        return _Part(data=data, length=piece.length)
+        return Stretch(data=data, length=piece.length)
 
     async def _text(self, item: SourceObject) -> bytes:
         record, store = await self._source.holder(item), self._source.store
@@ -225,14 +286,14 @@ class _Opening:
         text = store.read_now(record, item.offset, item.size)
         return await asyncio.to_thread(store.read, record, item.offset, item.size) if text is None else text
 
-    def _open(self, piece: Piece, item: SourceObject, record: Record) -> _Part:
+    def _open(self, piece: Piece, item: SourceObject, record: Record) -> Stretch:
         if isinstance(record, FarRecord):
             span = self._fetched[self._source.part(item, record, piece.offset, piece.length)]
-            return _Part(self._named([span], item), piece.length)
+            return Stretch(self._named([span], item), piece.length)
         with naming(self._url(item)):
             opened = self._stack.enter_context(self._source.store.reading(record, piece.offset, piece.length))
         spans, whole = self._named(opened, item), piece.length == record.size
-        return _Part(spans, piece.length, extents=record.extents if whole else ())
+        return Stretch(spans, piece.length, extents=record.extents if whole else ())
 
     def _named(self, spans: Sequence[Span], item: SourceObject) -> Sequence[Span]:
         name = self._url(item)
@@ -246,98 +307,3 @@ def _all_of(group: Sequence[Piece]) -> Iterator[Piece]:
     for piece in group:
         yield piece
         yield from _all_of(piece.summed)
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Bytes made here, ranges of open files (`extents`: what they are, where it is all of an object), or the
-    bytes from `skip` of the masked sum of others."""
-
-    spans: Sequence[Span] = ()
-    length: int = 0
-    data: bytes = b""
-    extents: Sequence[Extent] = ()
-    summed: Sequence[_Part] = ()
-    skip: int = 0
-
-    @property
-    def lies(self) -> bool:
-        """Whether it is sent from where it lies."""
-        return self.length > _COPIED and bool(self.spans)
-
-    def read(self) -> bytes:
-        """All of it (blocking). Raises CorruptExtentError."""
-        if self.data:
-            return self.data
-        if self.summed:
-            return masked(self._sum())[self.skip : self.skip + self.length]
-        read, passing = [os.pread(span.fd, span.length, span.offset) for span in self.spans], Passing()
-        for span, data in zip(self.spans, read, strict=True):
-            if len(data) != span.length:
-                raise _damaged(span)
-            passing.take(span, data)
-        return read[0] if len(read) == 1 else b"".join(read)
-
-    def _sum(self) -> int:
-        whole = 0
-        for part in self.summed:
-            whole = combine_crc32c(whole, part.crc(), part.length)
-        return whole
-
-    def crc(self) -> int:
-        """CRC-32C (blocking where it is not known)."""
-        whole = 0
-        if self.extents:
-            for extent in self.extents:
-                whole = combine_crc32c(whole, extent.crc32c, extent.length)
-            return whole
-        if self.data:
-            return int(crc32c(self.data))
-        for span in self.spans:
-            at, end = span.offset, span.offset + span.length
-            while at < end:
-                data = os.pread(span.fd, min(_READ, end - at), at)
-                if not data:
-                    raise _damaged(span)
-                whole, at = crc32c(data, whole), at + len(data)
-        return whole
-
-
-def _damaged(span: Span) -> CorruptExtentError:
-    metrics.store_corrupt_reads.inc()
-    return CorruptExtentError("bytes of a member are missing; run meshd fsck", span.name)
-
-
-class _Scratch:
-    """Bytes made here, in shared memory, so that they are sent like a file's; neighbours become one span."""
-
-    def __init__(self) -> None:
-        self._fd, self._size = -1, 0
-
-    def __enter__(self) -> _Scratch:
-        self._fd = os.memfd_create("mesh-shard", os.MFD_CLOEXEC)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
-
-    def assemble(self, parts: Sequence[_Part]) -> Sequence[Span]:
-        """The parts in order, small ones copied together (blocking)."""
-        spans: list[Span] = []
-        held: list[bytes] = []
-        for part in parts:
-            if part.lies:
-                self._flush(spans, held)
-                spans += part.spans
-            else:
-                held.append(part.read())
-        self._flush(spans, held)
-        return spans
-
-    def _flush(self, spans: list[Span], held: list[bytes]) -> None:
-        data = b"".join(held)
-        held.clear()
-        if data:
-            os.pwrite(self._fd, data, self._size)
-            spans.append(Span(self._fd, self._size, len(data)))
-            self._size += len(data)

@@ -53,6 +53,7 @@ class ShardReader:
             _record(shard),
             lambda offset, length: shard_groups(source, shard, offset, length),
             lambda proofs, offset, length: shard_groups(source, shard, offset, length, proofs),
+            lambda tear, offset, length: shard_groups(source, shard, offset, length, tear=tear),
         )
 
     def _source(self, view: ShardsView) -> Source:
