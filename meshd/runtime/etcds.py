@@ -16,12 +16,15 @@ import subprocess
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from meshd.control.etcd.gateway import Gateway, Member
 from meshd.errors import StartupError
 from meshd.kit.clock import SystemClock
 from meshd.runtime.children import die_with
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Pair(Protocol):
@@ -59,7 +62,8 @@ def free_ports(count: int) -> list[int]:
 
 class EtcdCluster:
     """`size` members; `tls`: their certificate, and who vouches for it; `apart`: a terminal's Ctrl-C is not
-    for them, and they die with this process; `host`: where clients reach them. Use as a context manager."""
+    for them, and they die with this process; `host`: where clients reach them; `ports`: two a member, for
+    clients and for other members, where it matters which. Use as a context manager."""
 
     def __init__(
         self,
@@ -69,6 +73,7 @@ class EtcdCluster:
         tls: tuple[Pair, Path] | None = None,
         apart: bool = False,
         host: str = "127.0.0.1",
+        ports: Sequence[int] = (),
     ) -> None:
         self._apart = apart
         self._place, self._flags, self._scheme = place, flags, "http"
@@ -77,7 +82,7 @@ class EtcdCluster:
             pair, authority = tls
             self._scheme, self._tls = "https", ssl.create_default_context(cafile=str(authority))
             self._flags += (f"--cert-file={pair.cert}", f"--key-file={pair.key}")
-        ports = free_ports(2 * size)
+        ports = ports or free_ports(2 * size)
         self.members = tuple(Member(host, port) for port in ports[:size])
         self._peers = ports[size:]
         self._running: dict[int, subprocess.Popen[bytes]] = {}

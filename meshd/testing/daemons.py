@@ -1,6 +1,6 @@
 """A real daemon as a subprocess, for component and crash tests, the demo and the benchmarks.
 
-Law: ends what it started, by process id; keeps all output in files; listens on loopback, on a free port.
+Law: ends what it started, by process id; keeps all output in files; listens on loopback, on its own port.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from weakref import WeakSet
 
 from meshd.kit.clock import SystemClock
 from meshd.testing.forkserver import launch
+from meshd.testing.ports import own_port
 from meshwire.s3.parsing import RequestHead
 from meshwire.sigv4 import Credential, sign
 
@@ -117,7 +118,7 @@ class Daemon:
 
     def up(self, timeout: float = 60.0) -> None:
         """Start the process (again); a restart keeps the port."""
-        listen = urlsplit(self.endpoint).netloc or f"{self.host}:0"
+        listen = urlsplit(self.endpoint).netloc or f"{self.host}:{own_port(self.host)}"
         arguments = ["serve", "--data-dir", str(self.data_dir), "--listen", listen]
         arguments += ["--workers", str(self.workers), "--transforms", "1"]
         if self.pair is not None:

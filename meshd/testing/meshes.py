@@ -29,6 +29,7 @@ from weakref import WeakSet
 from meshd.kit.clock import SystemClock
 from meshd.runtime.etcds import EtcdCluster
 from meshd.testing.daemons import Daemon, authority_in
+from meshd.testing.ports import own_port
 from meshwire.cluster import ClusterMap, parse_map, routes
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ class Mesh:
         self._scratch = Path(tempfile.mkdtemp(prefix="mesh-"))
         self.place = place or self._scratch
         (self.place / "etcd").mkdir(parents=True, exist_ok=True)
-        self.etcd = EtcdCluster(self.place / "etcd", host=etcd_host)
+        ports = (own_port(etcd_host), own_port())
+        self.etcd = EtcdCluster(self.place / "etcd", host=etcd_host, ports=ports)
         self._args, self._own, self._workers, self._lease = tuple(args), dict(own or {}), workers, lease
         self.authority = authority_in(self.place / "tls") if tls else None
         self._env = dict(env or {})

@@ -7,7 +7,6 @@ import json
 import re
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ from botocore.config import Config
 
 from meshd.kit.clock import SystemClock
 from meshd.testing.daemons import Daemon
+from meshd.testing.ports import own_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -240,7 +240,7 @@ def place(scratch: Path) -> Iterator[Place]:
     data = scratch / "weed"
     data.mkdir()
     parts = [f"{part}.port{grpc}" for part in ("master", "volume", "filer", "s3") for grpc in ("", ".grpc")]
-    ports = dict(zip(parts, _free_ports(len(parts)), strict=True))
+    ports = {part: own_port() for part in parts}
     flags = [f"-{part}={port}" for part, port in ports.items()]
     argv = [program, "server", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", *flags]
     argv += [f"-s3.config={identities}", "-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=50"]
@@ -278,14 +278,3 @@ def _until_ready(client: Any) -> None:
             threading.Event().wait(0.2)
         else:
             return
-
-
-def _free_ports(count: int) -> list[int]:
-    socks = [socket.socket() for _ in range(count)]
-    try:
-        for sock in socks:
-            sock.bind(("127.0.0.1", 0))
-        return [int(sock.getsockname()[1]) for sock in socks]
-    finally:
-        for sock in socks:
-            sock.close()

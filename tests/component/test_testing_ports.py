@@ -1,0 +1,37 @@
+"""Ports of servers of tests: nobody gets them while their servers are down."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from meshd.testing import ports
+from meshd.testing.daemons import Daemon
+from meshd.testing.meshes import Mesh
+from meshd.testing.ports import own_port
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def lowest_given_away() -> int:
+    """Of the ports that the system gives whoever asks for any."""
+    return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+
+
+def test_a_port_that_somebody_has_is_given_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = own_port()
+    monkeypatch.setattr(ports, "_turns", itertools.count(first - ports.FIRST))
+    with socket.create_server(("127.0.0.1", first)):
+        assert own_port() != first
+
+
+def test_servers_lie_outside_what_the_system_gives_away() -> None:
+    with Daemon.start() as daemon:
+        assert 0 < (urlsplit(daemon.endpoint).port or 0) < lowest_given_away()
+    mesh = Mesh(0)
+    assert {member.port < lowest_given_away() for member in mesh.etcd.members} == {True}
+    mesh.close()
