@@ -16,7 +16,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from meshd.config import load_settings
+from meshd.config import ConfigError, load_settings
 from meshd.store.errors import StoreError
 from meshd.store.index import Index, object_key
 from meshd.store.intents import used_extents, user_of
@@ -48,7 +48,7 @@ _FIND = [
 
 def find_store(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options that say which store; the command gets `settings`. StoreErrors become one line and
-    status 1.
+    status 1, ConfigErrors status 2.
     """
 
     @functools.wraps(command)
@@ -61,7 +61,11 @@ def find_store(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         flags = {"data-dir": data_dir, "disk": disks, "index-dir": index_dir}
         try:
-            return command(settings=load_settings(flags, config_file=config_file).store, **rest)
+            settings = load_settings(flags, config_file=config_file).store
+        except ConfigError as error:
+            raise click.UsageError(str(error)) from error
+        try:
+            return command(settings=settings, **rest)
         except StoreError as error:
             raise click.ClickException(str(error)) from error
 

@@ -5,6 +5,7 @@ Law: a ValueError names what would be accepted, and nothing else; `loading` says
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -43,22 +44,30 @@ def at_least(minimum: int) -> Callable[[object], int]:
     return parse
 
 
+def _whole(text: object) -> int:
+    try:
+        return int(str(text))
+    except ValueError:
+        raise ValueError("expected a whole number") from None
+
+
 def parse_positive(text: object) -> int:
-    value = int(str(text))
+    value = _whole(text)
     if value < 1:
         raise ValueError("expected a whole number of at least 1")
     return value
 
 
 def parse_seconds(text: object) -> float:
-    value = float(str(text))
-    if not 0 < value < 1e7:
-        raise ValueError("expected a number of seconds above 0")
-    return value
+    with contextlib.suppress(ValueError):
+        value = float(str(text))
+        if 0 < value < 1e7:
+            return value
+    raise ValueError("expected a number of seconds above 0")
 
 
 def parse_days(text: object) -> int:
-    value = int(str(text))
+    value = _whole(text)
     if not 0 <= value <= 36_500:
         raise ValueError("expected a whole number of days, or 0 for never")
     return value
@@ -175,14 +184,14 @@ def parse_url(text: object) -> str:
 
 
 def parse_copies(text: object) -> int:
-    value = int(str(text))
+    value = _whole(text)
     if not 1 <= value <= 8:
         raise ValueError("expected 1 to 8")
     return value
 
 
 def parse_weight(text: object) -> int:
-    value = int(str(text))
+    value = _whole(text)
     if not 0 <= value <= 1 << 20:
         raise ValueError("expected a whole number up to 1048576, or 0 for the GiB of its disks")
     return value

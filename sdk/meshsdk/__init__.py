@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from meshsdk import ops
+    from meshsdk import errors, ops
     from meshsdk.batches import Batch, Ragged
     from meshsdk.client import Client
     from meshsdk.connecting import connect
@@ -43,11 +43,13 @@ __all__ = [
     "Stage",
     "class_of_prefix",
     "connect",
+    "errors",
     "mix",
     "open",
     "ops",
 ]
 
+_MODULES = ("errors", "ops")
 _HOMES = {
     "Batch": "batches",
     "Blocks": "orders",
@@ -68,15 +70,19 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Public names load with their module on first use: `import meshsdk` alone costs about a millisecond."""
-    if name == "ops":
-        return _loaded("ops")
-    if name in _HOMES:
-        value = globals()[name] = getattr(_loaded(_HOMES[name]), name)
-        return value
-    # With the module, for Python to say what name is near.
-    raise AttributeError(f"module 'meshsdk' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+if not TYPE_CHECKING:  # or checkers would let every name pass
+
+    def __getattr__(name: str) -> Any:
+        """Public names load with their module on first use: `import meshsdk` alone takes a millisecond."""
+        if name in _MODULES:
+            return _loaded(name)
+        if name in _HOMES:
+            value = globals()[name] = getattr(_loaded(_HOMES[name]), name)
+            return value
+        # With the module, for Python to say what name is near.
+        raise AttributeError(
+            f"module 'meshsdk' has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+        )
 
 
 def _loaded(module: str) -> Any:
@@ -92,4 +98,4 @@ def _loaded(module: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES, "ops"])
+    return sorted([*globals(), *_HOMES, *_MODULES])

@@ -41,6 +41,10 @@ ELSEWHERE = {
     "batch_sampler": _NO_SAMPLER,
     "collate_fn": "leave it out: batches come collated; what more there is to do, do to the batch",
     "pin_memory": "device='cuda' has an arena of pinned memory, and copies batches to the GPU",
+    "world_size": "world= is the number of ranks",
+    "num_replicas": "world= is the number of ranks",
+    "transform": "what is done to samples is the dataset's: ds.map(ops.decode('image'), …)",
+    "dtype": "batches have the types that the ops leave: ops.cast, or normalize=mesh.Normalize('image')",
     "timeout": "deadline= is how many seconds an unavailable server is waited for",
 }
 
@@ -96,13 +100,6 @@ def checked_connections(count: SupportsIndex) -> int:
     return found
 
 
-def checked_deadline(seconds: float) -> float:
-    """`deadline`: how long an unavailable server is waited for."""
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
-        raise ConfigurationError(f"deadline={seconds!r}: seconds, as 600")
-    return float(seconds)
-
-
 def checked_share(name: str | None) -> str | None:
     """`share`: the name jobs meet under."""
     if name is not None and not isinstance(name, str):
@@ -117,6 +114,16 @@ def too_large(batch: int, positions: int, tail: str) -> str:
     return (
         f"global_batch={batch} is more than the {positions} samples of an epoch: the rest of each batch is "
         "padding (batch.status 3); lower it, or use tail='ragged'"
+    )
+
+
+def given_up(epoch: int, position: int) -> str:
+    """What is to be told of a program that resumes, and then begins the epoch again as it would have to with
+    torch's samplers."""
+    return (
+        f"set_epoch({epoch}) goes back to the epoch's beginning: the state that was loaded is at position "
+        f"{position} of it, and what is before comes again. Leave set_epoch out: a loader knows its epoch, "
+        "and each `for` is the next one"
     )
 
 

@@ -63,7 +63,9 @@ def object_path(bucket: str, key: str = "") -> str:
         if key:
             check_key(key)
     except ValueError as error:
-        raise ConfigurationError(f"s3://{bucket[:80]}/{key[:80]}: {error}") from error
+        hint = "; give the bucket's name alone, and the key beside it" if "://" in bucket else ""
+        place = bucket[:80] if hint else f"s3://{bucket[:80]}/{key[:80]}"
+        raise ConfigurationError(f"{place}: {error}{hint}") from error
     return f"/{bucket}/{percents.encode(key, safe='/')}" if key else f"/{bucket}"
 
 
@@ -238,6 +240,7 @@ class Client:
         """Stores `data`; durable when it returns. Gives the ETag. With `if_absent`, PreconditionError if it
         exists. The store verifies a crc64nvme of the bytes. For large files there is `transfers.upload`.
         """
+        _check_bytes(data)
         headers = object_headers(metadata, content_type) | {"x-amz-checksum-crc64nvme": crc64(data)}
         if if_absent:
             headers["if-none-match"] = "*"
@@ -338,6 +341,16 @@ def get_request(bucket: str, key: str, offset: int, length: int | None, etag: st
     if etag is not None:
         headers["if-match"] = etags.quote(etag)
     return Request("GET", object_path(bucket, key), "", headers)
+
+
+def _check_bytes(data: object) -> None:
+    try:
+        memoryview(data)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise ConfigurationError(
+            f"put stores bytes; got {type(data).__name__}: a text as text.encode(), a file with "
+            "meshsdk.transfers.upload(client, path, bucket, key)"
+        ) from error
 
 
 def object_headers(metadata: Mapping[str, str] | None, content_type: str | None) -> dict[str, str]:

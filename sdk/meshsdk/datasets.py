@@ -178,6 +178,11 @@ class Dataset:
         """
         from meshsdk.splitting import split
 
+        if fractions is not None and not isinstance(fractions, Mapping):
+            raise ConfigurationError(
+                "split takes fractions by name, as ds.split(train=0.9, val=0.1); got "
+                f"{type(fractions).__name__}"
+            )
         return split(self, {**(fractions or {}), **more}, by, seed, deadline)
 
     def join(

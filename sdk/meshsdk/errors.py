@@ -177,6 +177,7 @@ _ADVICE = {
     "RequestTimeTooSkewed": "The clocks of this machine and of the node are more than 15 minutes apart: set "
     "the one whose `date -u` is wrong (NTP).",
     "NoSuchBucket": "List the buckets with `mesh ls`, or make it with `mesh mb s3://NAME`.",
+    "BucketNotEmpty": "Delete what is in it first: `mesh rm -r s3://NAME`.",
     "NoSuchKey": "List what is there with `mesh ls`.",
     "SnapshotChanged": "Open the dataset again to pin what is stored now.",
 }

@@ -12,7 +12,7 @@ import operator
 import os
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
-from meshsdk.arguments import ELSEWHERE, checked_dataset, explaining, too_large
+from meshsdk.arguments import ELSEWHERE, checked_dataset, explaining, given_up, too_large
 from meshsdk.doctor import VARIABLE
 from meshsdk.errors import ClosedError, ConfigurationError
 from meshsdk.meters import Meter
@@ -130,6 +130,7 @@ class Loader:
         self._place = Place(state, self.plan.positions, self.global_batch, tail)
         self._pass: Pass | None = None
         self._moves = 0
+        self._resumed = False
         self._closed = False
         if len(self) == 0:
             raise ConfigurationError(
@@ -182,6 +183,7 @@ class Loader:
         ConfigurationError for what is no state.
         """
         self._move(self._place.resumed(state))
+        self._resumed = True
 
     def seek(self, epoch: int, step: int = 0) -> None:
         """Makes `step` of `epoch` (both from 0; steps of the present global batch, from the epoch's
@@ -189,7 +191,11 @@ class Loader:
         self._move(self._place.sought(epoch, step))
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the beginning of `epoch` the next batch."""
+        """Makes the beginning of `epoch` the next batch. Not needed to shuffle anew: each `for` is the next
+        epoch. Behind `load_state_dict` it gives up the place within the epoch, and a warning says so."""
+        position = self._place.state.position
+        if self._resumed and position and operator.index(epoch) == self.epoch:
+            _log.warning("%s", given_up(epoch, position))
         self.seek(epoch, 0)
 
     def skip(self, steps: int) -> None:
@@ -201,6 +207,7 @@ class Loader:
         self._end_pass()
         self._place = place
         self._moves += 1
+        self._resumed = False
 
     # --- batches ----------------------------------------------------------------------------------
 
@@ -253,6 +260,7 @@ class Loader:
 
     def _begin(self) -> Pass:
         self._check_open()
+        self._resumed = False
         place = self._place
         self._pass = self._feed.begin(place, range(place.step, place.steps), self._arena)
         return self._pass

@@ -19,6 +19,29 @@ if TYPE_CHECKING:
     from meshsdk.native import FieldInfo
 
 _LONGEST = 40  # characters of an argument
+# What torchvision calls otherwise.
+_TORCHVISION = {
+    "Resize": "resize",
+    "CenterCrop": "center_crop",
+    "RandomCrop": "random_crop",
+    "RandomResizedCrop": "random_resized_crop",
+    "RandomHorizontalFlip": "hflip",
+    "RandomVerticalFlip": "vflip",
+    "RandomRotation": "rotate",
+    "Pad": "pad",
+    "ColorJitter": "color_jitter",
+    "Grayscale": "grayscale",
+    "RandomGrayscale": "grayscale",
+    "RandAugment": "rand_augment",
+    "MixUp": "mixup",
+    "CutMix": "cutmix",
+    "ToTensor": "to_chw",
+    "PILToTensor": "to_chw",
+    "ToImage": "to_chw",
+    "Normalize": "normalize",
+    "ToDtype": "cast",
+    "ConvertImageDtype": "cast",
+}
 
 
 def checked(ops: Sequence[object], fields: Mapping[str, FieldInfo]) -> tuple[OpSpec, ...]:
@@ -42,7 +65,17 @@ def _advice(given: object) -> str:
         return "Give them one by one: ds.map(*those)"
     if getattr(given, "__module__", "") == "meshsdk.ops":
         return f"Call it with its field: ops.{getattr(given, '__name__', 'decode')}('image')"
+    if told := of_torchvision(type(given).__name__):
+        return told.capitalize()
     return "Python functions do not run on storage nodes: apply them to the batch"
+
+
+def of_torchvision(name: str) -> str:
+    """What to write in place of what torchvision has by this name; nothing of other names."""
+    if name == "Compose":
+        return "ops are composed by map, in order: ds.map(ops.decode('image'), ops.hflip('image'))"
+    found = _TORCHVISION.get(name)
+    return f"write ops.{found}('image', …), with the field first" if found else ""
 
 
 def _check_field(op: str, name: str, fields: Mapping[str, FieldInfo]) -> None:

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import meshsdk
 from meshsdk.datasets import Dataset
-from meshsdk.errors import ConfigurationError
+from meshsdk.errors import ConfigurationError, NotFoundError
 from meshsdk.guessing import guess_columns, guess_features, guess_fields
 from meshsdk.native import describe_snapshot, fetch_snapshot, pin_snapshot
-from meshsdk.selecting import array_fields, check_source, part_fields, select_fields
+from meshsdk.selecting import array_fields, check_source, missed, part_fields, select_fields
+from meshsdk.settings import checked_seconds
 
 if TYPE_CHECKING:
     from meshsdk.client import Client
     from meshsdk.loaders import Loader
+    from meshsdk.native import SnapshotInfo
 
 KINDS = ("auto", "objects", "tar", "lines", "zarr", "chunks", "tfrecord", "mds", "parquet")
 
@@ -64,9 +66,23 @@ def open(
             f"fields={fields!r:.80}: what each field is made of, by name, as "
             '{"image": "jpg;jpeg", "label": "@class"}'
         )
+    if deadline is not None:
+        checked_seconds("deadline", deadline)
     client = client or connect()
     if snapshot is not None:
         return Dataset(client, describe_snapshot(fetch_snapshot(client.transport, snapshot)))
+    try:
+        return Dataset(client, _pinned(client, source, fields, kind, deadline))
+    except NotFoundError as error:
+        if told := missed(source, fields):
+            raise error.saying(told) from error
+        raise
+
+
+def _pinned(
+    client: Client, source: str, fields: Mapping[str, Any] | None, kind: str, deadline: float | None
+) -> SnapshotInfo:
+    """What is there now; what is not told of it is guessed."""
     if kind in ("zarr", "chunks"):
         fields, kind = array_fields(fields, chunks=kind == "chunks"), "zarr"
     if kind == "tfrecord":
@@ -77,8 +93,7 @@ def open(
         chosen = None if fields is None else select_fields(part_fields(fields, "column"))
     else:
         chosen = select_fields(fields) if fields is not None else guess_fields(client, source)
-    found = pin_snapshot(client.transport, source, kind, chosen, deadline, meanwhile=_load_loader)
-    return Dataset(client, found)
+    return pin_snapshot(client.transport, source, kind, chosen, deadline, meanwhile=_load_loader)
 
 
 def _load_loader() -> type[Loader]:

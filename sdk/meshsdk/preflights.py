@@ -135,10 +135,16 @@ def _hopeless(ds: Dataset, picks: Sequence[int], bad: Mapping[int, BadSampleErro
     )
     field, op = str(error.detail.get("field", "")), error.detail.get("op", "")
     reason = error.detail.get("error", str(error))
-    hint = _hint(ds, pick, field) if field in ds.fields else ""
+    hint = _hint(ds, pick, field) if _meets_stored(ds, field, op) else ""
     name = error.detail.get("key", pick)
     told = f"{op} of {field!r} says of {name}: {reason}." if op else f"{reason}."
     return PreflightError(f"{ds.snapshot.source}: {count} be prepared. {told}{hint}")
+
+
+def _meets_stored(ds: Dataset, field: str, op: str) -> bool:
+    """Whether what failed was the first op of the field, so that how it is stored may be why."""
+    first = next((each.op for each in ds.ops if field in each.every), op)
+    return field in ds.fields and first == op
 
 
 def _hint(ds: Dataset, pick: int, field: str) -> str:

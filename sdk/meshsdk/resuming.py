@@ -92,14 +92,18 @@ class Place:
         except plans.StateMismatchError as error:
             raise StateMismatchError(str(error), error.path.removeprefix("state.")) from error
         except plans.PlanError as error:
-            raise ConfigurationError(f"not a loader's state: {error}") from error
+            raise ConfigurationError(
+                f"not a loader's state: {error}; give what state_dict() gave, of a checkpoint that part alone"
+            ) from error
         return replace(self, state=loaded, gone_on=(loaded.epoch, loaded.origin(self.batch)))
 
     def sought(self, epoch: int, step: int) -> Place:
         """A step of an epoch, from its beginning on. What is passed over of the present epoch counts as
         skipped. Raises IndexError."""
         epoch, step = operator.index(epoch), operator.index(step)
-        if epoch < 0 or not 0 <= step < self.steps_an_epoch:
+        if epoch < 0:
+            raise IndexError(f"epoch {epoch}: epochs count from 0")
+        if not 0 <= step < self.steps_an_epoch:
             raise IndexError(f"epoch {epoch}, step {step}: an epoch has steps 0 to {self.steps_an_epoch - 1}")
         position = step * self.batch
         ahead = position - self.state.position if epoch == self.state.epoch else 0

@@ -16,7 +16,6 @@ from meshsdk.arguments import (
     arena_bytes,
     checked_batch,
     checked_connections,
-    checked_deadline,
     checked_normalize,
     checked_share,
     frame_bytes,
@@ -27,6 +26,7 @@ from meshsdk.feeds import Feed
 from meshsdk.native import register_plan
 from meshsdk.outputs import device_name, make_stage
 from meshsdk.ranks import find_rank
+from meshsdk.settings import checked_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,7 +93,7 @@ def checked(given: Mapping[str, Any]) -> Arguments:
         "world": world,
         "global_batch": checked_batch(given["global_batch"], world),
         "share": checked_share(given["share"]),
-        "deadline": checked_deadline(given["deadline"]),
+        "deadline": checked_seconds("deadline", given["deadline"]),
         "connections": checked_connections(given["connections"]),
         "device": device_name(given["device"]),
     }

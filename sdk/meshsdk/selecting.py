@@ -73,11 +73,26 @@ def _expand(value: Any) -> Any:
         raise ConfigurationError(
             f'there is no {value!r}: "@class" is the folder\'s name; others are extensions'
         )
+    if isinstance(value, (str, list, tuple)) and any("*" in item for item in value if isinstance(item, str)):
+        raise ConfigurationError(f'{value!r}: extensions have no wildcards, write them as "jpg"')
     if isinstance(value, str):
         return {"ext": [item.strip() for item in value.split(";") if item.strip()]}
     if isinstance(value, (list, tuple)):
         return {"ext": list(value)}
     return value
+
+
+def missed(source: str, fields: Mapping[str, Any] | None) -> str:
+    """What may have been meant where nothing is found; nothing if that cannot be told."""
+    if any(mark in source for mark in "*?{["):
+        return "A dataset's URL has no wildcards: name the folder, and choose with ds.filter(…)."
+    last = source.rstrip("/").rpartition("/")[2]
+    if "." in last and not source.endswith(f"//{last}/"):
+        folder = source.rstrip("/").removesuffix(last)
+        return f"A dataset is a folder, or one archive: if {last} is a file, name its folder, {folder}."
+    if any(value == "class" for value in (fields or {}).values()):
+        return 'A label that is the folder has "@class", with the @.'
+    return ""
 
 
 def check_source(url: str) -> str:

@@ -81,6 +81,13 @@ class Settings:
         return (self.endpoint, *self.others)
 
 
+def checked_seconds(name: str, seconds: float) -> float:
+    """An argument that is a time; raises ConfigurationError."""
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
+        raise ConfigurationError(f"{name}={seconds!r}: seconds, as 600")
+    return float(seconds)
+
+
 def load_settings(
     *,
     endpoint: str | None = None,
@@ -95,6 +102,9 @@ def load_settings(
 ) -> Settings:
     """Settings from arguments, else from the environment; or a ConfigurationError naming what is missing."""
     env = os.environ if env is None else env
+    if not isinstance(endpoint, (str, type(None))):
+        raise ConfigurationError(f"endpoint={endpoint!r}: a URL, as 'http://host:9000', several with commas")
+    timeout, deadline = checked_seconds("timeout", timeout), checked_seconds("deadline", deadline)
     endpoint = endpoint or next((env[name] for name in ENDPOINT_VARIABLES if env.get(name)), None)
     if not endpoint or not endpoint.strip(", "):
         raise ConfigurationError(

@@ -50,9 +50,12 @@ def _edges(fractions: Mapping[str, float]) -> list[int]:
     try:
         exact = [Fraction(str(fraction)) for fraction in fractions.values()]
     except ValueError as error:
-        raise ConfigurationError(f"split: {dict(fractions)}: fractions, as train=0.9, val=0.1") from error
+        raise ConfigurationError(
+            f"split: {dict(fractions)}: fractions of 1, as train=0.9, val=0.1"
+        ) from error
     if not exact or min(exact) <= 0 or sum(exact) > 1:
         raise ConfigurationError(
-            f"split: {dict(fractions)}: fractions above 0, together at most 1, as train=0.9, val=0.1"
+            f"split: {dict(fractions)}: fractions of all samples, above 0 and together at most 1, as "
+            "train=0.9, val=0.1"
         )
     return [int(edge * _VALUES) for edge in itertools.accumulate(exact, initial=Fraction(0))]

@@ -22,9 +22,9 @@ _DECODE: Final = "put ops.decode({field!r}) before any other op"
 _BEGINNINGS: Final[Sequence[tuple[bytes, Look]]] = (
     (b"\xff\xd8\xff", Look("a JPEG file", _DECODE)),
     (b"\x89PNG\r\n", Look("a PNG file", _DECODE)),
-    (b"GIF8", Look("a GIF file", "convert it to PNG or WebP: decode reads JPEG, PNG and WebP")),
-    (b"II*\x00", Look("a TIFF file", "convert it to PNG: decode reads JPEG, PNG and WebP")),
-    (b"MM\x00*", Look("a TIFF file", "convert it to PNG: decode reads JPEG, PNG and WebP")),
+    (b"GIF8", Look("a GIF file", _DECODE)),
+    (b"II*\x00", Look("a TIFF file", _DECODE)),
+    (b"MM\x00*", Look("a TIFF file", _DECODE)),
     (b"\x93NUMPY", Look("a .npy file", "put ops.npy({field!r}) before any other op")),
     (b"\x89HDF\r\n", Look("an HDF5 file", "write its arrays as Zarr v3 and open them with kind='zarr'")),
     (b"PAR1", Look("a Parquet file", "open the source with kind='parquet': every row is a sample")),

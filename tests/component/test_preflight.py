@@ -132,6 +132,11 @@ def test_what_cannot_work_says_why_and_what_to_do(
         ds.preflight()
 
 
+def test_how_a_field_is_stored_is_no_cause_where_its_first_op_did(client: Client) -> None:
+    with pytest.raises(PreflightError, match=r"smaller than the crop of 224×224; resize\.$"):
+        photos(client).map(ops.decode("image"), ops.center_crop("image", 224)).preflight()
+
+
 def test_some_bad_samples_are_a_note(client: Client) -> None:
     ds = mesh.open("s3://data/torn", fields={"x": "jpg"}, client=client).map(ops.decode("x"))
     found = ds.preflight(rows=COUNT)

@@ -20,6 +20,7 @@ from meshsdk.errors import (
     ConfigurationError,
     InvalidPlanError,
     NotFoundError,
+    ServerError,
     server_error,
 )
 
@@ -204,7 +205,7 @@ def test_keys_that_have_ended() -> None:
 
 def test_names_that_are_nearly_right() -> None:
     with pytest.raises(AttributeError, match="DataLoader") as raised:
-        mesh.DataLoader  # noqa: B018
+        mesh.DataLoader  # type: ignore[attr-defined]  # noqa: B018
     assert (raised.value.name, raised.value.obj) == ("DataLoader", mesh)  # of which Python says what is near
 
 
@@ -291,6 +292,105 @@ def test_batches_as_tuples(client: mesh.Client, ds: mesh.Dataset) -> None:
             names = [(x, y) for x, y in loader]
         assert names == [("x", "y")] * 3
     assert {warning.filename for warning in told} == {__file__}
+
+
+def test_set_epoch_behind_a_state_gives_up_its_place(
+    ds: mesh.Dataset, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The habit of torch's samplers: `for epoch in range(loader.epoch, 9): loader.set_epoch(epoch)`."""
+    caplog.set_level(logging.WARNING, "meshsdk")
+    with mesh.Loader(ds, 4, output="numpy") as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+        loader.set_epoch(0)  # as a validation does
+        loader.load_state_dict({**state, "position": 0})
+        loader.set_epoch(0)
+        loader.load_state_dict(state)
+        loader.set_epoch(1)
+        loader.load_state_dict(state)
+        next(iter(loader))
+        loader.set_epoch(0)
+        assert not caplog.records
+        loader.load_state_dict(state)
+        loader.set_epoch(0)
+        assert [found.rows for found in loader] == [4, 4, 4]
+    assert "at position 4 of it" in caplog.text
+    with mesh.Loader(ds, 4) as loader, pytest.raises(IndexError, match="epochs count from 0"):
+        loader.set_epoch(-1)
+
+
+@pytest.mark.parametrize(
+    ("url", "fields", "words"),
+    [
+        ("s3://misused/*.bin", None, "no wildcards: name the folder"),
+        ("s3://misused/1.bin", {"x": "bin"}, r"if 1\.bin is a file, name its folder, s3://misused/\."),
+        ("s3://misused/", {"x": "bin", "label": "class"}, 'has "@class", with the @'),
+        ("s3://misused/nothing", {"x": "bin"}, "there is nothing in it"),
+    ],
+)
+def test_what_was_meant_where_nothing_is_found(
+    client: mesh.Client, url: str, fields: Any, words: str
+) -> None:
+    with pytest.raises(NotFoundError, match=words):
+        mesh.open(url, fields=fields, client=client)
+
+
+@pytest.mark.parametrize(("kind", "words"), [("tar", "no archive is in"), ("parquet", "no file of Parquet")])
+def test_a_kind_of_which_there_is_nothing(client: mesh.Client, kind: str, words: str) -> None:
+    with pytest.raises(NotFoundError, match=words):
+        mesh.open(f"s3://{BUCKET}/", fields={"x": "bin"} if kind == "tar" else None, kind=kind, client=client)
+
+
+def test_torchvision_s_names(ds: mesh.Dataset) -> None:
+    class RandomHorizontalFlip:
+        """As torchvision's."""
+
+    given: Any = RandomHorizontalFlip()
+    with pytest.raises(AttributeError, match=r"write ops\.random_resized_crop\('image', …\)"):
+        ops.RandomResizedCrop  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"ds\.map\("):
+        ops.Compose  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"attribute 'decoed'$"):
+        ops.decoed  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(ConfigurationError, match=r"got RandomHorizontalFlip\. Write ops\.hflip"):
+        ds.map(given)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda o: o.resize("x", 224.0), "whole pixels"),
+        (lambda o: o.resize("x", "224"), "whole pixels"),
+        (lambda o: o.hflip("x", p="0.5"), "a probability"),
+        (lambda o: o.rotate("x", "30"), "give numbers"),
+        (lambda o: o.pad("x", "3"), "give numbers"),
+        (lambda o: o.random_resized_crop("x", 224, scale=0.5), r"give \(low, high\)"),
+        (lambda o: o.color_jitter("x", brightness=(0.6, 1.4)), "brightness=.* is one number"),
+        (lambda o: o.normalize("x", mean="0.5", std=1), "mean='0.5'; give numbers"),
+    ],
+)
+def test_arguments_of_ops(made: Any, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        made(ops)
+
+
+def test_what_connects_is_looked_at_first() -> None:
+    for given in ({"deadline": "10"}, {"timeout": "10"}, {"timeout": True}):
+        with pytest.raises(ConfigurationError, match="seconds, as 600"):
+            mesh.connect("http://127.0.0.1:9", access_key="key", secret_key="secret", **given)
+    with pytest.raises(ConfigurationError, match="a URL, as"):
+        mesh.connect(9000)  # type: ignore[arg-type]
+
+
+def test_what_is_no_bucket_and_no_bytes(client: mesh.Client, ds: mesh.Dataset) -> None:
+    with pytest.raises(ConfigurationError, match="the bucket's name alone"):
+        next(client.list("s3://misused"))
+    with pytest.raises(ConfigurationError, match=r"a text as text\.encode\(\)"):
+        client.put(BUCKET, "text", "text")  # type: ignore[arg-type]
+    with pytest.raises(ServerError, match="mesh rm -r"):
+        client.delete_bucket(BUCKET)
+    with pytest.raises(ConfigurationError, match="fractions by name"):
+        ds.split([0.9, 0.1])  # type: ignore[arg-type]
 
 
 def test_samples_have_numbers(ds: mesh.Dataset) -> None:

@@ -180,7 +180,7 @@ def _object(home: str, found: Documented) -> Iterator[str]:
 
 
 def _errors() -> Iterator[str]:
-    yield "\n## Errors\n\nIn `meshsdk.errors`; [what to do about each](failures.md).\n\n"
+    yield "\n## Errors\n\nIn `meshsdk.errors`, `mesh.errors`; [what to do about each](failures.md).\n\n"
     yield "| error | is a | when |\n|---|---|---|\n"
     module = Module(_SDK / "meshsdk" / "errors.py")
     for name in module.names():

@@ -71,6 +71,12 @@ def test_an_example_s_bucket_is_said_with_its_scheme() -> None:
     assert "write s3://BUCKET/KEY" in CliRunner().invoke(mesh, ["ls", "./photos"]).output
 
 
+@pytest.mark.parametrize("words", [["fsck"], ["inspect", "stats"], ["inspect", "record", "photos", "a.jpg"]])
+def test_a_store_that_is_not_named_is_asked_for(words: list[str]) -> None:
+    done = CliRunner().invoke(meshd, words)
+    assert (done.exit_code, "as in --data-dir ./data" in done.output) == (2, True), done.output
+
+
 def test_both_tell_their_version() -> None:
     for command in (mesh, meshd):
         assert re.search(r"version \d+\.\d+", CliRunner().invoke(command, ["--version"]).output)

@@ -77,7 +77,9 @@ def test_addresses_refused(text: str) -> None:
 
 
 def test_every_complaint_names_setting_value_and_source() -> None:
-    with pytest.raises(ConfigError, match=r"workers: .*not 'many' \(from MESHD_WORKERS\)"):
+    with pytest.raises(
+        ConfigError, match=r"workers: expected a whole number, not 'many' \(from MESHD_WORKERS\)"
+    ):
         load_settings({"data_dir": "/d"}, env={"MESHD_WORKERS": "many"})
     with pytest.raises(ConfigError, match=r"one of commit, relaxed, not 'no'.*--durability"):
         load_settings({"data_dir": "/d", "durability": "no"}, env={})

@@ -42,6 +42,12 @@ def test_bad_fields_are_explained(fields: dict[str, Any]) -> None:
         select_fields(fields)
 
 
+@pytest.mark.parametrize("given", ["*.jpg", ["jpg", "*.png"]])
+def test_an_extension_has_no_wildcards(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"no wildcards, write them as \"jpg\""):
+        select_fields({"image": given})
+
+
 def test_sources() -> None:
     assert check_source("s3://photos/train") == "s3://photos/train/"
     with pytest.raises(ConfigurationError, match="s3://photos/train"):

@@ -65,9 +65,7 @@ class Parquets:
         """The files and where their columns lie; with no `fields`, of none. Raises PlanError,
         EmptySnapshotError; BatchError BadSample, TooLarge, NotImplemented."""
         if not listing:
-            raise EmptySnapshotError(
-                "source", f"no file of Parquet is in {source}: names end in .parquet or .pq"
-            )
+            raise _without(source)
         first = (await self.rows(source.bucket, *listing[0])).lengths
         for name, spec in fields.items():
             if spec.column is not None:
@@ -86,7 +84,7 @@ class Parquets:
     async def guess(self, listing: Sequence[tuple[str, Record]], source: Source) -> dict[str, dict[str, str]]:
         """A field for each column of the first file. Raises as `files`."""
         if not listing:
-            return {}
+            raise _without(source)
         return column_fields(list((await self.rows(source.bucket, *listing[0])).lengths.columns))
 
     async def rows(self, bucket: str, key: str, record: Record) -> Kept:
@@ -152,6 +150,10 @@ def _check_column(name: str, column: str, rows: RowLengths, key: str) -> None:
     if column not in rows.columns:
         hint = suggestion(column, rows.columns)
         raise PlanError(f"fields.{name}", f"there is no column {column!r} in {key}{hint}")
+
+
+def _without(source: Source) -> EmptySnapshotError:
+    return EmptySnapshotError("source", f"no file of Parquet is in {source}: names end in .parquet or .pq")
 
 
 def _refused(url: str, error: ColumnError) -> BatchError:

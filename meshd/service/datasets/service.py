@@ -220,7 +220,13 @@ class DatasetService:
     async def _archived(
         self, scanned: Sequence[tuple[str, Record]], source: Source, progress: Progress
     ) -> list[tuple[str, str, int, ShardIndex]]:
-        """The indexes of archives, made or found."""
+        """The indexes of archives, made or found. Raises EmptySnapshotError without any."""
+        if not scanned:
+            raise EmptySnapshotError(
+                "source",
+                f"no archive is in {source}: names end in .tar, .tgz, .tar.zst or .zip; files as they are "
+                "(kind 'objects') are read without a kind",
+            )
         indexed = []
         for number, (key, record) in enumerate(scanned):
             index = await self._archives.index(source.bucket, key, record)
