@@ -23,7 +23,6 @@ from itertools import cycle
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, Protocol, Self
 
-from meshd.kit.clock import SHIFT
 from meshd.testing.forking import MOST
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ def launch(
 ) -> Process:
     """`python -m meshd` with these arguments in this environment, its output a pipe; forked where servers are
     used and that makes no difference to it. `prefix`: what goes before the command."""
-    if _used and not prefix and SHIFT not in env:  # clocks are made while modules load
+    if _used and not prefix:
         return _used[0].start(arguments, env, stderr)
     command = [*prefix, sys.executable, "-m", "meshd", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, env=env)
@@ -167,7 +166,7 @@ class _ForkServer:
 
 
 class ForkServers:
-    """Started when the first node is, in the environment of now. Safe to use from any thread."""
+    """Started when the first nodes are, in the environment of now. Safe to use from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -194,7 +193,8 @@ class ForkServers:
     def start(self, arguments: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> ForkedProcess:
         """As `python -m meshd` with these arguments in this environment."""
         with self._lock:
-            while len(self._servers) < SERVERS:
+            turn = next(self._turns)
+            if turn == len(self._servers):
                 self._servers.append(_ForkServer(self._env))
-            server = self._servers[next(self._turns)]
+            server = self._servers[turn]
         return server.start(arguments, env, stderr)

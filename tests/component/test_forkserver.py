@@ -110,6 +110,8 @@ def reads_as_it_loads(path: Path) -> bool:
             return False
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv"):
             return True
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "SystemClock":
+            return True  # it looks for one that jumps
         return any(map(looks, ast.iter_child_nodes(node)))
 
     return looks(ast.parse(path.read_text()))
