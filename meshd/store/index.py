@@ -36,6 +36,7 @@ _part = msgspec.msgpack.Decoder(UploadedPart).decode
 _file = msgspec.msgpack.Decoder(DataFile).decode
 
 UPLOAD_ID_LENGTH = 32
+_LAST_PART = 0xFFFF  # behind all there can be
 
 
 def object_key(bucket: str, key: str) -> bytes:
@@ -246,7 +247,7 @@ class Index:
         """Parts with numbers above `after`, in order."""
         prefix = upload_id.encode()
         with txn.cursor(self.parts) as cursor:
-            found = cursor.set_range(prefix + (after + 1).to_bytes(2, "big"))
+            found = cursor.set_range(prefix + min(after + 1, _LAST_PART).to_bytes(2, "big"))
             while found and bytes(cursor.key()).startswith(prefix):
                 yield _part(cursor.value())
                 found = cursor.next()
