@@ -351,3 +351,19 @@ def test_a_range_of_another_content_is_the_whole(s3: Any, bucket: str, wire: Wir
         assert wire.call("GET", target, headers={"if-range": '"x"'}).body == data
         ranged = wire.call("HEAD", target, headers={"range": "bytes=10-19", "if-range": etag})
         assert (ranged.status, ranged.headers["content-length"]) == (206, "10")
+
+
+def test_an_if_match_without_a_tag_fits_nothing(s3: Any, bucket: str) -> None:
+    """What boto3 sends of a program that lost the ETag it wants to see: no overwrite of what is there."""
+    k = {"Bucket": bucket, "Key": "k"}
+    s3.put_object(**k, Body=b"theirs")
+    source = {"CopySource": f"{bucket}/k", "Bucket": bucket, "Key": "copied"}
+    for call, how in (
+        (s3.put_object, {**k, "Body": b"ours", "IfMatch": ""}),
+        (s3.delete_object, {**k, "IfMatch": ""}),
+        (s3.get_object, {**k, "IfMatch": ""}),
+        (s3.copy_object, {**source, "CopySourceIfMatch": ""}),
+    ):
+        with pytest.raises(ClientError, match="PreconditionFailed"):
+            call(**how)
+    assert s3.get_object(**k)["Body"].read() == b"theirs"

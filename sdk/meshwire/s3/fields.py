@@ -233,11 +233,12 @@ def source_conditions(headers: Mapping[str, str]) -> Conditions | None:
 
 
 def _conditions(headers: Mapping[str, str], names_: tuple[str, ...]) -> Conditions | None:
+    """An If-Match without a tag fits nothing: its client means a certain content, and knows none."""
     match, none_match, modified, unmodified = [headers.get(name) for name in names_]
     if match is None and none_match is None and modified is None and unmodified is None:
         return None
     return Conditions(
-        etags.parse_list(match) if match else (),
+        () if match is None else etags.parse_list(match) or ("",),
         etags.parse_list(none_match) if none_match else (),
         httpdates.parse_http(modified) if modified else None,
         httpdates.parse_http(unmodified) if unmodified else None,
