@@ -266,7 +266,9 @@ class Executor:
         self, call: Call, operation: ops.DeleteObjects, request: documents.DeleteRequest
     ) -> DeleteResult:
         call.trace.keys = tuple(key.key for key in request.keys)
-        allowed, refused = self._deps.access.sift(call.identity, operation.bucket, request.keys, call.context)
+        allowed, refused = await self._deps.access.sift(
+            call.identity, operation.bucket, request.keys, call.context
+        )
         done = await self._deps.deleter.delete_many(operation, request._replace(keys=allowed))
         return replace(done, failures=done.failures + refused)
 

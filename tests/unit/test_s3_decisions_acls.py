@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.service.authorization.access import ANYONE, RequestContext
+from meshd.kit import turns
+from meshd.service.authorization.access import ANYONE, Caller, RequestContext
+from meshd.service.authorization.readers import Readers
 from meshwire.s3 import operations as ops
 from meshwire.s3.documents import DeleteKey
 from meshwire.s3.errors import S3Error
@@ -31,7 +34,10 @@ from tests.unit.access_world import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from meshd.service.authorization.access import Identity
+    from meshwire.s3.results import DeleteFailure
 
 # --- ACLs -------------------------------------------------------------------------------------------------
 
@@ -181,16 +187,46 @@ def test_deletions_are_decided_key_by_key() -> None:
     world = World(policy=to("bob", allow("s3:DeleteObject", "arn:aws:s3:::b/tmp/*")))
     keys = (DeleteKey("tmp/1"), DeleteKey("k"), DeleteKey("tmp/2", "v"), DeleteKey("tmp/3", etag="e"))
     assert world.lets(BOB, operation)
-    allowed, failures = world.access.sift(BOB, "b", keys, RequestContext())
+
+    def sift(who: Identity) -> tuple[tuple[DeleteKey, ...], tuple[DeleteFailure, ...]]:
+        return asyncio.run(world.access.sift(who, "b", keys, RequestContext()))
+
+    allowed, failures = sift(BOB)
     assert allowed == (DeleteKey("tmp/1"),)
     assert [(each.key, each.code, each.version) for each in failures] == [
         ("k", "AccessDenied", ""),
         ("tmp/2", "AccessDenied", "v"),
         ("tmp/3", "AccessDenied", ""),
     ]
-    assert world.access.sift(ANN, "b", keys, RequestContext())[1] == ()
+    assert sift(ANN)[1] == ()
     bound = replace(ANN, bounds=(own(allow("s3:DeleteObject", "arn:aws:s3:::b/tmp/*")),))
-    assert [entry.key for entry in world.access.sift(bound, "b", keys, RequestContext())[0]] == ["tmp/1"]
+    assert [entry.key for entry in sift(bound)[0]] == ["tmp/1"]
+
+
+def test_others_get_their_turn_while_many_keys_are_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a key costs is up to whoever wrote the policy."""
+    monkeypatch.setattr(turns, "_SECONDS", 0.0)
+    world = World(policy=to("bob", allow("s3:*", "arn:aws:s3:::b/tmp/*")))
+    had = 0
+
+    async def other() -> None:
+        nonlocal had
+        while True:
+            had += 1
+            await asyncio.sleep(0)
+
+    async def decide(doing: Awaitable[object]) -> int:
+        nonlocal had
+        had, beside = 0, asyncio.create_task(other())
+        await doing
+        beside.cancel()
+        return had
+
+    names = [f"tmp/{number}" for number in range(100)]
+    keys = tuple(map(DeleteKey, names))
+    assert asyncio.run(decide(world.access.sift(BOB, "b", keys, RequestContext()))) >= 99
+    readers = Readers(world.access)
+    assert asyncio.run(decide(readers.require_keys(Caller(BOB), "b", names))) >= 99
 
 
 def test_who_has_no_right_at_all_is_refused_before_the_keys_are_read() -> None:

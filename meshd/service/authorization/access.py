@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, get_args
 
 from meshd.kit.clock import SystemClock
+from meshd.kit.turns import Turn
 from meshd.service.authorization import granting
 from meshd.service.authorization.judging import NOTHING_ALLOWS, Judge, owns, refusal
 from meshd.service.authorization.permissions import Need, copied_tags, deletion, needs, tag_facts
@@ -218,13 +219,13 @@ class Access:
         if not granting.bucket_grants(bucket, identity.user_id, "s3:DeleteObject"):
             raise refusal(identity, Need("s3:DeleteObject", bucket.name), NOTHING_ALLOWS)
 
-    def sift(
+    async def sift(
         self, identity: Identity, bucket: str, keys: Sequence[DeleteKey], context: RequestContext
     ) -> tuple[tuple[DeleteKey, ...], tuple[DeleteFailure, ...]]:
         """(what of a DeleteObjects `identity` may delete, the refusals of the rest)."""
         if self.rights(identity, "s3:DeleteObject", bucket, context).everything:
             return tuple(keys), ()
-        allowed, failures = list[DeleteKey](), list[DeleteFailure]()
+        allowed, failures, turn = list[DeleteKey](), list[DeleteFailure](), Turn()
         for entry in keys:
             try:
                 for need in deletion(bucket, entry.key, entry.version, compared=entry.etag is not None):
@@ -234,6 +235,7 @@ class Access:
                 if error.code != "AccessDenied":
                     raise
                 failures.append(DeleteFailure(entry.key, error.code, error.message, entry.version or ""))
+            await turn.give()
         return tuple(allowed), tuple(failures)
 
     def require(

@@ -6,11 +6,11 @@ nothing but the policies. Invariant: a refusal names no object.
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from meshd.assembly.errors import BatchError
+from meshd.kit.turns import Turn
 from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from meshwire.snapshots import Snapshot
 
 _REMEMBERED: Final = 256
-_AT_A_TIME: Final = 1000  # keys looked at before other requests get their turn
+_PAGE: Final = 1000  # keys of a listing that is asked for
 
 
 class Readers:
@@ -56,7 +56,7 @@ class Readers:
         """Raises BatchError NoSuchBucket, AccessDenied unless `caller` may list the source."""
         if self.rights(caller, source.bucket).everything:
             return
-        facts = {"s3:prefix": source.prefix, "s3:delimiter": "", "s3:max-keys": str(_AT_A_TIME)}
+        facts = {"s3:prefix": source.prefix, "s3:delimiter": "", "s3:max-keys": str(_PAGE)}
         if not self._access.allows(
             caller.identity, "s3:ListBucket", source.bucket, context=caller.context, extra=facts
         ):
@@ -93,11 +93,11 @@ class Readers:
 
 
 async def _allows_all(rights: Rights, keys: Iterable[str]) -> bool:
-    for number, key in enumerate(keys):
+    turn = Turn()
+    for key in keys:
         if not rights.allows(key):
             return False
-        if number % _AT_A_TIME == _AT_A_TIME - 1:
-            await asyncio.sleep(0)
+        await turn.give()
     return True
 
 

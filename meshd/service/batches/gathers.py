@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 
 from meshd.assembly.elsewhere import Part
 from meshd.assembly.errors import BatchError
+from meshd.kit.turns import Turn
 from meshd.service.batches.blobs import Blob, as_samples, as_tar
 from meshd.service.datasets.service import invalid
 from meshd.service.remote.wire import FarRecord, far
@@ -42,7 +43,6 @@ MAX_ITEMS: Final = 20_000
 MAX_BODY_BYTES: Final = 4 << 20
 MAX_KEY_BYTES: Final = 1024
 _SHELF_MEMBERS: Final = 100_000  # names of members a worker keeps at hand, over all shards
-_AT_A_TIME: Final = 500  # items looked up before other requests get their turn
 
 _UNBOUNDED: Final = 1 << 62
 _Bytes = Annotated[int, Meta(ge=0, le=1 << 60)]
@@ -148,7 +148,8 @@ class GatherService:
         credit = asked.credit or _UNBOUNDED
         enough = min(credit, asked.enough or _UNBOUNDED)
         sent = 0
-        for number, item in enumerate(asked.items):
+        turn = Turn()
+        for item in asked.items:
             blob = round_.resolve(item)
             if blob is None:
                 await self._open_shard(round_, item)
@@ -161,8 +162,7 @@ class GatherService:
                 blob, room = Blob(item.name, 0, error="TooLarge"), 0
             sent += room
             blobs.append(blob)
-            if number % _AT_A_TIME == _AT_A_TIME - 1:
-                await asyncio.sleep(0)
+            await turn.give()
         return blobs
 
     async def _open_shard(self, round_: _Round, item: Item) -> None:
