@@ -1,19 +1,25 @@
 """Which mesh a data directory belongs to, and as which node: `DATA_DIR/cluster.json`.
 
 Law: a directory belongs to one node of one mesh for ever. Objects of another mesh, of another node, or of a
-time before the map was made are refused with a sentence, never mixed in.
+time before the map was made are refused with a sentence, never mixed in. Directory and control store count
+together (`directories/NODE`): one that is not as the node left it, for the node ran on another since or it is
+an older image of its disk, is not believed, but compared like one that is empty.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import os
 import secrets
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from meshd.control.interface import ABSENT, MESH_ID, VersionConflictError
+import msgspec
+
+from meshd.control.interface import ABSENT, MESH_ID, ControlError, VersionConflictError
 from meshd.errors import StartupError
 from meshwire.cluster import transitions as turn
 
@@ -26,15 +32,21 @@ if TYPE_CHECKING:
     from meshwire.cluster import ClusterMap
 
 FILE: Final = "cluster.json"
+TOPIC: Final = "directories"
+_EMPTY: Final = "is empty"
+_EVERY: Final = 3600.0  # seconds
+_log = logging.getLogger("meshd.cluster")
 
 
 @dataclass(frozen=True, slots=True)
 class Belonging:
-    """`directory` tells two directories apart that say they are the same node."""
+    """`directory` tells two directories apart that say they are the same node; `count`, which grows with each
+    start and each hour, two states of one."""
 
     mesh: str
     node_id: str
     directory: str
+    count: int = 0
 
     @property
     def holder(self) -> str:
@@ -47,7 +59,8 @@ def read_belonging(data_dir: Path) -> Belonging | None:
     path = data_dir / FILE
     try:
         document = json.loads(path.read_bytes())
-        return Belonging(str(document["mesh"]), str(document["node_id"]), str(document["directory"]))
+        mesh, node_id, directory = (str(document[name]) for name in ("mesh", "node_id", "directory"))
+        return Belonging(mesh, node_id, directory, int(document.get("count", 0)))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -77,9 +90,8 @@ async def belong(control: ControlStore, maps: ClusterMaps, settings: NodeSetting
                 f"{data_dir} holds objects of a node without a mesh, and this mesh exists already; give the "
                 "node an empty directory and copy the objects over S3"
             )
-        await _admit(maps, settings, copies)
+        await _admit(maps, settings, copies, _EMPTY)
         found = Belonging(mesh, node_id, secrets.token_hex(8))
-        _write(data_dir, found)
     elif found.node_id != node_id:
         raise StartupError(
             f"{data_dir} belongs to node {found.node_id}; start it with --node-id {found.node_id}, "
@@ -92,8 +104,54 @@ async def belong(control: ControlStore, maps: ClusterMaps, settings: NodeSetting
             "Check --control; objects of another mesh are copied over S3"
         )
     elif not _has_index(settings):  # its disks were emptied, and the file that says whose it is was not
-        await _admit(maps, settings, copies)
-    return found
+        await _admit(maps, settings, copies, _EMPTY)
+    elif why := _outdated(found, await _counted(control, node_id)):
+        await _admit(maps, settings, copies, why)
+    return await count_on(control, data_dir, found)
+
+
+class _Counted(msgspec.Struct, frozen=True):
+    """The directory that a node ran on last, and its count."""
+
+    directory: str
+    count: int
+
+
+async def count_on(control: ControlStore, data_dir: Path, belonging: Belonging) -> Belonging:
+    """The next count, in the directory first: one that is ahead was interrupted, one that is behind is an
+    older image. Raises ControlError, OSError."""
+    known = await _counted(control, belonging.node_id)
+    counted = replace(belonging, count=max(belonging.count, known.count if known else 0) + 1)
+    await asyncio.to_thread(_write, data_dir, counted)
+    value = msgspec.json.encode(_Counted(counted.directory, counted.count))
+    await control.put(f"{TOPIC}/{counted.node_id}", value)
+    return counted
+
+
+async def keep_counting(control: ControlStore, data_dir: Path, belonging: Belonging) -> None:
+    """For ever, so that an image of the disk that is older than an hour is told from what it was made of."""
+    while True:
+        await asyncio.sleep(_EVERY)
+        try:
+            known = await _counted(control, belonging.node_id)
+            if known is None or known.directory == belonging.directory:
+                belonging = await count_on(control, data_dir, belonging)
+        except (ControlError, OSError) as error:
+            _log.warning("the age of the directory is not noted", extra={"why": str(error)})
+
+
+async def _counted(control: ControlStore, node_id: str) -> _Counted | None:
+    entry = await control.get(f"{TOPIC}/{node_id}")
+    return None if entry is None else msgspec.json.decode(entry.value, type=_Counted)
+
+
+def _outdated(found: Belonging, known: _Counted | None) -> str:
+    """In which way a directory is not as its node left it; "" where it is."""
+    if known is None:
+        return ""
+    if known.directory != found.directory:
+        return f"is not the directory that {found.node_id} ran on last"
+    return "is an older image of what it was" if known.count > found.count else ""
 
 
 async def _mesh_id(control: ControlStore) -> str:
@@ -106,26 +164,42 @@ async def _mesh_id(control: ControlStore) -> str:
     return entry.value.decode()
 
 
-async def _admit(maps: ClusterMaps, settings: NodeSettings, copies: int) -> None:
-    """A node that has nothing: whatever the map says that it has is lost, or, of the last copy, refused."""
-    cluster, node_id = maps.current(), settings.node_id
+async def _admit(maps: ClusterMaps, settings: NodeSettings, copies: int, why: str) -> None:
+    """A node that has nothing, or of which nobody knows what it has: whatever the map says that it has is
+    lost, or, of the last copy, refused. What it does have is compared when it joins anew."""
+    cluster, node_id, data_dir = maps.current(), settings.node_id, settings.store.data_dir
     if cluster is None or not cluster.nodes:
         return
 
-    def replace(present: ClusterMap | None) -> ClusterMap:
+    def distrusted(present: ClusterMap | None) -> ClusterMap:
         assert present is not None
         node = present.node(node_id)
-        if node is None or node.state in ("joining", "down") or not node.stores:
+        if node is None or node.state == "down" or not node.stores:
             return present
-        if not turn.covered(present, node_id, copies):
-            raise StartupError(
-                f"by the map {node_id} has objects of which no other node that is up has a copy, and "
-                f"{settings.store.data_dir} is empty: start it on the directory it had, or give those "
-                f"objects up with `mesh cluster lost {node_id} --anyway`"
-            )
-        return turn.lost(present, node_id)
+        if turn.covered(present, node_id, copies):
+            return turn.lost(present, node_id)
+        if why != _EMPTY and data_dir in settings.lost_disks:
+            return turn.missed(present, node_id)
+        raise StartupError(
+            f"by the map {node_id} has objects of which no other node that is up has a copy, and {data_dir} "
+            f"{why}: {_remedy(settings, why)}"
+        )
 
-    await maps.change(replace)
+    after = await maps.change(distrusted)
+    if why != _EMPTY and after != cluster:
+        _log.warning("the directory %s: it is compared with the other nodes", why, extra={"node": node_id})
+
+
+def _remedy(settings: NodeSettings, why: str) -> str:
+    if why == _EMPTY:
+        return (
+            "start it on the directory it had, or give those objects up with "
+            f"`mesh cluster lost {settings.node_id} --anyway`"
+        )
+    return (
+        "start it on the directory it ran on last, or bring the other nodes back first. Is that directory "
+        f"lost for good, and what only it had: start once with --lost-disk {settings.store.data_dir}"
+    )
 
 
 def was_used(settings: NodeSettings) -> bool:

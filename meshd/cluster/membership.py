@@ -37,6 +37,11 @@ def lease_name(node_id: str) -> str:
     return f"node/{node_id}"
 
 
+def taken(node_id: str) -> str:
+    """What is said to a second daemon of one id."""
+    return f"another daemon runs as {node_id}; give this one another --node-id, or stop that one"
+
+
 class Membership:
     """`me`: the node as it says of itself; `holder`: its id and its directory's."""
 
@@ -65,10 +70,7 @@ class Membership:
         until = self._clock.monotonic() + 2 * self._ttl + 1
         while not await self._hold():
             if self._clock.monotonic() > until:
-                raise StartupError(
-                    f"another daemon runs as {self._me.node_id}; "
-                    "give this one another --node-id, or stop that one"
-                )
+                raise StartupError(taken(self._me.node_id))
             await asyncio.sleep(_STEP)
         try:
             cluster = await self._maps.change(self._with_me)

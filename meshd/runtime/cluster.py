@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, cast
 
 from meshd.cluster.agreeing import other_domains, tell_domains
-from meshd.cluster.belonging import read_belonging
+from meshd.cluster.belonging import keep_counting, read_belonging
 from meshd.cluster.guardian import Guardian, Looking, Marking
 from meshd.cluster.membership import Membership
 from meshd.cluster.mesh import Mesh, lone_map
@@ -104,6 +104,7 @@ async def join(node: Node, tasks: Tasks) -> Mover | None:
     )
     tasks.spawn(membership.keep(), "membership")
     tasks.spawn(guardian.run(), "guardian")
+    tasks.spawn(keep_counting(control, settings.store.data_dir, belonging), "directory")
     moving = mover(node)
     tasks.spawn(moving.run(), "mover")
     return moving

@@ -10,13 +10,15 @@ import asyncio
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Final
 
-from meshd.cluster.belonging import belong
+from meshd.cluster.belonging import belong, read_belonging
+from meshd.cluster.membership import lease_name, taken
 from meshd.control.buckets import BucketTable
 from meshd.control.clustermaps import ClusterMaps
 from meshd.control.embedded import EmbeddedControl
 from meshd.control.identities import IdentityTable
 from meshd.control.interface import ABSENT, VersionConflictError, Write
 from meshd.control.opening import open_control
+from meshd.errors import StartupError
 from meshd.kit.clock import SystemClock
 from meshd.runtime.credentials import RootCredentials, kept_credentials, make_credentials, write_credentials
 
@@ -40,6 +42,7 @@ def meet(settings: NodeSettings, *, root_given: bool) -> None:
 
 
 async def _meet(control: ControlStore, settings: NodeSettings, root_given: bool) -> None:
+    await _alone(control, settings)
     lease = await _turn(control, settings.node_id)
     try:
         maps = ClusterMaps(control)
@@ -53,6 +56,18 @@ async def _meet(control: ControlStore, settings: NodeSettings, root_given: bool)
             await _share_root(control, settings)
     finally:
         await control.release(lease)
+
+
+async def _alone(control: ControlStore, settings: NodeSettings) -> None:
+    """Wait until no other directory runs under the node's id: what it has must not be taken for lost. Raises
+    StartupError when that does not come about."""
+    found, clock, name = read_belonging(settings.store.data_dir), SystemClock(), lease_name(settings.node_id)
+    mine = None if found is None else found.holder
+    until = clock.monotonic() + 2 * settings.cluster.lease + 1
+    while (await control.leases(name)).get(name, mine) != mine:
+        if clock.monotonic() > until:
+            raise StartupError(taken(settings.node_id))
+        await asyncio.sleep(_STEP)
 
 
 async def _turn(control: ControlStore, node_id: str) -> Lease:

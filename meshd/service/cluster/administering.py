@@ -14,6 +14,7 @@ import msgspec
 
 from meshd.cluster.agreeing import TOPIC as DOMAINS
 from meshd.cluster.agreeing import other_domains
+from meshd.cluster.belonging import TOPIC as DIRECTORIES
 from meshd.cluster.clocks import compared
 from meshd.cluster.membership import lease_name
 from meshd.cluster.probing import answers
@@ -162,7 +163,7 @@ class ClusterAdmin:
 
     async def _forget(self, node_id: str) -> None:
         """What a node that is none of the mesh any more was asked and told."""
-        for topic in (TOPIC, ASKED, TOLD, DOMAINS):
+        for topic in (TOPIC, ASKED, TOLD, DOMAINS, DIRECTORIES):
             await self._control.delete(f"{topic}/{node_id}")
 
     def _node(self, node_id: str) -> Node:
