@@ -15,8 +15,11 @@ from typing import Any, Final
 from prometheus_client import values
 from prometheus_client.mmap_dict import MmapedDict
 
+from meshd.kit.clock import SystemClock
+
 _FIRST: Final = 1 << 16  # bytes of a new file
 _EMPTY: Final = struct.pack("i", 8)  # a file's head: how much of it is used, the head included
+_clock = SystemClock()
 _ENTRY: Final = 32  # bytes of a series beside its name, at most
 
 
@@ -63,8 +66,10 @@ class PromisedDict(MmapedDict):  # type: ignore[misc]  # the library has no type
         return value, stamp
 
     def write_value(self, key: str, value: float, timestamp: float) -> None:
+        """The library's times are the wall clock's, which may be set back: the latest value would be one from
+        before, for as long as it was set back by."""
         try:
-            super().write_value(key, value, timestamp)
+            super().write_value(key, value, _clock.monotonic() if timestamp else 0.0)
         except OSError:
             return
 

@@ -43,10 +43,10 @@ print(metrics.render().decode())
 """
 
 
-def rendered(directory: Path) -> str:
+def rendered(directory: Path, script: str = SCRIPT) -> str:
     environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(directory)}
     run = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
+        [sys.executable, "-c", script],
         env=environment,
         capture_output=True,
         text=True,
@@ -71,6 +71,14 @@ def test_counts_stay_and_files_do_not(tmp_path: Path) -> None:
         "histogram_gone.db",
     }
     assert len(list(tmp_path.glob("*.db"))) <= 7  # those, and the one process's own
+
+
+def test_a_clock_that_is_set_back_keeps_no_earlier_value(tmp_path: Path) -> None:
+    """A process whose clock was an hour ahead has said something, and ended; another one says what is now."""
+    script = "import time\nahead, now = lambda then=time.time: then() + 3600, time.time\n" + SCRIPT.replace(
+        "range(20)", "range(2)"
+    ).replace("    child = os.fork()", "    time.time = now if number else ahead\n    child = os.fork()")
+    assert "meshd_cache_bytes 1001.0" in rendered(tmp_path, script)
 
 
 def test_a_scrape_is_waited_for_by_doing_it_the_next_time(tmp_path: Path) -> None:
