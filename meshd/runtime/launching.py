@@ -197,15 +197,24 @@ class _People:
         logs.scrubber.hide(account.key.secret_key for account in (self._root, *self._users))
 
     def reload(self) -> None:
-        """Read the file again and write it to the control state; a bad file changes nothing."""
+        """Read the file again and have a child write it to the control state, and say how that went; a bad
+        file changes nothing."""
         try:
             self.read()
         except ConfigError as error:
             _log.error("users not reloaded", extra={"why": str(error)})
             return
-        _log.info("users reloaded", extra={"users": len(self._users)})
-        _, pipe = fork(ChildSpec("users-0", lambda _: self.store()), ())
+        _, pipe = fork(ChildSpec("users-0", lambda _: self._store_anew()), ())
         os.close(pipe)
+
+    def _store_anew(self) -> None:
+        try:
+            self.store()
+        except MeshdError as error:
+            why = f"{error}; they are as they were: send SIGHUP again then"
+            _log.error("users not reloaded", extra={"why": why})
+        else:
+            _log.info("users reloaded", extra={"users": len(self._users)})
 
     def store(self) -> None:
         """Make the control state's identities these. In a child: it opens LMDB."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from botocore.exceptions import ClientError
 
 from meshd.testing.meshes import Mesh
 from meshd.testing.relays import Relay
+from meshd.testing.waiting import await_true
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -202,6 +204,25 @@ def test_an_emptied_control_store_is_none(parted: Parted, tmp_path: Path) -> Non
     parted.whole()
     assert documents(mesh) == before
     reads(mesh, kept)
+
+
+def test_users_that_could_not_be_stored_are_not_called_reloaded(tmp_path: Path) -> None:
+    """A user who was taken out of the file is one still: whoever looks is told, and what to do."""
+    users = tmp_path / "users.yaml"
+    users.write_text("- {user_id: ann, access_key: ann-access-key, secret_key: ann-secret-key}\n")
+    with Mesh.start(1, args=["--users", str(users)]) as mesh:
+        node = mesh["n1"]
+        mesh.etcd.kill(0)
+        users.write_text("[]\n")
+        os.kill(node.pid, signal.SIGHUP)
+        await_true(lambda: "users not reloaded" in node.output())
+        assert "users reloaded" not in node.output()
+        assert "send SIGHUP again" in node.output()
+        mesh.etcd.start(0)
+        mesh.etcd.await_reads()
+        os.kill(node.pid, signal.SIGHUP)
+        await_true(lambda: "users reloaded" in node.output())
+        assert b'"ann"' not in node.request("GET", "/-/admin/users").body
 
 
 def test_a_node_that_alone_has_lost_it_stays_a_member(parted: Parted) -> None:
