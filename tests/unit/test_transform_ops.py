@@ -253,6 +253,16 @@ def test_npy(order: Any) -> None:
     assert chain(("npy", {"dtype": "float32"})).output.fixed is None
 
 
+def test_a_number_alone_is_an_npy_without_an_axis() -> None:
+    data = npy(np.float32(2.5))
+    spec = parse_spec({"ops": [{"op": "npy", "field": "a"}]})
+    assert completed(spec, lambda _: data).ops[0].args == {"dtype": "float32", "shape": []}
+    got = rendered(data, ("npy", {"dtype": "float32", "shape": []}))
+    assert (got.shape, got.tolist()) == ((), 2.5)
+    with pytest.raises(BadSampleError, match=r"shape \(1,\)"):
+        rendered(npy(np.ones(1, np.float32)), ("npy", {"dtype": "float32", "shape": []}))
+
+
 def test_big_endian_npy_is_turned() -> None:
     got = rendered(npy(np.arange(4, dtype=">i4")), ("npy", {"dtype": "int32", "shape": [4]}))
     assert got.dtype == np.dtype("<i4")

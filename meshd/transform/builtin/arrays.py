@@ -91,7 +91,8 @@ class Npy:
             )
         flat = np.frombuffer(value, found, count, start)
         array = flat.reshape(found_shape, order="F" if fortran else "C")
-        return checked_shape(np.ascontiguousarray(array, dtype=self.dtype), self.shape)
+        made = np.ascontiguousarray(array, dtype=self.dtype)  # of a number alone it makes one axis
+        return checked_shape(made if self.shape else made.reshape(found_shape), self.shape)
 
 
 def _extents(value: Any, path: str) -> Extents:
