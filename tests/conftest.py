@@ -14,7 +14,8 @@ import pytest
 import pytest_timeout
 from hypothesis import HealthCheck, settings
 
-from meshd.testing.daemons import Daemon, live_daemons
+from meshd.kit.yielding import GIVING_WAY
+from meshd.testing.daemons import Daemon, failing, live_daemons
 from meshd.testing.forkserver import ForkServers, forked_from
 from meshd.testing.meshes import running_nodes
 from tests import scheduling
@@ -36,8 +37,10 @@ _servers = ForkServers()
 
 @pytest.fixture(scope="session", autouse=True)
 def _forked_nodes() -> Iterator[None]:
-    """Nodes are forked from a process that has loaded all modules, but where a test says otherwise."""
-    with _servers, forked_from(_servers):
+    """Nodes are forked from a process that has loaded all modules, but where a test says otherwise. What
+    moves their data gives way to their clients by its pauses, not to whatever other tests run: put behind all
+    of these, with niceness, it came to nothing for minutes."""
+    with _servers, forked_from(_servers), failing(f"{GIVING_WAY}=error"):
         yield
 
 

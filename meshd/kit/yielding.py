@@ -11,7 +11,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from meshd.kit import pulse
+from meshd.kit import failpoints, pulse
 from meshd.kit.pulse import CALL, PIECE
 
 if TYPE_CHECKING:
@@ -28,12 +28,15 @@ _TICK: Final = 0.005
 _TICKS: Final = 20  # of which one is as long as is told
 _DOZE: Final = 0.25
 _NICE: Final = 10
+GIVING_WAY: Final = "yielding.nice"
+"""The failpoint at which a system refuses to put a thread behind others."""
 
 
 def give_way() -> None:
     """This thread, and those it starts from now on, get a tenth of a busy processor and all of an idle one
     (on Linux, where every thread has a niceness of its own)."""
     with suppress(OSError):
+        failpoints.hit(GIVING_WAY)
         os.nice(_NICE)
 
 

@@ -18,9 +18,10 @@ import ssl
 import subprocess
 import sys
 import tempfile
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import urlsplit
 from weakref import WeakSet
 
@@ -31,20 +32,32 @@ from meshwire.s3.parsing import RequestHead
 from meshwire.sigv4 import Credential, sign
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
     from meshd.testing.certificates import Authority
     from meshd.testing.forkserver import Process
 
+FAILPOINTS: Final = "MESHD_FAILPOINTS"
 _READY = re.compile(r"^meshd ready endpoint=(\S+).*\n", re.MULTILINE)
 _clock = SystemClock()
 _all: WeakSet[Daemon] = WeakSet()
+_failing = list[str]()
 
 
 def live_daemons() -> list[Daemon]:
     """Those that somebody still has; what starts them again may be another test."""
     return list(_all)
+
+
+@contextmanager
+def failing(points: str) -> Iterator[None]:
+    """Meanwhile what is started has these failpoints beside its own, in the words of MESHD_FAILPOINTS."""
+    _failing.append(points)
+    try:
+        yield
+    finally:
+        _failing.remove(points)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +140,11 @@ class Daemon:
         self._await_ready(timeout)
 
     def _launched(self, arguments: Sequence[str]) -> Process:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("MESHD_")}
+        env = {name: value for name, value in os.environ.items() if not name.startswith("MESHD_")} | self.env
+        if points := ",".join(filter(None, (env.get(FAILPOINTS), *_failing))):
+            env[FAILPOINTS] = points
         with self.stderr_path.open("ab") as stderr:
-            return launch(arguments, inherited | self.env, stderr, self.prefix)
+            return launch(arguments, env, stderr, self.prefix)
 
     def stop(self, timeout: float = 60.0) -> int:
         """SIGTERM, wait, return the exit code; 0 when it is not running. Kills it when it takes too long."""

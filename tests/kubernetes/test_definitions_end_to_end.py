@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tests.kubernetes.scenes import Scene
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(480)  # a mesh, its end, and another one, on a slow machine
 ONE = SPEC | {"copies": 1, "nodePools": [POOL | {"replicas": 1}]}
 KINDS = ("MeshCluster", "MeshNode", "MeshDataset", "MeshLoad", "MeshView")
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.kit import pulse
+from meshd.kit import failpoints, pulse
 from meshd.kit.clock import ManualClock, SystemClock
 from meshd.kit.pulse import PIECE
-from meshd.kit.yielding import BEARABLE, LONGEST, SHORTEST, Yielding, tell_waits
+from meshd.kit.yielding import BEARABLE, GIVING_WAY, LONGEST, SHORTEST, Yielding, give_way, tell_waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,3 +77,15 @@ def test_a_loop_that_stands_still_is_told_while_somebody_works(told: list[float]
 
     assert asyncio.run(stand()) > BEARABLE
     assert told == []
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_thread_gives_way_unless_the_system_refuses(refused: bool) -> None:
+    if refused:
+        failpoints.configure(f"{GIVING_WAY}=error")
+    try:
+        with ThreadPoolExecutor(1, initializer=give_way) as pool:
+            mine, its = os.nice(0), pool.submit(os.nice, 0).result(60)
+    finally:
+        failpoints.configure("")
+    assert its == (mine if refused else min(mine + 10, 19))
