@@ -14,10 +14,12 @@ import pytest
 from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.assembly.errors import BatchError
 from meshd.kit.clock import ManualClock
-from meshd.service.archives import inflating, walking
+from meshd.service.archives import inflating, streaming, walking
 from meshd.service.archives.reading import COPIES, INDEXES, REFUSALS, Archives
+from meshd.service.archives.walking import Head
 from meshd.store.memory import MemoryStore
 from meshd.store.records import Meta
+from meshwire.archives import zips
 from tests.archive_making import KINDS, archive_of, tar_of, zip_of, zstd
 
 if TYPE_CHECKING:
@@ -294,3 +296,24 @@ def test_members_are_believed_by_the_size_of_the_archive(
     assert asyncio.run(look("noise.tgz", noise)) == 1000
     with pytest.raises(BatchError, match="more members"):
         asyncio.run(look("same.tar.zst", {f"{number}": b"" for number in range(30_000)}))
+
+
+def test_a_walk_is_ahead_by_no_more_than_about_a_megabyte_of_names() -> None:
+    """A name has up to 8 MiB, and there may be nothing between two."""
+    heads = [Head(f"{number}/{'n' * 400_000}", 0) for number in range(100)]
+    source = streaming._Source(iter(heads), "s3://b/x.tgz", ())
+    assert len(source._fetch()) == 3
+    assert len(streaming._Source(iter([Head("n", 0)] * 3000), "s3://b/x.tgz", ())._fetch()) == 1000
+
+
+def test_a_zip_of_too_many_entries_is_refused_before_they_are_read(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zips, "MAX_ENTRIES", len(FILES) - 1)
+
+    async def look() -> None:
+        record = await shelf.put("x.zip", archive_of("zip", FILES))
+        with pytest.raises(BatchError, match="for 5 entries is not believed"):
+            await shelf.archives.index("b", "x.zip", record)
+
+    asyncio.run(look())

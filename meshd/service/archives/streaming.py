@@ -77,7 +77,7 @@ class _Source:
         room = _BYTES
         for event in self._events:
             found.append(event)
-            room -= 0 if isinstance(event, Head) else len(event)
+            room -= len(event.name if isinstance(event, Head) else event)
             if room <= 0 or len(found) >= _EVENTS:
                 break
         return found

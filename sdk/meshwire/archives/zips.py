@@ -30,6 +30,7 @@ _ENTRY: Final = struct.Struct("<4s6H3L5H2L")  # §4.3.12
 _LOCAL: Final = struct.Struct("<4s5H3L2H")  # §4.3.7
 _MAX_COMMENT: Final = 0xFFFF
 _MAX_DIRECTORY: Final = 1 << 30
+MAX_ENTRIES: Final = 10_000_000
 _ENCRYPTED, _UTF8 = 1, 1 << 11
 _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
 _ZIP64: Final = 1
@@ -94,7 +95,7 @@ def _directory(read: Reader, size: int) -> tuple[bytes, int, int, int]:
     begin = end - length
     if begin < offset:
         raise ArchiveError("the zip's directory does not lie where it says")
-    if length > _MAX_DIRECTORY or count * _ENTRY.size > length:
+    if length > _MAX_DIRECTORY or count > MAX_ENTRIES or count * _ENTRY.size > length:
         raise ArchiveError(f"a directory of {length} bytes for {count} entries is not believed")
     return read(begin, length), count, begin - offset, begin
 
