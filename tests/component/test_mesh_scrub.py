@@ -189,6 +189,27 @@ def test_batches_and_samples_take_another_owners_bytes(mesh: Mesh) -> None:
         wire.close()
 
 
+def test_a_row_takes_another_owners_bytes_of_what_it_is_mixed_with(mesh: Mesh) -> None:
+    """Of each pair the second one is damaged, somewhere: the first one's row is the first to miss it."""
+    bodies = {f"pairs/{number:02}.png": native.png(number) for number in range(8)}
+    client = mesh["n1"].client()
+    for key, body in bodies.items():
+        client.put_object(Bucket="rot", Key=key, Body=body)
+    wires = [native.Mesh(mesh[name].endpoint, mesh.access_key, mesh.secret_key) for name in NODES]
+    snapshot = wires[0].snapshot("s3://rot/pairs/", {"image": {"ext": ["png"]}})["snapshot"]
+    done = [*native.CROP[:2], {"op": "mixup", "field": "image"}]
+    plan = wires[0].plan(snapshot, done, shuffle={"kind": "none"})["plan"]
+    _damage(mesh, dict(list(bodies.items())[1::2]))
+    deadline = _clock.monotonic() + 60
+    for epoch, wire in enumerate(wires, secrets.randbelow(1 << 20)):
+        while (answer := wire.raw(plan, epoch, 0, batch=8)).status != 200:
+            assert answer.status == 503, answer.body
+            assert _clock.monotonic() < deadline, answer.body
+            threading.Event().wait(0.2)
+        wire.close()
+    _await_sound(mesh, bodies)
+
+
 def test_what_is_damaged_everywhere_is_refused_by_every_node(mesh: Mesh) -> None:
     bodies = _fill(mesh, {"both": 4000})
     for name in NODES:
