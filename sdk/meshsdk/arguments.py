@@ -92,6 +92,12 @@ def checked_batch(batch: SupportsIndex, world: int) -> int:
     return found
 
 
+def plain_seed(seed: int) -> int:
+    """`seed`: an integer of numpy's as one of Python's, which JSON knows; what is none the plan refuses."""
+    found = _integer(seed)
+    return seed if found is None else found
+
+
 def checked_connections(count: SupportsIndex) -> int:
     """`connections`: requests in flight."""
     found = _integer(count)

@@ -126,7 +126,7 @@ class Loader:
         rig = make_rig(dataset, found, self._meter, self._watchers, reporter)
         self.plan, self._arena, self._feed = rig.plan, rig.arena, rig.feed
         self._transport = dataset.client.transport
-        state = LoaderState(self.plan.hash, dataset.snapshot.hash, seed)
+        state = LoaderState(self.plan.hash, dataset.snapshot.hash, found.seed)
         self._place = Place(state, self.plan.positions, self.global_batch, tail)
         self._pass: Pass | None = None
         self._moves = 0

@@ -19,6 +19,7 @@ from meshsdk.arguments import (
     checked_normalize,
     checked_share,
     frame_bytes,
+    plain_seed,
     takes_parts,
     too_small,
 )
@@ -92,6 +93,7 @@ def checked(given: Mapping[str, Any]) -> Arguments:
         "rank": rank,
         "world": world,
         "global_batch": checked_batch(given["global_batch"], world),
+        "seed": plain_seed(given["seed"]),
         "share": checked_share(given["share"]),
         "deadline": checked_seconds("deadline", given["deadline"]),
         "connections": checked_connections(given["connections"]),

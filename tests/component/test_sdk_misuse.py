@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 import threading
@@ -98,10 +99,12 @@ def test_what_is_no_state(ds: mesh.Dataset, state: Any) -> None:
 def test_numbers_of_numpy_and_devices_of_torch_are_taken(ds: mesh.Dataset) -> None:
     import torch
 
-    batch: Any = np.int64(4)
-    with mesh.Loader(ds, batch, device=torch.device("cpu"), connections=np.int32(2)) as loader:  # type: ignore[arg-type]
+    four: Any = np.int64(4)
+    place = torch.device("cpu")
+    with mesh.Loader(ds, four, seed=four, device=place, connections=np.int32(2)) as loader:  # type: ignore[arg-type]
         assert [found.rows for found in loader] == [4, 4, 4]
         assert isinstance(loader.global_batch, int)
+        assert json.loads(json.dumps(loader.state_dict()))["seed"] == 4
 
 
 def test_a_batch_that_no_epoch_fills_is_told(ds: mesh.Dataset, caplog: pytest.LogCaptureFixture) -> None:
