@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from meshd.service.objects.attributes import attributes, attributes_of
+from meshd.service.semantics.refinding import anew_if_brought
 from meshd.web.forms import FormUploads
 from meshd.web.scattering import KEYS
 from meshwire import percents
@@ -220,6 +221,9 @@ class Executor:
         return await self._forms(call, cast("ops.PostObject", call.operation))
 
     async def _copy(self, call: Call) -> Result:
+        return await anew_if_brought(partial(self._copy_found, call))
+
+    async def _copy_found(self, call: Call) -> Result:
         operation = cast("ops.CopyObject", call.operation)
         if call.far is not None and self._deps.far is not None:
             return await self._copy_far(call, operation, call.far, self._deps.far)
@@ -313,6 +317,9 @@ class Executor:
         return await self._deps.uploads.put_part(cast("ops.UploadPart", call.operation), call.body)
 
     async def _copy_part(self, call: Call) -> Result:
+        return await anew_if_brought(partial(self._copy_part_found, call))
+
+    async def _copy_part_found(self, call: Call) -> Result:
         operation = cast("ops.UploadPartCopy", call.operation)
         if call.far is not None and self._deps.far is not None:
             part = await self._deps.far.part_copied(operation, call.far)

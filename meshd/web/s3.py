@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from meshd.kit.accounts import charge
@@ -16,6 +17,7 @@ from meshd.service.authorization.access import ANYONE
 from meshd.service.authorization.facts import FAR
 from meshd.service.objects.service import ReplacedError
 from meshd.service.remote.continuing import CutShortError
+from meshd.service.semantics.refinding import anew_if_brought
 from meshd.service.semantics.translation import translate
 from meshd.service.views.dispatch import Assembled
 from meshd.store.errors import CorruptExtentError, DiskFailedError, StoreError
@@ -316,6 +318,16 @@ class S3Endpoint:
     ) -> Reply:
         if asked.overrides and identity is ANYONE:
             raise S3Error("InvalidRequest", _ANONYMOUS_OVERRIDES)
+        return await anew_if_brought(partial(self._get_found, request, asked, identity, context, trace))
+
+    async def _get_found(
+        self,
+        request: MeshRequest,
+        asked: ops.GetObject,
+        identity: Identity,
+        context: RequestContext,
+        trace: Trace,
+    ) -> Reply:
         backed = self._deps.backed
         if backed is not None and asked.member is None:
             streamed = await backed.opened(asked)

@@ -11,7 +11,16 @@ from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError
 
 from meshd.testing.daemons import Daemon
-from tests.component.origin_working import bucket, code, eventually, put, read, until_kept, write_credentials
+from tests.component.origin_working import (
+    bucket,
+    code,
+    eventually,
+    put,
+    read,
+    small_daemon,
+    until_kept,
+    write_credentials,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -132,6 +141,17 @@ def test_write_back_survives_the_origin_and_the_daemon(origin: Place, tmp_path: 
         assert head["Metadata"] == {"n": "7"}
         eventually(lambda: _deleted(client, name))
         assert is_at_origin(origin, name, "k07")  # the bucket stood for it; what is there stays
+
+
+def test_what_is_brought_to_its_origin_while_it_is_read_is_read_there(origin: Place, tmp_path: Path) -> None:
+    name = f"back-{uuid.uuid4().hex[:8]}"
+    with small_daemon(origin, tmp_path, workers=1, fail="origins.read.kept=sleep(4000)") as daemon:
+        client = bucket(daemon, origin, name, write="back")
+        origin.faults.delay = 1.0
+        client.put_object(Bucket=name, Key="k", Body=b"1")
+        # Found before it is at its origin, looked for afterwards; not by the short way, which is one moment.
+        found = client.get_object(Bucket=name, Key="k", ResponseContentType="text/x")
+        assert (found["Body"].read(), found["ContentType"]) == (b"1", "text/x")
 
 
 def _listed(client: Any, name: str) -> list[str]:

@@ -14,6 +14,7 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from meshd.kit import failpoints
 from meshd.origin.errors import (
     OriginChangedError,
     OriginError,
@@ -88,6 +89,7 @@ class BackedReader:
         if operation.version not in (None, "null"):
             raise S3Error("NoSuchVersion", extra={"Key": operation.key})
         if self._store.own(bucket.name, operation.key) is not None:
+            await failpoints.reach("origins.read.kept")
             return None
         try:
             for _ in range(_FINDS - 1):

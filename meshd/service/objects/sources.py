@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -18,8 +19,10 @@ from meshd.net.pieces import PieceError
 from meshd.net.wires import PeerUnreachableError
 from meshd.service.semantics.bodies import MAX_PUT_BYTES, check_size
 from meshd.service.semantics.copying import checked_source, copied_meta, judge_source, part_range, read_pieces
+from meshd.service.semantics.refinding import anew_if_brought
 from meshd.service.semantics.translation import store_errors
 from meshd.service.views.copies import MadeBody, as_part
+from meshd.service.views.kinds import Made
 from meshd.store.records import Record
 from meshwire.checksums import BodyVerifier
 from meshwire.s3 import operations as ops
@@ -33,7 +36,6 @@ if TYPE_CHECKING:
     from meshd.service.backed.service import BackedService
     from meshd.service.objects.members import MemberService
     from meshd.service.semantics.versions import Versions
-    from meshd.service.views.kinds import Made
     from meshd.store.interface import ObjectStore
     from meshwire.checksums import BodyDigest
     from meshwire.cluster import Node
@@ -92,13 +94,12 @@ class LocalSources:
             async for piece in body.pieces(ops.BodyDigests()):
                 yield piece
             return
-        made = await self._made(ask)
-        if made is not None:
-            body = MadeBody(made, ask.offset, ask.length)
+        record = await anew_if_brought(partial(self._place, ask))
+        if isinstance(record, Made):
+            body = MadeBody(record, ask.offset, ask.length)
             async for piece in body.pieces(ops.BodyDigests()):
                 yield piece
             return
-        record = self._versions.source(ops.CopySource(ask.bucket, ask.key, ask.version))
         if record.etag != ask.etag:
             raise S3Error("PreconditionFailed", "The source was replaced while it was copied.")
         async with aclosing(read_pieces(self._store, record, ask.offset, ask.length)) as pieces:
@@ -108,8 +109,12 @@ class LocalSources:
     async def _find(self, ask: SourceAsk) -> Record:
         if ask.member is not None:
             return (await self._members.source(_source(ask))).record
-        made = await self._made(ask)
-        return self._versions.source(_source(ask)) if made is None else made.record
+        record = await anew_if_brought(partial(self._place, ask))
+        return record.record if isinstance(record, Made) else record
+
+    async def _place(self, ask: SourceAsk) -> Made | Record:
+        """Where the bytes of a source are: at an origin, or here. Raises S3Error."""
+        return await self._made(ask) or self._versions.source(_source(ask))
 
     async def _made(self, ask: SourceAsk) -> Made | None:
         """What lies at an origin; None for the rest. Raises S3Error."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 
+from meshd.service.semantics.refinding import NotCachedHereError
 from meshd.store import errors
 from meshwire.s3.errors import S3Error
 
@@ -33,10 +34,6 @@ _NOT_REPLICATED = (
     "Not every node that must have this write could take it, or another one decides about its name now. "
     "It may or may not have taken place: try again."
 )
-_NOT_CACHED = (
-    "The bucket has an origin, and what this needs is not in the cache: read the objects once, or "
-    "`mesh prefetch` them."
-)
 
 
 def translate(error: errors.StoreError) -> S3Error:
@@ -46,7 +43,7 @@ def translate(error: errors.StoreError) -> S3Error:
     elif isinstance(error, errors.DiskFailedError | errors.DiskFullError):
         log.error("disk trouble: %s", error)
     if isinstance(error, errors.NotCachedError):
-        return S3Error("ServiceUnavailable", _NOT_CACHED)
+        return NotCachedHereError()
     if isinstance(error, errors.NotReplicatedError | errors.StaleEpochError):
         log.warning("not acknowledged: %s", error)
         return S3Error("SlowDown", _NOT_REPLICATED)
