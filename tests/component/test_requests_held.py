@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from botocore.exceptions import ClientError
 
+from meshd.control.buckets import Bucket
 from meshd.kit.admission import Admission
+from meshd.service.archives.inflating import inflated
 from meshd.testing.daemons import Daemon
 from meshd.web.streaming import kept_whole
 from meshwire.s3.errors import S3Error
+from tests.archive_making import archive_of
 from tests.component.mesh_nodes import NodesBeside
 from tests.component.s3_raw import Wire, read_answer
 
@@ -140,6 +144,27 @@ def test_what_did_not_change_is_carried_out(node: Daemon, ann: Person) -> None:
     until_begun(node)
     node.request("POST", "/-/admin/users", b'{"user_id": "somebody-else"}')
     assert let_go(held, body, "POST").status == 200
+
+
+def test_no_member_is_copied_into_a_bucket_that_is_anothers_by_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An archive may be inflated for minutes."""
+    with NodesBeside(1) as mesh:
+        buckets, s3 = mesh.nodes[0].node.buckets, mesh.nodes[0].client()
+        s3.create_bucket(Bucket="given-up")
+        s3.put_object(Bucket="bench", Key="x.tgz", Body=archive_of("tgz", {"a": b"copied"}))
+
+        def taken(*args: Any) -> Any:
+            monkeypatch.undo()
+            mesh.run(buckets.delete("given-up"))
+            mesh.run(buckets.create(Bucket("given-up", "bob", 1)))
+            return inflated(*args)
+
+        monkeypatch.setattr("meshd.service.archives.reading.inflated", taken)
+        with pytest.raises(ClientError, match="NoSuchBucket"):
+            s3.copy_object(Bucket="given-up", Key="k", CopySource="bench/x.tgz/-/a")
+        assert mesh.nodes[0].node.store.get("given-up", "k") is None
+        s3.copy_object(Bucket="bench", Key="k", CopySource="bench/x.tgz/-/a")
+        s3.close()
 
 
 def test_a_list_of_keys_is_not_kept_for_whoever_may_delete_none() -> None:
