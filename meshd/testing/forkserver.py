@@ -160,6 +160,7 @@ class _ForkServer:
         return ForkedProcess(arguments, output, mine)
 
     def close(self) -> None:
+        self._requests.shutdown(socket.SHUT_RDWR)  # whoever else was forked from here may have it open
         self._requests.close()
         self.process.wait(_PATIENCE)
         self._place.cleanup()

@@ -46,9 +46,13 @@ def outcome(arguments: list[str], own: dict[str, str], tmp_path: Path) -> tuple[
     with (tmp_path / "errors").open("wb") as errors:
         process = launch(arguments, clean | own, errors)
     assert process.stdout is not None
-    with process.stdout:
-        said = process.stdout.read().decode()
-    return process.wait(60), said, (tmp_path / "errors").read_text().strip().rpartition("\n")[2]
+    try:
+        code = process.wait(60)
+    finally:
+        process.kill()  # unless it has ended
+        with process.stdout:
+            said = process.stdout.read().decode()
+    return code, said, (tmp_path / "errors").read_text().strip().rpartition("\n")[2]
 
 
 @pytest.mark.parametrize(
