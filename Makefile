@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE =
 # A plain `pip install torch` would take the newest CUDA build; the dev group pins the CPU one.
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing shardmesh and its development tools into $(VENV) (about a minute)"
+	@echo "installing shardmesh and its development tools into $(VENV): 2.5 GB, some minutes"
 	@$(BIN)/python -m pip install -qq --upgrade 'pip>=25.1'
 	@$(BIN)/python -m pip install -qq --editable '.[server]' --group dev
 	@touch $(STAMP)
