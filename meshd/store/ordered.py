@@ -1,8 +1,8 @@
 """An LMDB database that takes keys of any length and keeps them in byte order.
 
 Law: knows bytes, not buckets. Keys below LONG bytes are stored as they are. Longer ones lie under their first
-LONG bytes and an 8-byte label; labels rise with the keys of that group and are found by bisection; a full gap
-relabels.
+LONG bytes and an 8-byte label; labels rise with the keys of that group and are found by bisection; around a
+full gap they are spread anew.
 Invariant: walking the LMDB cursor visits all keys, short and long, in byte order.
 """
 
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LONG = 440
-_LABELS = 1 << 64
+_LABEL_BITS = 64
+_LABELS = 1 << _LABEL_BITS
+_LEAST_BITS, _SPARSE = 8, 4 / 3
 _STRIDE = 1 << 32
 _FIRST = 1 << 63
 
@@ -109,40 +111,73 @@ class OrderedTable:
 
     def _free_label(self, txn: Any, cursor: Any, key: bytes) -> int:
         """A label for a new key, between its neighbours; `cursor` stands on the first entry ≥ key."""
+        group = key[:LONG]
         for _ in range(2):
-            label = self._gap(cursor, key[:LONG])
+            below, above = self._neighbours(cursor, group)
+            label = _between(below, above)
             if label is not None:
                 return label
-            self._relabel(txn, key[:LONG])
+            self._relabel(txn, group, above if below is None else below)
             self._seek_long(cursor, key)
-        raise OverflowError("a group of long keys has no free label")  # 2**63 keys with one prefix
+        raise OverflowError("a group of long keys has no free label")  # 2**62 keys with one prefix
 
-    def _gap(self, cursor: Any, group: bytes) -> int | None:
-        """A free label just before the cursor, None when there is none."""
-        above = int.from_bytes(cursor.key()[LONG:], "big") if cursor.key()[:LONG] == group else None
+    def _neighbours(self, cursor: Any, group: bytes) -> tuple[int | None, int | None]:
+        """The labels just before the cursor and at it, None where there is none in this group."""
+        above = _label_of(cursor, group)
         moved = cursor.prev() if cursor.key() else cursor.last()
-        below = int.from_bytes(cursor.key()[LONG:], "big") if moved and cursor.key()[:LONG] == group else None
-        if above is None:
-            label = _FIRST if below is None else below + _STRIDE
-            return label if label < _LABELS else None
-        if below is None:
-            return above - _STRIDE if above > _STRIDE else None
-        return (below + above) // 2 if above - below > 1 else None
+        return _label_of(cursor, group) if moved else None, above
 
-    def _relabel(self, txn: Any, group: bytes) -> None:
-        """Spreads the group's labels evenly around the middle."""
-        entries = []
-        with txn.cursor(self.db) as cursor:
-            found = cursor.set_range(group)
-            while found and cursor.key()[:LONG] == group:
-                entries.append((bytes(cursor.key()), bytes(cursor.value())))
-                found = cursor.next()
+    def _relabel(self, txn: Any, group: bytes, around: int | None) -> int:
+        """Spreads labels evenly where too many lie close together: in the smallest surroundings that are
+        sparse enough, the sparser the larger they are (Bender et al. 2002), so that a key costs the moves of
+        few others, in whatever order keys come. How many were moved."""
+        assert around is not None
+        entries: list[tuple[bytes, bytes]] = []
+        low = size = 0
+        for bits in range(_LEAST_BITS, _LABEL_BITS + 1):
+            size = 1 << bits
+            low = around >> bits << bits
+            most = int(_SPARSE**bits) if bits < _LABEL_BITS else _LABELS >> 2
+            entries = self._within(txn, group, low, low + size, most)
+            if len(entries) < most:
+                break
         for place, _ in entries:
             txn.delete(place, db=self.db)
-        step = min(_STRIDE, _LABELS // (2 * (len(entries) + 1)))
-        begin = _FIRST - step * (len(entries) // 2)
-        for number, (_, stored) in enumerate(entries):
-            txn.put(group + _label(begin + step * number), stored, db=self.db)
+        step = size // (len(entries) + 1)
+        for number, (_, stored) in enumerate(entries, start=1):
+            txn.put(group + _label(low + step * number), stored, db=self.db)
+        return len(entries)
+
+    def _within(self, txn: Any, group: bytes, low: int, end: int, most: int) -> list[tuple[bytes, bytes]]:
+        """The entries of a group with labels from `low` to before `end`, `most` at most."""
+        entries: list[tuple[bytes, bytes]] = []
+        with txn.cursor(self.db) as cursor:
+            found = cursor.set_range(group + _label(low))
+            while found and len(entries) < most:
+                label = _label_of(cursor, group)
+                if label is None or label >= end:
+                    break
+                entries.append((bytes(cursor.key()), bytes(cursor.value())))
+                found = cursor.next()
+        return entries
+
+
+def _label_of(cursor: Any, group: bytes) -> int | None:
+    key = cursor.key()
+    return int.from_bytes(key[LONG:], "big") if key[:LONG] == group else None
+
+
+def _between(below: int | None, above: int | None) -> int | None:
+    """A free label between two, with room for more; None when there is none."""
+    if below is None and above is None:
+        return _FIRST
+    low, end = -1 if below is None else below, _LABELS if above is None else above
+    middle = (low + end) // 2 if end - low > 1 else None
+    if below is None:
+        return end - _STRIDE if end > _STRIDE else middle
+    if above is None:
+        return low + _STRIDE if low + _STRIDE < end else middle
+    return middle
 
 
 class Walk:

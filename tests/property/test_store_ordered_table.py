@@ -6,6 +6,7 @@ import tempfile
 from typing import Any
 
 import lmdb
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +34,7 @@ def _same(table: OrderedTable, txn: Any, expected: dict[bytes, bytes], probes: l
         assert later == sorted((key, value) for key, value in expected.items() if key >= probe)
 
 
-def _play(steps: list[tuple[str, bytes, bytes]]) -> None:
+def _play(steps: list[tuple[str, bytes, bytes]], probes: int | None = None) -> None:
     expected: dict[bytes, bytes] = {}
     with (
         tempfile.TemporaryDirectory() as place,
@@ -49,7 +50,7 @@ def _play(steps: list[tuple[str, bytes, bytes]]) -> None:
                     assert table.delete(txn, key) == (expected.pop(key, None) is not None)
         for buffers in (False, True):
             with env.begin(buffers=buffers) as txn:
-                _same(table, txn, expected, [key for _, key, _ in steps])
+                _same(table, txn, expected, [key for _, key, _ in steps[:probes]])
 
 
 @given(STEPS)
@@ -64,3 +65,21 @@ def test_full_gaps_are_relabelled() -> None:
     inward = [head + bytes((1,) * n + (0,)) for n in range(1, 90)]
     outward = [head + b"\xf0" + bytes((255 - n,)) for n in range(90)]
     _play([("put", key, b"v") for key in [head + b"\xff", *inward, *outward]])
+
+
+@pytest.mark.parametrize("way", ["up", "down", "inward"])
+def test_a_key_costs_the_moves_of_few_others(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are, and wherever among them it falls: the index's writers wait meanwhile."""
+    moved, relabel = [0], OrderedTable._relabel
+
+    def counted(table: OrderedTable, *where: Any) -> int:
+        moved[0] += (found := relabel(table, *where))
+        return found
+
+    monkeypatch.setattr(OrderedTable, "_relabel", counted)
+    head, count = b"k" * ordered.LONG, 2_000
+    ways = {"up": range(count), "down": range(count, 0, -1)}
+    numbers = ways.get(way) or [each for n in range(count // 2) for each in (n, count - n)]
+    ends = [("put", head + b"a", b""), ("put", head + b"z", b"")]
+    _play([*ends, *(("put", head + b"k%08d" % number, b"v") for number in numbers)], probes=50)
+    assert 0 < moved[0] < 12 * count
