@@ -157,12 +157,16 @@ class Scrubber:
 
     async def run(self) -> None:
         """For ever."""
+        said = False
         try:
             while True:
                 try:
                     await self.turn()
+                    said = False
                 except (StoreError, ControlError) as error:
-                    _log.warning("the scrub is broken off, and goes on later", extra={"why": str(error)})
+                    level = logging.DEBUG if said else logging.WARNING
+                    _log.log(level, "the scrub has to wait, and goes on by itself", extra={"why": str(error)})
+                    said = True
                 await asyncio.sleep(_LOOK)
         finally:
             for task in (self._comparing, self._restored, self._mending, self._counting):

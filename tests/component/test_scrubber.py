@@ -10,6 +10,7 @@ import msgspec
 
 from meshd.cluster.scrubbing import ASKED, TOLD, Asked, Pace, Scrubber, Told
 from meshd.config import StoreSettings
+from meshd.control.interface import ControlError
 from meshd.control.memory import MemoryControl
 from meshd.kit.clock import ManualClock
 from meshd.store.noticing import notice
@@ -93,6 +94,27 @@ def test_a_pass_begins_in_its_time_and_when_it_is_asked_for(tmp_path: Path) -> N
             assert (await node.turn()).began == again.began
 
     asyncio.run(run())
+
+
+def test_what_it_cannot_tell_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It looks twice a second, and a control store may be away for hours."""
+
+    async def run() -> None:
+        with closing(Node(tmp_path)) as node:
+            tried = asyncio.Semaphore(0)
+
+            async def away(*_: object, **__: object) -> int:
+                tried.release()
+                raise ControlError("no etcd member answers")
+
+            node.control.put = away  # type: ignore[method-assign]
+            running = asyncio.ensure_future(node.scrubber.run())
+            for _ in range(3):
+                await tried.acquire()
+            running.cancel()
+
+    asyncio.run(run())
+    assert caplog.text.count("the scrub has to wait") == 1
 
 
 def test_a_pass_that_ends_tells_what_is_in_quarantine_then(

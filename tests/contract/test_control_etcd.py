@@ -38,6 +38,15 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
         yield cluster
 
 
+class JumpingClock(SystemClock):
+    """The machine's, and some seconds more."""
+
+    ahead = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead
+
+
 @asynccontextmanager
 async def closing_watch(control: ControlStore) -> AsyncIterator[AsyncGenerator[Change, None]]:
     """A watch that does not wait for ever."""
@@ -191,6 +200,39 @@ def test_a_backup_that_was_put_back_is_what_there_is(tmp_path: Path) -> None:
                 async with closing_watch(control) as watch:
                     while control.peek("topic").keys() != other.peek("topic").keys():
                         await anext(watch)
+
+    asyncio.run(main())
+
+
+def test_an_etcd_that_is_full_is_told_where_nothing_is_written(tmp_path: Path) -> None:
+    """It answers reads and keeps leases alive as if all were well, and refuses every change."""
+
+    async def main() -> None:
+        clock, flags = JumpingClock(), ("--quota-backend-bytes=300000",)
+        with (
+            EtcdCluster(tmp_path, 1, *flags) as cluster,
+            closed(EtcdControl(Gateway(cluster.members, clock))) as control,
+        ):
+            lease = await control.acquire("node/n1", "n1", 60)
+            assert lease is not None
+            assert await control.renew(lease) == lease
+            refused = ""
+            while "space" not in refused:
+                try:
+                    await control.put("topic/a", bytes(100_000))
+                except ControlError as error:
+                    refused = str(error)
+            clock.ahead += 60
+            with pytest.raises(ControlError, match=r"takes no writes \(alarm:NOSPACE\)"):
+                await control.renew(lease)
+            with pytest.raises(ControlError, match="alarm disarm"):
+                await control.leases("node/")
+            with closed(cluster.gateway()) as gateway:
+                (alarm,) = gateway.call("maintenance/alarm", {"action": "GET"}, repeatable=True)["alarms"]
+                gateway.call("maintenance/alarm", alarm | {"action": "DEACTIVATE"}, repeatable=True)
+            clock.ahead += 60
+            assert await control.renew(lease) == lease, "it was prolonged all the while"
+            assert await control.leases("node/") == {"node/n1": "n1"}
 
     asyncio.run(main())
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _CONNECT_SECONDS: Final = 2.0
 _MOST_BYTES: Final = 64 << 20  # of one answer
+_ALARMS_SECONDS: Final = 5.0  # for which what a member said of alarms is believed
 _UNAVAILABLE: Final = (
     "no leader",
     "leader changed",
@@ -83,6 +84,7 @@ class Gateway:
         self._idle: dict[int, list[http.client.HTTPConnection]] = {n: [] for n in range(len(members))}
         self._streams: set[http.client.HTTPConnection] = set()
         self._closed = False
+        self._alarms, self._asked = "", -_ALARMS_SECONDS
 
     def __repr__(self) -> str:
         return f"<Gateway of {', '.join(map(str, self._members))}>"
@@ -132,6 +134,20 @@ class Gateway:
                 self._streams.discard(connection)
                 connection.close()
         raise EtcdError("no etcd member answers")
+
+    def check_alarms(self) -> None:
+        """Raises EtcdError while an alarm has etcd answer reads, prolong leases, and refuse every write: its
+        database is full, say. Asks a member every few seconds."""
+        now = self._clock.monotonic()
+        if now - self._asked >= _ALARMS_SECONDS:
+            said = self.call("maintenance/status", {}, repeatable=True).get("errors") or []
+            found = {word for each in said for word in str(each).split() if word.startswith("alarm:")}
+            self._alarms, self._asked = ", ".join(sorted(found)), now
+        if self._alarms:
+            raise EtcdError(
+                f"etcd takes no writes ({self._alarms}): make room in it (compact, defragment), then "
+                "`etcdctl alarm disarm`"
+            )
 
     def close(self) -> None:
         """Idempotent. A stream that another thread reads ends soon."""

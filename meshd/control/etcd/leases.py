@@ -51,13 +51,14 @@ class EtcdLeases:
                 return number(answer["header"].get("revision"))
 
     def renew(self, lease: Lease) -> Lease:
-        """See ControlStore.renew."""
+        """See ControlStore.renew. It is prolonged, and an error all the same, while etcd takes no writes."""
         kept = self._read(lease.name)
         if kept is None or kept[0] != lease.version:
             raise LeaseLostError(f"the lease {lease.name} is no longer {lease.holder}'s")
         answer = self._gateway.call("lease/keepalive", {"ID": kept[1]["lease"]}, repeatable=True)
         if not number((answer.get("result") or {}).get("TTL")):
             raise LeaseLostError(f"the lease {lease.name} ran out")
+        self._gateway.check_alarms()
         return lease
 
     def release(self, lease: Lease) -> None:
@@ -68,6 +69,7 @@ class EtcdLeases:
 
     def held(self, prefix: str) -> dict[str, str]:
         """See ControlStore.leases."""
+        self._gateway.check_alarms()
         start = self._prefix + prefix.encode()
         end = start[:-1] + bytes([start[-1] + 1])
         body = {"key": encoded(start), "range_end": encoded(end)}
