@@ -12,13 +12,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from meshd.control.interface import ControlError
 from meshd.kit.accounts import charge
 from meshd.service.authorization.access import ANYONE
 from meshd.service.authorization.facts import FAR
 from meshd.service.objects.service import ReplacedError
 from meshd.service.remote.continuing import CutShortError
 from meshd.service.semantics.refinding import anew_if_brought
-from meshd.service.semantics.translation import translate
+from meshd.service.semantics.translation import translate, translate_control
 from meshd.service.views.dispatch import Assembled
 from meshd.store.errors import CorruptExtentError, DiskFailedError, StoreError
 from meshd.store.noticing import notice, notice_behind
@@ -115,6 +116,8 @@ class S3Endpoint:
             return stale(error.version, self._now())
         except ConnectionError:
             raise
+        except ControlError as error:
+            return self._refuse(request, trace, translate_control(error))
         except Exception:
             log.exception("request %s (%s) failed", trace.request_id, trace.operation)
             return self._refuse(request, trace, S3Error("InternalError"))

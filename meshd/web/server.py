@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, cast
 from aiohttp import web
 
 from meshd.config import HttpSettings
+from meshd.control.interface import ControlError
 from meshd.kit.accounts import charge
 from meshd.service.authorization.access import Identity
+from meshd.service.semantics.translation import translate_control
 from meshd.web.authentication import Authenticator, request_context, request_head
 from meshd.web.connections import MeshServer
 from meshd.web.guarding import Guard
@@ -222,6 +224,8 @@ class Dispatcher:
             return self._refuse(error, request.trace)
         except ConnectionError:
             raise
+        except ControlError as error:
+            return self._refuse(translate_control(error), request.trace)
         except Exception:
             log.exception("request %s (%s) failed", request.trace.request_id, request.trace.operation)
             return self._refuse(S3Error("InternalError"), request.trace)

@@ -132,6 +132,9 @@ def test_without_the_control_store_everything_about_data_goes_on(parted: Parted)
     during = works(mesh, "during")
     reads(mesh, during)
     assert documents(mesh) == before
+    with pytest.raises(ClientError, match=r"ServiceUnavailable.*the control store cannot be reached"):
+        mesh["n1"].client().create_bucket(Bucket="not-now")
+    assert "Traceback" not in mesh["n1"].output()
     refused = mesh["n1"].request("POST", "/-/cluster/nodes/n2", b'{"action": "drain"}')
     assert (refused.status, json.loads(refused.body)["error"]["code"]) == (503, "Unavailable")
     status = json.loads(mesh["n1"].request("GET", "/-/cluster").body)

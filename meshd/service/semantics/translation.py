@@ -6,10 +6,14 @@ Law: every error of the store that reaches a client passes here; the cause stays
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 from meshd.service.semantics.refinding import NotCachedHereError
 from meshd.store import errors
 from meshwire.s3.errors import S3Error
+
+if TYPE_CHECKING:
+    from meshd.control.interface import ControlError
 
 log = logging.getLogger("meshd.service.translation")
 
@@ -34,6 +38,10 @@ _NOT_REPLICATED = (
     "Not every node that must have this write could take it, or another one decides about its name now. "
     "It may or may not have taken place: try again."
 )
+_NO_CONTROL = (
+    "Buckets, settings, users, keys and jobs cannot be changed now: the control store cannot be reached, "
+    "or takes no changes. It may or may not have taken place: try again."
+)
 
 
 def translate(error: errors.StoreError) -> S3Error:
@@ -50,6 +58,12 @@ def translate(error: errors.StoreError) -> S3Error:
     if isinstance(error, errors.CorruptExtentError) and error.name:
         return S3Error("InternalError", f"{error.name} is damaged on the disk; put the same bytes again.")
     return S3Error(_CODES.get(type(error), "InternalError"))
+
+
+def translate_control(error: ControlError) -> S3Error:
+    """S3's word for a change that the control store did not take, or not in time; why is logged."""
+    log.warning("the control store did not do what was asked: %s", error)
+    return S3Error("ServiceUnavailable", _NO_CONTROL)
 
 
 class _StoreErrors:
