@@ -204,6 +204,7 @@ def test_head_and_bench_of_a_dataset(mesh: Any, s3: Any, bucket: str) -> None:
         picture = cv2.imencode(".jpg", rng.integers(0, 255, (40, 50, 3), dtype=np.uint8))[1].tobytes()
         s3.put_object(Bucket=bucket, Key=f"p/{'cat' if number % 2 else 'dog'}/{number:02}.jpg", Body=picture)
     text = mesh("head", f"s3://{bucket}/p/")
+    assert mesh("head", f"s3://{bucket}/p") == text  # as mesh.open takes it
     assert "12 samples" in text
     assert "2 classes: cat, dog" in text
     assert text.count("label: ") == 4

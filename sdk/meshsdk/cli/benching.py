@@ -88,7 +88,11 @@ def parse_op(text: str) -> OpSpec:
     args = {key: _value(value) for key, value in zip(more[::2], more[1::2], strict=True)}
     try:
         return _constructor(name)(field, **args | ({"size": int(size)} if size else {}))
-    except (TypeError, ConfigurationError) as error:
+    except TypeError as error:
+        raise ConfigurationError(
+            f"--op {text}: {error}: `mesh op show {name}` tells what it takes"
+        ) from error
+    except ConfigurationError as error:
         raise ConfigurationError(f"--op {text}: {error}") from error
 
 

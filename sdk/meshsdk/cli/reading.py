@@ -10,7 +10,7 @@ import numpy as np
 
 from meshsdk.cli.places import RemoteType
 from meshsdk.cli.running import shared_options
-from meshsdk.errors import ConfigurationError
+from meshsdk.errors import ConfigurationError, NotFoundError
 from meshsdk.sizes import human
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from meshsdk.cli.places import Remote
     from meshsdk.cli.running import Session, Steps
+    from meshsdk.client import Client
     from meshsdk.datasets import Dataset
     from meshsdk.native import FieldSchema
 
@@ -78,8 +79,8 @@ def head(
     kind: str,
     condition: str | None,
 ) -> None:
-    """Writes the first bytes of an object; of a folder (a URL that ends in /, or with --field), the fields
-    and first samples of a dataset of it.
+    """Writes the first bytes of an object; of a folder, or with --field, the fields and first samples of a
+    dataset of it.
 
     \b
     mesh head -c 100 s3://logs/today.txt
@@ -91,8 +92,10 @@ def head(
     """
     with session.client() as client:
         if not url.is_folder and not fields and condition is None:
-            sys.stdout.buffer.write(client.get(url.bucket, url.key, length=count) if count else b"")
-            return
+            data = _beginning(client, url, count)
+            if data is not None:
+                sys.stdout.buffer.write(data)
+                return
         from meshsdk.opening import open as open_dataset
 
         with session.steps("head", 3 if condition is None else 4) as done:
@@ -105,6 +108,17 @@ def head(
             rows = ds.head(samples)
             done("those to show are prepared")
         _show_dataset(session, ds, schema, rows)
+
+
+def _beginning(client: Client, url: Remote, count: int) -> bytes | None:
+    """The first bytes of an object; None where there is none of this name but something below it, as of a
+    dataset's URL. Raises NotFoundError."""
+    try:
+        return client.get(url.bucket, url.key, length=count) if count else b""
+    except NotFoundError as error:
+        if error.code != "NoSuchKey" or not next(client.pages(url.bucket, f"{url.key}/", page=1)).entries:
+            raise
+    return None
 
 
 def chosen(ds: Dataset, condition: str | None, done: Steps) -> Dataset:

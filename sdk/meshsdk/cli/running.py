@@ -163,7 +163,7 @@ def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--deadline",
         type=click.FloatRange(min=0),
         metavar="SECONDS",
-        help=f"How long a server that does not answer is waited for [{_PATIENCE:.0f}].",
+        help=f"How long a server that does not answer is waited for [{_PATIENCE:.0f}; preflight: 1].",
     )
     @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
     @click.option("-q", "--quiet", is_flag=True, help="No progress.")
