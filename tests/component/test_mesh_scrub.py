@@ -21,6 +21,7 @@ from meshd.store.layout import Disks, read_marker
 from meshd.testing.daemons import Daemon, DaemonFailedError
 from meshd.testing.meshes import Mesh
 from tests.component import native_working as native
+from tests.component.jobs_working import done, members, objects
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -67,7 +68,8 @@ class Disk:
 @pytest.fixture(scope="module")
 def started() -> Iterator[Mesh]:
     with Mesh.start(3, workers=2) as found:
-        found["n1"].client().create_bucket(Bucket="rot")
+        for bucket in ("rot", "made"):
+            found["n1"].client().create_bucket(Bucket=bucket)
         yield found
 
 
@@ -207,6 +209,21 @@ def test_a_row_takes_another_owners_bytes_of_what_it_is_mixed_with(mesh: Mesh) -
             assert _clock.monotonic() < deadline, answer.body
             threading.Event().wait(0.2)
         wire.close()
+    _await_sound(mesh, bodies)
+
+
+def test_jobs_take_another_owners_bytes(mesh: Mesh) -> None:
+    """Where the copy of the node that runs them is damaged."""
+    bodies = _fill(mesh, {f"jobs/{number:02}": 1000 + 70_000 * (number % 4) for number in range(12)})
+    for key in bodies:
+        _await_two(mesh, key)
+        disk = Disk(mesh["n2"])
+        if disk.get(key) is not None:
+            disk.flip(key)
+    target = f"{secrets.token_hex(4)}/"
+    done(mesh["n2"], kind="shard", source="s3://rot/jobs", target=f"s3://made/{target}", count=2)
+    made = members(*objects(mesh["n1"].client(), "made", target).values())
+    assert made == {key.partition("/")[2]: body for key, body in bodies.items()}
     _await_sound(mesh, bodies)
 
 

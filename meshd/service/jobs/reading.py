@@ -238,7 +238,9 @@ class SourceReader:
             return record
         record = objects.here(bucket, key, etag)
         if record is None and objects.holds(bucket, key):
-            raise _changed(bucket, key, gone=self._store.get(bucket, key) is None)
+            present = self._store.get(bucket, key)
+            if present is None or present.etag != etag:  # else it is damaged here: another owner has it
+                raise _changed(bucket, key, gone=present is None)
         return record
 
     # --- elsewhere --------------------------------------------------------------------------------------

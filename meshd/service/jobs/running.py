@@ -298,10 +298,13 @@ def _first(error: Exception) -> Exception:
 
 
 def _passes(error: Exception) -> bool:
-    """Whether it may go by itself: a node that is away, a map that changes, too much at a time."""
+    """Whether it may go by itself, in a mesh: a node that is away, a map that changes, too much at a time,
+    and damage of this node's own copy, noticed as it is met: then other owners are asked."""
     error = _first(error)
     if isinstance(error, BatchError | S3Error):
         return error.code in _PASSING
+    if isinstance(error, CorruptExtentError):
+        return bool(error.name)  # what others sent has none
     return isinstance(error, NotReplicatedError | PeerUnreachableError)
 
 
