@@ -36,7 +36,7 @@ def guess_fields(client: Client, source: str) -> dict[str, Any]:
     page = next(client.pages(place.bucket, place.prefix, page=_LOOKED_AT))
     keys = [entry.key for entry in page.entries if entry.size]
     if not keys:
-        raise NotFoundError(f"nothing is under {source}: see what there is with `mesh ls`", status=404)
+        raise NotFoundError(f"nothing is under {source}: see what there is with `mesh ls`.", status=404)
     shard = next((key for key in keys if archive_kind(key) is not None), None)
     if shard is not None:
         tar = archive_kind(shard) == "tar"

@@ -75,7 +75,7 @@ def of_torchvision(name: str) -> str:
     if name == "Compose":
         return "ops are composed by map, in order: ds.map(ops.decode('image'), ops.hflip('image'))"
     found = _TORCHVISION.get(name)
-    return f"write ops.{found}('image', …), with the field first" if found else ""
+    return f"write ops.{found}(…), with the field first, as ops.hflip('image', p=0.5)" if found else ""
 
 
 def _check_field(op: str, name: str, fields: Mapping[str, FieldInfo]) -> None:

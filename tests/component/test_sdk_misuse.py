@@ -349,7 +349,7 @@ def test_torchvision_s_names(ds: mesh.Dataset) -> None:
         """As torchvision's."""
 
     given: Any = RandomHorizontalFlip()
-    with pytest.raises(AttributeError, match=r"write ops\.random_resized_crop\('image', …\)"):
+    with pytest.raises(AttributeError, match=r"write ops\.random_resized_crop\(…\), with the field first"):
         ops.RandomResizedCrop  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError, match=r"ds\.map\("):
         ops.Compose  # type: ignore[attr-defined]  # noqa: B018
