@@ -21,6 +21,7 @@ import msgspec
 
 from meshd.control.interface import ABSENT, MESH_ID, ControlError, VersionConflictError
 from meshd.errors import StartupError
+from meshd.store.layout import sync_directory
 from meshwire.cluster import transitions as turn
 
 if TYPE_CHECKING:
@@ -221,3 +222,4 @@ def _write(data_dir: Path, belonging: Belonging) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.rename(path)
+    sync_directory(data_dir)  # else a loss of power may bring back an older count
