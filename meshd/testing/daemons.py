@@ -52,7 +52,8 @@ def live_daemons() -> list[Daemon]:
 
 @contextmanager
 def failing(points: str) -> Iterator[None]:
-    """Meanwhile what is started has these failpoints beside its own, in the words of MESHD_FAILPOINTS."""
+    """Meanwhile what is started has these failpoints, in the words of MESHD_FAILPOINTS, where its own do not
+    say otherwise."""
     _failing.append(points)
     try:
         yield
@@ -141,7 +142,7 @@ class Daemon:
 
     def _launched(self, arguments: Sequence[str]) -> Process:
         env = {name: value for name, value in os.environ.items() if not name.startswith("MESHD_")} | self.env
-        if points := ",".join(filter(None, (env.get(FAILPOINTS), *_failing))):
+        if points := ",".join(filter(None, (*_failing, env.get(FAILPOINTS)))):
             env[FAILPOINTS] = points
         with self.stderr_path.open("ab") as stderr:
             return launch(arguments, env, stderr, self.prefix)

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from meshd.kit.yielding import GIVING_WAY
+from meshd.testing.daemons import FAILPOINTS
 from meshd.testing.meshes import Mesh
 from tests.component.mesh_traffic import Traffic
 
@@ -54,7 +56,7 @@ def settled(cluster: ClusterMap) -> bool:
 def mesh(started: Mesh) -> Mesh:
     """All nodes up, as heavy as each other, without failpoints, and settled."""
     for node_id, node in started.nodes.items():
-        if node.env.pop("MESHD_FAILPOINTS", None) and node.running:
+        if node.env.pop(FAILPOINTS, None) and node.running:
             started.stop(node_id)
         if not node.running:
             started.up(node_id)
@@ -207,7 +209,7 @@ def test_a_mover_that_is_killed_again_and_again_gets_there(mesh: Mesh) -> None:
     [new] = new_nodes(mesh, 1)
     count = len(mesh.nodes) + 1
     with Traffic(mesh, BUCKET, keys=80, seed=5) as traffic:
-        mesh.add(new, env={"MESHD_FAILPOINTS": "moves.entered=kill:after 12"})
+        mesh.add(new, env={FAILPOINTS: "moves.entered=kill:after 12"})
         cluster = mesh.await_map(lambda found: len(found.nodes) == count and settled(found))
         assert {node.state for node in cluster.nodes} == {"up"}
         traffic.check("n1", new)
@@ -216,6 +218,10 @@ def test_a_mover_that_is_killed_again_and_again_gets_there(mesh: Mesh) -> None:
 
 
 def test_the_process_that_moves_ends_with_its_work_and_comes_back_for_more(mesh: Mesh) -> None:
+    await_mover(mesh, "n1", there=False)
+    mesh.stop("n1")
+    mesh["n1"].env[FAILPOINTS] = f"{GIVING_WAY}=sleep(0)"  # as where nobody tests
+    mesh.up("n1")
     client = mesh["n1"].client()
     for number in range(40):
         client.put_object(Bucket=BUCKET, Key=f"kept/{number}", Body=b"x" * 1000)
