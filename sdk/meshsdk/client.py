@@ -343,9 +343,9 @@ def get_request(bucket: str, key: str, offset: int, length: int | None, etag: st
     return Request("GET", object_path(bucket, key), "", headers)
 
 
-def _check_bytes(data: object) -> None:
+def _check_bytes(data: Any) -> None:
     try:
-        memoryview(data)  # type: ignore[arg-type]
+        memoryview(data)
     except TypeError as error:
         raise ConfigurationError(
             f"put stores bytes; got {type(data).__name__}: a text as text.encode(), a file with "
