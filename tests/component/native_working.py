@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from meshd.kit.clock import SystemClock
+from meshd.testing.waiting import PATIENCE
 from meshwire import frames
 from tests.component.s3_raw import Wire
 
 if TYPE_CHECKING:
     from tests.component.s3_raw import Answer
 
+_clock = SystemClock()
 SIDE = 12
 CROP: list[dict[str, Any]] = [
     {"op": "decode", "field": "image", "args": {}},
@@ -31,7 +34,10 @@ class Mesh(Wire):
 
     def post(self, target: str, document: Any) -> Answer:
         body = document if isinstance(document, bytes) else json.dumps(document).encode()
-        return self.call("POST", target, body)
+        deadline = _clock.monotonic() + PATIENCE
+        while _goes_on(answer := self.call("POST", target, body)) and _clock.monotonic() < deadline:
+            pass  # each is waited for by the node, for as long as a request may
+        return answer
 
     def snapshot(self, source: str, fields: Any = None, **more: Any) -> dict[str, Any]:
         return self.ok(self.post("/-/snapshots", {"source": source, "fields": fields or FIELDS, **more}))
@@ -66,6 +72,11 @@ class Mesh(Wire):
             rf"^{name}{re.escape(labels)}(?:\{{[^}}]*\}})? (\S+)$", text.decode(), re.MULTILINE
         )
         return sum(float(value) for value in found)
+
+
+def _goes_on(answer: Answer) -> bool:
+    """Whether what was asked for takes longer than a request may, and who asks again finds it further."""
+    return answer.status == 503 and "progress" in json.loads(answer.body)["error"].get("detail", {})
 
 
 def error(answer: Answer) -> dict[str, Any]:
