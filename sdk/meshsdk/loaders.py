@@ -298,7 +298,8 @@ class Loader:
         origin = self._place.origin_of(epoch)
         steps = self._place.count(origin)
         if epoch < 0 or not 0 <= step < steps:
-            raise IndexError(f"epoch {epoch}, step {step}: that epoch has steps 0 to {steps - 1}")
+            has = f"has steps 0 to {steps - 1}" if steps else "was resumed where no whole batch is left of it"
+            raise IndexError(f"epoch {epoch}, step {step}: that epoch {has}")
         return self._feed.one(epoch, step, origin)
 
     def __getitem__(self, index: object) -> NoReturn:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -39,14 +40,19 @@ def shown(value: object) -> str:
 
 
 _TOLD = 30  # names in one sentence
+_NEAR = 3
+_WORD = re.compile(r"[^\W_]+")
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """` (did you mean …?)`, or what is known when nothing is close."""
-    names = sorted(known)
-    close = difflib.get_close_matches(word[:100], names, n=1, cutoff=0.6)
+    """`; did you mean …?`: the name that is close, else names with a word that is; where there is none, what
+    is known."""
+    names, word = sorted(known), word[:100]
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6) or [
+        name for name in names if difflib.get_close_matches(word, _WORD.findall(name), n=1, cutoff=0.75)
+    ]
     if close:
-        return f"; did you mean {close[0]!r}?"
+        return f"; did you mean {' or '.join(map(repr, close[:_NEAR]))}?"
     more = ", …" if len(names) > _TOLD else ""
     return f"; known: {', '.join(names[:_TOLD]) or 'none yet'}{more}"
 

@@ -58,6 +58,20 @@ def test_what_batches_are_is_told_beforehand(dataset: mesh.Dataset) -> None:
         assert (batches.epoch, batches.step) == (0, 0)
 
 
+def test_what_batches_are_is_told_where_a_resumed_epoch_has_none_left(dataset: mesh.Dataset) -> None:
+    with mesh.Loader(dataset, 6, seed=3) as before:
+        before.skip(1)
+        state = before.state_dict()
+    with mesh.Loader(dataset, 16, seed=3, output="numpy", tail="drop") as batches:
+        whole = plain_types(batches)
+        batches.load_state_dict(state | {"plan": batches.plan.hash})
+        assert batches.remaining == 0
+        assert plain_types(batches) == whole
+        assert (batches.epoch, batches.step) == (0, 0)
+        with pytest.raises(IndexError, match="no whole batch is left"):
+            batches.at(0)
+
+
 def test_a_task_of_ray_fetches_its_samples(dataset: mesh.Dataset) -> None:
     fetch = pickle.loads(pickle.dumps(FetchSamples(dataset)))
     found = fetch({"id": np.array([3, 19, 0])})

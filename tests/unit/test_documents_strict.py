@@ -53,4 +53,9 @@ def test_types_are_not_converted() -> None:
 
 def test_suggestions_say_what_is_near_or_what_there_is() -> None:
     assert suggestion("decod", ["decode", "resize"]) == "; did you mean 'decode'?"
+    crops = ["center_crop", "random_crop", "random_resized_crop", "resize"]
+    assert (
+        suggestion("cropp", crops)
+        == "; did you mean 'center_crop' or 'random_crop' or 'random_resized_crop'?"
+    )
     assert suggestion("zzz", ["b", "a"]) == "; known: a, b"

@@ -19,10 +19,10 @@ from meshd.assembly.sources import PinnedObjects
 from meshd.kit.patience import LongWork, StillRunningError
 from meshd.telemetry import metrics
 from meshwire.concatenating import concatenated, parse_hashes
-from meshwire.documents import PlanError, checked_object, required
+from meshwire.documents import PlanError, checked_object, required, shown
 from meshwire.expressions import parse_expression, spelled
 from meshwire.loaderstate import checked_hash
-from meshwire.snapshots import Built, BytesColumn, LabelColumn
+from meshwire.snapshots import Built, BytesColumn, EmptySnapshotError, LabelColumn
 from meshwire.structures import (
     joined,
     keep,
@@ -135,8 +135,22 @@ class Structures:
     async def _filter(self, base: Snapshot, chosen: Expression, progress: Progress) -> Built:
         values = await self._evaluated(base, chosen, progress)
         kept = np.flatnonzero(np.fromiter((bool(value) for value in values), np.bool_, base.samples))
+        if not kept.size:
+            told = await self._told(base, chosen, progress)
+            raise EmptySnapshotError("filter", f"none of the {base.samples} samples is left{told}")
         snapshot = await asyncio.to_thread(keep, base, kept)
         return Built(snapshot, base.samples - snapshot.samples, ())
+
+    async def _told(self, base: Snapshot, chosen: Expression, progress: Progress) -> str:
+        """What the names of an expression that holds nowhere are of the first sample, as it is written: a
+        label is compared with its class's name, the content of a file with a text."""
+        first = await asyncio.to_thread(keep, base, np.zeros(1, np.int64))
+        told = []
+        for name in sorted(chosen.names):
+            value = (await self._evaluated(first, parse_expression(f"`{name}`"), progress))[0]
+            if value is not None:
+                told.append(f"{name} == {shown(value) if isinstance(value, str) else spelled(value)}")
+        return f"; of the first, {' and '.join(told)}" if told else ""
 
     async def _join(self, caller: Caller, left: Snapshot, asked: Derivation) -> Built:
         right = await self._snapshot(caller, checked_hash(asked.value, "join"))

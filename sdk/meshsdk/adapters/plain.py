@@ -40,8 +40,14 @@ def as_dict(batch: Batch) -> dict[str, Any]:
 def plain_types(loader: Loader) -> dict[str, tuple[Any, tuple[int | None, ...]]]:
     """numpy's dtype and shape of what `as_dict` gives of this loader's batches, by a look at one of them; the
     first axis, whose length differs, is None."""
-    looked = {name: np.asarray(value) for name, value in as_dict(loader.at(0)).items()}
+    looked = {name: np.asarray(value) for name, value in as_dict(_coming(loader)).items()}
     return {name: (value.dtype, (None, *value.shape[1:])) for name, value in looked.items()}
+
+
+def _coming(loader: Loader) -> Batch:
+    """The batch that comes next. Of a resumed epoch there may be none, its step 0 neither: then of the epoch
+    after it, which has one."""
+    return loader.at(loader.step) if loader.remaining else loader.at(0, loader.epoch + 1)
 
 
 def as_tuple(batch: Batch, names: Sequence[str]) -> tuple[Any, ...]:

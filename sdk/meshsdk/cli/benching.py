@@ -6,7 +6,6 @@ what was measured in this run, nothing extrapolated.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import resource
@@ -24,6 +23,7 @@ from meshsdk.cli.reading import parse_fields
 from meshsdk.cli.running import shared_options
 from meshsdk.errors import ConfigurationError, NotFoundError
 from meshsdk.sizes import human
+from meshwire.documents import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -104,10 +104,9 @@ def _constructor(name: str) -> Callable[..., OpSpec]:
         for made in vars(op_constructors).values()
         if getattr(made, "__module__", "") == op_constructors.__name__ and not made.__name__.startswith("_")
     }
-    if name not in known.keys() - {"over", "user"}:
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else "`mesh op ls` lists them"
-        raise ConfigurationError(f"no op {name!r}; {hint}")
+    plain = known.keys() - {"over", "user"}
+    if name not in plain:
+        raise ConfigurationError(f"no op {name!r}{suggestion(name, plain)}")
     return known[name]
 
 
