@@ -61,6 +61,7 @@ _SILENCE = 4.0
 _SYNC = 10.0  # after the last byte of something large
 _PIECE = 1 << 20
 _PAUSES = (0.02, 0.05, 0.1, 0.2, 0.5)
+_SPELL = 30.0  # seconds without a failure, after which the next one is told again
 
 Send = Callable[["Node"], Awaitable[Taken]]
 """Tells one node. May be called again for the same one."""
@@ -82,6 +83,7 @@ class Delivery:
     ) -> None:
         self._mesh, self._peers, self._store, self._clock = mesh, peers, store, clock
         self.patience = patience
+        self._failed: dict[tuple[str, str], float] = {}  # (node, why) → when last, by the monotonic clock
 
     def __repr__(self) -> str:
         return f"<Delivery of {self._mesh.node_id}>"
@@ -146,10 +148,14 @@ class Delivery:
             self._note(node, "refused", error)
         return None
 
-    @staticmethod
-    def _note(node: Node, why: str, error: Exception) -> None:
+    def _note(self, node: Node, why: str, error: Exception) -> None:
+        """Every try is counted; the log has the first one of a spell, however many writes wait."""
         metrics.replication_retries.labels(why).inc()
-        _log.info("node %s did not take a write (%s): %s", node.node_id, why, error)
+        now, place = self._clock.monotonic(), (node.node_id, why)
+        goes_on = now - self._failed.get(place, -_SPELL) < _SPELL
+        self._failed[place] = now
+        level = logging.DEBUG if goes_on else logging.INFO
+        _log.log(level, "node %s did not take a write, and is told again (%s): %s", *place, error)
 
     # what can be sent ---------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import signal
 import threading
@@ -13,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from botocore.exceptions import ClientError
+from click.testing import CliRunner
 
 from meshd.testing.meshes import Mesh
 from meshd.testing.relays import Relay
 from meshd.testing.waiting import await_true
+from meshsdk.cli.cluster import cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -146,6 +149,31 @@ def test_without_the_control_store_everything_about_data_goes_on(parted: Parted)
     assert documents(mesh) == before, "nobody was taken for gone afterwards"
     reads(mesh, kept)
     reads(mesh, during)
+
+
+def test_a_node_that_dies_meanwhile_is_told_though_the_map_has_it_as_up(parted: Parted) -> None:
+    mesh = parted.mesh
+    mesh.etcd.kill(0)
+    parted.await_failures(*mesh.nodes)
+    mesh.kill("n3")
+    said = CliRunner().invoke(cluster, ["status", "--json"], env=_env(mesh))
+    nodes = {node["id"]: node for node in json.loads(said.output)["nodes"]}
+    assert [(name, node["state"], node["silent"]) for name, node in nodes.items()] == [
+        ("n1", "up", False),
+        ("n2", "up", False),
+        ("n3", "up", True),
+    ]
+    first, second, *_ = CliRunner().invoke(cluster, ["status"], env=_env(mesh)).output.splitlines()
+    assert re.search(r"\bn3 does not answer$", first), first
+    assert "writes of what n3 should have wait until either is back" in second
+
+
+def _env(mesh: Mesh) -> dict[str, str]:
+    return {
+        "MESH_ENDPOINT": mesh["n1"].endpoint,
+        "AWS_ACCESS_KEY_ID": mesh.access_key,
+        "AWS_SECRET_ACCESS_KEY": mesh.secret_key,
+    }
 
 
 def _back_from(mesh: Mesh, backup: Path) -> None:

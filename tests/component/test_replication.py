@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from meshd.store.errors import (
     StaleEpochError,
 )
 from meshd.store.records import Meta
+from meshd.telemetry import metrics
 from meshd.testing.replica_suite import state
 from meshd.testing.store_writing import etag_of, put, put_part, refused
 from meshwire.cluster.transitions import drained, joined, missed, reweighed
@@ -226,6 +228,29 @@ def test_a_write_that_cannot_be_replicated_is_refused_and_mended_by_the_next() -
         assert other.node.store.get("b", "k") is None
 
     _among(2, test)
+
+
+def test_of_writes_that_wait_for_a_node_the_log_tells_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Many tries, all counted, one line: until the node has been well for a while."""
+
+    async def test(nodes: list[Running]) -> None:
+        decider = _decider(nodes, "b", "k")
+        other = next(node for node in nodes if node is not decider)
+        store = decider.node.shared
+        assert isinstance(store, ReplicatedStore)
+        other.listener.close()
+        await decider.node.peers.aclose()
+        silent = metrics.replication_retries.labels("silent")
+        before, store.delivery.patience = silent._value.get(), 0.5
+        keys = [f"k{n}" for n in range(40) if _decider(nodes, "b", f"k{n}") is decider][:3]
+        await asyncio.gather(*(refused(NotReplicatedError, put(store, key, b"data")) for key in keys))
+        assert silent._value.get() >= before + 2 * len(keys)
+
+    with caplog.at_level(logging.INFO, "meshd.cluster.delivering"):
+        _among(2, test)
+    told = [each.getMessage() for each in caplog.records if "did not take a write" in each.getMessage()]
+    assert len(told) == 1
+    assert ", and is told again (silent): " in told[0]
 
 
 def test_whoever_goes_by_an_older_map_is_refused() -> None:

@@ -26,7 +26,13 @@ def node(name: str, state: str = "up", *, only_copies: bool = False) -> dict[str
     }
 
 
-def said(*nodes: dict[str, Any], moving: bool = False, clocks_agree: bool = True) -> list[str]:
+def said(
+    *nodes: dict[str, Any],
+    moving: bool = False,
+    clocks_agree: bool = True,
+    control: str = "reached",
+    debt: int = 0,
+) -> list[str]:
     movement = {"takers": 0, "bytes_total": 0, "bytes_moved": 0, "eta_seconds": 0}
     found = {
         "node": "n1",
@@ -35,7 +41,8 @@ def said(*nodes: dict[str, Any], moving: bool = False, clocks_agree: bool = True
         "nodes": list(nodes),
         "moving": moving,
         "movement": movement,
-        "control": "reached",
+        "control": control,
+        "debt": debt,
         "clocks_agree": clocks_agree,
     }
     return list(_lines(found))
@@ -50,6 +57,35 @@ def test_a_node_that_is_away_comes_first() -> None:
     assert first == "map 9, 2 nodes, 2 copies: n2 does not answer; data is on the move"
     assert second.startswith("all data can be read and written; start what is away again")
     assert "mesh cluster lost n2" in second
+
+
+def test_a_node_that_cannot_be_marked_away_is_told_all_the_same() -> None:
+    n1, n2 = node("n1") | {"lease": None}, node("n2") | {"lease": None, "silent": True}
+    lines = said(n1, n2, control="etcd takes no writes (alarm:NOSPACE)")
+    assert lines[0].endswith(": n2 does not answer")
+    assert lines[1] == (
+        "the control store is out of reach (writes of what n2 should have wait until either is back): "
+        "etcd takes no writes (alarm:NOSPACE)"
+    )
+    assert lines[-1].endswith("did not answer within a second")
+
+
+def test_a_node_that_renews_its_lease_may_be_slow_once() -> None:
+    lines = said(node("n1"), node("n2") | {"silent": True})
+    assert lines[0].endswith(": all data is where it belongs")
+    assert lines[-1].endswith("did not answer within a second")
+    lines = said(node("n1"), node("n2") | {"silent": True, "lease": False})
+    assert lines[0].endswith(": n2 does not answer")
+
+
+def test_without_the_control_store_nobody_knows_where_data_belongs_now() -> None:
+    first, second, *_ = said(node("n1"), node("n2"), control="is etcd running?")
+    assert first.endswith(": all data was where it belongs when the control store was last reached")
+    assert second.startswith("the control store is out of reach (data is served all the same)")
+
+
+def test_data_with_too_few_copies_is_never_where_it_belongs() -> None:
+    assert said(node("n1"), debt=3)[0].endswith(", 2 copies: 3 objects with fewer copies than asked")
 
 
 def test_data_that_cannot_be_had_is_never_where_it_belongs() -> None:

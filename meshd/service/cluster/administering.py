@@ -128,6 +128,7 @@ class ClusterAdmin:
                     "domains": domains.get(node.node_id, ""),
                     "refused": seen.refused.get(node.node_id, ""),
                     "clock_ahead": clocks.ahead.get(node.node_id),
+                    "silent": node.node_id in seen.silent,
                     "only_copies": not turn.covered(cluster, node.node_id, copies),
                 }
                 for node in cluster.nodes

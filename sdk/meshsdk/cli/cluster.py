@@ -225,8 +225,6 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     nodes, copies = _count(len(found["nodes"]), "node"), _count(found["copies"], "copy", "copies")
     yield f"map {found['version']}, {nodes}, {copies}: {_standing(found)}"
     yield from _away(found)
-    if found.get("debt"):
-        yield f"{_count(found['debt'], 'object')} with fewer copies than asked"
     kept = found.get("documents") or {}
     if any(each["count"] for each in kept.values()):
         counts = [
@@ -234,7 +232,7 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         ]
         yield f"kept: {', '.join(counts)} ({human(sum(each['bytes'] for each in kept.values()))})"
     if found["control"] != "reached":
-        yield f"the control store is out of reach (data is served all the same): {found['control']}"
+        yield f"the control store is out of reach ({_meanwhile(found)}): {found['control']}"
     rows: list[tuple[str, ...]] = [("node", "state", "zone", "roles", "share", "disks", "endpoint", "")]
     now, wanted = (sum(node[name] for node in found["nodes"]) for name in ("slots", "slots_wanted"))
     hurt = any(node["state"] == "away" for node in found["nodes"])
@@ -247,14 +245,30 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
 
 def _standing(found: dict[str, Any]) -> str:
     """The one thing to know."""
-    away = [node["id"] for node in found["nodes"] if node["state"] == "away"]
+    away = [node["id"] for node in found["nodes"] if node["state"] == "away" or _is_dead(node)]
     wrong = [f"{', '.join(away)} {'does' if len(away) == 1 else 'do'} not answer"] if away else []
     wrong += [f"{node['id']} cannot be asked by others" for node in found["nodes"] if node.get("refused")]
     wrong += [f"{node['id']} has no room" for node in found["nodes"] if _is_full(node)]
     wrong += _clocks(found)
+    if found.get("debt"):
+        wrong.append(f"{_count(found['debt'], 'object')} with fewer copies than asked")
     if not wrong or _moves(found):
         wrong.append(_moving(found))
     return "; ".join(wrong)
+
+
+def _is_dead(node: dict[str, Any]) -> bool:
+    """Whether a node does not answer, and nobody is known to hear of it: while the control store is lost or
+    takes no writes, none is marked away."""
+    return bool(node.get("silent")) and not node["lease"]
+
+
+def _meanwhile(found: dict[str, Any]) -> str:
+    """What goes on without the control store."""
+    dead = [node["id"] for node in found["nodes"] if _is_dead(node)]
+    if not dead:
+        return "data is served all the same"
+    return f"writes of what {', '.join(dead)} should have wait until either is back"
 
 
 def _clocks(found: dict[str, Any]) -> list[str]:
@@ -298,7 +312,9 @@ def _moves(found: dict[str, Any]) -> bool:
 def _moving(found: dict[str, Any]) -> str:
     moved = found["movement"]
     if not _moves(found):
-        return "all data is where it belongs"
+        if found["control"] == "reached":
+            return "all data is where it belongs"
+        return "all data was where it belongs when the control store was last reached"
     words = ["data is on the move"]
     words += [
         f"{each['copies']}→{each['wanted']} copies of {each['bucket']}" for each in found.get("counts", ())
@@ -353,6 +369,8 @@ def _notes(node: dict[str, Any], *, hurt: bool, asked: str) -> Iterator[str]:
         yield words if node["state"] == "away" else f"{words}: do not stop it"
     if node["lease"] is False and node["state"] not in ("away", "down"):
         yield "does not renew its lease"
+    if node.get("silent"):
+        yield "did not answer within a second"
     if node["work"] and node["state"] not in ("away", "down"):
         yield from _work(node["work"])
     if node.get("refused"):
