@@ -77,12 +77,16 @@ def counted(mesh: Mesh, node_id: str, name: str, **labels: str) -> float:
     return sum(found)
 
 
+def near_parts(mesh: Mesh, result: str) -> float:
+    return counted(mesh, "n4", "meshd_near_reads_total", kind="part", result=result)
+
+
 def copied(s3: Any, mesh: Mesh, things: str, key: str) -> bytes:
-    """An object through the cache node, read until it comes from a copy."""
-    hits = counted(mesh, "n4", "meshd_near_reads_total", kind="part", result="hit")
+    """An object through the cache node, read until every part of it comes from a copy."""
     while True:
+        hits, misses = near_parts(mesh, "hit"), near_parts(mesh, "miss")
         body: bytes = s3.get_object(Bucket=things, Key=key)["Body"].read()
-        if counted(mesh, "n4", "meshd_near_reads_total", kind="part", result="hit") > hits:
+        if near_parts(mesh, "hit") > hits and near_parts(mesh, "miss") == misses:
             return body
         threading.Event().wait(0.05)
 

@@ -358,6 +358,7 @@ def test_write_back_survives_the_death_of_a_node(mesh: Mesh, clients: list[Any],
         eventually(lambda each=each: is_at_origin(origin, "back", each))
     assert at_origin(origin, "back", key) == b"mine"
     assert patiently(clients[0], "cached", "c") == b"c"
+    mesh.await_state("n2", "away")  # n3 knows it: it decides, or asks who does
     clients[2].put_object(Bucket="back", Key=key, Body=b"again")
     mesh.up("n2")
     mesh.await_state("n2", "returning", "up")
