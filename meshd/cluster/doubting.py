@@ -16,7 +16,7 @@ from meshd.cluster.probing import answers
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from meshd.cluster.mesh import Mesh
     from meshd.kit.clock import Clock
@@ -39,14 +39,14 @@ class Doubt:
     def __repr__(self) -> str:
         return f"<Doubt of {self._mesh.node_id}: {'none' if self._mesh.sure else 'asks'}>"
 
-    async def dispel(self, bucket: str, key: str, patience: float = _PATIENCE) -> list[str]:
-        """Waits until it is sure that reads of a name may be answered by this process's map. Ids of the nodes
-        that would have to say so and do not answer; empty: it is sure now."""
+    async def dispel(self, bucket: str, key: str, patience: float = _PATIENCE) -> str:
+        """Waits until it is sure that reads of a name may be answered by this process's map. Why it is not,
+        of this node; empty: it is sure now."""
         deadline = self._clock.monotonic() + patience
         while True:
             version, route = self._mesh.map().version, self._mesh.route(bucket, key)
             if self._mesh.sure:
-                return []
+                return ""
             others = {node.node_id: node for node in (*route.readers, *route.writers)}
             others.pop(self._mesh.node_id, None)
             found = await asyncio.gather(*[self._version(node) for node in others.values()])
@@ -56,10 +56,10 @@ class Doubt:
                 "silent" if silent else "newer" if newest > version else "none"
             ).inc()
             if not silent and newest <= version:
-                return []
+                return ""
             left = deadline - self._clock.monotonic()
             if left <= 0:
-                return silent or sorted(others)
+                return _why(silent, dict(zip(others, found, strict=True)), newest)
             await self._mesh.newer_than(version, min(left, _PAUSE if silent else 2.0))
 
     async def _version(self, node: Node) -> int | None:
@@ -79,3 +79,11 @@ class Doubt:
         finally:
             if self._asking.get(node.node_id) is task:
                 del self._asking[node.node_id]
+
+
+def _why(silent: list[str], versions: Mapping[str, int | None], newest: int) -> str:
+    """What a node says of itself that nobody assures of its map."""
+    if silent:
+        return f"reaches neither the control store nor {', '.join(silent)}"
+    newer = next(node_id for node_id, version in versions.items() if version == newest)
+    return f"does not reach the control store, and {newer} goes by a newer cluster map ({newest})"

@@ -142,11 +142,11 @@ class ReplicatedStore:
         Raises NotReplicatedError: nothing was changed."""
         if self._mesh.sure:
             return
-        silent = await self._doubts.dispel(bucket, key)
-        if silent:
+        why = await self._doubts.dispel(bucket, key)
+        if why:
             raise NotReplicatedError(
-                f"this node reaches neither the control store nor {', '.join(silent)}, and may decide about "
-                "nothing until it does; nothing was changed; ask another node, or try again"
+                f"this node {why}, and may decide about nothing until it is sure of its own; nothing was "
+                "changed; ask another node, or try again"
             )
 
     async def decide(self, bucket: str, key: str, act: Callable[[], Awaitable[_T]]) -> _T:

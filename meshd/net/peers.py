@@ -42,7 +42,7 @@ FRAMED_HEADER: Final = "x-mesh-framed"
 LANE_HEADER: Final = "x-mesh-lane"
 """Says that all calls on this connection are of one lane: it may be handed to whoever answers those."""
 REGION: Final = "mesh"
-_PATIENCE = 30.0  # seconds of silence
+PATIENCE = 30.0  # seconds of silence
 _CONNECT = 3.0
 _KEPT = 128  # idle connections a node
 _FRESH = 20.0  # seconds for which an idle connection is used again; servers close theirs later
@@ -223,7 +223,7 @@ class Peers:
         target: str,
         *,
         body: bytes | AsyncIterable[bytes] = b"",
-        timeout: float = _PATIENCE,  # noqa: ASYNC109  of silence, not of the call
+        timeout: float = PATIENCE,  # noqa: ASYNC109  of silence, not of the call
         lane: str = "",
     ) -> AsyncGenerator[PeerAnswer, None]:
         """`async with peers.call(node, "POST", "/-/peer/…", body=…) as answer`: the answer's head is here,

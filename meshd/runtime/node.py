@@ -66,6 +66,7 @@ from meshd.service.semantics.versions import Versions
 from meshd.service.views.definitions import ViewDefinitions
 from meshd.service.views.dispatch import ViewReader
 from meshd.service.views.making import ViewMaker
+from meshd.store.proving import LateProofs
 from meshd.store.store import Store
 from meshd.telemetry import verbosity
 from meshd.transform.userops.modules import MODULES
@@ -347,6 +348,7 @@ def native_routes(
         data.datasets.parquets,
         node.objects,
         node_census(node),
+        LateProofs(node.clock),
     )
     return [
         *build_native(data.datasets, data.batches, gathers, definitions, node.clock, also, node.mesh, desk),

@@ -21,6 +21,7 @@ from meshd.telemetry import metrics
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from meshd.kit.clock import Clock
     from meshd.store.interface import Buffer
     from meshd.store.records import Extent, Span
 
@@ -112,6 +113,24 @@ class Proofs:
         self._known.add(extent)
 
 
+class LateProofs:
+    """Those of a process that proves for others, job after job: made anew every `seconds`, for what was sound
+    then may have rotted."""
+
+    def __init__(self, clock: Clock, seconds: float = 600.0) -> None:
+        self._clock, self._seconds = clock, seconds
+        self._proofs, self._since = Proofs(), clock.monotonic()
+
+    def __repr__(self) -> str:
+        return f"<LateProofs {self._proofs!r}>"
+
+    def now(self) -> Proofs:
+        """Good for one use."""
+        if self._clock.monotonic() - self._since > self._seconds:
+            self._proofs, self._since = Proofs(), self._clock.monotonic()
+        return self._proofs
+
+
 async def prove(spans: Iterable[Span], name: str) -> None:
     """Read all extents that these open spans lie in. Raises CorruptExtentError."""
     with naming(name):
@@ -128,6 +147,8 @@ def _compare(fd: int, extent: Extent, name: str) -> None:
             if got == 0:
                 break
             crc, at = crc32c(view[:got], crc), at + got
+    except OSError:  # what the device cannot read is damage like any other
+        pass
     finally:
         os.close(fd)
     if at < end or crc != extent.crc32c:

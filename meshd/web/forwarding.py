@@ -222,12 +222,11 @@ class Forwarder:
         SlowDown. Writes need no such question: the other owners refuse them."""
         if not name.reading or self._mesh.sure:
             return
-        silent = await self._doubts.dispel(name.bucket, name.key, patience)
-        if silent:
+        why = await self._doubts.dispel(name.bucket, name.key, patience)
+        if why:
             raise S3Error(
                 "SlowDown",
-                f"This node reaches neither the control store nor {', '.join(silent)}, and what it has of "
-                "this name may be old. Ask another node, or try again.",
+                f"This node {why}, and what it has of this name may be old. Ask another node, or try again.",
             )
 
     # --- asked by a client ----------------------------------------------------------------------------

@@ -212,19 +212,19 @@ def test_a_row_takes_another_owners_bytes_of_what_it_is_mixed_with(mesh: Mesh) -
     _await_sound(mesh, bodies)
 
 
-def test_jobs_take_another_owners_bytes(mesh: Mesh) -> None:
-    """Where the copy of the node that runs them is damaged."""
-    bodies = _fill(mesh, {f"jobs/{number:02}": 1000 + 70_000 * (number % 4) for number in range(12)})
-    for key in bodies:
-        _await_two(mesh, key)
-        disk = Disk(mesh["n2"])
-        if disk.get(key) is not None:
-            disk.flip(key)
+@pytest.mark.parametrize("runner", NODES)
+def test_jobs_take_another_owners_bytes(mesh: Mesh, runner: str) -> None:
+    """One copy of each source is damaged, here that of the node that runs them, there another's: of small
+    objects, of large ones, and of such as are read a piece at a time."""
+    sizes = {f"jobs-{runner}/{number:02}": 1000 + 70_000 * (number % 4) for number in range(12)}
+    bodies = _fill(mesh, sizes | {f"jobs-{runner}/large-{number}": (5 << 19) + number for number in range(4)})
+    _damage(mesh, bodies)
     target = f"{secrets.token_hex(4)}/"
-    done(mesh["n2"], kind="shard", source="s3://rot/jobs", target=f"s3://made/{target}", count=2)
+    done(mesh[runner], kind="shard", source=f"s3://rot/jobs-{runner}", target=f"s3://made/{target}", count=2)
     made = members(*objects(mesh["n1"].client(), "made", target).values())
     assert made == {key.partition("/")[2]: body for key, body in bodies.items()}
-    _await_sound(mesh, bodies)
+    assert _command(mesh[runner], "scrub", "--wait").returncode == 0  # copies that were not asked for, too
+    assert _sound(mesh, bodies) == []
 
 
 def test_what_is_damaged_everywhere_is_refused_by_every_node(mesh: Mesh) -> None:

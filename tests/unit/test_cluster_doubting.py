@@ -43,15 +43,15 @@ def _key(cluster: ClusterMap, *owners: str) -> str:
     raise AssertionError(owners)
 
 
-def _among(versions: dict[str, int | None], patience: float = 0.0) -> tuple[list[str], list[str]]:
-    """Who is silent, and who was asked, about a name of n1 and n2."""
+def _among(versions: dict[str, int | None], patience: float = 0.0) -> tuple[str, list[str]]:
+    """Why there is doubt, and who was asked, about a name of n1 and n2."""
     asked: list[str] = []
 
     async def ask(node: Node) -> int | None:
         asked.append(node.node_id)
         return versions[node.node_id]
 
-    async def run() -> list[str]:
+    async def run() -> str:
         mesh, _ = await _mesh(lambda version: False)
         return await Doubt(mesh, SystemClock(), ask).dispel("b", _key(mesh.map(), "n1", "n2"), patience)
 
@@ -59,15 +59,21 @@ def _among(versions: dict[str, int | None], patience: float = 0.0) -> tuple[list
 
 
 def test_other_owners_are_asked_and_nobody_else() -> None:
-    assert _among({"n2": 1}) == ([], ["n2"])
+    assert _among({"n2": 1}) == ("", ["n2"])
 
 
 def test_an_owner_that_is_silent_leaves_the_doubt() -> None:
-    assert _among({"n2": None}) == (["n2"], ["n2"])
+    assert _among({"n2": None}) == (
+        "reaches neither the control store nor n2",
+        ["n2"],
+    )
 
 
 def test_an_owner_that_has_a_newer_map_leaves_the_doubt_until_it_is_here() -> None:
-    assert _among({"n2": 1 << 40}) == (["n2"], ["n2"])
+    why, asked = _among({"n2": 1 << 40})
+    assert asked == ["n2"]
+    assert "does not reach the control store, and n2 goes by a newer cluster map" in why
+    assert "nor n2" not in why  # it answered
 
 
 def test_a_newer_map_that_comes_is_gone_by() -> None:
@@ -84,7 +90,7 @@ def test_a_newer_map_that_comes_is_gone_by() -> None:
                 await maps.change(grown)
             return version + 1
 
-        assert await Doubt(mesh, SystemClock(), ask).dispel("b", key, 10.0) == []
+        assert await Doubt(mesh, SystemClock(), ask).dispel("b", key, 10.0) == ""
         assert mesh.map().version == version + 1
 
     asyncio.run(run())
@@ -97,7 +103,7 @@ def test_who_holds_its_lease_asks_nobody() -> None:
         async def ask(node: Node) -> int | None:
             raise AssertionError(node)
 
-        assert await Doubt(mesh, SystemClock(), ask).dispel("b", "k") == []
+        assert await Doubt(mesh, SystemClock(), ask).dispel("b", "k") == ""
 
     asyncio.run(run())
 
@@ -122,8 +128,8 @@ def test_those_who_wait_share_a_question_but_not_one_asked_before_they_came() ->
         for _ in range(10):
             await asyncio.sleep(0)
         answer.set()
-        assert await first == []
-        assert await asyncio.gather(*later) == [[]] * 50
+        assert await first == ""
+        assert await asyncio.gather(*later) == [""] * 50
         assert asked == 2
 
     asyncio.run(run())

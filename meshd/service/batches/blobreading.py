@@ -361,8 +361,8 @@ def _finish(blob: Blob, part: _Part, group: Group, sums: dict[int, int], *, lost
     group.sums[number] = total
     if _damaged(blob, total):
         metrics.store_corrupt_reads.inc()
-        if blob.record is not None:
-            notice(blob.record.extents[0])
+        for extent in () if blob.record is None else blob.record.extents:
+            notice(extent)
         _log.error("the stored bytes of %s are damaged and are not served; run meshd fsck", blob.name)
         piece[:] = bytes(part.length)
         group.failed.append(number)

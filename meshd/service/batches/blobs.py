@@ -73,26 +73,32 @@ def as_samples(
     rows: int,
     *,
     names: bool = True,
+    direct: bool = True,
     elsewhere: Elsewhere = ALONE,
 ) -> Outgoing:
-    """A frame of samples, with the blobs' names if wanted. Raises FrameError."""
+    """A frame of samples, with the blobs' names if wanted. Without `direct` large objects are compared with
+    their checksums, too. Raises FrameError."""
     layout = sampleframes.sample_layout(
         [blob.length for blob in blobs], metadata, [blob.name for blob in blobs] if names else None
     )
-    return Outgoing(
-        sampleframes.CONTENT_TYPE, layout.size, rows, _sample_chunks(store, blobs, layout, elsewhere)
-    )
+    chunks = _sample_chunks(store, blobs, layout, elsewhere, direct=direct)
+    return Outgoing(sampleframes.CONTENT_TYPE, layout.size, rows, chunks)
 
 
 async def _sample_chunks(
-    store: ObjectStore, blobs: Sequence[Blob], layout: sampleframes.SampleLayout, elsewhere: Elsewhere
+    store: ObjectStore,
+    blobs: Sequence[Blob],
+    layout: sampleframes.SampleLayout,
+    elsewhere: Elsewhere,
+    *,
+    direct: bool,
 ) -> AsyncGenerator[Chunk, None]:
     status = np.array([Status.FAILED if blob.error else blob.status for blob in blobs], dtype=np.uint8)
     sums = np.zeros(len(blobs), dtype=np.uint32)
     at = len(layout.head)
     yield layout.head
     starts = layout.places[:, 0].tolist()
-    async for group in read_blobs(store, blobs, starts, at, direct=True, elsewhere=elsewhere):
+    async for group in read_blobs(store, blobs, starts, at, direct=direct, elsewhere=elsewhere):
         for number in group.failed:
             status[number] = Status.FAILED
         for number, value in group.sums.items():

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 from meshd.assembly.catalog import SHARED
 from meshd.assembly.elsewhere import Part
 from meshd.assembly.errors import BatchError
+from meshd.service.batches.blobreading import stored_crc32c
 from meshd.service.batches.blobs import Blob, as_samples
 from meshd.service.remote import wire
 from meshd.service.remote.listing import decided_page
+from meshd.store.errors import CorruptExtentError, StoreError
 from meshwire.frames import FRAME_VERSION
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from meshd.service.documents.census import Census
     from meshd.service.remote.objects import RemoteObjects
     from meshd.store.interface import ObjectStore
+    from meshd.store.proving import LateProofs
     from meshd.store.records import Record
 
 _AT_A_TIME = 500
@@ -52,10 +55,11 @@ class Holdings:
         parquets: Parquets,
         objects: RemoteObjects,
         census: Census,
+        proofs: LateProofs,
     ) -> None:
         self._store, self._mesh, self._objects, self._census = store, mesh, objects, census
         self._archives, self._catalog, self._lines = archives, catalog, lines
-        self._tfrecords, self._parquets = tfrecords, parquets
+        self._tfrecords, self._parquets, self._proofs = tfrecords, parquets, proofs
 
     def __repr__(self) -> str:
         return f"<Holdings of {self._mesh.node_id}>"
@@ -67,7 +71,12 @@ class Holdings:
         blobs = []
         for number, part in enumerate(asked.parts):
             try:
-                blobs.append(await self._blob(*part))
+                blob = await self._blob(*part)
+                lost = await self._proven(blob) if asked.proven else None
+                if lost is not None:
+                    errors[str(number)] = lost
+                    blob = Blob("", 0)
+                blobs.append(blob)
             except BatchError as error:
                 errors[str(number)] = (error.code, error.message)
                 blobs.append(Blob("", 0))
@@ -77,7 +86,22 @@ class Holdings:
             if number % _AT_A_TIME == _AT_A_TIME - 1:
                 await asyncio.sleep(0)
         metadata = {"version": FRAME_VERSION, "errors": json.dumps(errors)}
-        return as_samples(self._store, blobs, metadata, len(blobs), names=False)
+        return as_samples(self._store, blobs, metadata, len(blobs), names=False, direct=not asked.proven)
+
+    async def _proven(self, blob: Blob) -> tuple[str, str] | None:
+        """What a blob's bytes are parts of is compared as a whole; whole extents are while they pass. Why
+        they cannot be given."""
+        record = blob.record
+        if record is None or stored_crc32c(record.extents, blob.offset, blob.length) is not None:
+            return None
+        try:
+            with self._store.reading(record, blob.offset, blob.length) as spans:
+                await self._proofs.now().require([span.part(0, 0) for span in spans])
+        except CorruptExtentError:
+            return "Unreadable", f"what {self._mesh.node_id} has of it is damaged"
+        except StoreError as error:  # moved by compaction at this moment; or its disk is lost
+            return "Busy", f"{self._mesh.node_id}: {error}"
+        return None
 
     async def _blob(self, bucket: str, key: str, etag: str, size: int, offset: int, length: int) -> Blob:
         if self._objects.backs(bucket):

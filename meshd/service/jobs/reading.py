@@ -12,8 +12,6 @@ from collections import OrderedDict
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from awscrt.checksums import crc32c
-
 from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.assembly.elsewhere import Lost, Part
 from meshd.assembly.errors import BatchError
@@ -22,7 +20,9 @@ from meshd.service.jobs.plans import scratch
 from meshd.service.jobs.unpacking import unpacked_name
 from meshd.service.remote.asking import lost_error
 from meshd.store.errors import CorruptExtentError, ExtentGoneError
+from meshd.store.noticing import notice
 from meshd.store.proving import Passing, naming
+from meshd.store.records import Span
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from meshd.service.jobs.kinds import Running, Tools
     from meshd.service.remote.fetching import Gathered
     from meshd.store.proving import Proofs
-    from meshd.store.records import Location, Record, Span
+    from meshd.store.records import Location, Record
     from meshwire.jobplans import JobPlan
 
 GROUP: Final = 1 << 20
@@ -83,7 +83,7 @@ class Opened:
         number = self.span_at(offset)
         if length and offset + length <= self.starts[min(number + 1, len(self.spans))]:
             span = self.spans[number]
-            _fill(span.fd, span.offset + offset - self.starts[number], buffers, length)
+            _fill(span.part(offset - self.starts[number], length), buffers, length)
             return
         for buffer in buffers:
             offset = self._read_across(offset, buffer)
@@ -93,10 +93,10 @@ class Opened:
         while len(buffer):
             number = self.span_at(offset)
             if number >= len(self.spans):
-                raise _short()
+                raise _unread(self.spans[-1], "it is shorter than its record")
             span, inside = self.spans[number], offset - self.starts[number]
             taken = min(len(buffer), span.length - inside)
-            _fill(span.fd, span.offset + inside, [buffer[:taken]], taken)
+            _fill(span.part(inside, taken), [buffer[:taken]], taken)
             buffer, offset = buffer[taken:], offset + taken
         return offset
 
@@ -113,7 +113,7 @@ class Readable(Protocol):
 
 
 class Fetched:
-    """Bytes of a source that came from another node, which compared them with what it keeps of them."""
+    """Bytes of a source that came from another node, compared with what that keeps of them."""
 
     spans: Sequence[Span] = ()
 
@@ -129,20 +129,13 @@ class Fetched:
         self._places[offset] = place
 
     def read(self, offset: int, buffers: list[memoryview]) -> None:
-        """See Opened (blocking). Raises CorruptExtentError."""
+        """See Opened (blocking)."""
         length = sum(map(len, buffers))
-        if not length:
-            return
-        place = self._places[offset]
-        data = memoryview(os.pread(self._fd, length, place.offset))
-        if len(data) != place.length or crc32c(data) != place.crc32c:
-            raise CorruptExtentError("what another node sent is not what it said it would be")
-        for buffer in buffers:
-            buffer[:] = data[: len(buffer)]
-            data = data[len(buffer) :]
+        if length:
+            _fill(Span(self._fd, self._places[offset].offset, length), buffers, length)
 
     def compare(self, offset: int, data: memoryview) -> None:
-        """That was done where the bytes lie."""
+        """That was done where the bytes lie, and as they came."""
 
 
 class SourceReader:
@@ -264,7 +257,7 @@ class SourceReader:
     async def _fetch(self, runs: Sequence[Sequence[Piece]]) -> dict[int, Readable]:
         """The bytes of these runs, by one call a node."""
         parts = [self._part(run) for run in runs]
-        self._gathered = gathered = await self._tools.objects.fetch(parts, self._memory)
+        self._gathered = gathered = await self._tools.objects.fetch(parts, self._memory, proven=True)
         found = {run[0].source: Fetched(gathered.fd) for run in runs}
         for run, part, place in zip(runs, parts, gathered.places, strict=True):
             if isinstance(place, Lost):
@@ -334,14 +327,17 @@ def _runs(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
         yield run
 
 
-def _fill(fd: int, offset: int, buffers: list[memoryview], length: int) -> None:
-    got = os.preadv(fd, buffers, offset)
-    while got < length:
-        rest = _after(buffers, got)
-        more = os.preadv(fd, rest, offset + got)
-        if more == 0:
-            raise _short()
-        got += more
+def _fill(span: Span, buffers: list[memoryview], length: int) -> None:
+    """`length` bytes of a span. Raises CorruptExtentError where the device does not give them."""
+    got = 0
+    try:
+        while got < length:
+            more = os.preadv(span.fd, _after(buffers, got) if got else buffers, span.offset + got)
+            if more == 0:
+                raise _unread(span, "its data file ends before it does")
+            got += more
+    except OSError as error:
+        raise _unread(span, f"the device cannot read it ({error.strerror})") from error
 
 
 def _after(buffers: list[memoryview], count: int) -> list[memoryview]:
@@ -353,6 +349,9 @@ def _after(buffers: list[memoryview], count: int) -> list[memoryview]:
     return []
 
 
-def _short() -> CorruptExtentError:
+def _unread(span: Span, why: str) -> CorruptExtentError:
+    """Counted, and noticed: it is looked at, and goes to quarantine."""
     metrics.store_corrupt_reads.inc()
-    return CorruptExtentError("a source is shorter than its record; run meshd fsck and restore the object")
+    if span.extent is not None:
+        notice(span.extent)
+    return CorruptExtentError(f"{span.name or 'a source'} is damaged: {why}", span.name)

@@ -24,7 +24,7 @@ from meshd.kit.tasks import Tasks
 from meshd.net.peers import PeerUnreachableError
 from meshd.service.jobs.footing import footing, upheld
 from meshd.service.jobs.kinds import Running, Tally
-from meshd.store.errors import CorruptExtentError, NotReplicatedError, StoreError
+from meshd.store.errors import CorruptExtentError, DiskFailedError, NotReplicatedError, StoreError
 from meshd.telemetry import metrics
 from meshwire.cluster.meeting import meeting
 from meshwire.documents import PlanError
@@ -202,7 +202,7 @@ class JobRunner:
                 tries = 0 if tally.moved > moved else tries + 1
                 if self._mesh.alone or tries > _TRIES or not _passes(error):
                     raise
-                _log.info("job waits", extra={"job": job.job_id, "why": str(_first(error))[:300]})
+                _log.info("job waits", extra={"job": job.job_id, "why": _waited_for(_first(error))[:300]})
                 await asyncio.sleep(random.uniform(0.5, 1) * min(_LONGEST, 0.25 * 2**tries))
                 tally.again()
             else:
@@ -299,13 +299,17 @@ def _first(error: Exception) -> Exception:
 
 def _passes(error: Exception) -> bool:
     """Whether it may go by itself, in a mesh: a node that is away, a map that changes, too much at a time,
-    and damage of this node's own copy, noticed as it is met: then other owners are asked."""
+    and damage or a failing disk of this node's own, noticed as it is met: then other owners are asked."""
     error = _first(error)
     if isinstance(error, BatchError | S3Error):
         return error.code in _PASSING
-    if isinstance(error, CorruptExtentError):
-        return bool(error.name)  # what others sent has none
-    return isinstance(error, NotReplicatedError | PeerUnreachableError)
+    return isinstance(error, CorruptExtentError | DiskFailedError | NotReplicatedError | PeerUnreachableError)
+
+
+def _waited_for(error: Exception) -> str:
+    """Why a job is not going on now; of damage with the object's name."""
+    name = error.name if isinstance(error, CorruptExtentError) else ""
+    return f"{name}: {error}" if name else str(error)
 
 
 def _explained(error: Exception, job_id: str) -> str:

@@ -62,8 +62,10 @@ class Asking:
         ask: Callable[[Node, Sequence[int]], Awaitable[list[int]]],
     ) -> dict[int, str]:
         """Asks for each name a reader of it, one call a node, then the next reader for what `ask` says was
-        not had; gives the names nobody could answer for, and why."""
-        tried: dict[int, set[str]] = {number: {self.mesh.node_id} for number in names}
+        not had; gives the names nobody could answer for, and why. This node is asked as any other for what
+        it came to read meanwhile: a change of the map may move all readers of a name at once."""
+        me = self.mesh.node_id
+        tried = {number: {me} if self.mesh.is_reader(*name) else set() for number, name in names.items()}
         why: dict[int, str] = {}
         left = list(names)
         while left:

@@ -1,12 +1,15 @@
 """Bytes of other nodes and of origins, brought into this node's memory.
 
 Law: bytes are named by their object's ETag: what comes is what was meant, or it is lost, with the reason.
-What this node has copies of is not asked for.
+What does not match its checksum is had again of a node that looks at it first, or of the next one. What this
+node has copies of is not asked for.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import os
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
@@ -16,7 +19,8 @@ from awscrt.checksums import crc32c
 from meshd.assembly.elsewhere import Lost
 from meshd.assembly.errors import busy
 from meshd.assembly.memory import MemoryFrame
-from meshd.net.peers import PeerUnreachableError
+from meshd.errors import MeshdError
+from meshd.net.peers import PATIENCE, PeerUnreachableError
 from meshd.service.remote import wire
 from meshd.service.remote.asking import some
 from meshd.store.records import Location
@@ -36,10 +40,16 @@ if TYPE_CHECKING:
     from meshd.store.records import Page, Record
     from meshwire.cluster import Node
 
+_log = logging.getLogger(__name__)
 ORIGINS: Final = 64
 """Objects of buckets with origins that one request reads at a time."""
 _ASK_NEXT: Final = frozenset({"NotHere", "NoSuchKey", "SnapshotChanged", "Unreadable", "Busy"})
 """What another holder may know better."""
+_PROVING: Final = 120.0
+"""Seconds of silence while another node reads the extents that parts lie in: of gigabytes, on a slow disk."""
+_AT_ONCE: Final = 256 << 10
+"""Bytes that are compared at once; more are by a thread."""
+_PIECE: Final = 1 << 20
 
 
 class FromOrigins(Protocol):
@@ -82,18 +92,21 @@ class Fetching:
         """Whether this node is the one that reads a name of a bucket with an origin."""
         return self._backs(bucket) and self._mesh.is_reader(bucket, key)
 
-    async def fetch(self, parts: Sequence[Part], memory: Memory) -> Gathered:
-        """See Elsewhere.fetch."""
+    async def fetch(self, parts: Sequence[Part], memory: Memory, *, proven: bool = False) -> Gathered:
+        """See Elsewhere.fetch. `proven`: what is a part of an extent is of one that was read and compared as
+        a whole; for new objects."""
         room = MemoryFrame(0, memory)
         places: list[Location | Lost | None] = [None] * len(parts)
-        path = f"/proc/{os.getpid()}/fd/{room.fd}"
+        silent: set[int] = set()
 
         async def ask(node: Node, numbers: Sequence[int]) -> list[int]:
-            body = wire.encode(wire.ReadAsk([parts[number] for number in numbers]))
-            async with self._asking.peers.call(node, "POST", wire.READ, body=body) as answer:
-                start, size = await receive(answer, room)
+            wanted = [parts[number] for number in numbers]
+            try:
+                found = await self._compared(node, wanted, room, proven=proven)
+            except (MeshdError, FrameError):
+                silent.update(numbers)
+                raise
             again = []
-            found = _parse(room.fd, start, size, path)
             for number, place in zip(numbers, found, strict=True):
                 places[number] = place
                 if isinstance(place, Lost) and place.code in _ASK_NEXT:
@@ -109,7 +122,8 @@ class Fetching:
             for number in lone:
                 places[number] = self._gone(parts[number])
             await some(ORIGINS, [self._read_origin(parts, number, room, places) for number in mine])
-            await self._take_near(parts, named, room, places)
+            if not proven:  # what is kept here came as it was sent
+                await self._take_near(parts, named, room, places)
             asked = list(named)
             left = await self._asking.holders(named, ask)
             self._keep_near(parts, asked, room, places)
@@ -118,9 +132,50 @@ class Fetching:
             raise
         for number, why in left.items():
             lost = places[number]
-            if not isinstance(lost, Lost) or lost.code == "NotHere":
+            if not isinstance(lost, Lost):
                 places[number] = Lost("Busy", why)
+            elif lost.code == "NotHere":
+                places[number] = Lost("Busy", lost.message or why)
+            elif lost.code == "Unreadable" and number in silent:
+                places[number] = Lost("Busy", "one copy is damaged, and who has another does not answer")
         return Gathered(room, [place or Lost("Busy") for place in places])
+
+    async def _compared(
+        self, node: Node, parts: Sequence[Part], room: MemoryFrame, *, proven: bool
+    ) -> list[Location | Lost]:
+        """What a node has of these. It sends large objects without a look at them: where such a one does not
+        match, the node is to look, so that it learns of damage on its disks, and is asked for no more of it.
+        Raises MeshdError, FrameError."""
+        found = await self._asked(node, parts, room, proven=proven)
+        torn = await _torn(room.fd, found)
+        if not torn:
+            return found
+        metrics.remote_failures.labels("Damaged").inc(len(torn))
+        name = f"{parts[torn[0]].bucket}/{parts[torn[0]].key}"
+        told = {"object": name, "parts": len(torn), "from": node.node_id}
+        _log.warning(
+            "bytes of another node do not match their checksum; it is to look at its disk", extra=told
+        )
+        again: Sequence[Location | Lost] = ()
+        try:
+            again = await self._asked(node, [parts[number] for number in torn], room, proven=True)
+            still = await _torn(room.fd, again)
+        except (MeshdError, FrameError) as error:
+            self._asking.note(node, error)
+            still = list(range(len(torn)))
+        for place, number in enumerate(torn):
+            damage = Lost("Unreadable", f"what {node.node_id} sends of it does not match its checksum")
+            found[number] = damage if place in still else again[place]
+        return found
+
+    async def _asked(
+        self, node: Node, parts: Sequence[Part], room: MemoryFrame, *, proven: bool
+    ) -> list[Location | Lost]:
+        """One call. Raises MeshdError, FrameError."""
+        body, patience = wire.encode(wire.ReadAsk(list(parts), proven)), _PROVING if proven else PATIENCE
+        async with self._asking.peers.call(node, "POST", wire.READ, body=body, timeout=patience) as answer:
+            start, size = await receive(answer, room)
+        return _parse(room.fd, start, size, f"/proc/{os.getpid()}/fd/{room.fd}")
 
     async def _take_near(
         self,
@@ -201,6 +256,29 @@ async def receive(answer: PeerAnswer, room: MemoryFrame) -> tuple[int, int]:
         raise PeerUnreachableError(f"an answer of {size} bytes ended after {at - start}")
     metrics.remote_bytes.inc(size)
     return start, size
+
+
+async def _torn(fd: int, found: Sequence[Location | Lost]) -> list[int]:
+    """The numbers of what does not match its checksum."""
+    whole = sum(place.length for place in found if isinstance(place, Location))
+    return _compare(fd, found) if whole <= _AT_ONCE else await asyncio.to_thread(_compare, fd, found)
+
+
+def _compare(fd: int, found: Sequence[Location | Lost]) -> list[int]:
+    """The same (blocking)."""
+    buffer = memoryview(bytearray(_PIECE))
+    torn: list[int] = []
+    for number, place in enumerate(found):
+        if not isinstance(place, Location):
+            continue
+        crc = 0
+        for at in range(0, place.length, _PIECE):
+            piece = buffer[: min(_PIECE, place.length - at)]
+            got = os.preadv(fd, [piece], place.offset + at)
+            crc = crc32c(piece[:got], crc)
+        if crc != place.crc32c:
+            torn.append(number)
+    return torn
 
 
 def _parse(fd: int, start: int, size: int, path: str) -> list[Location | Lost]:

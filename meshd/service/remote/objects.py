@@ -224,9 +224,9 @@ class RemoteObjects:
                 fetched.close()
         return [data for data in found if data is not None]
 
-    async def fetch(self, parts: Sequence[Part], memory: Memory) -> Gathered:
-        """See Elsewhere.fetch."""
-        return await self._fetching.fetch(parts, memory)
+    async def fetch(self, parts: Sequence[Part], memory: Memory, *, proven: bool = False) -> Gathered:
+        """See Elsewhere.fetch, and Fetching.fetch of `proven`."""
+        return await self._fetching.fetch(parts, memory, proven=proven)
 
     async def own_part(self, part: Part) -> bytes:
         """A part of a bucket with an origin, for another node. Raises BatchError."""

@@ -42,11 +42,12 @@ class FarRecord(Record, frozen=True, array_like=True):
     """The record of an object whose bytes other nodes hold: it has no extents, and no store reads it."""
 
 
-class ReadAsk(Struct, frozen=True, forbid_unknown_fields=True):
+class ReadAsk(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Bytes of these parts, as a frame of samples; what cannot be given is in its metadata, `errors`:
-    {number: [code, message]}."""
+    {number: [code, message]}. `proven`: extents of which a part is wanted are compared as a whole before."""
 
     parts: Annotated[list[PartTuple], Meta(max_length=MAX_PARTS)]
+    proven: bool = False
 
 
 class RestAsk(Struct, frozen=True, forbid_unknown_fields=True):

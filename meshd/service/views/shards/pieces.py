@@ -233,7 +233,7 @@ class _Opening:
         if not parts:
             return
         with unreachable():
-            fetched = await source.objects.fetch(list(parts), Memory())
+            fetched = await source.objects.fetch(list(parts), Memory(), proven=self._proofs is not None)
         self._stack.callback(fetched.close)
         for part, place in zip(parts, fetched.places, strict=True):
             if isinstance(place, Lost):

@@ -1,0 +1,98 @@
+"""Which node is asked for what others hold, and which one next."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from meshd.cluster.mesh import Mesh
+from meshd.control.clustermaps import ClusterMaps
+from meshd.control.memory import MemoryControl
+from meshd.errors import MeshdError
+from meshd.kit.clock import SystemClock
+from meshd.net.peers import Peers
+from meshd.service.remote.asking import Asking
+from meshwire.cluster import Node, place
+from meshwire.cluster.placement import slot_of
+from meshwire.cluster.transitions import founded, joined, settled
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from meshwire.cluster import ClusterMap
+
+
+def _key(cluster: ClusterMap, *owners: str) -> str:
+    placed = place(cluster, 2)
+    for number in range(10_000):
+        found = placed.of_slot(slot_of("b", f"k{number}", cluster.slots))
+        if {node.node_id for node in found} == set(owners):
+            return f"k{number}"
+    raise AssertionError(owners)
+
+
+def _cluster(*names: str) -> ClusterMap:
+    cluster = founded(Node(names[0], f"http://{names[0]}"), copies=2)
+    for name in names[1:]:
+        cluster = joined(cluster, Node(name, f"http://{name}"))
+    for name in names:
+        cluster = settled(cluster, name)
+    return cluster
+
+
+async def _mesh() -> tuple[Mesh, ClusterMaps]:
+    control = MemoryControl(SystemClock())
+    maps = ClusterMaps(control)
+    await maps.change(lambda _: _cluster("n1", "n2", "n3"))
+    return Mesh("n1", control, lambda bucket: 0), maps
+
+
+def _asking(mesh: Mesh) -> Asking:
+    return Asking(mesh, Peers("n1", lambda _: b"", SystemClock()))
+
+
+def test_the_next_holder_is_asked_for_what_one_has_not_and_this_node_is_not() -> None:
+    async def run() -> None:
+        mesh, _ = await _mesh()
+        asked: list[str] = []
+
+        async def ask(node: Node, numbers: Sequence[int]) -> list[int]:
+            asked.append(node.node_id)
+            if len(asked) == 1:
+                raise MeshdError("not now")
+            return list(numbers)
+
+        far, mine = _key(mesh.map(), "n2", "n3"), _key(mesh.map(), "n1", "n2")
+        why = await _asking(mesh).holders({0: ("b", far)}, ask)
+        assert sorted(asked) == ["n2", "n3"]
+        assert why == {0: f"{asked[1]} does not have it"}
+        asked.clear()
+        await _asking(mesh).holders({0: ("b", mine)}, ask)  # what is damaged here, say
+        assert asked == ["n2"]
+
+    asyncio.run(run())
+
+
+def test_this_node_is_asked_for_what_it_came_to_read_meanwhile() -> None:
+    async def run() -> None:
+        mesh, maps = await _mesh()
+        key, asked = _key(mesh.map(), "n2", "n3"), list[str]()
+
+        def without_n3(cluster: ClusterMap | None) -> ClusterMap:
+            assert cluster is not None
+            return replace(_cluster("n1", "n2"), version=cluster.version + 1)
+
+        async def ask(node: Node, numbers: Sequence[int]) -> list[int]:
+            asked.append(node.node_id)
+            if node.node_id == "n1":
+                return []
+            before = mesh.map().version
+            await maps.change(without_n3)
+            await mesh.newer_than(before, 5.0)
+            return list(numbers)
+
+        assert await _asking(mesh).holders({0: ("b", key)}, ask) == {}
+        assert asked[-1] == "n1"
+
+    asyncio.run(run())
