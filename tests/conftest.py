@@ -18,7 +18,7 @@ from meshd.kit.yielding import GIVING_WAY
 from meshd.testing.daemons import Daemon, failing, live_daemons
 from meshd.testing.forkserver import ForkServers, forked_from
 from meshd.testing.meshes import running_nodes
-from tests import scheduling
+from tests import fresh_fixtures, scheduling
 from tests.one_node import one_node
 
 if TYPE_CHECKING:
@@ -105,6 +105,10 @@ def _command(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip() or "(a zombie)"
     except OSError:
         return "(gone)"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(fresh_fixtures)
 
 
 @pytest.hookimpl(tryfirst=True)
