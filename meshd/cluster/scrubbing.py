@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from meshd.control.interface import ControlError
+from meshd.control.interface import ControlError, VersionConflictError
 from meshd.store.errors import StoreError
 from meshd.store.probing import DiskState  # noqa: TC001  msgspec reads the annotations
 from meshd.telemetry import metrics
@@ -139,6 +139,7 @@ class Scrubber:
         self._node_id, self._store, self._control, self._clock = node_id, store, control, clock
         self._mend, self._compare, self._rest, self._every = mend, compare, rest, every
         self._told: Told | None = None
+        self._version: int | None = None  # of what was told last, None when it is not known
         self._told_at = self._mended_at = -_AGAIN
         self._counted, self._counted_at = 0, inf
         self._mended = 0
@@ -277,5 +278,18 @@ class Scrubber:
         now = self._clock.monotonic()
         if told == self._told or (state.running and now - self._told_at < _TELL):
             return
-        await self._control.put(f"{TOLD}/{self._node_id}", msgspec.json.encode(told))
-        self._told, self._told_at = told, now
+        if await self._put(f"{TOLD}/{self._node_id}", msgspec.json.encode(told)):
+            self._told, self._told_at = told, now
+
+    async def _put(self, place: str, told: bytes) -> bool:
+        """Not over what was said while this was on its way, the last word of a node that ends: then what is
+        so by then is told at the next turn. Raises ControlError."""
+        if self._version is None:
+            entry = await self._control.get(place)
+            self._version = 0 if entry is None else entry.version
+        expected, self._version = self._version, None
+        try:
+            self._version = await self._control.put(place, told, expect=expected)
+        except VersionConflictError:
+            return False
+        return True

@@ -135,14 +135,15 @@ class DiskWatch:
         return news
 
     def states(self) -> list[DiskState]:
-        """Of every directory that is to be a disk (blocking)."""
+        """Of every directory that is to be a disk, and of the index's if its device has failed (blocking)."""
         serving = set(self._disks.roots.values())
-        return [
+        found = [
             DiskState(str(root), True, "", *_room(root))
             if root in serving
             else DiskState(str(root), False, self._why(root))
             for root in self._wanted
         ]
+        return [*found, self.index_state()] if self.index_failed else found
 
     def _why(self, root: Path) -> str:
         try:

@@ -169,7 +169,7 @@ def test_an_index_on_a_file_system_that_becomes_read_only(mesh: Mesh, place: Pat
     Path(f"/sys/fs/ext4/{Path(device).name}/trigger_fs_error").write_text("damage")
     _await(mesh, lambda: not mesh["n3"].running)  # the others wait for nothing then
     mesh.await_state("n3", "away")
-    assert "has the index, and fails: Read-only file system" in _status(mesh)
+    _await(mesh, lambda: "has the index, and fails: Read-only file system" in _status(mesh))
     bodies |= _fill(mesh, 4, "meanwhile")
     mesh.stop("n3")
     assert "the device of this node's index has failed" in mesh["n3"].output()
@@ -179,7 +179,7 @@ def test_an_index_on_a_file_system_that_becomes_read_only(mesh: Mesh, place: Pat
     mesh.up("n3")
     mesh.await_state("n3", "up")
     _read_everywhere(mesh, bodies)
-    assert "has the index" not in _status(mesh)
+    _await(mesh, lambda: "has the index" not in _status(mesh))
 
 
 def test_an_index_that_cannot_be_read(mesh: Mesh, place: Path) -> None:
@@ -191,7 +191,7 @@ def test_an_index_that_cannot_be_read(mesh: Mesh, place: Path) -> None:
     _read_everywhere_but(mesh, bodies)
     mesh.stop("n3")
     assert "killed by SIGBUS" in mesh["n3"].output()
-    assert "has the index, and cannot be read: the node has ended" in _status(mesh)
+    _await(mesh, lambda: "has the index, and cannot be read: the node has ended" in _status(mesh))
     said = r"cannot be read from its device .* meshd fsck --rebuild"
     with pytest.raises(DaemonFailedError, match=said):
         mesh.up("n3")  # it does not go round

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from meshd.cluster.scrubbing import ASKED, TOLD, Asked, Pace, Scrubber, Told
+from meshd.cluster.scrubbing import ASKED, TOLD, Asked, Pace, Scrubber, Told, tell_disks
 from meshd.config import StoreSettings
 from meshd.control.interface import ControlError
 from meshd.control.memory import MemoryControl
@@ -58,6 +58,10 @@ class Node:
     async def turn(self) -> Told:
         await self.scrubber.turn()
         await asyncio.sleep(0)
+        return await self.told()
+
+    async def told(self) -> Told:
+        """After one turn."""
         await self.scrubber.turn()
         return msgspec.json.decode(self.control.peek(TOLD)[f"{TOLD}/n1"].value, type=Told)
 
@@ -115,6 +119,35 @@ def test_what_it_cannot_tell_is_logged_once(tmp_path: Path, caplog: pytest.LogCa
 
     asyncio.run(run())
     assert caplog.text.count("the scrub has to wait") == 1
+
+
+def test_the_last_word_of_a_node_stays(tmp_path: Path) -> None:
+    """What was seen before the index's device failed is on its way when the node says why it ends."""
+
+    async def run() -> None:
+        with closing(Node(tmp_path)) as node:
+            await node.turn()
+            disks, write = node.store.disks, node.control.put
+            disks.index_failed = "Read-only file system"
+            failed = disks.index_state()
+
+            async def slow(key: str, value: bytes, *, expect: int | None = None) -> int:
+                node.control.put = write  # type: ignore[method-assign]
+                await tell_disks(node.control, "n1", (failed,))
+                return await write(key, value, expect=expect)
+
+            disks.index_failed = ""
+            node.control.put = slow  # type: ignore[method-assign]
+            await put(node.store, "k", b"k")
+            node.damage("k")
+            assert await node.store.examine() == 1
+            assert failed in (await node.told()).disks
+            disks.index_failed = "Read-only file system"
+            told = await node.turn()
+            assert failed in told.disks
+            assert told.quarantined == 1
+
+    asyncio.run(run())
 
 
 def test_a_pass_that_ends_tells_what_is_in_quarantine_then(
