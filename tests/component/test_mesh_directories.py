@@ -96,6 +96,7 @@ def test_an_older_image_is_compared_where_others_have_what_it_lacks(mesh: Mesh, 
     mesh.whole()
     keys = put(mesh, "imaged", b"new")
     mesh.stop(NODE)
+    mesh.await_state(NODE, "away")  # else the map may say that it went last, and all wait for it
     mesh.empty(NODE)
     shutil.copytree(older, mesh[NODE].data_dir)
     mesh["n1"].kill()
