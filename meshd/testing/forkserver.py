@@ -66,22 +66,32 @@ def forked_from(servers: ForkServers | None) -> Iterator[None]:
 
 
 def launch(
-    arguments: Sequence[str], env: Mapping[str, str], stderr: IO[bytes], prefix: Sequence[str] = ()
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    stderr: IO[bytes],
+    prefix: Sequence[str] = (),
+    *,
+    stdout: IO[bytes] | None = None,
+    folder: Path | None = None,
 ) -> Process:
-    """`python -m meshd` with these arguments in this environment, its output a pipe; forked where servers are
-    used and that makes no difference to it. `prefix`: what goes before the command."""
+    """`python -m meshd` with these arguments in this environment and folder (default: this process's), its
+    output a file or else a pipe; forked where servers are used and that makes no difference to it. `prefix`:
+    what goes before the command."""
     if _used and not prefix:
-        return _used[0].start(arguments, env, stderr)
+        return _used[0].start(arguments, env, stderr, stdout, folder)
     command = [*prefix, sys.executable, "-m", "meshd", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, env=env)
+    return subprocess.Popen(command, stdout=stdout or subprocess.PIPE, stderr=stderr, env=env, cwd=folder)
 
 
 class ForkedProcess:
-    """As `subprocess.Popen` of `python -m meshd …` with a pipe for its output."""
+    """As `subprocess.Popen` of `python -m meshd …`, `stdout` being a pipe's end, if any. Safe to use from any
+    thread."""
 
-    def __init__(self, arguments: Sequence[str], stdout: int, told: socket.socket) -> None:
-        self.args, self.stdout, self._told = list(arguments), os.fdopen(stdout, "rb", 0), told
+    def __init__(self, arguments: Sequence[str], stdout: int | None, told: socket.socket) -> None:
+        self.args, self._told = list(arguments), told
+        self.stdout = None if stdout is None else os.fdopen(stdout, "rb", 0)
         self.returncode: int | None = None
+        self._waiting = threading.Lock()
         self.pid = self._read(_PATIENCE)
 
     def __repr__(self) -> str:
@@ -95,13 +105,19 @@ class ForkedProcess:
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end, so many seconds at most. Raises subprocess.TimeoutExpired."""
-        if self.returncode is None:
-            self.returncode = self._read(timeout)
-            self._told.settimeout(_PATIENCE)
-            self._told.shutdown(socket.SHUT_WR)
-            self._told.recv(1)  # the end: it is no zombie any more
-            self._told.close()
-        return self.returncode
+        # Who asks while another thread waits is told that it runs.
+        if not self._waiting.acquire(timeout=-1 if timeout is None else timeout):
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        try:
+            if self.returncode is None:
+                self.returncode = self._read(timeout)
+                self._told.settimeout(_PATIENCE)
+                self._told.shutdown(socket.SHUT_WR)
+                self._told.recv(1)  # the end: it is no zombie any more
+                self._told.close()
+            return self.returncode
+        finally:
+            self._waiting.release()
 
     def terminate(self) -> None:
         """SIGTERM, unless it has ended."""
@@ -146,12 +162,19 @@ class _ForkServer:
         )
         theirs.close()
 
-    def start(self, arguments: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> ForkedProcess:
-        asked = {"arguments": list(arguments), "environment": dict(env), "folder": str(Path.cwd())}
+    def start(
+        self,
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        stderr: IO[bytes],
+        stdout: IO[bytes] | None,
+        folder: Path | None,
+    ) -> ForkedProcess:
+        asked = {"arguments": list(arguments), "environment": dict(env), "folder": str(folder or Path.cwd())}
         text = json.dumps(asked).encode()
         assert len(text) <= MOST, "the environment is too large"
         mine, theirs = socket.socketpair()
-        output, printed = os.pipe()
+        output, printed = os.pipe() if stdout is None else (None, os.dup(stdout.fileno()))
         try:
             socket.send_fds(self._requests, [text], [printed, stderr.fileno(), theirs.fileno()])
         finally:
@@ -191,11 +214,18 @@ class ForkServers:
         """Of the processes that nodes are forked from, whose children these are."""
         return {server.process.pid for server in self._servers}
 
-    def start(self, arguments: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> ForkedProcess:
-        """As `python -m meshd` with these arguments in this environment."""
+    def start(
+        self,
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        stderr: IO[bytes],
+        stdout: IO[bytes] | None = None,
+        folder: Path | None = None,
+    ) -> ForkedProcess:
+        """As `python -m meshd` with these arguments in this environment and folder."""
         with self._lock:
             turn = next(self._turns)
             if turn == len(self._servers):
                 self._servers.append(_ForkServer(self._env))
             server = self._servers[turn]
-        return server.start(arguments, env, stderr)
+        return server.start(arguments, env, stderr, stdout, folder)

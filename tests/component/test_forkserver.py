@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ import pytest
 
 from meshd.testing.daemons import Daemon
 from meshd.testing.forkserver import SERVERS, ForkServers, forked_from, launch
+from meshd.testing.waiting import await_true
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,6 +95,35 @@ def test_how_it_ended_is_told_and_nothing_of_it_stays(servers: ForkServers) -> N
         process.terminate()  # does nothing: the number may be another's
         daemon.up()
         assert daemon.stop() == 0
+
+
+def test_it_prints_where_and_runs_in_the_folder_it_is_told(servers: ForkServers, tmp_path: Path) -> None:
+    folder, log = tmp_path / "folder", tmp_path / "log"
+    folder.mkdir()
+    with forked_from(servers), log.open("wb") as out:
+        arguments = ["serve", "--data-dir", "here", "--listen", "127.0.0.1:0"]
+        process = launch(arguments, dict(os.environ), out, stdout=out, folder=folder)
+        try:
+            await_true(lambda: "meshd ready" in log.read_text())
+            assert process.stdout is None
+            assert Path(f"/proc/{process.pid}/cwd").resolve() == folder
+            process.terminate()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()  # unless it has ended
+    assert (folder / "here").is_dir()
+
+
+def test_several_threads_learn_how_it_ended(servers: ForkServers) -> None:
+    with forked_from(servers), Daemon.start() as daemon:
+        process = daemon._process
+        assert process is not None
+        with ThreadPoolExecutor(4) as threads:
+            told = [threads.submit(process.wait, 60) for _ in range(4)]
+            assert process.poll() is None  # at once, whoever waits
+            process.kill()
+            assert [each.result(60) for each in told] == [-9] * 4
+        assert process.poll() == -9
 
 
 def test_what_processes_of_a_node_share_is_no_other_nodes(servers: ForkServers) -> None:

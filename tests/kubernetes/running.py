@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Iterator
+
+    from meshd.testing.forkserver import Process
 
 
 @dataclass
@@ -22,7 +23,7 @@ class Running:
     document: dict[str, Any]
     address: str
     place: Path
-    process: subprocess.Popen[bytes] | None = None
+    process: Process | None = None
     ready: bool | None = None
     asked_to_end: float = 0.0
     restarts: int = 0

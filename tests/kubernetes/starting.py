@@ -18,6 +18,8 @@ from lightkube.models.authentication_v1 import TokenRequestSpec
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import ConfigMap, Secret, ServiceAccountToken
 
+from meshd.testing.forkserver import launch
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -82,6 +84,9 @@ class Starting:
         environment = inherited | code | account | own
         arguments = [self._here(running, _expanded(each, variables)) for each in container.get("args") or ()]
         with (running.place / "log").open("ab") as log:
+            if image == "meshd" and not code:
+                running.process = launch(arguments, environment, log, stdout=log, folder=running.place)
+                return
             running.process = subprocess.Popen(
                 [*PROGRAMS[image], *arguments], env=environment, stdout=log, stderr=log, cwd=running.place
             )
