@@ -13,12 +13,12 @@ import time
 from base64 import b64decode
 from typing import TYPE_CHECKING, Any
 
-import boto3
 from botocore.config import Config
 from lightkube.generic_resource import create_namespaced_resource
 from lightkube.resources.core_v1 import ConfigMap, Event, Pod, Secret
 from lightkube.types import PatchType
 
+from meshd.testing.sessions import boto_session
 from meshwire.cluster import parse_map
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Scene:
 
     def client(self, endpoint: str) -> Any:
         keys = self.kube.get(Secret, "mesh-root", namespace=self.namespace).to_dict()["data"]
-        return boto3.session.Session().client(
+        return boto_session().client(
             "s3",
             endpoint_url=endpoint,
             aws_access_key_id=b64decode(keys["AWS_ACCESS_KEY_ID"]).decode(),

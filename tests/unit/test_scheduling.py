@@ -59,12 +59,19 @@ def test_a_test_that_ends_its_process_fails_once_and_the_others_are_run(tmp_path
         "-q",
         "-p",
         "no:cacheprovider",
+        "-p",
+        "xdist",
         "-n",
         "1",
         "--dist",
         "loadfile",
     ]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    # Other plugins are nothing to this, and loading them in each process takes longer than the run.
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
     done = subprocess.run(
         command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=100
     )
