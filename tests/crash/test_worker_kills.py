@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +16,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from meshd.config import load_settings
 from meshd.store.checking import check
 from meshd.testing.daemons import Daemon
-from meshd.testing.waiting import await_end
+from meshd.testing.waiting import await_end, await_true
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,6 +115,21 @@ class Load:
             self.allowed[key] = {found}  # an unanswered write is decided by the first look
 
 
+def kill_one(daemon: Daemon, rng: random.Random) -> int:
+    """The process id of a worker, killed. All may be on their way just now."""
+    found: list[int] = []
+
+    def there() -> list[int]:
+        found[:] = [pid for name, pid in daemon.children().items() if name.startswith("worker-")]
+        return found
+
+    await_true(there)
+    pid = rng.choice(found)
+    with suppress(ProcessLookupError):  # it was dead and is replaced by now
+        os.kill(pid, signal.SIGKILL)
+    return pid
+
+
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_workers_killed_under_mixed_load(tmp_path: Path, seed: int) -> None:
@@ -125,12 +143,12 @@ def test_workers_killed_under_mixed_load(tmp_path: Path, seed: int) -> None:
         try:
             for _ in range(KILLS):
                 stop.wait(rng.uniform(0.1, 0.9))
-                alive = [name for name in daemon.children() if name.startswith("worker-")]
-                daemon.signal_child(rng.choice(alive))
+                killed = kill_one(daemon, rng)
         finally:
             stop.set()
             for thread in threads:
                 await_end(thread)
+        await_true(lambda: killed not in daemon.children().values())  # what it does not answer is over
         for load in loads:
             for key in load.allowed:
                 load.look(key)
