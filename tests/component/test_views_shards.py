@@ -11,6 +11,7 @@ import tarfile
 import threading
 import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,7 +23,6 @@ from botocore.exceptions import (
 )
 
 from meshd.testing.daemons import Daemon
-from meshd.testing.waiting import await_end
 from meshsdk.cli import run
 from tests.unit.tfrecord_reader import example, features, records
 
@@ -418,29 +418,32 @@ def test_members_replaced_while_shards_are_read(daemon: Daemon, s3: Any, form: s
     for number, size in sizes.items():
         s3.put_object(Bucket="samples", Key=f"{prefix}{number}.bin", Body=bytes([0]) * size)
     make(daemon, f"steady-{form}", {"kind": "shards", "prefix": prefix, "format": form})
-    done = threading.Event()
+    client, rng, turns = daemon.client(), random.Random(7), itertools.cycle(range(1, 256))
 
-    def write() -> None:
-        client, rng, turn = daemon.client(), random.Random(7), 0
+    def write(done: threading.Event) -> None:
         while not done.is_set():
-            turn = turn % 255 + 1
             number = rng.randrange(9)
             size = sizes[number] + rng.choice((0, 0, 512))
-            client.put_object(Bucket="samples", Key=f"{prefix}{number}.bin", Body=bytes([turn]) * size)
+            client.put_object(Bucket="samples", Key=f"{prefix}{number}.bin", Body=bytes([next(turns)]) * size)
 
-    writer = threading.Thread(target=write)
-    writer.start()
     whole = 0
-    try:
+    with ThreadPoolExecutor(1) as pool:
         deadline = time.monotonic() + 60
         for turn in itertools.count():
             if whole == 20 or (whole and turn >= 60):
                 break
             assert time.monotonic() < deadline, f"{turn} reads, none of a whole shard"
+            done = threading.Event()
+            # Beside every other read only: on a busy machine one takes long enough to meet a write each time.
+            writing = pool.submit(write, done) if turn % 2 else None
             try:
                 body = read(s3, f"samples--steady-{form}", f"shard-000000.{form}")
             except (ClientError, ResponseStreamingError, IncompleteReadError, ConnectionClosedError):
                 continue
+            finally:
+                done.set()
+                if writing is not None:
+                    writing.result(60)
             whole += 1
             found = (
                 list(members(body).values())
@@ -449,6 +452,3 @@ def test_members_replaced_while_shards_are_read(daemon: Daemon, s3: Any, form: s
             )
             assert len(found) == 9
             assert all(len(set(content)) == 1 for content in found)
-    finally:
-        done.set()
-        await_end(writer)
