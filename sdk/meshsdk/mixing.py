@@ -87,10 +87,7 @@ def mix(
     """
     ops = _checked(datasets)
     given = [dataset.snapshot.samples for dataset in datasets] if weights is None else weights
-    stages = (Stage(given), *schedule)
-    for stage in stages:
-        if len(stage.weights) != len(datasets):
-            raise ConfigurationError(f"{len(stage.weights)} weights for {len(datasets)} datasets")
+    stages = staged(given, schedule, len(datasets))
     first = datasets[0]
     change = {"concat": [dataset.snapshot.hash for dataset in datasets[1:]]}
     snapshot = derive_snapshot(first.client.transport, first.snapshot, change, deadline)
@@ -100,6 +97,22 @@ def mix(
     if all(stage.step is None for stage in stages):
         mixed.spec()  # what is wrong with the numbers is said now
     return mixed
+
+
+def staged(weights: Sequence[Weight], schedule: Sequence[Stage], datasets: int) -> tuple[Stage, ...]:
+    """The weights from the beginning on, then those of the schedule. Raises ConfigurationError."""
+    for stage in schedule:
+        if not isinstance(stage, Stage):
+            raise ConfigurationError(
+                f"schedule: stages, as [mesh.Stage([1, 1], epoch=2)]; got {type(stage).__name__}"
+            )
+    stages = (Stage(weights), *schedule)
+    for stage in stages:
+        if len(stage.weights) != datasets:
+            raise ConfigurationError(
+                f"{len(stage.weights)} weights for {datasets} datasets: one for each, in their order"
+            )
+    return stages
 
 
 def _checked(datasets: Sequence[Dataset]) -> tuple[OpSpec, ...]:
@@ -135,6 +148,10 @@ def _whole(weights: Sequence[Weight]) -> list[int]:
         exact = [Fraction(str(weight)) for weight in weights]
     except (ValueError, ZeroDivisionError) as error:
         raise ConfigurationError(f"weights={list(weights)!r}: numbers, as [3, 1] or [0.7, 0.3]") from error
+    if min(exact) < 0:
+        raise ConfigurationError(
+            f"weights={list(weights)!r}: none is below 0; a dataset of 0 is not drawn from"
+        )
     scale = lcm(*(weight.denominator for weight in exact))
     whole = [int(weight * scale) for weight in exact]
     if max(whole) > MAX_WEIGHT:

@@ -315,7 +315,8 @@ def window(
 ) -> OpSpec:
     """A window of an array: `extents` along each axis, None for all of it; `at` random places (keyed by seed,
     epoch and position), in the middle, or at the beginning."""
-    return OpSpec("window", _values.field("window", field), {"extents": list(extents), "at": at})
+    args = {"extents": _values.extents("window", "extents", extents), "at": at}
+    return OpSpec("window", _values.field("window", field), args)
 
 
 def feature(
@@ -329,7 +330,8 @@ def feature(
 def frombuffer(field: str, dtype: str, *, shape: Sequence[int | None] = ()) -> OpSpec:
     """Numbers as they lie in memory, little endian, such as a column of MDS → an array of this shape, one
     number by default; one extent may be None, and is what is there."""
-    return OpSpec("frombuffer", _values.field("frombuffer", field), {"dtype": dtype, "shape": list(shape)})
+    args = {"dtype": dtype, "shape": _values.extents("frombuffer", "shape", shape)}
+    return OpSpec("frombuffer", _values.field("frombuffer", field), args)
 
 
 def raw(field: str) -> OpSpec:

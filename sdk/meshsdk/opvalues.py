@@ -46,6 +46,13 @@ def asset(op: str, file: object) -> str:
     return file
 
 
+def extents(op: str, name: str, given: object) -> list[Any]:
+    """One along each axis."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ConfigurationError(f"{op}: {name}={given!r}; give one for each axis, as [64] or [64, None]")
+    return list(given)
+
+
 def array(dtype: str | None, shape: Sequence[int | None] | None) -> dict[str, Any]:
     """What is said of an array, and no more."""
     given = {"dtype": dtype, "shape": None if shape is None else list(shape)}

@@ -12,6 +12,7 @@ from meshsdk.cli.benching import parse_op
 from meshsdk.cli.reading import parse_fields
 from meshsdk.errors import ConfigurationError
 from meshsdk.guessing import fields_of_names
+from meshsdk.mixing import staged
 from meshsdk.orders import shuffle_spec
 from meshsdk.selecting import check_source, select_fields
 from meshwire.plans import OpSpec
@@ -110,6 +111,11 @@ def test_ops_as_the_plan_has_them() -> None:
         (lambda: ops.hflip("image", 1.5), "probability"),
         (lambda: ops.text_label("label", ["cat", "cat"]), "different names"),
         (lambda: ops.text_label("label", "cat"), "different names"),
+        (lambda: ops.window("x", 64), r"window: extents=64; give one for each axis"),  # type: ignore[arg-type]
+        (lambda: ops.frombuffer("x", "int8", shape=4), r"frombuffer: shape=4; give one"),  # type: ignore[arg-type]
+        (lambda: staged([1, 1], [(1, 2)], 2), r"mesh\.Stage\(\[1, 1\], epoch=2\)\]; got tuple"),  # type: ignore[list-item]
+        (lambda: staged([1], (), 2), "1 weights for 2 datasets: one for each"),
+        (lambda: mesh.Stage([0.5, -1]).document(None), r"weights=\[0\.5, -1\]: none is below 0"),
     ],
 )
 def test_bad_ops_say_what_is_wrong(make: Any, named: str) -> None:
