@@ -18,6 +18,7 @@ from meshd.assembly.rendering import UNREAD, RowWork
 from meshd.assembly.sources import cut_pieces
 from meshd.kit.accounts import account
 from meshd.store.errors import NotCachedError
+from meshd.store.noticing import notice
 
 if TYPE_CHECKING:
     from meshd.assembly.addressing import DerivedAddress
@@ -45,9 +46,13 @@ async def derive(kitchen: Kitchen, address: DerivedAddress) -> MemoryFrame:
 
 async def _render(kitchen: Kitchen, address: DerivedAddress, made: MemoryFrame) -> Rendered:
     rendered = await _render_once(kitchen, address, made)
-    if rendered.failures and rendered.failures[0].kind in UNREAD:  # compacted meanwhile: the index knows
+    if _is_unread(rendered):  # compacted meanwhile: the index knows
         rendered.close()
         rendered = await _render_once(kitchen, address, made)
+    if _is_unread(rendered) and kitchen.elsewhere.others_hold(address.bucket, address.key):
+        rendered.close()
+        _notice(kitchen, address)
+        rendered = await _render_once(kitchen, address, made, here=False)
     if rendered.failures:
         failure = rendered.failures[0]
         rendered.close()
@@ -55,8 +60,21 @@ async def _render(kitchen: Kitchen, address: DerivedAddress, made: MemoryFrame) 
     return rendered
 
 
-async def _render_once(kitchen: Kitchen, address: DerivedAddress, made: MemoryFrame) -> Rendered:
-    pieces, fetched = await _source(kitchen, address)
+def _is_unread(rendered: Rendered) -> bool:
+    return bool(rendered.failures) and rendered.failures[0].kind in UNREAD
+
+
+def _notice(kitchen: Kitchen, address: DerivedAddress) -> None:
+    """Have damage of this node's own looked at."""
+    record = kitchen.store.get(address.bucket, address.key)
+    for extent in () if record is None else record.extents:
+        notice(extent)
+
+
+async def _render_once(
+    kitchen: Kitchen, address: DerivedAddress, made: MemoryFrame, *, here: bool = True
+) -> Rendered:
+    pieces, fetched = await _source(kitchen, address, here=here)
     try:
         return await kitchen.renderer.render(
             address.digest,
@@ -74,13 +92,15 @@ async def _render_once(kitchen: Kitchen, address: DerivedAddress, made: MemoryFr
             fetched.close()
 
 
-async def _source(kitchen: Kitchen, address: DerivedAddress) -> tuple[Pieces, Fetched | None]:
-    """Where the object's bytes lie, and what must stay until they were read."""
+async def _source(kitchen: Kitchen, address: DerivedAddress, *, here: bool) -> tuple[Pieces, Fetched | None]:
+    """Where the object's bytes lie, and what must stay until they were read. `here`: unless what this node
+    has of it is damaged, that."""
     try:
         record = kitchen.store.get(address.bucket, address.key)
     except NotCachedError:  # its bytes are at an origin
         record = None
-    if record is not None and record.etag == address.etag:
+    here = here and (record is None or not record.broken or kitchen.elsewhere.alone)
+    if here and record is not None and record.etag == address.etag:
         return cut_pieces(kitchen.store.locate(record), 0, record.size), None
     name, lost = f"s3://{address.bucket}/{address.key}", Lost("NoSuchKey" if record is None else "")
     if not kitchen.elsewhere.alone:

@@ -210,7 +210,8 @@ remote_failures = _counter(
 remote_bytes = _counter("meshd_remote_bytes_total", "Bytes of objects fetched from other nodes.")
 reads_continued = _counter(
     "meshd_reads_continued_total",
-    "Answers under way whose bytes ended here: whole by way of another node, by way of the origin, or cut.",
+    "Answers under way whose bytes ended here: whole by way of another node, of the origin, or of making a "
+    "view's object again, or cut.",
     "result",
 )
 near_reads = _counter(

@@ -23,6 +23,7 @@ from meshd.service.semantics.translation import translate, translate_control
 from meshd.service.views.dispatch import Assembled
 from meshd.store.errors import CorruptExtentError, DiskFailedError, StoreError
 from meshd.store.noticing import notice, notice_behind
+from meshd.telemetry import metrics
 from meshd.web.authentication import ANONYMOUS, request_context, request_head
 from meshd.web.cors import cors_headers
 from meshd.web.executing import Call, Executor
@@ -364,7 +365,8 @@ class S3Endpoint:
             with objects.reading(operation, found) as spans:
                 if found.length > SMALL_BYTES or request.pressed:
                     await self._fetch(first_of(spans))  # a device that gives errors is known before the head
-                    rest = rest_of(self._deps, operation, found, spans)
+                    viewed = asked if asked.bucket != operation.bucket else None
+                    rest = rest_of(self._deps, operation, found, spans, viewed)
                     keep_alive = await send_spans(request, status, headers, spans, self._now(), rest)
                 else:
                     await self._fetch(spans)
@@ -374,7 +376,10 @@ class S3Endpoint:
             log.warning("an answer under way was cut", extra={"request": trace.request_id, "why": str(error)})
             raise ConnectionAbortedError(str(error)) from error
         except (CorruptExtentError, DiskFailedError) as error:
-            raise DamagedHereError(translate(error)) from error
+            again = await self._deps.views.again(asked, found.record.etag)
+            if again is None:
+                raise DamagedHereError(translate(error)) from error
+            return Reply(status, headers, again[found.offset :][: found.length], self._now())
         except StoreError as error:
             raise translate(error) from error
         trace.sent += found.length
@@ -414,12 +419,21 @@ class S3Endpoint:
         return self._deps.clock.now_ms() // 1000
 
 
-def rest_of(deps: WebDeps, operation: ops.GetObject, found: Found, spans: Sequence[Span]) -> Rest:
+def rest_of(
+    deps: WebDeps,
+    operation: ops.GetObject,
+    found: Found,
+    spans: Sequence[Span],
+    viewed: ops.GetObject | None = None,
+) -> Rest:
     """What an answer goes on with whose bytes cannot be read to their end: those of another owner, or of the
-    origin. They are noticed here."""
+    origin; of an object of a view (`viewed`: as it was asked for), those of one that is made anew. They are
+    noticed here."""
 
     def rest(torn: TornError) -> AsyncGenerator[bytes, None]:
         notice_behind(spans, torn.sent)
+        if viewed is not None:
+            return _made_again(deps, viewed, found, torn)
         if deps.backed is not None:
             cached = deps.backed.rest(operation.bucket, operation.key, found, torn.sent)
             if cached is not None:
@@ -429,6 +443,21 @@ def rest_of(deps: WebDeps, operation: ops.GetObject, found: Found, spans: Sequen
         return deps.rest(operation.bucket, operation.key, found, torn.sent)
 
     return rest
+
+
+async def _made_again(
+    deps: WebDeps, viewed: ops.GetObject, found: Found, torn: TornError
+) -> AsyncGenerator[bytes, None]:
+    """Raises CutShortError."""
+    try:
+        data = await deps.views.again(viewed, found.record.etag)
+    except S3Error as error:
+        metrics.reads_continued.labels("cut").inc()
+        raise CutShortError(f"{viewed.bucket}/{viewed.key} cannot be made again: {error}") from error
+    if data is None:
+        raise torn
+    metrics.reads_continued.labels("made").inc()
+    yield data[found.offset + torn.sent : found.offset + found.length]
 
 
 def _notice_all(spans: Sequence[Span]) -> None:

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.kit import failpoints
 from meshd.store.noticing import take_noticed
 from meshsdk.views import batches_view, shards_view, transform_view, zarr_view
@@ -22,6 +23,8 @@ from tests.component.test_mesh_batches import fill
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from meshd.store.records import Record
 
 DECODED = [{"op": "decode", "args": {}}, {"op": "resize", "args": {"size": 8}}, {"op": "to_npy", "args": {}}]
 ROWS = [
@@ -174,3 +177,75 @@ def test_a_shard_goes_on_from_another_owner(crews: list[MeshCrew], how: str) -> 
         ranged = wire.call("GET", target, headers={"range": "bytes=41000-5000000"})
         assert (ranged.status, ranged.body) == (206, whole[41_000:5_000_001])
     wire.close()
+
+
+def _kept(crew: MeshCrew, size: int) -> Record:
+    """The one result of at least so many bytes that the first node keeps."""
+    page = crew.nodes[0].node.store.list(RESERVED_BUCKET, prefix="views/", limit=1000)
+    (found,) = [record for _, record in page.entries if record.size > size]
+    return found
+
+
+_TORN = [("transform", "small"), *itertools.product(["transform", "zarr"], ["ends", "errors", "first"])]
+
+
+@pytest.mark.parametrize(("kind", "how"), _TORN)
+@pytest.mark.parametrize("nodes", [0, 1])
+def test_what_is_made_goes_on_from_one_that_is_made_again(
+    crews: list[MeshCrew], nodes: int, kind: str, how: str
+) -> None:
+    """Of an object that cannot be read where it is kept, in the middle or from its beginning on."""
+    crew, name, side = crews[nodes], f"anew-{kind}-{how}", 120 if how == "small" else 640
+    first = crew.nodes[0]
+    crew.put("pictures", f"{name}/a.png", png(5))
+    resized = {"op": "resize", "args": {"size": [side, side]}}
+    decoded = [{"op": "decode", "args": {}}, resized]
+    if kind == "transform":
+        view = transform_view([*decoded, {"op": "to_npy", "args": {}}], prefix=f"{name}/")
+    else:
+        rows = [op | {"field": "image"} for op in decoded]
+        view = zarr_view(FIELDS, rows, prefix=f"{name}/", chunk=1)
+    wire = Mesh(first.endpoint, *ROOT)
+    assert wire.post("/-/views", {"bucket": "pictures", "name": name, "view": view}).status == 200
+    key = next(key for key, *_ in listed(wire, f"pictures--{name}") if not key.endswith("json"))
+    key = "image/c/0/0/0/0" if kind == "zarr" else key
+    target = f"/pictures--{name}/{key}"
+    answer = wire.call("GET", target)
+    assert answer.status == 200, answer.body
+    whole = answer.body
+    record = _kept(crew, side * side)
+    (extent,) = record.extents
+    path = first.node.store._disks.path(extent.disk, extent.file)
+    if how == "errors":
+        hits = itertools.count()
+
+        def fail() -> None:
+            if next(hits) == 1:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        failpoints.call("web.send.before", fail)
+    elif how == "small":  # which lies beside others
+        with open(path, "r+b") as file:
+            os.pwrite(file.fileno(), b"?!", extent.offset + 7)
+    else:
+        os.truncate(path, extent.offset + (7 if how == "first" else extent.length // 2))
+    took = wire.call("GET", target)
+    failpoints.configure("")
+    assert (took.status, took.body == whole) == (200, True)
+    if how == "small":
+        crew.run(first.node.store.examine())  # it goes to quarantine, and is made again for whoever comes
+        assert wire.call("GET", target).body == whole
+        assert not _kept(crew, side * side).broken
+    else:
+        assert extent in take_noticed(lambda extent: True)
+    if how in ("ends", "first"):
+        ranged = wire.call("GET", target, headers={"range": "bytes=3-"})
+        assert (ranged.status, ranged.body == whole[3:]) == (206, True)
+        take_noticed(lambda extent: True)
+    wire.close()
+    crew.run(first.node.store.delete_many(RESERVED_BUCKET, [_name(crew, record)]))
+
+
+def _name(crew: MeshCrew, record: Record) -> str:
+    page = crew.nodes[0].node.store.list(RESERVED_BUCKET, prefix="views/", limit=1000)
+    return next(name for name, found in page.entries if found.etag == record.etag)

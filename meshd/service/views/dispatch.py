@@ -6,6 +6,8 @@ is a redirection, after admission; what is made while it is sent is answered and
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +19,7 @@ from meshd.service.semantics.tearing import Tear
 from meshd.service.semantics.translation import store_errors
 from meshd.service.views import counting
 from meshd.service.views.copies import MadeBody, as_part, as_upload
+from meshd.service.views.failing import unreachable
 from meshd.service.views.kinds import Kept, Made
 from meshwire.s3 import operations as ops
 from meshwire.s3.errors import S3Error
@@ -143,6 +146,19 @@ class ViewReader:
         tear = Tear()
         return Assembled(found, made.mended(tear, found.offset, found.length), tear)
 
+    async def again(self, operation: ops.GetObject, etag: str) -> bytes | None:
+        """The bytes of an object that is kept and cannot be read, made anew; None where the bucket is no
+        view, or keeps none. Raises S3Error."""
+        view = self._view(operation.bucket)
+        kept = None if view is None else await self._find(view, operation)
+        if not isinstance(kept, Kept):
+            return None
+        with unreachable():
+            data = await kept.again()
+        if await asyncio.to_thread(_md5, data) != etag:
+            raise S3Error("SlowDown", f"{operation.key} was replaced meanwhile; ask again.")
+        return data
+
     async def described(self, operation: ops.GetObjectAttributes) -> Record | None:
         """What is known of what is put together; None for all that has an object."""
         view = self._view(operation.bucket)
@@ -194,3 +210,7 @@ class ViewReader:
         """A page of a view, None when the bucket is none. Raises S3Error."""
         view = self._view(operation.bucket)
         return None if view is None else await self._kind(view).listing(view, operation)
+
+
+def _md5(data: bytes) -> str:
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()

@@ -25,10 +25,12 @@ V_contra = TypeVar("V_contra", contravariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A view's object whose bytes are those of a stored one, ETag and all."""
+    """A view's object whose bytes are those of a stored one, ETag and all. `again`: makes them anew, where
+    the stored one cannot be read. Raises BatchError."""
 
     bucket: str
     key: str
+    again: Callable[[], Awaitable[bytes]]
 
 
 @dataclass(frozen=True, slots=True)

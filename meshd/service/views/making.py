@@ -2,7 +2,7 @@
 
 Law: where the source lies at an origin, the node that reads it makes the result, keeps it, and gives it to
 the one that was asked, which keeps a copy; so no two make one at once. A node that does not answer is done
-without: results are the same whoever makes them.
+without: results are the same whoever makes them. One that is damaged where it is kept is made again.
 """
 
 from __future__ import annotations
@@ -84,23 +84,30 @@ class ViewMaker:
         StoreError, PlanError."""
         view = _parsed(ask.view, ask.bucket)
         place = result_key(view, ask.key, ask.etag, ask.size)
-        if self._store.get(RESERVED_BUCKET, place) is None:
+        if sound_result(self._store, place) is None:
             await self._making.run(place, lambda: self._make_here(view, ask.key, ask.etag, place))
         record = self._store.get(RESERVED_BUCKET, place)
         if record is None:
             raise busy("a result was evicted this moment")
         return await asyncio.to_thread(self._store.read, record, 0, record.size)
 
+    async def again(self, view: TransformView, key: str, source: Record) -> bytes:
+        """The result of a source object, made anew and not kept. Raises BatchError."""
+        ask = MadeAsk(view.to_json().decode(), view.source, key, source.etag, source.size)
+        return await self._objects.made(ask) or await self._rendered(view, key, source.etag)
+
     async def _make_here(self, view: TransformView, key: str, etag: str, place: str) -> None:
+        await self._keep(view, await self._rendered(view, key, etag), place)
+
+    async def _rendered(self, view: TransformView, key: str, etag: str) -> bytes:
         position = _position(view, key)
         program, assets = _program(view), asset_digests(view.plan)
         address = DerivedAddress(view.digest, program, view.source, key, etag, position, assets)
         frame: Frame = await self._frames.frame(address)
         try:
-            data = await asyncio.to_thread(os.pread, frame.fd, frame.size, 0)
+            return await asyncio.to_thread(os.pread, frame.fd, frame.size, 0)
         finally:
             frame.close()
-        await self._keep(view, data, place)
 
     async def _keep(self, view: TransformView, data: bytes, place: str) -> None:
         """Write the result down. Another worker may have been quicker: then it is there."""
@@ -109,9 +116,22 @@ class ViewMaker:
         try:
             await writer.write(data)
             with suppress(ConditionFailedError):
-                await writer.commit(meta, conditions=Conditions(if_none_match=("*",)))
+                await writer.commit(meta, conditions=result_conditions(self._store, place))
         finally:
             await writer.abort()
+
+
+def sound_result(store: ObjectStore, place: str) -> Record | None:
+    """A result that is kept, None where there is none or its bytes are damaged."""
+    record = store.get(RESERVED_BUCKET, place)
+    return None if record is None or record.broken else record
+
+
+def result_conditions(store: ObjectStore, place: str) -> Conditions:
+    """Under which a result is written down: it is not there, or not sound."""
+    record = store.get(RESERVED_BUCKET, place)
+    broken = record is not None and record.broken
+    return Conditions() if broken else Conditions(if_none_match=("*",))
 
 
 def result_key(view: TransformView, key: str, etag: str, size: int) -> str:

@@ -7,6 +7,7 @@ of listings and refused by name.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from meshd.assembly.catalog import RESERVED_BUCKET
@@ -16,7 +17,7 @@ from meshd.service.semantics.translation import store_errors
 from meshd.service.views import counting
 from meshd.service.views.failing import refusal, unreachable
 from meshd.service.views.kinds import Kept
-from meshd.service.views.making import ViewMaker, result_key, result_keys
+from meshd.service.views.making import ViewMaker, result_key, result_keys, sound_result
 from meshd.telemetry import metrics
 from meshwire.s3.errors import S3Error
 from meshwire.s3.results import ObjectEntry, ObjectListing
@@ -65,12 +66,12 @@ class TransformReader:
             if source is not None:
                 place = await self._made(view, origin, source)
                 self._uses.note(place)
-                return Kept(RESERVED_BUCKET, place)
+                return Kept(RESERVED_BUCKET, place, partial(self._maker.again, view, origin, source))
         raise S3Error("NoSuchKey", extra={"Key": key})
 
     async def _made(self, view: TransformView, origin: str, source: Record) -> str:
         place = self._place(view, origin, source)
-        made = self._store.get(RESERVED_BUCKET, place) is not None
+        made = sound_result(self._store, place) is not None
         counting.count(kept=made)
         for op in view.plan.ops if made else ():
             metrics.op_cache_hits.labels(metrics.op_label(op.op)).inc()
@@ -86,7 +87,7 @@ class TransformReader:
             return result_key(view, origin, source.etag, source.size)
         except BatchError as error:
             for place in result_keys(view, origin, source.etag, source.size):
-                if self._store.get(RESERVED_BUCKET, place) is not None:
+                if sound_result(self._store, place) is not None:
                     return place
             raise refusal(error) from error
 

@@ -1,7 +1,7 @@
 """Blocks of a zarr view: rendered once, kept in the reserved bucket as frames, read by range.
 
 Law: a block is named by its content; it is made by the steward, however many ask, and written down by whoever
-asked. What is evicted between two reads is made again.
+asked. What is evicted between two reads, or damaged, is made again.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from awscrt.checksums import combine_crc32c, crc32c
+
 from meshd.assembly.assembler import block_metadata
 from meshd.assembly.catalog import RESERVED_BUCKET
 from meshd.assembly.drafting import STATUS, fixed_specs
@@ -19,15 +21,17 @@ from meshd.kit.singleflight import SingleFlight
 from meshd.service.semantics.translation import store_errors
 from meshd.service.views import counting
 from meshd.service.views.failing import refusal
-from meshd.service.views.making import RESULTS
+from meshd.service.views.making import RESULTS, result_conditions, sound_result
 from meshd.service.views.zarr.layouts import BLOCK_NAME
 from meshd.store.errors import ConditionFailedError
-from meshd.store.records import Meta
+from meshd.store.records import Meta, Span
 from meshd.telemetry import metrics
-from meshwire.conditions import Conditions
 from meshwire.frames import layout
+from meshwire.s3.errors import S3Error
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
     from meshd.assembly.addressing import BlockAddress, Frame, FrameSource
     from meshd.service.documents.uses import Uses
     from meshd.service.remote.objects import RemoteObjects
@@ -55,27 +59,46 @@ class BlockKeeper:
         work, rows = laid.works[array.name], array.rows(chunk)
         place = f"{RESULTS}blocks/{work.block(laid.snapshot, rows)}"
         with store_errors():
-            record = self._store.get(RESERVED_BUCKET, place)
+            record = sound_result(self._store, place)
         counting.count(kept=record is not None)
         if record is None:
-            record, _ = await self._making.run(place, lambda: self._make(laid, work, rows, place))
+            record, _ = await self._making.run(place, lambda: self._make(laid, array, chunk, place))
         else:
             for op in work.plan.spec.ops:
                 metrics.op_cache_hits.labels(metrics.op_label(op.op)).inc(len(rows))
         self._uses.note(place)
         return record
 
-    async def _make(self, laid: ZarrLayout, work: FieldWork, rows: range, place: str) -> Record:
-        address = await asyncio.to_thread(work.address, laid.snapshot, rows)
+    async def again(
+        self, laid: ZarrLayout, array: ZarrArray, chunk: int, record: Record, offset: int, length: int
+    ) -> AsyncGenerator[Sequence[Span], None]:
+        """Bytes of a block that cannot be read where it is kept: of one that is made anew, and not kept.
+        Raises S3Error."""
+        address = await _address(laid, array, chunk)
+        frame = await self._frame(laid, address)
         try:
-            frames = self._objects.frames_of(laid.snapshot.objects.buckets, self._frames)
-            frame = await frames.frame(address)
-        except BatchError as error:
-            raise refusal(error) from error
+            same = frame.size == record.size and await asyncio.to_thread(_crc, frame) == _stored_crc(record)
+            if not same:
+                raise S3Error("InternalError", f"Block {address.block} is another one than before.")
+            for at in range(offset, offset + length, _PIECE):
+                yield (Span(frame.fd, at, min(_PIECE, offset + length - at)),)
+        finally:
+            frame.close()
+
+    async def _make(self, laid: ZarrLayout, array: ZarrArray, chunk: int, place: str) -> Record:
+        address = await _address(laid, array, chunk)
+        frame = await self._frame(laid, address)
         try:
             return await self._keep(frame, place, address)
         finally:
             frame.close()
+
+    async def _frame(self, laid: ZarrLayout, address: BlockAddress) -> Frame:
+        try:
+            frames = self._objects.frames_of(laid.snapshot.objects.buckets, self._frames)
+            return await frames.frame(address)
+        except BatchError as error:
+            raise refusal(error) from error
 
     async def _keep(self, frame: Frame, place: str, address: BlockAddress) -> Record:
         """Write the block down. Another worker may have been quicker: then its is as good."""
@@ -87,13 +110,33 @@ class BlockKeeper:
                     await writer.write(piece)
                 with suppress(ConditionFailedError):
                     meta = Meta(address.block)  # its name says what is in it
-                    return await writer.commit(meta, conditions=Conditions(if_none_match=("*",)))
+                    return await writer.commit(meta, conditions=result_conditions(self._store, place))
             finally:
                 await writer.abort()
             found = self._store.get(RESERVED_BUCKET, place)
         if found is None:
             raise refusal(BatchError("Busy", "a block was evicted while it was made", retry_after=1))
         return found
+
+
+async def _address(laid: ZarrLayout, array: ZarrArray, chunk: int) -> BlockAddress:
+    return await asyncio.to_thread(laid.works[array.name].address, laid.snapshot, array.rows(chunk))
+
+
+def _crc(frame: Frame) -> int:
+    """Of all of it (blocking)."""
+    crc = 0
+    for at in range(0, frame.size, _PIECE):
+        crc = crc32c(os.pread(frame.fd, min(_PIECE, frame.size - at), at), crc)
+    return crc
+
+
+def _stored_crc(record: Record) -> int:
+    """The same of what is stored, as it was written."""
+    crc = 0
+    for extent in record.extents:
+        crc = combine_crc32c(crc, extent.crc32c, extent.length)
+    return crc
 
 
 def place_in_block(work: FieldWork, array: ZarrArray, rows: range) -> int:

@@ -13,11 +13,14 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from meshd.service.remote.objects import local_objects
+from meshd.service.semantics.tearing import Tear
 from meshd.service.views.kinds import Made
 from meshd.service.views.paging import page_of
 from meshd.service.views.zarr.blocks import BlockKeeper, place_in_block
-from meshd.store.errors import ExtentGoneError
+from meshd.store.errors import CorruptExtentError, DiskFailedError, ExtentGoneError
+from meshd.store.noticing import notice_behind
 from meshd.store.records import Record, Span
+from meshd.telemetry import metrics
 from meshwire.s3.errors import S3Error
 from meshwire.s3.results import ObjectEntry, ObjectListing
 from meshwire.zarrarrays import METADATA
@@ -69,7 +72,11 @@ class ZarrReader:
             return Made(record, lambda offset, length: _bytes(document, offset, length))
         laid, array, number = await self._located(view, laid, key)
         record = await _record_of(laid, array, number)
-        return Made(record, lambda offset, length: self._groups(laid, array, number, offset, length))
+        return Made(
+            record,
+            lambda offset, length: self._groups(laid, array, number, offset, length, Tear()),
+            mended=lambda tear, offset, length: self._groups(laid, array, number, offset, length, tear),
+        )
 
     async def _located(
         self, view: ZarrView, laid: ZarrLayout | None, key: str
@@ -96,13 +103,14 @@ class ZarrReader:
     # --- its bytes --------------------------------------------------------------------------------------
 
     async def _groups(
-        self, laid: ZarrLayout, array: ZarrArray, number: int, offset: int, length: int
+        self, laid: ZarrLayout, array: ZarrArray, number: int, offset: int, length: int, tear: Tear
     ) -> AsyncGenerator[Sequence[Span], None]:
+        """Told by `tear` that a block cannot be read to its end they go on with one that is made anew."""
         end, at = offset + length, 0
         for chunk in array.held(number):
             first, last = max(offset, at), min(end, at + array.chunk_bytes)
             if first < last:
-                async for spans in self._chunk(laid, array, chunk, first - at, last - first):
+                async for spans in self._chunk(laid, array, chunk, first - at, last - first, tear):
                     yield spans
             at += array.chunk_bytes
         if end > at:
@@ -111,7 +119,7 @@ class ZarrReader:
                 yield spans
 
     async def _chunk(
-        self, laid: ZarrLayout, array: ZarrArray, chunk: int, offset: int, length: int
+        self, laid: ZarrLayout, array: ZarrArray, chunk: int, offset: int, length: int, tear: Tear
     ) -> AsyncGenerator[Sequence[Span], None]:
         rows = array.rows(chunk)
         there = min(length, max(0, len(rows) * array.row_bytes - offset))
@@ -120,13 +128,13 @@ class ZarrReader:
             async for spans in _bytes(values, offset, there):
                 yield spans
         elif there:
-            async for spans in self._block(laid, array, chunk, offset, there):
+            async for spans in self._block(laid, array, chunk, offset, there, tear):
                 yield spans
         async for spans in _zeros(length - there):
             yield spans
 
     async def _block(
-        self, laid: ZarrLayout, array: ZarrArray, chunk: int, offset: int, length: int
+        self, laid: ZarrLayout, array: ZarrArray, chunk: int, offset: int, length: int, tear: Tear
     ) -> AsyncGenerator[Sequence[Span], None]:
         start = place_in_block(laid.works[array.name], array, array.rows(chunk)) + offset
         with ExitStack() as stack:
@@ -136,9 +144,21 @@ class ZarrReader:
             except ExtentGoneError:  # evicted or moved at this moment
                 record = await self._blocks.record(laid, array, chunk)
                 spans = stack.enter_context(self._store.reading(record, start, length))
-            for span in spans:
-                for at in range(0, span.length, _PIECE):
-                    yield (Span(span.fd, span.offset + at, min(_PIECE, span.length - at)),)
+            except (CorruptExtentError, DiskFailedError):
+                spans = []
+            at = 0
+            for piece in _pieces(spans):
+                yield (piece,)
+                sent = tear.take()
+                if sent is not None:
+                    notice_behind((piece,), sent)
+                    at += sent
+                    break
+                at += piece.length
+        if at < length:
+            async for spans in self._blocks.again(laid, array, chunk, record, start + at, length - at):
+                yield spans
+            metrics.reads_continued.labels("made").inc()
 
     # --- listings ---------------------------------------------------------------------------------------
 
@@ -146,6 +166,12 @@ class ZarrReader:
         """A page of metadata and chunks. Nothing is rendered for it."""
         laid = await self._layouts.current(view)
         return ObjectListing() if laid is None else await asyncio.to_thread(_listing, laid, operation)
+
+
+def _pieces(spans: Sequence[Span]) -> Iterator[Span]:
+    for span in spans:
+        for at in range(0, span.length, _PIECE):
+            yield span.part(at, min(_PIECE, span.length - at))
 
 
 def _place(laid: ZarrLayout | None, key: str) -> tuple[ZarrArray, int] | None:
