@@ -177,11 +177,13 @@ def test_a_backup_that_was_put_back_is_what_there_is(tmp_path: Path) -> None:
             await control.put("mesh/id", b"1")
             first = await control.put("topic/a", b"old")
             await control.put("topic/gone", b"1")
+            await control.put("other/gone", b"1")
             cluster.save(tmp_path / "backup")
             await control.put("topic/a", b"new")
             await control.put("topic/later", b"1")
             await control.delete("topic/gone")
-            later = control.revision("topic")
+            await control.delete("other/gone")
+            later, elsewhere = control.revision("topic"), control.revision("other")
             cluster.kill(0)
             cluster.restore(tmp_path / "backup")
             cluster.start(0)
@@ -193,6 +195,8 @@ def test_a_backup_that_was_put_back_is_what_there_is(tmp_path: Path) -> None:
                 "topic/gone": b"1",
             }
             assert control.revision("topic") != later, "who remembers what was there looks again"
+            assert list(control.peek("other")) == ["other/gone"]
+            assert control.revision("other") != elsewhere, "where something came back, too"
             await control.put("topic/a", b"newer", expect=first)
             assert control.peek("topic")["topic/a"].value == b"newer"
             with closed(EtcdControl(cluster.gateway())) as other:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import threading
 import uuid
@@ -15,10 +16,11 @@ import pytest
 from lightkube.resources.core_v1 import ConfigMap, Secret
 
 from meshd.config import KubernetesAddress, parse_control
-from meshd.control.interface import ABSENT, ControlError, VersionConflictError, Write
+from meshd.control.interface import ABSENT, ControlError, VersionConflictError, Versioned, Write
 from meshd.control.kubernetes import KubernetesControl, open_kubernetes
 from meshd.control.kubernetes.access import ApiServer, of_kubeconfig
 from meshd.control.kubernetes.api import AmbiguousError, Api
+from meshd.control.kubernetes.mirror import Copy
 from meshd.control.kubernetes.objects import OPEN_TOPICS
 from meshd.kit.clock import ManualClock, SystemClock
 from meshd.testing.control_suite import ControlSuite, closing
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from lightkube import Client
 
     from meshd.control.interface import ControlStore
+    from meshd.control.kubernetes.mirror import Mirror
     from meshd.kit.clock import Clock
 
 
@@ -252,6 +255,65 @@ def test_what_was_forgotten_is_read_anew(kubeconfig: Path, namespace: str) -> No
             assert b.revision("topic") >= latest
 
     asyncio.run(main())
+
+
+def _comes_later(mirror: Mirror, **entries: Versioned) -> None:
+    """As if this copy were of a time after the one that the API's store was put back to."""
+    with mirror._moved:
+        copy = mirror._copy
+        mirror._copy = Copy({**copy.entries, **entries}, copy.topics, copy.revision + 1_000_000)
+
+
+def _break_off(control: KubernetesControl) -> None:
+    """Its watches, as when the API server ends."""
+    await_true(lambda: [each.sock is not None for each in tuple(control._api._streams)] == [True, True])
+    for connection in tuple(control._api._streams):
+        assert connection.sock is not None
+        connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+def test_an_api_that_was_put_back_from_a_backup_is_read_anew(kubeconfig: Path, namespace: str) -> None:
+    """A watch from a version that is still to come is silent for as long as that takes."""
+
+    async def main() -> None:
+        with closed(store(kubeconfig, namespace)) as control:
+            await control.put("mesh/id", b"ours")
+            version = await control.put("topic/kept", b"of the backup")
+            mirror = control._mirrors["secrets"]
+            lost = Versioned(b"made since", version + 900_000)
+            _comes_later(mirror, **{"topic/made-since": lost, "topic/kept": lost})
+            assert control.peek("topic")["topic/kept"] == lost
+            _break_off(control)
+            await asyncio.to_thread(await_true, lambda: list(control.peek("topic")) == ["topic/kept"])
+            assert control.peek("topic")["topic/kept"] == Versioned(b"of the backup", version)
+            assert version <= control.revision("topic") < lost.version
+            newer = await control.put("topic/kept", b"today")
+            assert control.peek("topic")["topic/kept"] == Versioned(b"today", newer)
+
+    asyncio.run(main())
+
+
+def test_an_api_that_was_emptied_is_not_believed(
+    kubeconfig: Path, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        with closed(store(kubeconfig, namespace)) as control:
+            await control.put("topic/other", b"1")
+            mirror = control._mirrors["secrets"]
+            _comes_later(mirror, **{"mesh/id": Versioned(b"ours", 1)})
+            before = mirror.look()
+            _break_off(control)
+            await asyncio.to_thread(await_true, lambda: "was emptied" in caplog.text)
+            assert mirror.look() is before
+            with closed(store(kubeconfig, namespace)) as other:
+                await other.put("mesh/id", b"ours")  # from its backup
+            await asyncio.to_thread(await_true, lambda: mirror.look().revision < before.revision)
+            assert control.peek("topic")["topic/other"].value == b"1"
+
+    asyncio.run(main())
+    told = [each for each in caplog.records if "was emptied" in each.getMessage()]
+    assert [each.levelno for each in told if each.levelno > logging.DEBUG] == [logging.WARNING]
+    assert "put this mesh's back from their backup" in told[0].getMessage()
 
 
 def test_a_lease_is_only_taken_after_it_was_seen_to_rest(kubeconfig: Path, namespace: str) -> None:

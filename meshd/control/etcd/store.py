@@ -94,6 +94,8 @@ class EtcdControl:
             found = entries.get(key)
             if found is None or found.version < entry.version:  # by a backup a key may be an earlier one
                 topics[key.partition("/")[0]] = revision
+        if revision < before.revision:  # by a backup what was deleted since is there again, too
+            topics = dict.fromkeys(topics, revision)
         return _Copy(dict(sorted(entries.items())), topics, revision)
 
     def _follow(self) -> None:

@@ -1,7 +1,8 @@
 """A process's copy of the objects of one kind, which a watch holds up to date.
 
-Law: looking never waits. The copy is what was there at one resource version, and those only grow. While the
-API cannot be reached it stays as it is.
+Law: looking never waits. The copy is what was there at one resource version, and those only grow, unless the
+API's own store was put back from a backup: that is looked for whenever a watch ends, for a watch from a
+version that is still to come is silent until then. While the API cannot be reached the copy stays as it is.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from meshd.control.interface import MESH_ID
 from meshd.control.kubernetes.api import KubernetesError, RefusedError
 from meshd.control.kubernetes.objects import STORE, read
 
@@ -24,6 +26,10 @@ _log = logging.getLogger(__name__)
 _WATCH_SECONDS: Final = 60  # then the server ends it, and it is begun anew where it ended
 _PAUSE: Final = 0.5
 _PATIENCE: Final = 5.0  # for this process's own write to come back by the watch
+
+
+class _ForeignError(KubernetesError):
+    """What the API has is not this mesh's."""
 
 
 class Copy(NamedTuple):
@@ -42,8 +48,9 @@ class Mirror:
     ) -> None:
         self._api, self._resource, self._notify = api, resource, moved
         self._path = f"/api/v1/namespaces/{namespace}/{resource}"
-        self._selector = f"{STORE}={store}"
+        self._selector, self._one = f"{STORE}={store}", f"metadata.name={store}"
         self._closed = False
+        self._lost: type[KubernetesError] | None = None  # as which it was told
         self._moved = threading.Condition()
         self._copy = self._load(Copy({}, {}, 0))
         self._thread = threading.Thread(target=self._follow, name=f"watch-{resource}", daemon=True)
@@ -96,6 +103,8 @@ class Mirror:
         for key in before.entries:  # what is gone went at some revision up to this one
             if key not in entries:
                 topics[key.partition("/")[0]] = revision
+        if revision < before.revision:  # put back: anything may be otherwise, and nothing shows what
+            topics = dict.fromkeys(topics, revision)
         return Copy(dict(sorted(entries.items())), topics, revision)
 
     def _follow(self) -> None:
@@ -104,15 +113,41 @@ class Mirror:
             began = self._copy.revision
             try:
                 self._watch()
+                self._lost = None
             except KubernetesError as error:
-                if not self._closed:
-                    _log.warning("the control store is out of reach: %s", error)
+                told = self._lost is type(error) or self._closed
+                level = logging.DEBUG if told else logging.WARNING
+                _log.log(level, "the control store is out of reach: %s; data is served all the same", error)
+                self._lost = type(error)
             except Exception:
                 _log.exception("the watch of the control store failed; it begins again")
             if not self._closed and self._copy.revision == began:
                 threading.Event().wait(_PAUSE)
 
+    def _look_back(self) -> None:
+        """Whether versions still go on from this copy; if not, everything is read anew. A list of one name
+        costs next to nothing, and without a version it tells the newest of all. Raises KubernetesError."""
+        before = self._copy
+        answer = self._api.call("GET", self._path, fieldSelector=self._one)
+        if int(answer["metadata"]["resourceVersion"]) >= before.revision:
+            return
+        copy = self._load(before)
+        if copy.revision >= before.revision:
+            return
+        if _foreign(before, copy):
+            raise _ForeignError(
+                "the API's store was emptied, or has another mesh's objects: nothing is read from it; put "
+                "this mesh's back from their backup"
+            )
+        told = {"resource": str(self._resource), "revision": copy.revision, "before": before.revision}
+        _log.error("the API's store was put back from a backup: what was changed since is lost", extra=told)
+        with self._moved:
+            self._copy = copy
+            self._moved.notify_all()
+        self._notify()
+
     def _watch(self) -> None:
+        self._look_back()
         events = self._api.watch(
             self._path,
             _WATCH_SECONDS + 15,
@@ -150,6 +185,14 @@ class Mirror:
             self._copy = copy
             self._moved.notify_all()
         self._notify()
+
+
+def _foreign(before: Copy, after: Copy) -> bool:
+    """Whether what was put back is not this mesh's."""
+    mine, theirs = before.entries.get(MESH_ID), after.entries.get(MESH_ID)
+    if mine is not None and (theirs is None or theirs.value != mine.value):
+        return True
+    return bool(before.entries) and not after.entries
 
 
 def _after(before: Copy, resource: Resource, kind: str, document: Mapping[str, Any]) -> Copy | None:
